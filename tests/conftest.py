@@ -1,6 +1,7 @@
 """What every test needs before it is collected."""
 
 import importlib.util
+import os
 from pathlib import Path
 
 import torch
@@ -28,3 +29,7 @@ if torch.version.cuda is None and not _torchvision_library_loads():
     _torchvision_schemas = torch.library.Library("torchvision", "FRAGMENT")
     for _operator in ("nms", "qnms"):  # newer torchvisions have the quantised one too
         _torchvision_schemas.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+# Parallel workers share the machine: each with all the threads would spend its time waiting for the others.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
