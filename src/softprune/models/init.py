@@ -1,0 +1,46 @@
+"""How fresh networks are initialised: the SCP authors' way, and that of the post-activation ResNets."""
+
+import math
+
+from torch import nn
+
+# Standard deviation of a unit normal truncated at two of its own standard deviations.
+_TRUNCATED_STD = 0.87962566103423978
+
+
+def truncated_normal_(weight: nn.Parameter, std: float) -> None:
+    """Fill `weight` from a normal of standard deviation `std`, redrawn outside two standard deviations."""
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+def init_scp_(model: nn.Module) -> None:
+    """Initialise `model` as the SCP authors do.
+
+    Convolutions and linear layers: truncated normal with standard deviation sqrt(2 / fan_in) after the
+    truncation. BatchNorm scale 1 and shift 0, biases 0.
+    """
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            fan_in = module.weight[0].numel()
+            truncated_normal_(module.weight, math.sqrt(2 / fan_in) / _TRUNCATED_STD)
+        if isinstance(module, (nn.Conv2d, nn.Linear, nn.BatchNorm2d)) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
+
+
+def init_post_activation_(model: nn.Module) -> None:
+    """Initialise a post-activation ResNet `model` as is usual for them.
+
+    Convolutions: normal with standard deviation sqrt(2 / (k * k * out_channels)). Linear layers: normal with
+    sqrt(2 / in_features), bias 0. BatchNorm scale 1 and shift 0.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,67 @@
+"""The networks by name: what the command line, recipes, tests and documents read."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from softprune.errors import ConfigError
+from softprune.models.densenet import densenet40
+from softprune.models.digits_net import digits_net
+from softprune.models.resnet_bottleneck import resnet164
+from softprune.models.resnet_imagenet import resnet18, resnet50
+from softprune.models.resnet_postact import resnet56_a, resnet110_a
+from softprune.models.resnet_preact import resnet20, resnet56, resnet110
+from softprune.models.vgg import vgg16, vgg19
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """One network of the library."""
+
+    build: Callable[..., nn.Module]
+    """Called as ``build(num_classes=...)``."""
+
+    input_shape: tuple[int, int, int]
+    """Channels, height and width of the images it is meant for."""
+
+    description: str
+    """One line for lists."""
+
+
+def _entry(build: Callable[..., nn.Module], size: int, description: str, channels: int = 3) -> ModelEntry:
+    return ModelEntry(build=build, input_shape=(channels, size, size), description=description)
+
+
+REGISTRY: dict[str, ModelEntry] = {
+    "digits_net": _entry(digits_net, 8, "six convolutions in VGG style, for the embedded digits", channels=1),
+    "vgg16": _entry(vgg16, 32, "VGG-16 with BatchNorm, for CIFAR"),
+    "vgg19": _entry(vgg19, 32, "VGG-19 with BatchNorm, for CIFAR"),
+    "resnet20": _entry(resnet20, 32, "pre-activation ResNet-20 as in SCP, for CIFAR"),
+    "resnet56": _entry(resnet56, 32, "pre-activation ResNet-56 as in SCP, for CIFAR"),
+    "resnet110": _entry(resnet110, 32, "pre-activation ResNet-110 as in SCP, for CIFAR"),
+    "resnet164": _entry(resnet164, 32, "pre-activation bottleneck ResNet-164 as in Slimming, for CIFAR"),
+    "densenet40": _entry(densenet40, 32, "DenseNet-40, growth 12, for CIFAR"),
+    "resnet56_a": _entry(resnet56_a, 32, "post-activation ResNet-56, option-A shortcuts, for CIFAR"),
+    "resnet110_a": _entry(resnet110_a, 32, "post-activation ResNet-110, option-A shortcuts, for CIFAR"),
+    "resnet18": _entry(resnet18, 224, "ResNet-18, for ImageNet"),
+    "resnet50": _entry(resnet50, 224, "ResNet-50 (v1.5), for ImageNet"),
+}
+"""Every network by the name of its function in `softprune.models`."""
+
+
+def build(name: str, num_classes: int) -> nn.Module:
+    """Build the network called `name` with freshly drawn weights.
+
+    Raises `ConfigError` for an unknown name or a number of classes below one.
+    """
+    if name not in REGISTRY:
+        nearest = difflib.get_close_matches(name, REGISTRY, n=1)
+        hint = f"Did you mean {nearest[0]!r}? " if nearest else ""
+        raise ConfigError(
+            f"A model is chosen by its name. Got {name!r}. {hint}Known names: {', '.join(REGISTRY)}."
+        )
+    if num_classes < 1:
+        raise ConfigError(f"A classifier needs at least one class. Got num_classes={num_classes}.")
+    return REGISTRY[name].build(num_classes=num_classes)
