@@ -32,7 +32,7 @@ class Transition(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """3x3 stem, three blocks of `DenseLayer` joined by a `Transition`, BatchNorm-ReLU, average pool, linear."""
+    """3x3 stem, three blocks of `DenseLayer` joined by a `Transition`, BatchNorm-ReLU, pool, linear."""
 
     def __init__(
         self, layers_per_block: int, growth: int = 12, num_classes: int = 10, *, stem_channels: int = 24

@@ -2,13 +2,13 @@
 
 import math
 
-from torch import nn
+from torch import Tensor, nn
 
 # Standard deviation of a unit normal truncated at two of its own standard deviations.
 _TRUNCATED_STD = 0.87962566103423978
 
 
-def truncated_normal_(weight: nn.Parameter, std: float) -> None:
+def truncated_normal_(weight: Tensor, std: float) -> None:
     """Fill `weight` from a normal of standard deviation `std`, redrawn outside two standard deviations."""
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 

@@ -45,9 +45,10 @@ class BottleneckResNet(nn.Module):
         self.stages = nn.ModuleList()
         width = 16
         for planes, stride in ((16, 1), (32, 2), (64, 2)):
-            blocks = [PreActBottleneck(width, planes, stride)]
-            width = planes * EXPANSION
-            blocks += [PreActBottleneck(width, planes, 1) for _ in range(blocks_per_stage - 1)]
+            blocks = []
+            for index in range(blocks_per_stage):
+                blocks.append(PreActBottleneck(width, planes, stride if index == 0 else 1))
+                width = planes * EXPANSION
             self.stages.append(nn.Sequential(*blocks))
         self.bn = nn.BatchNorm2d(width)
         self.classifier = nn.Linear(width, num_classes)

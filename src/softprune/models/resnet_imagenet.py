@@ -62,23 +62,28 @@ class Bottleneck(nn.Module):
         return F.relu(branch + shortcut)
 
 
+BlockType = type[BasicBlock] | type[Bottleneck]
+
+
+def _stage(block: BlockType, in_channels: int, planes: int, depth: int, stride: int) -> nn.Sequential:
+    """`depth` blocks, of which the first changes width and resolution."""
+    blocks = [block(in_channels, planes, stride)]
+    blocks += [block(planes * block.expansion, planes, 1) for _ in range(depth - 1)]
+    return nn.Sequential(*blocks)
+
+
 class ResNet(nn.Module):
     """7x7 stem, max-pool, four stages of 64, 128, 256, 512 planes, average pool, linear."""
 
-    def __init__(
-        self, block: type[BasicBlock] | type[Bottleneck], depths: Sequence[int], num_classes: int = 1000
-    ) -> None:
+    def __init__(self, block: BlockType, depths: Sequence[int], num_classes: int = 1000) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        width = 64
-        for stage, (planes, depth) in enumerate(zip((64, 128, 256, 512), depths, strict=True), start=1):
-            blocks = []
-            for index in range(depth):
-                blocks.append(block(width, planes, stride=2 if index == 0 and stage > 1 else 1))
-                width = planes * block.expansion
-            self.add_module(f"layer{stage}", nn.Sequential(*blocks))
-        self.fc = nn.Linear(width, num_classes)
+        self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
+        self.layer2 = _stage(block, 64 * block.expansion, 128, depths[1], stride=2)
+        self.layer3 = _stage(block, 128 * block.expansion, 256, depths[2], stride=2)
+        self.layer4 = _stage(block, 256 * block.expansion, 512, depths[3], stride=2)
+        self.fc = nn.Linear(512 * block.expansion, num_classes)
         init_post_activation_(self)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -38,10 +38,11 @@ class OptionAResNet(nn.Module):
         self.stages = nn.ModuleList()
         width = 16
         for out_channels in (16, 32, 64):
-            blocks = [OptionABlock(width, out_channels)]
-            blocks += [OptionABlock(out_channels, out_channels) for _ in range(blocks_per_stage - 1)]
+            blocks = []
+            for _ in range(blocks_per_stage):
+                blocks.append(OptionABlock(width, out_channels))
+                width = out_channels
             self.stages.append(nn.Sequential(*blocks))
-            width = out_channels
         self.classifier = nn.Linear(width, num_classes)
         init_post_activation_(self)
 

@@ -34,7 +34,7 @@ class PreActBlock(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    """3x3 stem without BatchNorm, three stages of `PreActBlock`, final BatchNorm-ReLU, average pool, linear."""
+    """3x3 stem without BatchNorm, three stages of `PreActBlock`, BatchNorm-ReLU, average pool, linear."""
 
     def __init__(self, blocks_per_stage: int, num_classes: int = 10) -> None:
         super().__init__()
@@ -42,12 +42,11 @@ class PreActResNet(nn.Module):
         self.stages = nn.ModuleList()
         width = 16
         for out_channels in (16, 32, 64):
-            blocks = [PreActBlock(width, out_channels, first=True)]
-            blocks += [
-                PreActBlock(out_channels, out_channels, first=False) for _ in range(blocks_per_stage - 1)
-            ]
+            blocks = []
+            for index in range(blocks_per_stage):
+                blocks.append(PreActBlock(width, out_channels, first=index == 0))
+                width = out_channels
             self.stages.append(nn.Sequential(*blocks))
-            width = out_channels
         self.bn = nn.BatchNorm2d(width)
         self.classifier = nn.Linear(width, num_classes)
         init_scp_(self)
