@@ -1,0 +1,70 @@
+"""Fetching an archive: checked against its published checksum before it is unpacked, and all or nothing."""
+
+import hashlib
+import logging
+import shutil
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from softprune.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+def fetch_archive(url: str, sha256: str, folder: str, root: Path) -> Path:
+    """Download the tar archive at `url` and leave its top folder, `folder`, under `root`.
+
+    Work happens in a temporary folder beside the goal, so an interruption leaves nothing that looks complete.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".softprune-download-", dir=root) as work:
+            archive = Path(work, "archive")
+            log.info("downloading %s", url)
+            _download(url, archive)
+            _check(archive, sha256, url)
+            unpacked = Path(work, "unpacked")
+            _unpack(archive, unpacked)
+            if not (unpacked / folder).is_dir():
+                raise DataError(f"The archive {url} must hold a folder {folder}. Got none.")
+            goal = root / folder
+            if goal.exists():  # an incomplete one, or nobody would have asked
+                goal.rename(Path(work, "replaced"))
+            (unpacked / folder).rename(goal)
+    except OSError as error:
+        raise DataError(f"{url} could not be stored under {root}: {error}.") from error
+    log.info("unpacked into %s", goal)
+    return goal
+
+
+def _download(url: str, archive: Path) -> None:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response, archive.open("wb") as file:
+            shutil.copyfileobj(response, file, 1 << 20)
+    except urllib.error.URLError as error:
+        raise DataError(
+            f"{url} could not be downloaded: {error.reason}. Check the network, or fetch the file elsewhere "
+            "and unpack it into the data folder."
+        ) from error
+
+
+def _check(archive: Path, sha256: str, url: str) -> None:
+    with archive.open("rb") as file:
+        got = hashlib.file_digest(file, "sha256").hexdigest()
+    if got != sha256:
+        raise DataError(
+            f"The file from {url} must have the SHA-256 {sha256}. Got {got}: damaged or replaced, so nothing "
+            "was unpacked. Try again, or fetch it from elsewhere."
+        )
+
+
+def _unpack(archive: Path, into: Path) -> None:
+    """Only plain files and folders: the "data" filter refuses links and paths that lead out of `into`."""
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(into, filter="data")
+    except tarfile.TarError as error:
+        raise DataError(f"The archive must be a tar file of plain files. Got {error}.") from error

@@ -1,0 +1,103 @@
+"""The data sets by name: one line each, read by `load_data`, the command line and its help."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from softprune.data.bundle import DataBundle
+from softprune.data.cifar import CIFAR10, CIFAR100, Cifar, load_cifar
+from softprune.data.digits import load_digits
+from softprune.data.folder import load_folder
+from softprune.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What a loader may need; most use only some of it."""
+
+    root: Path
+    device: torch.device
+    download: bool
+    image_size: int
+    seed: int
+    augment: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataEntry:
+    """A data set that `load_data` knows."""
+
+    load: Callable[[DataOptions], DataBundle]
+    description: str
+    needs_root: bool
+
+
+def _cifar(cifar: Cifar) -> Callable[[DataOptions], DataBundle]:
+    return lambda o: load_cifar(cifar, o.root, device=o.device, download=o.download)
+
+
+DATASETS: dict[str, DataEntry] = {
+    "digits": DataEntry(
+        load=lambda o: load_digits(o.device),
+        description="1,797 handwritten digits of 8 x 8 pixels, 10 classes; ships with softprune",
+        needs_root=False,
+    ),
+    "cifar10": DataEntry(
+        load=_cifar(CIFAR10),
+        description="60,000 photographs of 32 x 32 pixels, 10 classes; from the official Python files",
+        needs_root=True,
+    ),
+    "cifar100": DataEntry(
+        load=_cifar(CIFAR100),
+        description="60,000 photographs of 32 x 32 pixels, 100 classes; from the official Python files",
+        needs_root=True,
+    ),
+    "folder": DataEntry(
+        load=lambda o: load_folder(o.root, image_size=o.image_size, seed=o.seed, augment=o.augment),
+        description="your images, in the ImageNet layout: train/CLASS/*.jpeg and val/CLASS/*.jpeg",
+        needs_root=True,
+    ),
+}
+
+
+def load_data(
+    name: str,
+    root: Path | str | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    download: bool = False,
+    image_size: int = 224,
+    seed: int = 0,
+    augment: bool = True,
+) -> DataBundle:
+    """The data set `name` (a key of DATASETS).
+
+    `root` is the folder with its files (./data if not given; the digits need none). In-memory sets are put
+    on `device` whole. `download` may fetch CIFAR from its official address. `image_size` is the side of crops
+    from folders, `seed` their randomness; `augment=False` takes random changes to training images away.
+    """
+    try:
+        entry = DATASETS[name]
+    except KeyError:
+        near = difflib.get_close_matches(name, DATASETS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise DataError(f"A data set is one of {', '.join(DATASETS)}. Got {name!r}.{hint}") from None
+    if name == "folder" and root is None:
+        raise DataError(
+            "Images from folders need the folder's path. Got none; give it with --data-dir (`root`)."
+        )
+    options = DataOptions(
+        root=Path(root if root is not None else "data").expanduser(),
+        device=torch.device(device),
+        download=download,
+        image_size=image_size,
+        seed=seed,
+        augment=augment,
+    )
+    bundle = entry.load(options)
+    return bundle if augment else bundle.without_augmentation()

@@ -1,0 +1,136 @@
+"""Images in folders."""
+
+import logging
+
+import pytest
+import torch
+
+from softprune.data import FolderLoader, load_data
+from softprune.data.folder import BrokenImage
+from softprune.errors import DataError
+
+Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture
+def root(tmp_path):
+    for split, count in {"train": 4, "val": 2}.items():
+        for label, name in enumerate(("bee", "ant", "cat")):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                colour = (40 * i, 100 * label, 200)
+                Image.new("RGB", (40 + i, 30), colour).save(folder / f"{i}.png")
+    return tmp_path
+
+
+def _load(root, **options):
+    return load_data("folder", root, image_size=16, **options)
+
+
+def test_classes_are_sorted_and_files_found(root):
+    (root / "train" / "ant" / "deeper").mkdir()
+    Image.new("L", (20, 20), 7).save(root / "train" / "ant" / "deeper" / "grey.JPEG")
+    bundle = _load(root)
+    assert bundle.class_names == ("ant", "bee", "cat")
+    assert (bundle.num_classes, bundle.input_shape, bundle.in_memory) == (3, (3, 16, 16), False)
+    assert bundle.train.labels.tolist() == [0] * 5 + [1] * 4 + [2] * 4
+    image, label = bundle.train[4, 0]
+    assert (image.shape, image.dtype, label) == ((3, 16, 16), torch.uint8, 0)
+
+
+def test_test_images_are_resized_and_cut_in_the_middle(root):
+    path = root / "val" / "ant" / "0.png"
+    image = Image.new("RGB", (64, 32), (0, 0, 0))
+    image.paste((255, 0, 0), (16, 0, 48, 32))
+    image.save(path)
+    pixels, _ = _load(root).test[0, 0]
+    assert pixels.shape == (3, 16, 16)
+    assert pixels[0].min() == 255
+    assert pixels[1].max() == 0
+
+
+def test_training_crops_depend_on_seed_and_draw_alone(root):
+    path = root / "train" / "ant" / "0.png"
+    pixels = torch.arange(64 * 64 * 3, dtype=torch.int64).view(64, 64, 3).to(torch.uint8)
+    Image.fromarray(pixels.numpy()).save(path)
+    before = torch.get_rng_state()
+    train = _load(root).train
+    first, second = train[0, 5][0], train[0, 6][0]
+    assert torch.equal(first, _load(root).train[0, 5][0])
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, _load(root, seed=1).train[0, 5][0])
+    assert torch.equal(_load(root, augment=False).train[0, 5][0], _load(root, augment=False).train[0, 6][0])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_come_in_the_given_order_and_again(root, workers):
+    train = _load(root).train
+    loader = FolderLoader(train, workers=workers)
+    before = torch.get_rng_state()
+    order = torch.tensor([[0, 11], [5, 3], [8, 8]])
+    draws = torch.arange(6).view(3, 2)
+    for start in (0, 1):
+        got = list(loader.batches(order[start:], draws[start:]))
+        assert len(got) == 3 - start
+        for (images, labels), indices, numbers in zip(got, order[start:], draws[start:], strict=True):
+            assert torch.equal(labels, train.labels[indices])
+            for image, index, draw in zip(images, indices.tolist(), numbers.tolist(), strict=True):
+                assert torch.equal(image, train[index, draw][0])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_is_named_when_its_batch_comes(root, workers):
+    path = root / "train" / "cat" / "2.png"
+    path.write_bytes(path.read_bytes()[:60])
+    train = _load(root).train
+    broken = 4 + 4 + 2
+    assert isinstance(train[broken, 0], BrokenImage)
+    batches = FolderLoader(train, workers=workers).batches(torch.tensor([[0], [broken]]), torch.zeros(2, 1))
+    with pytest.raises(DataError, match=r"Got .*cat/2\.png, which is not"):
+        list(batches)
+
+
+def test_a_missing_split(root):
+    (root / "val").rename(root / "validation")
+    with pytest.raises(DataError, match=r"Got no .*val; .* holds train, validation"):
+        _load(root)
+    with pytest.raises(DataError, match="holds nothing"):
+        _load(root / "nowhere")
+    with pytest.raises(DataError, match="--data-dir"):
+        load_data("folder")
+
+
+def test_an_empty_class(root, caplog):
+    for path in (root / "val" / "bee").iterdir():
+        path.rename(path.with_suffix(".txt"))
+    with pytest.raises(DataError, match=r"Every class needs at least one image.*val/bee"):
+        _load(root)
+
+
+def test_files_that_are_no_images_are_reported(root, caplog):
+    (root / "train" / "ant" / "notes.txt").write_text("x")
+    with caplog.at_level(logging.WARNING):
+        assert len(_load(root).train) == 12
+    assert "ignoring 1 files" in caplog.text
+
+
+def test_classes_that_differ_between_splits(root):
+    (root / "val" / "cat").rename(root / "val" / "dog")
+    with pytest.raises(DataError, match="Got cat only in train and dog only in val"):
+        _load(root)
+
+
+def test_no_classes(root):
+    for path in (root / "val").iterdir():
+        path.rename(path.with_name("." + path.name))
+    with pytest.raises(DataError, match="one folder per class"):
+        _load(root)
+
+
+def test_without_torchvision(root, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torchvision", None)
+    with pytest.raises(DataError, match=r'pip install "softprune\[vision\]"'):
+        _load(root)

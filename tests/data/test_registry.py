@@ -1,0 +1,43 @@
+"""Data sets by name, and arrays of one's own."""
+
+import numpy as np
+import pytest
+import torch
+
+from softprune.data import DATASETS, ArrayDataset, Augmentation, load_data
+from softprune.errors import DataError
+
+
+def test_unknown_name_suggests_a_near_one():
+    with pytest.raises(DataError, match="Did you mean 'cifar10'"):
+        load_data("cifar-10")
+
+
+def test_every_entry_has_a_description():
+    assert set(DATASETS) == {"digits", "cifar10", "cifar100", "folder"}
+    assert all(entry.description for entry in DATASETS.values())
+
+
+def test_own_arrays():
+    data = ArrayDataset.from_arrays(np.full((3, 5, 5), 9, np.uint8), [0, 1, 2], mean=(8,), std=(2,))
+    images, labels = data.batch(torch.tensor([2, 0]))
+    assert torch.equal(images, torch.full((2, 1, 5, 5), 0.5))
+    assert labels.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "constants"),
+    [
+        (torch.zeros(3, 1, 4, 4), [0, 1], {}),
+        (torch.zeros(3, 4), [0, 1, 2], {}),
+        (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"mean": (1.0,)}),
+    ],
+)
+def test_wrong_arrays(images, labels, constants):
+    with pytest.raises(DataError, match="Got"):
+        ArrayDataset.from_arrays(images, labels, **constants)
+
+
+def test_wrong_augmentation():
+    with pytest.raises(DataError, match="at least 0"):
+        Augmentation(pad=-1)
