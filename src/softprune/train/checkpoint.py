@@ -1,0 +1,113 @@
+"""Checkpoints: one file each with a checksum, written atomically, the previous one kept.
+
+A file is a magic line, the SHA-256 of the rest, and a ``torch.save`` archive that holds tensors and plain
+Python values only, so that it loads with ``weights_only=True``.
+"""
+
+import hashlib
+import io
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from softprune.errors import CheckpointError
+from softprune.train.files import remove_leftovers, write_atomically
+
+logger = logging.getLogger(__name__)
+
+_MAGIC = b"softprune checkpoint 1\n"
+_DIGEST_BYTES = 32
+_SUFFIX = ".ckpt"
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint after ``step`` optimizer steps lies."""
+    return folder / f"step-{step:010d}{_SUFFIX}"
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 2) -> Path:
+    """Write ``state`` as the checkpoint of ``step`` and delete all but the newest ``keep`` files."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    archive = buffer.getvalue()
+    path = checkpoint_path(folder, step)
+    write_atomically(path, (_MAGIC, hashlib.sha256(archive).digest(), archive))
+    for old in _newest_first(folder)[keep:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint file, on the CPU, or a CheckpointError that says what is wrong with the
+    file."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"A checkpoint must be a readable file. Got {error.strerror} at {path}."
+        ) from error
+    if not content.startswith(_MAGIC):
+        raise CheckpointError(f"A checkpoint must begin with softprune's mark. Got another file at {path}.")
+    body = memoryview(content)[len(_MAGIC) :]
+    digest, archive = bytes(body[:_DIGEST_BYTES]), body[_DIGEST_BYTES:]
+    if hashlib.sha256(archive).digest() != digest:
+        raise CheckpointError(
+            f"A checkpoint must match its checksum. Got a damaged or truncated file at {path}."
+        )
+    state = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
+    assert isinstance(state, dict)
+    return state
+
+
+def read_newest(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The newest checkpoint of ``folder`` that is whole. Damaged newer ones are set aside, with a warning."""
+    remove_leftovers(folder)
+    paths = _newest_first(folder)
+    if not paths:
+        raise CheckpointError(
+            f"A run that goes on must have a checkpoint. Got none in {folder}. "
+            "The run stopped before its first one: start it again with `softprune train`."
+        )
+    for path in paths:
+        try:
+            return path, read_checkpoint(path)
+        except CheckpointError as error:
+            aside = path.with_suffix(".damaged")
+            path.replace(aside)
+            logger.warning("%s It is now %s; going back to the checkpoint before it.", error, aside.name)
+    raise CheckpointError(
+        f"At least one checkpoint must be whole. Got {len(paths)} damaged ones in {folder}. "
+        "Start the run again with `softprune train`."
+    )
+
+
+def newest_path(folder: Path) -> Path | None:
+    """The newest checkpoint file, unread, or None."""
+    paths = _newest_first(folder)
+    return paths[0] if paths else None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    # Steps are zero-padded, so names sort as numbers do.
+    return sorted(folder.glob(f"step-*{_SUFFIX}"), reverse=True)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of the generators that a network (dropout) or a loader may draw from."""
+    version, internal, gauss = random.getstate()
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(internal), gauss]}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put the generators back to what :func:`random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,0 +1,119 @@
+"""Recipes: TOML files that hold a run's differences from the defaults, found by name or by path."""
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from softprune.errors import ConfigError
+from softprune.train import toml
+from softprune.train.config import RunConfig
+from softprune.train.schema import build, keys_of, nearest, unknown_key
+
+DEFAULT_RECIPE = "digits"
+
+
+def recipe_folder() -> Path:
+    """The folder of the recipes that ship with softprune."""
+    return Path(str(resources.files("softprune"))) / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that ship with softprune."""
+    return sorted(path.stem for path in recipe_folder().glob("*.toml"))
+
+
+def find_recipe(recipe: str) -> Path:
+    """The file that ``recipe`` means: a path to a TOML file, or the name of one that ships with softprune."""
+    path = Path(recipe)
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    shipped = recipe_folder() / f"{path.stem if path.suffix == '.toml' else recipe}.toml"
+    if shipped.is_file() and len(path.parts) == 1:
+        return shipped
+    hint = nearest(path.stem, recipe_names())
+    raise ConfigError(
+        f"A recipe must be a TOML file or a name that `softprune recipes` lists. Got {recipe!r}, "
+        f"which is neither.{hint}"
+    )
+
+
+def load_recipe(recipe: str = DEFAULT_RECIPE, overrides: Iterable[str] = ()) -> RunConfig:
+    """The configuration of a recipe with ``key=value`` overrides applied, checked."""
+    path = find_recipe(recipe)
+    values = read_toml(path)
+    values.setdefault("name", path.stem)
+    for override in overrides:
+        set_key(values, override)
+    try:
+        return build(RunConfig, values)
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error}") from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's content, or a ConfigError that says which line is not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} must be a TOML file. Got an error reading it: {error}") from error
+
+
+def set_key(values: dict[str, Any], override: str) -> None:
+    """Apply one ``key=value`` (the value as in TOML; quotes around text may be left out) to nested
+    ``values``."""
+    key, equals, text = override.partition("=")
+    key, text = key.strip(), text.strip()
+    if not equals or not key:
+        raise ConfigError(f"--set takes KEY=VALUE, such as optimizer.lr=0.05. Got {override!r}.")
+    known = dict(keys_of(RunConfig))
+    if key not in known and not key.startswith("method.options."):
+        raise unknown_key(key, RunConfig)
+    *sections, name = key.split(".")
+    table = values
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{section} must be a section to set {key!r} in. Got {table!r}.")
+    table[name] = _parse_value(text, known.get(key))
+
+
+def _parse_value(text: str, annotation: Any) -> Any:
+    if annotation is str and text[:1] not in ("'", '"'):
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def config_to_dict(config: RunConfig) -> dict[str, Any]:
+    """Every setting, also those left at their defaults, as nested dictionaries that TOML and JSON can
+    hold."""
+    return _plain(dataclasses.asdict(config))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """The inverse of :func:`config_to_dict`, checked."""
+    return build(RunConfig, values)
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved configuration as TOML."""
+    return toml.dumps(config_to_dict(config))
+
+
+def read_config(path: Path) -> RunConfig:
+    """A resolved configuration from the file that a run wrote."""
+    try:
+        return build(RunConfig, read_toml(path))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -1,0 +1,105 @@
+"""The run's folder: where its files lie, the line per epoch in metrics.jsonl, and result.json."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from softprune.errors import ConfigError, FileFormatError
+from softprune.train.config import RunConfig
+from softprune.train.files import write_atomically
+from softprune.train.recipe import dump_config, read_config
+
+RESULT_FORMAT = 1
+"""Version of result.json."""
+
+
+class RunFolder:
+    """The paths of a run, and how each file in it is written and read."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.result = self.path / "result.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.compact = self.path / "compact"
+        self.report = self.path / "report.html"
+        self.dense = self.path / "dense"
+        self.events = self.path / "tensorboard"
+
+    @classmethod
+    def create(cls, path: Path | str, config: RunConfig) -> "RunFolder":
+        """Make the folder of a new run and write its configuration; refuses a folder that already holds
+        one."""
+        folder = cls(path)
+        if folder.config.exists():
+            raise ConfigError(
+                f"A new run must have a folder of its own. Got {folder.path}, which holds a run already. "
+                f"Go on with it (`softprune resume {folder.path}`), or name another with --out."
+            )
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder.config, dump_config(config).encode())
+        return folder
+
+    @classmethod
+    def open(cls, path: Path | str) -> "RunFolder":
+        """The folder of an existing run."""
+        folder = cls(path)
+        if not folder.config.is_file():
+            raise ConfigError(
+                f"A run must be the folder that `softprune train` made, with a config.toml in it. Got {path}."
+            )
+        return folder
+
+    def read_config(self) -> RunConfig:
+        """The run's resolved configuration."""
+        return read_config(self.config)
+
+    def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Make metrics.jsonl hold exactly ``rows``: what a resumed run's checkpoint remembers."""
+        write_atomically(self.metrics, "".join(map(_line, rows)).encode())
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add one epoch's line. A line torn by a crash is mended by :meth:`write_history` on resume."""
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(_line(row))
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write result.json."""
+        write_atomically(self.result, (json.dumps(finite(result), indent=1) + "\n").encode())
+
+    def read_result(self) -> dict[str, Any]:
+        """result.json, or an error that says why there is none to read."""
+        return read_result(self.result)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result.json of this version's format."""
+    if not path.is_file():
+        raise ConfigError(
+            f"A finished run must have a result.json. Got none at {path}. "
+            f"If the run was stopped, `softprune resume {path.parent}` finishes it."
+        )
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FileFormatError(f"{path} must be JSON. Got an error reading it: {error}") from error
+    if not isinstance(result, dict) or result.get("format") != RESULT_FORMAT:
+        got = result.get("format") if isinstance(result, dict) else type(result).__name__
+        raise FileFormatError(f"{path} must have format {RESULT_FORMAT}. Got {got!r}.")
+    return result
+
+
+def finite(value: Any) -> Any:
+    """``value`` with nan and infinities as None, which is what JSON has for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(finite(row)) + "\n"

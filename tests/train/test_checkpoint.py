@@ -1,0 +1,99 @@
+"""Checkpoints: whole or absent, checked on reading, the one before kept."""
+
+import logging
+import random
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from softprune.errors import CheckpointError
+from softprune.train import checkpoint, files
+
+
+def _state(step: int) -> dict[str, object]:
+    return {"step": step, "weights": {"a": torch.full((50,), float(step))}, "text": "x", "rows": [{"b": 1.5}]}
+
+
+def test_the_newest_two_are_kept_and_read_back(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        checkpoint.save_checkpoint(tmp_path, step, _state(step))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-0000000010.ckpt",
+        "step-0000000100.ckpt",
+    ]
+    path, state = checkpoint.read_newest(tmp_path)
+    assert path.name == "step-0000000100.ckpt"
+    assert state["step"] == 100
+    assert torch.equal(state["weights"]["a"], torch.full((50,), 100.0))
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "foreign"])
+def test_a_damaged_newest_falls_back_and_says_so(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged = {
+        "flip": bytes(content),
+        "truncate": bytes(content[:-7]),
+        "empty": b"",
+        "foreign": b"PK\x03\x04" * 99,
+    }
+    newest.write_bytes(damaged[damage])
+    with caplog.at_level(logging.WARNING):
+        path, state = checkpoint.read_newest(tmp_path)
+    assert (path.name, state["step"]) == ("step-0000000001.ckpt", 1)
+    assert "step-0000000002.damaged" in caplog.text
+    # The damaged file must not count as one of the two kept: the good one survives the next save.
+    checkpoint.save_checkpoint(tmp_path, 2, _state(2))
+    assert path.exists()
+
+
+def test_nothing_whole_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="start it again"):
+        checkpoint.read_newest(tmp_path)
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1)).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="1 damaged"):
+        checkpoint.read_newest(tmp_path)
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    size = (tmp_path / "step-0000000001.ckpt").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, hard))  # the kernel then refuses the second half
+    try:
+        with pytest.raises(CheckpointError, match="make room, then `softprune resume`"):
+            checkpoint.save_checkpoint(tmp_path, 2, _state(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.ckpt"]
+    assert checkpoint.read_newest(tmp_path)[1]["step"] == 1
+
+
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    (tmp_path / ".step-0000000002.ckpt.123.tmp").write_bytes(b"half")
+    checkpoint.read_newest(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.ckpt"]
+
+
+def test_an_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(CheckpointError, match="must be writable"):
+        files.write_atomically(blocked / "x", b"1")
+
+
+def test_random_states_go_back(tmp_path: Path) -> None:
+    device = torch.device("cpu")
+    state = checkpoint.random_state(device)
+    checkpoint.save_checkpoint(tmp_path, 1, {"random": state})
+    expected = (torch.rand(3), random.random())
+    checkpoint.set_random_state(checkpoint.read_newest(tmp_path)[1]["random"], device)
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.random() == expected[1]
