@@ -1,0 +1,82 @@
+"""What a count found: totals, and the share of every module."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleCost:
+    """The cost of one module, its submodules not included."""
+
+    kind: str
+    """Name of the module's class."""
+
+    macs: int = 0
+    """Multiply-accumulates of convolutions and linear layers."""
+
+    params: int = 0
+    """Parameters; a tensor shared by several modules counts at the first of them only."""
+
+    flops: int = 0
+    """Floating-point operations by the rule that was asked for."""
+
+    channels: int = 0
+    """Width of a BatchNorm, 0 for other modules."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The cost of a model. The totals are the sums over `by_module`. Printed, it is a table."""
+
+    counting: str
+    """The rule that was asked for: "exact" or "paper"."""
+
+    macs: int
+    """Multiply-accumulates of convolutions and linear layers."""
+
+    params: int
+    """Parameters, shared ones once."""
+
+    channels: int
+    """Sum of the widths of all BatchNorms; with masks, of the channels that are kept."""
+
+    flops: int
+    """Twice the MACs (exact), or the authors' FLOPs (paper)."""
+
+    by_module: Mapping[str, ModuleCost] = field(repr=False)
+    """Every module with parameters or MACs of its own, by name, in the model's order."""
+
+    @classmethod
+    def total(cls, counting: str, by_module: Mapping[str, ModuleCost]) -> "Cost":
+        """Sum up `by_module`."""
+        parts = by_module.values()
+        return cls(
+            counting=counting,
+            macs=sum(part.macs for part in parts),
+            params=sum(part.params for part in parts),
+            channels=sum(part.channels for part in parts),
+            flops=sum(part.flops for part in parts),
+            by_module=by_module,
+        )
+
+    def __str__(self) -> str:
+        heading = ("module", "kind", "MACs", "params", "channels", "FLOPs")
+        rows = [(name or "(root)", part.kind, *_figures(part)) for name, part in self.by_module.items()]
+        return _table(heading, rows, ("total", f"{self.counting} counting", *_figures(self)))
+
+
+def _figures(part: ModuleCost | Cost) -> tuple[str, str, str, str]:
+    return f"{part.macs:,}", f"{part.params:,}", f"{part.channels:,}", f"{part.flops:,}"
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str]) -> str:
+    """Plain text: two columns of names to the left, figures to the right, the total under a line."""
+    widths = [max(map(len, column)) for column in zip(heading, *rows, total, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        names = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
+        figures = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
+        return "  ".join(names + figures)
+
+    rule = "-" * len(line(heading))
+    return "\n".join([line(heading), rule, *map(line, rows), rule, line(total)])
