@@ -1,0 +1,131 @@
+"""Where an activation's output is as good as zero.
+
+SCP asks how likely a channel ``x ~ N(beta, gamma^2)`` dies in the activation behind its BatchNorm. For ReLU
+that is ``x <= delta``; here the question is ``|act(x)| <= delta`` for any activation with ``act(0) = 0``.
+Its answer is a set of inputs bounded by one, two or three edges, solved once in Python:
+
+===============================  ==============================================================
+the left tail dies               ``relu, relu6``: ``x <= delta``, the paper's case.
+                                 ``hardswish, silu, gelu, mish``: these dip below zero before they
+                                 die, so the set is ``x <= e1`` and ``e2 <= x <= e3`` (at delta 0.05
+                                 SiLU: -4.49, -0.106, 0.095). A channel that sits in the dip puts
+                                 out a constant that is not zero: it is alive. Where delta exceeds
+                                 the depth of the dip, the set is ``x <= e3``.
+both tails live                  every other known activation, and none: ``|x| <= delta``, divided by
+                                 the activation's steepest slope if that exceeds 1. It holds for any
+                                 negative slope up to 1, known or learned (LeakyReLU, PReLU, ELU).
+===============================  ==============================================================
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+from softprune.errors import ConfigError
+from softprune.masks.config import MaskConfig
+
+
+def _hardswish(x: float) -> float:
+    return x * min(max(x + 3.0, 0.0), 6.0) / 6.0
+
+
+def _silu(x: float) -> float:
+    return x / (1.0 + math.exp(-x))
+
+
+def _gelu(x: float) -> float:
+    return 0.5 * x * math.erfc(-x / math.sqrt(2.0))
+
+
+def _mish(x: float) -> float:
+    return x * math.tanh(math.log1p(math.exp(x)))
+
+
+_RECTIFIERS = frozenset({"relu", "relu6"})
+_DIPPING: dict[str, Callable[[float], float]] = {
+    "hardswish": _hardswish,
+    "silu": _silu,
+    "gelu": _gelu,
+    "mish": _mish,
+}
+_STEEPEST_SLOPE = dict.fromkeys(
+    (
+        *("none", "leaky_relu", "prelu", "rrelu", "elu", "celu"),
+        *("tanh", "hardtanh", "softsign", "tanhshrink", "softshrink", "hardshrink"),
+    ),
+    1.0,
+)
+_STEEPEST_SLOPE["selu"] = (
+    1.0507009873554805 * 1.6732632423543772
+)  # scale * alpha, its slope at zero from below
+
+KNOWN_ACTIVATIONS = frozenset({*_RECTIFIERS, *_DIPPING, *_STEEPEST_SLOPE})
+"""Names that ``activation=`` may have in this room; ``"none"`` is a BatchNorm without an activation."""
+
+# exp(700) is still a float, and every dipping activation is zero to double precision long before -700.
+_FAR = 700.0
+
+
+def check_activation(activation: str) -> None:
+    """Raise unless ``activation`` is a name with a known dead set."""
+    if activation not in KNOWN_ACTIVATIONS:
+        raise ConfigError(
+            f"An activation must be one of {', '.join(sorted(KNOWN_ACTIVATIONS))}. Got {activation!r}. "
+            'Use "none" for a decision from BatchNorm alone.'
+        )
+
+
+def left_tail_dies(activation: str, config: MaskConfig) -> bool:
+    """Whether pushing ``beta`` down kills a channel: it decides the form of the sparsity loss."""
+    check_activation(activation)
+    return config.use_relu and activation not in _STEEPEST_SLOPE
+
+
+def dead_edges(activation: str, config: MaskConfig) -> tuple[float, ...]:
+    """Bounds of the inputs that die, ascending; with an odd number of edges the left tail dies too."""
+    check_activation(activation)
+    if not left_tail_dies(activation, config):
+        # Without ReLU the paper bounds |x| itself, whatever follows.
+        slope = _STEEPEST_SLOPE.get(activation, 1.0) if config.use_relu else 1.0
+        return (-config.delta_two_sided / slope, config.delta_two_sided / slope)
+    if activation in _RECTIFIERS:
+        return (config.delta,)
+    return _dipping_edges(activation, config.delta)
+
+
+@functools.cache
+def _dipping_edges(activation: str, delta: float) -> tuple[float, ...]:
+    """Solve ``|act(x)| = delta`` for an activation that falls to one minimum and then rises."""
+    act = _DIPPING[activation]
+    lowest = _minimum(act)
+    rise = _crossing(lambda x: act(x) - delta, 0.0, _FAR)
+    if -act(lowest) <= delta:
+        return (rise,)
+    return (
+        _crossing(lambda x: -delta - act(x), -_FAR, lowest),
+        _crossing(lambda x: act(x) + delta, lowest, 0.0),
+        rise,
+    )
+
+
+def _minimum(function: Callable[[float], float]) -> float:
+    low, high = -4.0, 0.0
+    while high - low > 1e-9:
+        third = (high - low) / 3.0
+        if function(low + third) > function(high - third):
+            low += third
+        else:
+            high -= third
+    return 0.5 * (low + high)
+
+
+def _crossing(function: Callable[[float], float], low: float, high: float) -> float:
+    """Bisect to the last float between a negative and a positive value of an increasing function."""
+    while True:
+        middle = 0.5 * (low + high)
+        if not low < middle < high:
+            return high
+        if function(middle) < 0.0:
+            low = middle
+        else:
+            high = middle

@@ -1,0 +1,128 @@
+"""All masks of a model at once.
+
+A mask is some seventy operations on a few hundred numbers. Launched site by site from Python they cost more
+than the BatchNorms themselves; over the concatenated channels of all sites they are one short chain.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softprune.errors import ModelError
+from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold
+from softprune.masks.config import MaskConfig
+from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss
+from softprune.masks.gate import SoftGate
+from softprune.masks.noise import Clock, channel_words, logistic_noise
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Sites whose channels may stand in one tensor."""
+
+    modules: list[MaskedBatchNorm]
+    config: MaskConfig
+    activation: str
+    clock: Clock
+    words: Tensor
+
+    def parameters(self) -> tuple[Tensor, Tensor]:
+        """beta and gamma of all sites in a row."""
+        return torch.cat([m.bias for m in self.modules]), torch.cat([m.weight for m in self.modules])
+
+
+class MaskBank:
+    """Draws the samples of all :class:`SoftGate` sites of a model in one chain of operations.
+
+    Call :meth:`begin_forward` before each training forward of the model (after ``Clock.begin_forward``) and
+    :meth:`end_forward` behind it. The numbers are those that the gates would draw for themselves, gradients
+    included; without the bank, or outside these calls, they do. Sites with another gate are left alone.
+
+    Under torch.compile the bank stands aside: each site's mask then fuses into a kernel or two of its own.
+    """
+
+    def __init__(self, modules: Iterable[MaskedBatchNorm]) -> None:
+        self.modules = list(modules)
+        for module in self.modules:
+            if not isinstance(module, MaskedBatchNorm):
+                raise ModelError(f"A bank serves masked BatchNorms. Got {module}. Apply mask_ to it first.")
+        self._layout: list[tuple[Any, ...]] = []
+        self._groups: list[_Group] = []
+        self._in_graph = False
+
+    def begin_forward(self) -> None:
+        """Draw every site's sample for the forward that follows."""
+        if torch.compiler.is_compiling():
+            return
+        self._in_graph = False
+        for group in self._current_groups():
+            beta, gamma = group.parameters()
+            dead = dead_probability(beta, gamma, group.config, group.activation)
+            n = relaxed_sample(dead, logistic_noise(group.clock, group.words, dead.dtype), group.config)
+            widths = [module.num_features for module in group.modules]
+            columns = (part.split(widths) for part in fold(n, gamma, beta))
+            for module, *parts in zip(group.modules, *columns, strict=True):
+                module.folded = Folded(*parts)
+            if n.requires_grad:
+                # Activation checkpointing runs the forward again inside backward and must meet the same
+                # samples; n's gradient is complete once every site is through.
+                n.register_hook(self._after_backward)
+                self._in_graph = True
+
+    def end_forward(self) -> None:
+        """The forward is over: forget the samples, now or when backward has passed through them."""
+        if not self._in_graph:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget the samples, so that a forward outside the model's own draws afresh."""
+        for module in self.modules:
+            module.folded = None
+
+    def loss(self) -> Tensor:
+        """Sparsity loss of all sites: the sum of their gates' losses."""
+        losses = [
+            sparsity_loss(*group.parameters(), group.config, group.activation)
+            for group in self._current_groups()
+        ]
+        if not losses:
+            raise ModelError("A sparsity loss needs at least one site with a SoftGate. Got none.")
+        total = losses[0]
+        for loss in losses[1:]:
+            total = total + loss.to(total.device)
+        return total
+
+    def _after_backward(self, grad: Tensor) -> None:
+        self.clear()
+
+    def _current_groups(self) -> list[_Group]:
+        """The sites by what their chain of operations depends on; rebuilt when any of it has changed."""
+        layout = [_key(module) for module in self.modules]
+        if layout != self._layout:
+            members: dict[tuple[Any, ...], list[MaskedBatchNorm]] = {}
+            for module, (_, *key) in zip(self.modules, layout, strict=True):
+                if isinstance(module.gate, SoftGate):
+                    members.setdefault(tuple(key), []).append(module)
+            self._groups = [_group(modules) for modules in members.values()]
+            self._layout = layout
+        return self._groups
+
+
+def _key(module: MaskedBatchNorm) -> tuple[Any, ...]:
+    gate = module.gate
+    if not isinstance(gate, SoftGate):
+        return (gate,)
+    weight = module.weight
+    return gate, gate.clock, gate.clock.seed, gate.config, gate.activation, weight.device, weight.dtype
+
+
+def _group(modules: list[MaskedBatchNorm]) -> _Group:
+    gates = [module.gate for module in modules if isinstance(module.gate, SoftGate)]
+    words = [
+        channel_words(gate.clock.seed, gate.site, module.num_features, module.weight.device)
+        for gate, module in zip(gates, modules, strict=True)
+    ]
+    return _Group(modules, gates[0].config, gates[0].activation, gates[0].clock, torch.cat(words))

@@ -1,0 +1,261 @@
+"""The masked BatchNorm: the paper's revised BN layer, put onto an existing module by swapping its class.
+
+Parameters, buffers, hooks and every reference to the module stay as they are; the state_dict has the same
+keys, and an optimizer made earlier goes on working.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.errors import ModelError
+from softprune.masks.gate import FixedGate, Gate
+
+_TORCH_CLASSES: tuple[type[_BatchNorm], ...] = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+)
+# timm's BatchNorms that carry their activation, known by name so that timm need not be installed.
+_TIMM_CLASSES = ("BatchNormAct2d", "SyncBatchNormAct")
+
+_sync_forward = cast(Callable[[_BatchNorm, Tensor], Tensor], nn.SyncBatchNorm.forward)
+
+
+class Folded(NamedTuple):
+    """A sampled mask, folded into the affine of the BatchNorm it belongs to."""
+
+    n: Tensor
+    """The sample, one for each channel."""
+
+    weight: Tensor
+    """``n * gamma``."""
+
+    bias: Tensor
+    """``n * beta``."""
+
+    on: Tensor
+    """``n > 1/2``: channels whose running statistics move."""
+
+
+def fold(n: Tensor, gamma: Tensor, beta: Tensor) -> Folded:
+    """``(gamma z + beta) n`` as an affine of z, so that no operation of the activation's size is added."""
+    return Folded(n, (n * gamma).to(gamma.dtype), (n * beta).to(beta.dtype), n.detach() > 0.5)
+
+
+class MaskedBatchNorm(_BatchNorm):
+    """What all masked BatchNorms have in common; made by :func:`mask_`, never constructed.
+
+    Training normalises by batch statistics and scales by the gate's sample; evaluation scales by its hard
+    mask. Off channels come out exactly zero in evaluation.
+    """
+
+    gate: Gate
+    folded: Folded | None
+    """The sample of the forward in progress, if a :class:`MaskBank` has drawn it for the whole model."""
+
+    plain_class: type[_BatchNorm]
+    """The class that :func:`unmask_` gives back."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        return self._masked_train(input) if self.training else self._masked_eval(input)
+
+    def _masked_train(self, x: Tensor) -> Tensor:
+        folded = self._draw()
+        if folded is None:
+            return self._normalise(x, self.weight, self.bias, None)
+        return self._normalise(x, folded.weight, folded.bias, folded.on)
+
+    def _draw(self) -> Folded | None:
+        # Compiled code draws its own sample, which fuses; a tensor from outside would only add guards.
+        if not torch.compiler.is_compiling() and self.folded is not None:
+            return self.folded
+        n = self.gate.sample(self)
+        return None if n is None else fold(n, self.weight, self.bias)
+
+    def _masked_eval(self, x: Tensor) -> Tensor:
+        keep = self.gate.hard(self)
+        weight = torch.where(keep, self.weight, 0.0)
+        bias = torch.where(keep, self.bias, 0.0)
+        no_statistics = self.running_mean is None and self.running_var is None
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, weight, bias, no_statistics, 0.0, self.eps
+        )
+
+    def _normalise(self, x: Tensor, weight: Tensor, bias: Tensor, on: Tensor | None) -> Tensor:
+        """Batch normalisation in training; running statistics move in the channels that are on."""
+        mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
+        if not self.track_running_stats or mean is None or var is None or count is None:
+            return F.batch_norm(x, None, None, weight, bias, True, 0.0, self.eps)
+        count.add_(1)
+        mean_on, var_on = self._statistics_gates(on)
+        cumulative = self.momentum is None
+        # autograd remembers the statistics it was given and would notice a later write: what is written
+        # afterwards goes through a copy.
+        new_mean = mean.clone() if cumulative or mean_on is not None else mean
+        new_var = var.clone() if cumulative or var_on is not None else var
+        # A cumulative average needs 1 / count, which lives on the device: momentum 1 gives the batch's own
+        # statistics, averaged below, without waiting for the number.
+        momentum = 1.0 if self.momentum is None else self.momentum
+        y = F.batch_norm(x, new_mean, new_var, weight, bias, True, momentum, self.eps)
+        with torch.no_grad():
+            if cumulative:
+                # At least float32: a count beyond 65504 is infinite in half precision.
+                wide = torch.promote_types(mean.dtype, torch.float32)
+                share = count.to(wide).reciprocal().to(mean.dtype)
+                new_mean, new_var = torch.lerp(mean, new_mean, share), torch.lerp(var, new_var, share)
+            _store(mean, new_mean, mean_on)
+            _store(var, new_var, var_on)
+        return y
+
+    def _statistics_gates(self, on: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The channels in which running mean and running variance move; None for all of them."""
+        gated = self.gate.gate_statistics
+        return (None if gated == "none" else on), (on if gated == "both" else None)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, gate={self.gate!r}"
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "MaskedBatchNorm":
+        super()._apply(fn, recurse)
+        self.gate.to(self.weight.device)
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The masked classes are made at run time, and a sample in progress belongs to this module's graph
+        # alone: pickle and deepcopy go through the plain class, without the sample.
+        return _empty_masked, (self.plain_class,), {**self.__dict__, "folded": None}
+
+
+class _MaskedSync(MaskedBatchNorm):
+    """Across processes, torch's own SyncBatchNorm normalises, and the sample scales its output."""
+
+    process_group: Any
+
+    def _masked_train(self, x: Tensor) -> Tensor:
+        if not self._synchronises():
+            return super()._masked_train(x)
+        folded = self._draw()
+        mean, var = self.running_mean, self.running_var
+        mean_before = None if mean is None else mean.clone()
+        var_before = None if var is None else var.clone()
+        y = _sync_forward(self, x)
+        if folded is None:
+            return y
+        mean_on, var_on = self._statistics_gates(folded.on)
+        with torch.no_grad():
+            if mean is not None and mean_before is not None and mean_on is not None:
+                _store(mean, mean_before, ~mean_on)
+            if var is not None and var_before is not None and var_on is not None:
+                _store(var, var_before, ~var_on)
+        return y * folded.n.to(y.dtype).view(1, -1, *(1,) * (y.dim() - 2))
+
+    def _synchronises(self) -> bool:
+        distributed = torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return False
+        return distributed.get_world_size(self.process_group or distributed.group.WORLD) > 1
+
+
+class _MaskedAct(MaskedBatchNorm):
+    """timm's layers go on with a dropout (often the identity) and their activation."""
+
+    act: nn.Module
+    drop: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.act(self.drop(super().forward(input)))
+
+
+def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
+    """Turn a BatchNorm into a masked one, in place.
+
+    Args:
+        bn: A BatchNorm1d, 2d, 3d, SyncBatchNorm, or timm's BatchNormAct2d or SyncBatchNormAct, with affine
+            parameters.
+        gate: Decides about its channels; moved to the BatchNorm's device.
+
+    Returns:
+        The same module.
+    """
+    if isinstance(bn, MaskedBatchNorm):
+        raise ModelError(f"A BatchNorm can be masked once. Got {bn}. Use unmask_ on it first.")
+    if not can_mask(bn):
+        known = ", ".join([cls.__name__ for cls in _TORCH_CLASSES] + [f"timm's {n}" for n in _TIMM_CLASSES])
+        raise ModelError(
+            f"Only these BatchNorms can be masked: {known}. "
+            f"Got {type(bn).__module__}.{type(bn).__qualname__}. Leave it out of the sites."
+        )
+    if bn.weight is None or bn.bias is None:
+        raise ModelError(
+            f"A masked BatchNorm needs scale and shift, which carry the mask. Got {bn}. "
+            "Build it with affine=True and a bias, or leave it out of the sites."
+        )
+    if isinstance(gate, FixedGate) and gate.mask.numel() != bn.num_features:
+        raise ModelError(
+            "A mask must have one boolean for each channel. "
+            f"Got {gate.mask.numel()} for {bn.num_features} channels."
+        )
+    plain = type(bn)
+    bn.__class__ = _masked_class(plain)
+    masked = cast(MaskedBatchNorm, bn)
+    masked.gate = gate
+    masked.folded = None
+    gate.to(bn.weight.device)
+    return masked
+
+
+def unmask_(bn: _BatchNorm) -> _BatchNorm:
+    """Give the plain BatchNorm back, in place; a plain one is left as it is."""
+    if isinstance(bn, MaskedBatchNorm):
+        plain = bn.plain_class
+        del bn.gate, bn.folded
+        cast(Any, bn).__class__ = plain
+    return bn
+
+
+def is_masked(module: nn.Module) -> bool:
+    """Whether :func:`mask_` has been applied to the module."""
+    return isinstance(module, MaskedBatchNorm)
+
+
+def can_mask(module: nn.Module) -> bool:
+    """Whether the module is a plain BatchNorm of a known class. Subclasses may compute something else."""
+    cls = type(module)
+    return cls in _TORCH_CLASSES or _is_timm(cls)
+
+
+def _is_timm(cls: type) -> bool:
+    return cls.__name__ in _TIMM_CLASSES and cls.__module__.split(".")[0] == "timm"
+
+
+# One masked class for each plain one, so that types can be compared.
+_masked_classes: dict[type[_BatchNorm], type[MaskedBatchNorm]] = {}
+
+
+def _masked_class(plain: type[_BatchNorm]) -> type[MaskedBatchNorm]:
+    if plain not in _masked_classes:
+        bases: list[type] = [_MaskedSync if issubclass(plain, nn.SyncBatchNorm) else MaskedBatchNorm, plain]
+        if _is_timm(plain):
+            bases.insert(0, _MaskedAct)
+        namespace = {"plain_class": plain, "__module__": __name__, "__doc__": MaskedBatchNorm.__doc__}
+        _masked_classes[plain] = type(f"Masked{plain.__name__}", tuple(bases), namespace)
+    return _masked_classes[plain]
+
+
+def _empty_masked(plain: type[_BatchNorm]) -> MaskedBatchNorm:
+    cls = _masked_class(plain)
+    return cls.__new__(cls)
+
+
+def _store(running: Tensor, new: Tensor, on: Tensor | None) -> None:
+    if on is not None:
+        torch.where(on, new, running, out=running)
+    elif new is not running:
+        running.copy_(new)

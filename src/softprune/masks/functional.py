@@ -1,0 +1,99 @@
+"""The paper's mathematics as functions of a BatchNorm's shift and scale, in the order of its section 3.
+
+A channel behind BatchNorm is taken as ``x ~ N(beta, gamma^2)``. All functions are elementwise over channels,
+differentiable where the paper is, and work in float32 or better: parameters in half precision are raised to
+float32, float64 stays. None of the operations used here is lowered by autocast. Value and gradient are
+finite for every finite parameter, ``gamma = 0`` and overflowing quotients included.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from softprune.masks.activations import dead_edges, left_tail_dies
+from softprune.masks.config import MaskConfig
+
+# erfc and the normal density are 0 (or 2) in float64 beyond this many standard deviations.
+_FARTHEST = 40.0
+
+
+def dead_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
+    """Phi(delta; beta, gamma): how likely the channel is as good as zero behind its activation.
+
+    For ReLU the Gaussian's CDF at delta. For other activations P(|act(x)| <= delta), and "without ReLU"
+    P(-delta <= x <= delta); ``activations.py`` says where the edges lie.
+    """
+    return 1.0 - alive_probability(beta, gamma, config, activation)
+
+
+def alive_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
+    """1 - Phi, resolved in the far tail, so that dead channels can be ranked among each other.
+
+    In float32, Phi itself is exactly 1 from 5.4 standard deviations on; this goes on to 13.
+    """
+    beta, scale = _raise(beta), _raise(gamma).abs() + config.eps
+    edges = dead_edges(activation, config)
+    if len(edges) % 2:
+        alive = _above(edges[0], beta, scale)
+        for entering, leaving in zip(edges[1::2], edges[2::2], strict=True):
+            alive = alive - _above(entering, beta, scale) + _above(leaving, beta, scale)
+        return alive
+    entering, leaving = edges
+    # P(x < -delta) as P(-x > delta): the complement of _above would round the small tail away.
+    return _above(-entering, -beta, scale) + _above(leaving, beta, scale)
+
+
+def drop_probability(dead: Tensor, config: MaskConfig) -> Tensor:
+    """q: the logistic relaxation of the mask, from Phi as given by :func:`dead_probability`."""
+    return torch.sigmoid(config.k * (dead - config.c))
+
+
+def relaxed_sample(dead: Tensor, noise: Tensor, config: MaskConfig) -> Tensor:
+    """n: a relaxed Bernoulli sample in (0, 1), near 1 where the channel is on.
+
+    The paper's two-way Gumbel-softmax over (1 - q, q). The difference of two Gumbel variables is logistic and
+    ``log((1 - q) / q) = -k (Phi - c)``, so no logarithm of a vanishing probability is needed. ``noise`` is
+    logistic: ``log u - log(1 - u)``.
+    """
+    return torch.sigmoid((noise - config.k * (dead - config.c)) / config.tau)
+
+
+def hard_mask(dead: Tensor, config: MaskConfig) -> Tensor:
+    """m as booleans, True where the channel is kept: pruned if Phi > c.
+
+    A tie is kept as in the authors' code (the paper prunes it). For ReLU, pruned means
+    ``beta + z_c |gamma| < delta`` with ``z_c`` the normal quantile of c. A channel whose parameters are NaN
+    is kept, and seen.
+    """
+    return ~(dead > config.c)
+
+
+def sparsity_terms(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
+    """The sparsity loss of each channel, for losses that pick their channels."""
+    beta, spread = _raise(beta), config.s * _raise(gamma).abs()
+    if left_tail_dies(activation, config):
+        return beta + spread
+    return (beta + spread).abs() + (beta - spread).abs()
+
+
+def sparsity_loss(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
+    """L_sparse: sum of ``beta + s|gamma|``, the upper end of the channel's confidence interval.
+
+    Two-sided where both tails live: ``|beta + s|gamma|| + |beta - s|gamma||``. The derivative of ``|gamma|``
+    at 0 is 0.
+    """
+    return sparsity_terms(beta, gamma, config, activation).sum()
+
+
+def _raise(parameter: Tensor) -> Tensor:
+    return parameter.float() if parameter.dtype in (torch.float16, torch.bfloat16) else parameter
+
+
+def _above(edge: float, mean: Tensor, scale: Tensor) -> Tensor:
+    """P(x > edge) for x ~ N(mean, scale^2)."""
+    # An infinite quotient would meet the density's zero on the way back (0 * inf). The bound is where value
+    # and derivative have already vanished, and is detached, so that it adds no gradient of its own.
+    bound = _FARTHEST * scale.detach()
+    distance = torch.clamp(edge - mean, min=-bound, max=bound)
+    return 0.5 * torch.erfc(distance / (scale * math.sqrt(2.0)))

@@ -1,0 +1,167 @@
+"""Gates: what decides about a BatchNorm's channels, in training and in evaluation."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.errors import ConfigError, ModelError
+from softprune.masks.activations import check_activation
+from softprune.masks.config import GateStatistics, MaskConfig
+from softprune.masks.functional import (
+    alive_probability,
+    dead_probability,
+    hard_mask,
+    relaxed_sample,
+    sparsity_loss,
+)
+from softprune.masks.noise import Clock, channel_words, logistic_noise
+
+
+class Gate(Protocol):
+    """Decides which channels of one BatchNorm are on. Holds no reference to the BatchNorm."""
+
+    @property
+    def gate_statistics(self) -> GateStatistics:
+        """Which running statistics stand still in channels whose sample is at most 1/2."""
+
+    def sample(self, bn: _BatchNorm) -> Tensor | None:
+        """Factor of each channel in this training forward; None trains a plain BatchNorm."""
+
+    def hard(self, bn: _BatchNorm) -> Tensor:
+        """Booleans, True where the channel is kept: what evaluation uses and what a cut would do."""
+
+    def loss(self, bn: _BatchNorm) -> Tensor | None:
+        """This BatchNorm's part of the sparsity loss, if the method has one."""
+
+    def to(self, device: torch.device) -> None:
+        """Follow the BatchNorm to another device."""
+
+
+class SoftGate:
+    """SCP's gate: the BatchNorm's own shift and scale say how likely each channel is dead.
+
+    Args:
+        config: The constants of the masks.
+        clock: Shared by all gates of a model; drives the noise.
+        site: Number of the site in the model, a part of the noise's key.
+        activation: What follows the BatchNorm, by name; see ``activations.py``.
+        round_to: Keep a multiple of this many channels.
+        min_channels: Keep at least this many channels.
+    """
+
+    override: Tensor | None
+    """If set, booleans that :meth:`hard` returns instead of its own decision (a budget's last trim)."""
+
+    def __init__(
+        self,
+        config: MaskConfig,
+        clock: Clock,
+        site: int,
+        *,
+        activation: str = "relu",
+        round_to: int = 1,
+        min_channels: int = 0,
+    ) -> None:
+        check_activation(activation)
+        check_rounding(round_to, min_channels)
+        self.config = config
+        self.clock = clock
+        self.site = site
+        self.activation = activation
+        self.round_to = round_to
+        self.min_channels = min_channels
+        self.override = None
+
+    @property
+    def gate_statistics(self) -> GateStatistics:
+        return self.config.gate_statistics
+
+    def sample(self, bn: _BatchNorm) -> Tensor | None:
+        dead = dead_probability(bn.bias, bn.weight, self.config, self.activation)
+        words = channel_words(self.clock.seed, self.site, bn.num_features, dead.device)
+        return relaxed_sample(dead, logistic_noise(self.clock, words, dead.dtype), self.config)
+
+    @torch.no_grad()
+    def hard(self, bn: _BatchNorm) -> Tensor:
+        if self.override is not None:
+            return self.override
+        keep = hard_mask(dead_probability(bn.bias, bn.weight, self.config, self.activation), self.config)
+        if self.round_to == 1 and self.min_channels == 0:
+            return keep
+        alive = alive_probability(bn.bias, bn.weight, self.config, self.activation)
+        return round_up(keep, alive, self.round_to, self.min_channels)
+
+    def loss(self, bn: _BatchNorm) -> Tensor | None:
+        return sparsity_loss(bn.bias, bn.weight, self.config, self.activation)
+
+    def to(self, device: torch.device) -> None:
+        self.clock.to(device)
+        if self.override is not None:
+            self.override = self.override.to(device)
+
+    def __repr__(self) -> str:
+        return f"SoftGate(site={self.site}, activation={self.activation!r})"
+
+
+class FixedGate:
+    """A stored mask, for methods that decide elsewhere, and for evaluating a decision already made.
+
+    Args:
+        mask: Booleans, True where the channel is kept.
+        masked_training: Whether training uses the mask too, or a plain BatchNorm.
+        gate_statistics: As in :class:`MaskConfig`; matters in masked training only.
+    """
+
+    def __init__(
+        self, mask: Tensor, *, masked_training: bool = False, gate_statistics: GateStatistics = "none"
+    ) -> None:
+        if mask.dtype != torch.bool or mask.dim() != 1:
+            raise ModelError(
+                "A fixed mask must be a one-dimensional tensor of booleans, True where the channel is kept. "
+                f"Got {mask.dtype} of shape {tuple(mask.shape)}."
+            )
+        self.mask = mask
+        self.masked_training = masked_training
+        self.gate_statistics: GateStatistics = gate_statistics
+
+    def sample(self, bn: _BatchNorm) -> Tensor | None:
+        return self.mask.to(bn.weight.dtype) if self.masked_training else None
+
+    def hard(self, bn: _BatchNorm) -> Tensor:
+        return self.mask
+
+    def loss(self, bn: _BatchNorm) -> Tensor | None:
+        return None
+
+    def to(self, device: torch.device) -> None:
+        self.mask = self.mask.to(device)
+
+    def __repr__(self) -> str:
+        return f"FixedGate(width={self.mask.numel()}, masked_training={self.masked_training})"
+
+
+def check_rounding(round_to: int, min_channels: int) -> None:
+    """Raise unless the two are numbers of channels."""
+    if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:
+        raise ConfigError(f"round_to must be an integer of at least 1. Got {round_to!r}.")
+    if isinstance(min_channels, bool) or not isinstance(min_channels, int) or min_channels < 0:
+        raise ConfigError(f"min_channels must be an integer of at least 0. Got {min_channels!r}.")
+
+
+def round_up(keep: Tensor, alive: Tensor, round_to: int = 1, min_channels: int = 0) -> Tensor:
+    """Add the channels most likely alive until the count suits; tensor operations only.
+
+    The count becomes the next multiple of ``round_to`` that is at least ``min_channels``, or the whole width
+    where there is none. A kept channel is never given up; equals are taken in order of their index. With
+    ``min_channels`` 0 an empty mask stays empty.
+    """
+    width = keep.numel()
+    count = keep.sum().clamp(min=min_channels)
+    target = (count + (round_to - 1)) // round_to * round_to
+    # Kept channels first (probabilities are at most 1), then by falling probability.
+    order = torch.argsort(torch.where(keep, 2.0, alive), descending=True, stable=True)
+    position = torch.arange(width, device=keep.device)
+    rank = torch.empty_like(position).scatter_(0, order, position)
+    return rank < target

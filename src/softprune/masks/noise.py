@@ -1,0 +1,112 @@
+"""The noise of the masks: a pure function of (seed, step, forward, site, channel).
+
+An integer hash in tensor operations rather than a random generator: it needs no state beyond two counters,
+so that the noise is the same on every rank, after a resume, eager, compiled and inside a CUDA graph.
+"""
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from softprune.errors import CheckpointError, ConfigError
+
+Word = TypeVar("Word", int, Tensor)
+
+_MASK = 0xFFFFFFFF
+# Keep the (step, forward) words and the (site, channel) words of one seed apart.
+_TIME, _PLACE = 0x74696D65, 0x73697465
+
+
+class Clock:
+    """Where training stands: the optimizer's step, and the root forward within it.
+
+    Both are 0-d int64 tensors that only ever change in place; reading and advancing them never waits for the
+    device. A gate that is sampled before any forward was announced sees forward 0.
+    """
+
+    step: Tensor
+    """Optimizer steps taken."""
+
+    forward: Tensor
+    """Root training forwards begun since the last step; the first one of a step is number 1."""
+
+    def __init__(self, seed: int = 0, device: torch.device | str | None = None) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ConfigError(f"The seed of the masks must be an integer. Got {seed!r}.")
+        self.seed = seed
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        self.forward = torch.zeros((), dtype=torch.int64, device=device)
+
+    def begin_forward(self) -> None:
+        """A training forward of the whole model begins: fresh noise."""
+        self.forward.add_(1)
+
+    def end_step(self) -> None:
+        """The optimizer has stepped."""
+        self.step.add_(1)
+        self.forward.zero_()
+
+    def to(self, device: torch.device | str) -> "Clock":
+        """Move the counters; the clock stays the same object."""
+        self.step, self.forward = self.step.to(device), self.forward.to(device)
+        return self
+
+    def state_dict(self) -> dict[str, int]:
+        """Seed and counters as plain integers (reads the device)."""
+        return {"seed": self.seed, "step": int(self.step), "forward": int(self.forward)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state_dict`; the counters are written in place."""
+        if set(state) != {"seed", "step", "forward"} or not all(type(v) is int for v in state.values()):
+            raise CheckpointError(
+                f"The clock's state must hold the integers seed, step and forward. Got {state!r}."
+            )
+        self.seed = state["seed"]
+        self.step.fill_(state["step"])
+        self.forward.fill_(state["forward"])
+
+    def __repr__(self) -> str:
+        return f"Clock(seed={self.seed})"
+
+
+def channel_words(seed: int, site: int, width: int, device: torch.device | str | None = None) -> Tensor:
+    """One 32-bit word for each channel of a site, in int64: the part of the hash that never changes."""
+    key = _absorb(_seed_word(seed, _PLACE), site)
+    return _mix(torch.arange(width, dtype=torch.int64, device=device) ^ key)
+
+
+def uniform_noise(clock: Clock, words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """u in (0, 1), one for each of ``channel_words``, for the clock's step and forward.
+
+    23 bits and a half: exact in float32, symmetric about 1/2, and never 0 or 1.
+    """
+    time = _absorb(_absorb(_seed_word(clock.seed, _TIME), clock.step), clock.forward)
+    bits = _mix(words ^ time.to(words.device)) >> 9
+    return (bits.to(dtype) + 0.5) * 2.0**-23
+
+
+def logistic_noise(clock: Clock, words: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """L = log u - log(1 - u): the difference of two Gumbel variables."""
+    u = uniform_noise(clock, words, dtype)
+    return torch.log(u) - torch.log1p(-u)
+
+
+def _mix(word: Word) -> Word:
+    """A bijection of 32-bit words with nearly ideal avalanche (multiply-xorshift, two rounds).
+
+    Both multipliers are below 2**31, so that no int64 product overflows.
+    """
+    word = word ^ (word >> 16)
+    word = (word * 0x21F0AAAD) & _MASK
+    word = word ^ (word >> 15)
+    word = (word * 0x735A2D97) & _MASK
+    return word ^ (word >> 15)
+
+
+def _absorb(state: int | Word, word: Word) -> Word:
+    return _mix((word & _MASK) ^ state)
+
+
+def _seed_word(seed: int, purpose: int) -> int:
+    return _absorb(_absorb(purpose, seed), seed >> 32)
