@@ -1,0 +1,76 @@
+"""The dense networks cost what the networks of the papers cost."""
+
+import pytest
+import torch
+from torch import nn
+
+from softprune import models
+from softprune.cost import cost
+
+# name, classes, SCP-FLOPs (None: the authors have no rule), parameters, channels, conv + fc MACs
+ROWS = [
+    ("vgg16", 10, 626_956_268, 14_724_042, 4_224, 313_201_664),
+    ("vgg16", 100, 627_048_248, 14_770_212, 4_224, 313_247_744),
+    ("vgg19", 10, 796_878_828, 20_035_018, 5_504, 398_136_320),
+    ("vgg19", 100, 796_970_808, 20_081_188, 5_504, 398_182_400),
+    ("resnet56", 10, 252_585_196, 855_578, 2_032, 125_747_840),
+    ("resnet56", 100, 252_596_536, 861_428, 2_032, 125_753_600),
+    ("resnet20", 10, 82_027_756, 272_282, 688, 40_813_184),
+    ("resnet110", 10, 508_421_356, 1_730_522, 4_048, 253_149_824),
+    ("densenet40", 10, 566_774_668, 1_059_298, 9_360, 282_917_328),
+    ("densenet40", 100, 566_856_568, 1_100_428, 9_360, 282_958_368),
+    ("densenet40-16", 10, 530_529_004, 1_019_722, 9_048, 264_812_928),
+    ("densenet40-16", 100, 530_609_464, 1_060_132, 9_048, 264_853_248),
+    ("resnet164", 10, 501_822_444, 1_703_258, 12_112, 247_646_720),
+    ("resnet164", 100, 501_868_344, 1_726_388, 12_112, 247_669_760),
+    ("resnet56_a", 10, None, 853_018, 2_032, 125_485_696),
+    ("resnet56_a", 100, None, 858_868, 2_032, 125_491_456),
+    ("resnet110_a", 10, None, 1_727_962, 4_048, 252_887_680),
+    ("resnet110_a", 100, None, 1_733_812, 4_048, 252_893_440),
+    # The published sizes of the ImageNet networks.
+    ("resnet18", 1000, None, 11_689_512, 4_800, 1_814_073_344),
+    ("resnet50", 1000, None, 25_557_032, 26_560, 4_089_184_256),
+]
+
+
+def _build(name: str, classes: int) -> nn.Module:
+    with torch.device("meta"):  # counts need shapes only
+        if name == "densenet40-16":
+            return models.densenet40(classes, stem_channels=16)
+        return models.build(name, classes)
+
+
+@pytest.mark.parametrize(("name", "classes", "flops", "params", "channels", "macs"), ROWS)
+def test_dense_counts(
+    name: str, classes: int, flops: int | None, params: int, channels: int, macs: int
+) -> None:
+    model = _build(name, classes)
+    shape = models.REGISTRY[name.removesuffix("-16")].input_shape
+    example = torch.empty(1, *shape)
+    exact = cost(model, example)
+    assert (exact.params, exact.channels, exact.macs) == (params, channels, macs)
+    assert sum(p.numel() for p in model.parameters()) == params
+    if flops is not None:
+        paper = cost(model, example, counting="paper")
+        assert (paper.flops, paper.params, paper.channels, paper.macs) == (flops, params, channels, macs)
+
+
+@pytest.mark.parametrize(
+    ("name", "convolutions", "norms"),
+    [
+        ("vgg16", 13, 13),
+        ("vgg19", 16, 16),
+        ("resnet56", 57, 55),
+        ("densenet40", 39, 39),
+        ("resnet164", 166, 163),
+        ("resnet56_a", 55, 55),
+        ("digits_net", 6, 6),
+    ],
+)
+def test_layer_counts(name: str, convolutions: int, norms: int) -> None:
+    kinds = [type(module) for module in _build(name, 10).modules()]
+    assert (kinds.count(nn.Conv2d), kinds.count(nn.BatchNorm2d), kinds.count(nn.Linear)) == (
+        convolutions,
+        norms,
+        1,
+    )

@@ -1,0 +1,152 @@
+"""The networks compute what their papers describe, and their modules have the promised names."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softprune import models
+from softprune.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", models.REGISTRY)
+def test_forward_shape(name: str) -> None:
+    channels, height, width = models.REGISTRY[name].input_shape
+    size = (64, 64) if height > 32 else (height, width)  # a small image is enough for global pooling
+    model = models.build(name, num_classes=7).eval()
+    with torch.no_grad():
+        out = model(torch.randn(2, channels, *size))
+    assert out.shape == (2, 7)
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("name", models.REGISTRY)
+def test_registry_names_are_functions_of_the_package(name: str) -> None:
+    entry = models.REGISTRY[name]
+    assert getattr(models, name) is entry.build
+    assert entry.description
+
+
+def test_build_names_the_nearest_model() -> None:
+    with pytest.raises(ConfigError, match=r"Got 'resnet_56'. Did you mean 'resnet56'"):
+        models.build("resnet_56", 10)
+
+
+def test_build_refuses_no_classes() -> None:
+    with pytest.raises(ConfigError, match="num_classes=0"):
+        models.build("vgg16", 0)
+
+
+def _randomise_norms_(model: nn.Module) -> nn.Module:
+    """Make every BatchNorm matter: a fresh one in eval mode is nearly the identity."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight, 1.0, 0.3)
+            nn.init.normal_(module.bias, 0.0, 0.3)
+            nn.init.normal_(module.running_mean, 0.0, 0.3)
+    return model.double().eval()
+
+
+def _preact_by_hand(model: nn.Module, x: Tensor) -> Tensor:
+    m = dict(model.named_modules())
+    x = m["stem"](x)
+    for stage in range(3):
+        for block in range(3):
+            at = f"stages.{stage}.{block}."
+            activated = m[at + "bn1"](x).clamp(min=0)
+            if block > 0:
+                shortcut = x
+            elif stage == 0:
+                shortcut = activated
+            else:
+                shortcut = m[at + "project"](activated)
+            x = shortcut + m[at + "conv2"](m[at + "bn2"](m[at + "conv1"](activated)).clamp(min=0))
+    return m["classifier"](m["bn"](x).clamp(min=0).mean((2, 3)))
+
+
+def _bottleneck_by_hand(model: nn.Module, x: Tensor) -> Tensor:
+    m = dict(model.named_modules())
+    x = m["stem"](x)
+    for stage in range(3):
+        for block in range(2):
+            at = f"stages.{stage}.{block}."
+            y = x
+            for index in (1, 2, 3):
+                y = m[f"{at}conv{index}"](m[f"{at}bn{index}"](y).clamp(min=0))
+            x = y + (m[at + "project"](x) if block == 0 else x)
+    return m["classifier"](m["bn"](x).clamp(min=0).mean((2, 3)))
+
+
+def _option_a_by_hand(model: nn.Module, x: Tensor) -> Tensor:
+    m = dict(model.named_modules())
+    x = m["bn"](m["stem"](x)).clamp(min=0)
+    for stage in range(3):
+        for block in range(2):
+            at = f"stages.{stage}.{block}."
+            y = m[at + "bn2"](m[at + "conv2"](m[at + "bn1"](m[at + "conv1"](x)).clamp(min=0)))
+            if stage > 0 and block == 0:
+                x = F.avg_pool2d(x, 1, 2)
+                x = torch.cat([x, torch.zeros_like(x)], dim=1)
+            x = (x + y).clamp(min=0)
+    return m["classifier"](x.mean((2, 3)))
+
+
+def _densenet_by_hand(model: nn.Module, x: Tensor) -> Tensor:
+    m = dict(model.named_modules())
+    x = m["stem"](x)
+    for block in range(3):
+        for layer in range(2):
+            at = f"blocks.{block}.{layer}."
+            x = torch.cat([x, m[at + "conv"](m[at + "bn"](x).clamp(min=0))], dim=1)
+        if block < 2:
+            at = f"transitions.{block}."
+            x = F.avg_pool2d(m[at + "conv"](m[at + "bn"](x).clamp(min=0)), 2)
+    return m["classifier"](m["bn"](x).clamp(min=0).mean((2, 3)))
+
+
+def _vgg_by_hand(model: nn.Module, x: Tensor) -> Tensor:
+    m = dict(model.named_modules())
+    for stage in range(3):
+        for unit in range(2):
+            at = f"stages.{stage}.{unit}."
+            x = m[at + "bn"](m[at + "conv"](x)).clamp(min=0)
+        if stage < 2:
+            x = F.max_pool2d(x, 2)
+    return m["classifier"](x.mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("model", "by_hand", "shape"),
+    [
+        (models.resnet20(), _preact_by_hand, (3, 32, 32)),
+        (models.BottleneckResNet(2), _bottleneck_by_hand, (3, 32, 32)),
+        (models.OptionAResNet(2), _option_a_by_hand, (3, 32, 32)),
+        (models.DenseNet(2), _densenet_by_hand, (3, 32, 32)),
+        (models.digits_net(), _vgg_by_hand, (1, 8, 8)),
+    ],
+    ids=["preact", "bottleneck", "option_a", "densenet", "vgg"],
+)
+def test_forward_is_the_described_network(model: nn.Module, by_hand, shape) -> None:
+    _randomise_norms_(model)
+    x = torch.randn(2, *shape, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.allclose(model(x), by_hand(model, x), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_imagenet_resnets_take_torchvision_weights(name: str) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    theirs = _randomise_norms_(getattr(torchvision.models, name)(num_classes=11))
+    ours = models.build(name, 11).double().eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.allclose(ours(x), theirs(x), rtol=1e-10, atol=1e-10)
+
+
+def test_stage_first_norms_can_be_named_by_a_glob() -> None:
+    names = {name for name, module in models.resnet56().named_modules() if isinstance(module, nn.BatchNorm2d)}
+    firsts = {f"stages.{stage}.0.bn1" for stage in range(3)}
+    assert firsts <= names
+    assert {name for name in names if name.endswith(".0.bn1")} == firsts
+    assert "bn" in names
