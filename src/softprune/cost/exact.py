@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.cost.record import Cost, ModuleCost
@@ -25,8 +24,8 @@ def count_exact(model: nn.Module, example: ExampleLike) -> Cost:
 
     The forward runs on tensors without data: no arithmetic happens and nothing of the model changes.
     """
-    macs = _macs_by_module(model, Example.of(example).to_model(model))
     params = _params_by_module(model)
+    macs = _macs_by_module(model, Example.of(example).to_model(model))
     by_module = {}
     for name, module in model.named_modules():
         channels = module.num_features if isinstance(module, _BatchNorm) else 0
@@ -106,19 +105,20 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _calls_reported_to(counter: "_MacCounter", model: nn.Module) -> Iterator[None]:
-    """Tell `counter` which module of `model` is running. Global hooks, so that the model keeps its own."""
+    """Tell `counter` which module of `model` is running."""
     names = {module: name for name, module in model.named_modules()}
 
     def enter(module: nn.Module, args: Any) -> None:
-        if module in names:
-            counter.running.append(names[module])
+        counter.running.append(names[module])
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        if module in names:
-            counter.running.pop()
+        counter.running.pop()
 
-    handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+    handles = []
     try:
+        for module in names:
+            handles.append(module.register_forward_pre_hook(enter, prepend=True))
+            handles.append(module.register_forward_hook(leave))
         yield
     finally:
         for handle in handles:
