@@ -1,0 +1,1 @@
+"""The parts of a comparison's page, one file each."""

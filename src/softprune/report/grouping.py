@@ -1,0 +1,119 @@
+"""Runs that differ in nothing but their seed are one group; a comparison gives its mean and spread."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from .records import Run
+from .settings import flatten
+from .signs import DOT
+
+#: Settings that say where and as which repetition a run was done, not what was done.
+INCIDENTAL = frozenset(
+    {"seed", "name", "data.dir", "data.download", "data.workers", "data.eval_batch_size", "train.mode"}
+)
+INCIDENTAL_TABLES = ("records.",)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Repetitions of one experiment."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over the ``n`` runs that have the value; the latter needs two."""
+
+    mean: float | None
+    deviation: float | None
+    n: int
+
+
+def spread(values: Iterable[float | None]) -> Spread:
+    known = [value for value in values if value is not None]
+    if not known:
+        return Spread(None, None, 0)
+    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+
+
+def over(group: Group, get: Callable[[Run], float | None]) -> Spread:
+    return spread(get(run) for run in group.runs)
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Groups in the order of their first run, each with a label of its own."""
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        members.setdefault(_identity(run), []).append(run)
+    groups = list(members.values())
+    return [Group(label, tuple(group)) for label, group in zip(_labels(groups), groups, strict=True)]
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """The configuration flat, without what is incidental."""
+    flat = dict(flatten(run.config))
+    return {key: flat[key] for key in flat if key not in INCIDENTAL and not key.startswith(INCIDENTAL_TABLES)}
+
+
+def _identity(run: Run) -> str:
+    return json.dumps([run.model, run.data, run.method, sorted(settings(run).items())], default=str)
+
+
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """The names that runs share, without the seed; or, where groups share a name, what tells them apart."""
+    labels = [_common_name(group) for group in groups]
+    if "" in labels or len(set(labels)) < len(labels):
+        firsts = [group[0] for group in groups]
+        labels = [_distinction(run, firsts) for run in firsts]
+    return [
+        label if labels.count(label) == 1 else f"{label} ({labels[: index + 1].count(label)})"
+        for index, label in enumerate(labels)
+    ]
+
+
+def _common_name(group: Sequence[Run]) -> str:
+    if len(group) == 1:
+        return group[0].name
+    first, last = min(run.name for run in group), max(run.name for run in group)
+    same = next(
+        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )
+    prefix = first[:same]
+    return re.sub(r"[-_. ]*(seed|s)?[-_. =]*\d*$", "", prefix)
+
+
+def _distinction(run: Run, others: Sequence[Run]) -> str:
+    """The method, and the settings in which the compared experiments differ, at most three of them."""
+    mine, all_settings = settings(run), [settings(other) for other in others]
+    parts = [
+        getattr(run, part)
+        for part in ("method", "model", "data")
+        if getattr(run, part) and len({getattr(other, part) for other in others}) > 1
+    ]
+    for key in mine:
+        leaf = key.rsplit(".", 1)[-1]
+        if leaf == "name" or len({json.dumps(other.get(key), default=str) for other in all_settings}) == 1:
+            continue
+        value = mine[key]
+        parts.append(f"{leaf} {_written(value)}")
+        if len(parts) == 3:
+            break
+    return f" {DOT} ".join(parts) or run.name
+
+
+def _written(value: Any) -> str:
+    """Small strengths as 1e-4, since 0.0001 and 0.00012 are hard to tell apart."""
+    if not isinstance(value, float):
+        return str(value)
+    if value == 0 or abs(value) >= 1e-2:
+        return f"{value:.3g}"
+    digits, exponent = f"{value:.2e}".split("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"

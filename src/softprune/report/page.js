@@ -1,0 +1,251 @@
+// What the page can do beyond being read: read-outs under the pointer or the arrow keys, another layer's
+// Gaussians, sorting, and showing or hiding runs. Everything here changes what is drawn, never what is true.
+"use strict";
+(() => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const BETA = "\u03b2", GAMMA = "\u03b3", PHI = "\u03a6", DELTA = "\u03b4";
+  const one = (selector, root = document) => root.querySelector(selector);
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const numbers = (element) => Object.fromEntries(
+    Object.entries(element.dataset).map(([key, value]) => [key, Number(value)]));
+  const dataOf = (figure) => {
+    const source = figure && one("script[type='application/json']", figure);
+    return source ? JSON.parse(source.textContent) : null;
+  };
+  const draw = (tag, attributes, ...children) => {
+    const element = document.createElementNS(SVG, tag);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    element.append(...children);
+    return element;
+  };
+  const make = (tag, attributes, ...children) => {
+    const element = Object.assign(document.createElement(tag), attributes);
+    element.append(...children);
+    return element;
+  };
+  const short = (value) => Number(value.toPrecision(3)).toString().replace("-", "\u2212");
+  // Position of a pointer in the drawing's own pixels.
+  const inside = (svg, event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+
+  document.documentElement.classList.add("scripts");
+  for (const element of all(".scripted")) element.hidden = false;
+
+  // ---- Lines against epochs ------------------------------------------------------------------------------------
+  function curves(figure) {
+    const data = dataOf(figure), readout = one(".readout", figure), hidden = new Set();
+    const place = (box, index) => {
+      const at = numbers(box), cursor = one(".cursor", box), panels = all(".panel", box).map(numbers);
+      const x = at.left + (data.x[index] - at.first) / (at.last - at.first) * (at.right - at.left);
+      cursor.replaceChildren(draw("line", { x1: x, x2: x, y1: at.top, y2: at.bottom }));
+      data.series.forEach((line, position) => {
+        const value = line.y[index], panel = panels[line.panel];
+        if (value === null || !panel || hidden.has(line.group ?? position)) return;
+        const share = (Math.min(Math.max(value, panel.low), panel.high) - panel.low) / (panel.high - panel.low);
+        const y = panel.bottom + share * (panel.top - panel.bottom);
+        cursor.append(draw("circle", { cx: x, cy: y, r: 4, class: line.style }));
+      });
+    };
+    let current = data.x.length - 1;
+    readout.textContent = "Point at the chart, or move along it with the arrow keys, to read any epoch.";
+    const show = (index) => {
+      current = Math.min(Math.max(index, 0), data.x.length - 1);
+      for (const box of all(".chart", figure)) place(box, current);
+      const said = [make("span", {}, make("b", {}, `epoch ${data.x[current]}`))];
+      data.series.forEach((line, position) => {
+        if (line.y[current] === null || hidden.has(line.group ?? position)) return;
+        const mark = make("i", { className: line.style });
+        said.push(make("span", {}, mark, `${line.label} `, make("b", {}, `${line.y[current].toFixed(2)}\u202f%`)));
+      });
+      readout.replaceChildren(...said);
+    };
+    for (const box of all(".chart", figure)) {
+      const svg = one("svg", box), at = numbers(box);
+      svg.tabIndex = 0;
+      svg.addEventListener("pointermove", (event) => {
+        const share = (inside(svg, event).x - at.left) / (at.right - at.left);
+        const epoch = at.first + share * (at.last - at.first);
+        let nearest = 0;
+        data.x.forEach((x, index) => { if (Math.abs(x - epoch) < Math.abs(data.x[nearest] - epoch)) nearest = index; });
+        show(nearest);
+      });
+      svg.addEventListener("keydown", (event) => {
+        const step = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[event.key];
+        if (step) { event.preventDefault(); show(current + step); }
+      });
+      svg.addEventListener("pointerleave", () => { for (const g of all(".cursor", figure)) g.replaceChildren(); });
+    }
+    // On a comparison the legend's entries switch a group of runs on and off, in this figure.
+    for (const item of all(".legend li[data-group]", figure)) {
+      const group = Number(item.dataset.group), button = make("button", { type: "button" }, ...item.childNodes);
+      button.setAttribute("aria-pressed", "true");
+      button.addEventListener("click", () => {
+        const shown = hidden.has(group);
+        if (shown) hidden.delete(group); else hidden.add(group);
+        button.setAttribute("aria-pressed", String(shown));
+        for (const path of all(`.line.group-${group}`, figure)) path.classList.toggle("muted-series", !shown);
+        show(current);
+      });
+      item.replaceChildren(button);
+    }
+  }
+
+  // ---- Gaussians of one layer ----------------------------------------------------------------------------------
+  // Abramowitz and Stegun 7.1.26: wrong by less than 2e-7, which no pixel shows.
+  const below = (z) => {
+    const x = Math.abs(z) / Math.SQRT2, t = 1 / (1 + 0.3275911 * x);
+    const tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+    const value = 1 - 0.5 * tail * Math.exp(-x * x);
+    return z < 0 ? 1 - value : value;
+  };
+  const deadMass = (data, beta, gamma) => below((data.delta - beta) / (gamma + 1e-8));
+
+  function rank(data, site) {
+    const dead = (index) => (data.delta - site.beta[index] / 1e4) / (site.gamma[index] / 1e4 + 1e-8);
+    const order = [...site.beta.keys()].filter((index) => site.beta[index] !== null && site.gamma[index] !== null);
+    order.sort((a, b) => (site.keep[b] - site.keep[a]) || (dead(a) - dead(b)));
+    if (order.length <= data.rows) return order;
+    return Array.from({ length: data.rows }, (_, row) => order[Math.round(row * (order.length - 1) / (data.rows - 1))]);
+  }
+
+  function words(data, site, index) {
+    const beta = site.beta[index] / 1e4, gamma = site.gamma[index] / 1e4;
+    return `${site.name}, channel ${index}: ${BETA} ${short(beta)}, |${GAMMA}| ${short(gamma)}, ` +
+      `${PHI}(${DELTA}) ${deadMass(data, beta, gamma).toFixed(3)}, ${site.keep[index] === "1" ? "kept" : "dropped"}`;
+  }
+
+  function tally(data, site) {
+    const kept = [...site.keep].filter((flag) => flag === "1").length, width = site.keep.length;
+    return `${site.name}: ${kept} kept, ${width - kept} dropped` +
+      (width > data.rows ? `, ${data.rows} of them drawn, evenly spread` : "");
+  }
+
+  // The same rows as sections/gaussians.py draws for the first layer.
+  function ridges(data, box, site, say) {
+    const id = box.dataset.id, at = numbers(box), order = rank(data, site), pitch = (at.bottom - at.top) / order.length;
+    const pixels = (at.right - at.left) / (at.high - at.low), rows = one(".rows", box);
+    rows.replaceChildren(...order.map((index, position) => {
+      const beta = site.beta[index] / 1e4, gamma = site.gamma[index] / 1e4, base = at.top + (position + 1) * pitch;
+      const style = site.keep[index] === "1" ? "kept" : "dropped", centre = at.left + (beta - at.low) * pixels;
+      const height = Math.min(40, 2.6 * pitch);
+      const transform = `matrix(${Math.max(gamma * pixels, 0.5)} 0 0 ${height} ${centre} ${base})`;
+      const use = (extra) => draw("use", { href: `#${id}-bell`, transform, ...extra });
+      const curve = draw("g", { class: style }, use({ class: "outline" }),
+        draw("g", { "clip-path": `url(#${id}-live)` }, use({})));
+      const live = 1 - deadMass(data, beta, gamma);
+      const row = draw("g", {}, draw("g", { "clip-path": `url(#${id}-frame)` }, curve), draw("rect", {
+        x: at.from, y: base - Math.min(pitch * 0.78, 16), height: Math.min(pitch * 0.62, 12),
+        width: Math.max(live * (at.to - at.from), 0.6), class: `share ${style}`,
+      }));
+      if (centre < at.left) row.append(draw("path", { d: `M${at.left + 1} ${base - 3}l6 -3v6z`, class: `away ${style}` }));
+      const target = draw("rect", { x: 0, y: base - pitch, width: at.to, height: pitch, class: "target" });
+      target.addEventListener("pointerenter", () => { row.classList.add("lit"); say(words(data, site, index)); });
+      target.addEventListener("pointerleave", () => { row.classList.remove("lit"); say(tally(data, site)); });
+      row.append(target);
+      return row;
+    }));
+    const kept = order.filter((index) => site.keep[index] === "1").length, total = [...site.keep];
+    for (const [style, flag, row, count] of [["kept", "1", 0, kept], ["dropped", "0", kept, order.length - kept]]) {
+      if (!count) continue;
+      const said = `${total.filter((each) => each === flag).length} ${style}`;
+      rows.append(draw("text", { x: at.right, y: at.top + row * pitch + 12, class: `label strong end ${style}` }, said));
+    }
+    one("svg title", box).textContent = `Distributions of the channels of ${site.name}`;
+    one("svg desc", box).textContent = tally(data, site);
+    one("svg", box).setAttribute("aria-label", `Distributions of the channels of ${site.name}. ${tally(data, site)}`);
+  }
+
+  function gaussians(figure, data) {
+    const select = one("select", figure), readout = one(".readout", figure);
+    const say = (text) => { readout.textContent = text; };
+    const show = () => {
+      const site = data.sites[Number(select.value)];
+      for (const box of all(".chart", figure)) ridges(data, box, site, say);
+      say(tally(data, site));
+    };
+    select.addEventListener("change", show);
+    for (const button of all("button[data-step]", figure)) button.addEventListener("click", () => {
+      const count = data.sites.length;
+      select.value = String((Number(select.value) + Number(button.dataset.step) + count) % count);
+      show();
+    });
+    show();
+  }
+
+  // ---- SCP beside Slimming -------------------------------------------------------------------------------------
+  function plane(figure, data) {
+    const box = one(".chart", figure), svg = one("svg", box), at = numbers(box);
+    const readout = one(".readout", figure), cursor = one(".cursor", box);
+    const clamp = (share) => Math.min(Math.max(share, 0), 1);
+    const points = data.sites.flatMap((site) => site.beta.flatMap((beta, index) => {
+      if (site.quadrant[index] === "-") return [];
+      const up = site.gamma[index] / 1e4 / at.most, across = (beta / 1e4 - at.low) / (at.high - at.low);
+      return [{
+        site, index, x: at.left + clamp(across) * (at.right - at.left),
+        y: at.bottom + clamp(at.root ? Math.sqrt(up) : up) * (at.top - at.bottom),
+      }];
+    }));
+    const hint = "Point at a dot to see its channel, or at a kind of channel to single it out.";
+    readout.textContent = hint;
+    const kinds = ["both keep it", "only Slimming drops it", "only SCP drops it", "both drop it"];
+    svg.addEventListener("pointermove", (event) => {
+      const here = inside(svg, event);
+      let found = null, best = 144;
+      for (const point of points) {
+        const far = (point.x - here.x) ** 2 + (point.y - here.y) ** 2;
+        if (far < best) { best = far; found = point; }
+      }
+      cursor.replaceChildren(...(found ? [draw("circle", { cx: found.x, cy: found.y, r: 6, class: "ring" })] : []));
+      readout.textContent = found
+        ? `${words(data, found.site, found.index)}; ${kinds[Number(found.site.quadrant[found.index])]}` : hint;
+    });
+    svg.addEventListener("pointerleave", () => { cursor.replaceChildren(); readout.textContent = hint; });
+    for (const card of all(".case", figure)) {
+      card.tabIndex = 0;
+      const focus = () => { figure.dataset.focus = card.dataset.kind; };
+      const blur = () => { delete figure.dataset.focus; };
+      card.addEventListener("pointerenter", focus);
+      card.addEventListener("focus", focus);
+      card.addEventListener("pointerleave", blur);
+      card.addEventListener("blur", blur);
+    }
+  }
+
+  // ---- Tables --------------------------------------------------------------------------------------------------
+  function sortable(table) {
+    const heads = all("thead th", table), body = one("tbody", table);
+    heads.forEach((head, column) => {
+      if (!head.textContent) return;
+      const button = make("button", { type: "button", title: "Sort by this column" }, head.textContent);
+      head.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const down = head.getAttribute("aria-sort") !== "descending";
+        for (const other of heads) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const key = (row) => {
+          const value = row.cells[column].dataset.value;
+          return value === undefined ? null : Number(value);
+        };
+        const named = [...body.rows].every((row) => key(row) === null);
+        const compare = (a, b) => {
+          if (named) return a.cells[column].textContent.localeCompare(b.cells[column].textContent, "en", { numeric: true });
+          return (key(a) ?? -Infinity) - (key(b) ?? -Infinity);
+        };
+        const rows = [...body.rows].sort((a, b) => (down ? -1 : 1) * compare(a, b));
+        body.append(...rows);
+      });
+    });
+  }
+
+  for (const figure of all("#epochs")) curves(figure);
+  const figure = one("#gaussians"), channels = dataOf(figure);
+  if (channels) {
+    gaussians(figure, channels);
+    if (one("#decisions")) plane(one("#decisions"), channels);
+  }
+  for (const table of all("table.sortable")) sortable(table);
+  for (const button of all(".copy")) button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(one("code", button.parentElement).textContent);
+    button.textContent = "Copied";
+  });
+  addEventListener("beforeprint", () => { for (const part of all("details")) part.open = true; });
+})();

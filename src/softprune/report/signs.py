@@ -1,0 +1,18 @@
+"""The characters of the report that a keyboard lacks, by name: a minus is easily taken for a hyphen."""
+
+from __future__ import annotations
+
+BETA = "\N{GREEK SMALL LETTER BETA}"
+GAMMA = "\N{GREEK SMALL LETTER GAMMA}"
+DELTA = "\N{GREEK SMALL LETTER DELTA}"
+PHI = "\N{GREEK CAPITAL LETTER PHI}"
+LAMBDA = "\N{GREEK SMALL LETTER LAMDA}"
+SQUARED = "\N{SUPERSCRIPT TWO}"
+MINUS = "\N{MINUS SIGN}"
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+ARROW = "\N{RIGHTWARDS ARROW}"
+DASH = "\N{EN DASH}"
+UNKNOWN = "\N{EM DASH}"
+DOT = "\N{MIDDLE DOT}"
+THIN = "\N{NARROW NO-BREAK SPACE}"
