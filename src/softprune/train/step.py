@@ -1,0 +1,335 @@
+"""The training step: batch, augmentation, forward, loss, backward, optimizer and counters, without the host.
+
+Everything that changes from step to step (the batch's indices, the learning rate, the noise) is read from
+tensors on the device by counters on the device. So a step is the same few calls each time, and on CUDA it is
+recorded once and replayed by a single call.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from softprune.errors import CheckpointError, ConfigError, SoftpruneError
+from softprune.masks.noise import Clock
+from softprune.train.capture import Snapshot, Stateful, capture_graph
+from softprune.train.feed import Feed
+from softprune.train.optim import match_gradients, match_layout, share_rate
+from softprune.train.schedule import Schedule
+
+log = logging.getLogger(__name__)
+
+Mode = Literal["auto", "eager", "compile", "cuda_graph", "compile+cuda_graph"]
+# From the fastest down: what does not work here is left for the next one.
+_LADDER: tuple[Mode, ...] = ("compile+cuda_graph", "cuda_graph", "compile", "eager")
+
+
+class Pruning(Protocol):
+    """What a step needs of a pruner (see softprune.methods)."""
+
+    strength: Any
+
+    def loss(self, task: Tensor) -> Tensor: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Averaging(Stateful, Protocol):
+    """A moving average of the weights; `update` must be tensor operations that a graph can hold."""
+
+    def update(self) -> None: ...
+
+
+class NonFiniteLoss(SoftpruneError):
+    """The loss became infinite or not a number."""
+
+    def __init__(self, step: int, epoch: int, position: int, indices: list[int]) -> None:
+        self.step, self.epoch, self.position, self.indices = step, epoch, position, indices
+        super().__init__(
+            f"The loss must be finite. Got infinity or NaN in step {step} (epoch {epoch}, batch {position}), "
+            f"whose images have the indices {indices}. Lower the learning rate or the strength, or look at "
+            "these images, and go on from the last checkpoint."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """How a step computes; none of it changes what is learned, but for rounding and label smoothing."""
+
+    mode: Mode = "auto"
+    """How it runs: `compile+cuda_graph` on CUDA and `eager` elsewhere, unless told otherwise."""
+    bf16: bool = False
+    """Convolutions and matrix products in bfloat16 (autocast)."""
+    channels_last: bool = False
+    """Images and convolution weights in channels-last memory order."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread evenly over all classes."""
+    compile_backend: str = "inductor"
+    """The backend of torch.compile."""
+    compile_options: tuple[tuple[str, Any], ...] = ()
+    """Settings of the backend."""
+
+
+@dataclass(frozen=True)
+class TrainTotals:
+    """Sums over the epoch so far, in all processes."""
+
+    images: int
+    loss: float
+    """Mean cross-entropy."""
+    objective: float
+    """Mean of what is minimised: with the sparsity loss."""
+    top1: float
+    """Percent of the (augmented) images classified right at the time."""
+
+
+class TrainStep:
+    """Runs training steps: `for position in step.epoch(number): ...`.
+
+    Make it after the optimizer's and the pruner's states are loaded and their hooks attached: recording a
+    step fixes where in memory they are. It takes the optimizer's learning rate over.
+
+    Args:
+        model: The network, perhaps wrapped in DistributedDataParallel.
+        optimizer: From :func:`softprune.train.optim.make_sgd`, or any whose rate may be a tensor.
+        feed: Where batches come from.
+        schedule: The learning rate of each step since training began.
+        pruner: Adds its sparsity loss; None trains the network as it is.
+        strength: The pruner's strength in each step; None leaves it alone.
+        average: Updated behind each step.
+        options: How to compute.
+    """
+
+    mode: Mode | None
+    """How steps run; None until the first one."""
+    startup_seconds: float
+    """What compiling and recording took."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        feed: Feed,
+        *,
+        schedule: Schedule,
+        pruner: Pruning | None = None,
+        strength: Schedule | None = None,
+        average: Averaging | None = None,
+        options: StepOptions | None = None,
+    ) -> None:
+        self.options = options or StepOptions()
+        self.model, self.optimizer, self.feed = model, optimizer, feed
+        self.pruner, self.schedule, self.strength, self.average = pruner, schedule, strength, average
+        self.device = feed.device
+        self.steps = feed.sampler.steps
+        self.mode = None
+        self.startup_seconds = 0.0
+        self._distributed = isinstance(model, DistributedDataParallel)
+        self._epoch = self._next = 0
+        self._run: Callable[[], None] = self._first_run
+        self._forward: Callable[[Tensor, Tensor], Tensor] = self._loss_of
+
+        self._clock = Clock(feed.sampler.seed, self.device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._rates = torch.zeros(self.steps, device=self.device)
+        self._rate = torch.zeros(1, device=self.device)
+        share_rate(optimizer, self._rate)
+        self._strengths: Tensor | None = None
+        if strength is not None:
+            if pruner is None:
+                raise ConfigError("A schedule of the strength needs a pruner. Got none.")
+            self._strengths = torch.zeros(self.steps, device=self.device, dtype=pruner.strength.dtype)
+        self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
+        self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
+        if self.options.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            match_layout(optimizer)
+        if self.device.type == "cuda":
+            # Shapes never change here, so the first step may look for the fastest convolutions.
+            torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+
+    def epoch(self, number: int, start: int = 0, *, check_every: int = 100) -> Iterator[int]:
+        """Run the steps of an epoch from `start` on, and yield each one's position when it is under way.
+
+        Every `check_every` steps, and at the end, it waits for the device and raises NonFiniteLoss if a loss
+        was not finite. Call :meth:`check` before saving anything in between.
+        """
+        self._begin(number, start)
+        for position in range(start, self.steps):
+            self.feed.before_step()
+            self._run()
+            self._next = position + 1
+            if self._next % check_every == 0 or self._next == self.steps:
+                self.check()
+            yield position
+
+    def check(self) -> None:
+        """Wait for the steps under way, and raise NonFiniteLoss if a loss was not finite, in any process."""
+        first = self._first_bad.clone()
+        if self._distributed:
+            torch.distributed.all_reduce(first, op=torch.distributed.ReduceOp.MAX)
+        step = int(first)
+        if step >= 0:
+            position = step % self.steps
+            raise NonFiniteLoss(step, step // self.steps, position, self.feed.indices(position))
+
+    def totals(self) -> TrainTotals:
+        """Sums of the epoch so far (waits for the device)."""
+        sums = self._totals.clone()
+        if self._distributed:
+            torch.distributed.all_reduce(sums)
+        images, loss, objective, correct = sums.tolist()
+        count = max(images, 1.0)
+        return TrainTotals(int(images), loss / count, objective / count, 100 * correct / count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands, beyond the states of model, optimizer, pruner and average."""
+        return {"epoch": self._epoch, "next": self._next, "totals": self._totals.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state_dict` with `epoch(state["epoch"], start=state["next"])`."""
+        if set(state) != {"epoch", "next", "totals"}:
+            raise CheckpointError(f"A step's state has epoch, next and totals. Got {sorted(state)}.")
+        self._epoch, self._next = state["epoch"], state["next"]
+        self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
+
+    def _begin(self, epoch: int, start: int) -> None:
+        first = epoch * self.steps
+        if (epoch, start) != (self._epoch, self._next):
+            self._totals.zero_()
+        self._epoch, self._next = epoch, start
+        self._clock.step.fill_(first + start)
+        self._position.fill_(start)
+        steps = range(first, first + self.steps)
+        self._rates.copy_(torch.tensor([self.schedule(step) for step in steps]))
+        if self.strength is not None and self._strengths is not None:
+            self._strengths.copy_(torch.tensor([self.strength(step) for step in steps]))
+        self.feed.begin(epoch, start)
+        self.model.train()
+
+    def _loss_of(self, first: Tensor, second: Tensor) -> Tensor:
+        """What is minimised over a piece of the batch; counts it in passing. This is what is compiled."""
+        options = self.options
+        images, labels = self.feed.batch(first, second, self._clock)
+        if options.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        # The cache of casted weights would outlive a recording, and each weight is used once anyway.
+        with torch.autocast(
+            self.device.type, dtype=torch.bfloat16, enabled=options.bf16, cache_enabled=False
+        ):
+            logits = self.model(images)
+        task = F.cross_entropy(logits.float(), labels, label_smoothing=options.label_smoothing)
+        objective = task if self.pruner is None else self.pruner.loss(task)
+        with torch.no_grad():
+            count = torch.full_like(task, len(labels), dtype=torch.float64)
+            right = (logits.argmax(1) == labels).sum()
+            self._totals.add_(torch.stack([count, count * task, count * objective, right.double()]))
+            bad = (self._first_bad < 0) & ~torch.isfinite(objective)
+            self._first_bad.copy_(torch.where(bad, self._clock.step, self._first_bad))
+        return objective
+
+    def _step(self) -> None:
+        """One whole step."""
+        torch.index_select(self._rates, 0, self._position, out=self._rate)
+        if self._strengths is not None and self.pruner is not None:
+            torch.index_select(self._strengths, 0, self._position, out=self.pruner.strength.view(1))
+        self.optimizer.zero_grad(set_to_none=True)
+        pieces = self.feed.pieces(self._position)
+        for number, piece in enumerate(pieces, start=1):
+            with self._gradients_stay_here(number < len(pieces)):
+                loss = self._forward(*piece)
+                (loss if len(pieces) == 1 else loss / len(pieces)).backward()
+        if self.device.type == "cuda":
+            match_gradients(self.optimizer)
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
+        self._clock.end_step()
+        self._position.add_(1)
+
+    def _gradients_stay_here(self, more_to_come: bool) -> AbstractContextManager[Any]:
+        """Between the pieces of a batch, processes need not average their gradients."""
+        if more_to_come and isinstance(self.model, DistributedDataParallel):
+            return self.model.no_sync()
+        return nullcontext()
+
+    def _first_run(self) -> None:
+        """Find the fastest way that works, and take the first step."""
+        began = time.perf_counter()
+        asked = self.options.mode
+        if asked == "auto":
+            asked = "compile+cuda_graph" if self.device.type == "cuda" else "eager"
+        if asked not in _LADDER:
+            raise ConfigError(f"A step's mode is auto, {', '.join(_LADDER)}. Got {asked!r}.")
+        for mode in _LADDER[_LADDER.index(asked) :]:
+            why_not = self._why_not(mode) or self._try(mode)
+            if why_not is None:
+                self.mode = mode
+                break
+            log.warning("training steps cannot run as %s: %s", mode, why_not)
+        self.startup_seconds = time.perf_counter() - began
+        log.info("training steps run as %s after %.1f s of preparation", self.mode, self.startup_seconds)
+        self._run()
+
+    def _why_not(self, mode: Mode) -> str | None:
+        """Why a mode cannot be tried."""
+        if "cuda_graph" not in mode:
+            return None
+        if self.device.type != "cuda":
+            return f"CUDA graphs need a CUDA device, and this is {self.device}"
+        if self._distributed:
+            return "gradients are averaged over several processes outside a graph"
+        if not getattr(self.pruner, "capturable", True):
+            return f"{type(self.pruner).__name__} does work on the host in each step"
+        return None
+
+    def _try(self, mode: Mode) -> str | None:
+        """Set steps up to run this way; if that fails, undo it and say why."""
+        self._forward, self._run = self._loss_of, self._step
+        if mode == "eager":
+            return None
+        snapshot = self._snapshot()
+        try:
+            if "compile" in mode:
+                self._compile()
+            # Every TrainStep compiles the same function anew, which must not count as endless recompiling.
+            with torch._dynamo.config.patch(recompile_limit=1024):
+                if "cuda_graph" in mode:
+                    graph = capture_graph(self._trial, self.device, snapshot.restore)
+                    self._run = graph.replay
+                else:
+                    self._trial()
+                    snapshot.restore()
+        except Exception as error:
+            log.debug("%s failed", mode, exc_info=True)
+            self._forward, self._run = self._loss_of, self._step
+            self.optimizer.zero_grad(set_to_none=True)
+            snapshot.restore()
+            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return None
+
+    def _trial(self) -> None:
+        """A step that stays at the current position, where there certainly is a batch."""
+        self._step()
+        self._position.sub_(1)
+
+    def _compile(self) -> None:
+        backend, options = self.options.compile_backend, dict(self.options.compile_options)
+        self._forward = torch.compile(self._loss_of, backend=backend, dynamic=False, options=options or None)
+
+    def _snapshot(self) -> Snapshot:
+        counters = [self._clock.step, self._clock.forward, self._position, self._rate]
+        tensors = [*self.model.parameters(), *self.model.buffers(), *counters, self._totals, self._first_bad]
+        if self.pruner is not None:
+            tensors.append(self.pruner.strength)
+        others = [other for other in (self.pruner, self.average) if other is not None]
+        return Snapshot(tensors, self.optimizer, others)
