@@ -1,0 +1,14 @@
+"""One except clause catches everything that softprune refuses."""
+
+import inspect
+
+from softprune import errors
+
+
+def test_every_error_is_a_softprune_error_and_a_value_error() -> None:
+    classes = [value for value in vars(errors).values() if inspect.isclass(value)]
+    assert len(classes) == 8
+    for cls in classes:
+        assert issubclass(cls, errors.SoftpruneError)
+        assert issubclass(cls, ValueError)
+        assert cls.__doc__
