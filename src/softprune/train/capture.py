@@ -58,19 +58,19 @@ class Snapshot:
 
 
 def capture_graph(
-    body: Callable[[], None], device: torch.device, undo: Callable[[], None] = lambda: None
+    body: Callable[[], None], device: torch.device, *, trial: Callable[[], None], undo: Callable[[], None]
 ) -> torch.cuda.CUDAGraph:
     """`body` as a CUDA graph: one call replays all of its kernels.
 
-    `body` runs a few times first, so that libraries choose their algorithms and compilers compile; `undo` is
-    called after that. Recording itself executes nothing.
+    First `trial`, which does the same as `body`, runs a few times, so that libraries choose their algorithms
+    and compilers compile; then `undo` takes its effects back. Recording itself executes nothing.
     """
     # Warm-up and recording share a stream: autograd remembers on which stream a gradient is accumulated.
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UP_STEPS):
-            body()
+            trial()
     torch.cuda.current_stream(device).wait_stream(stream)
     undo()
     torch.cuda.synchronize(device)

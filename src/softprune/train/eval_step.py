@@ -141,7 +141,7 @@ class EvalStep:
             self._totals.copy_(totals)
 
         try:
-            self._graph = capture_graph(self._batch, self.device, restore)
+            self._graph = capture_graph(self._batch, self.device, trial=self._batch, undo=restore)
         except Exception as error:
             log.warning("evaluation cannot run as a CUDA graph: %s: %s", type(error).__name__, error)
             self._wants_graph = False

@@ -304,7 +304,7 @@ class TrainStep:
             # Every TrainStep compiles the same function anew, which must not count as endless recompiling.
             with torch._dynamo.config.patch(recompile_limit=1024):
                 if "cuda_graph" in mode:
-                    graph = capture_graph(self._trial, self.device, snapshot.restore)
+                    graph = capture_graph(self._step, self.device, trial=self._trial, undo=snapshot.restore)
                     self._run = graph.replay
                 else:
                     self._trial()

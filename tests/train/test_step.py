@@ -1,0 +1,344 @@
+"""The training step: the same result whichever way it runs, after a resume, and in pieces."""
+
+import copy
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from softprune.data import ArrayDataset, Augmentation, DataBundle
+from softprune.errors import CheckpointError, ConfigError
+from softprune.masks import Clock, MaskConfig, SoftGate, mask_
+from softprune.train import step as step_module
+from softprune.train.feed import make_feed
+from softprune.train.optim import make_sgd, parameter_groups
+from softprune.train.sampler import EpochSampler
+from softprune.train.schedule import Schedule
+from softprune.train.step import NonFiniteLoss, StepOptions, TrainStep
+
+CPU = torch.device("cpu")
+BATCH, SIZE = 8, 28
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tensors this small only wait for each other's threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class _Masks:
+    """A pruner as a step sees it, on real masked BatchNorms."""
+
+    def __init__(self, model, strength=0.01):
+        self.clock = Clock(seed=5)
+        self.strength = torch.tensor(strength)
+        self.sites = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+        for number, site in enumerate(self.sites):
+            mask_(site, SoftGate(MaskConfig(), self.clock, number))
+        model.register_forward_pre_hook(self._begin_forward)
+
+    def _begin_forward(self, module, inputs):
+        if module.training:
+            self.clock.begin_forward()
+
+    def attach(self, optimizer):
+        optimizer.register_step_post_hook(lambda *_: self.clock.end_step())
+
+    def loss(self, task):
+        return task + self.strength * sum(site.gate.loss(site) for site in self.sites)
+
+    def state_dict(self):
+        return {"clock": self.clock.state_dict()}
+
+    def load_state_dict(self, state):
+        self.clock.load_state_dict(state["clock"])
+
+
+class _Average:
+    """The mean of all weights so far."""
+
+    def __init__(self, model):
+        self.live = list(model.parameters())
+        self.count = torch.zeros(())
+        self.mean = [torch.zeros_like(parameter) for parameter in self.live]
+
+    @torch.no_grad()
+    def update(self):
+        self.count.add_(1)
+        for mean, live in zip(self.mean, self.live, strict=True):
+            mean.add_((live - mean) / self.count)
+
+    def state_dict(self):
+        return {"count": self.count, "mean": self.mean}
+
+    def load_state_dict(self, state):
+        self.count.copy_(state["count"])
+        for mean, other in zip(self.mean, state["mean"], strict=True):
+            mean.copy_(other)
+
+
+class _Run:
+    """Everything of a small run."""
+
+    def __init__(
+        self, *, pruned=True, pieces=1, averaged=False, images=None, base=0.1, drop_out=0.0, **options
+    ):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(drop_out),
+            nn.Linear(64, 3),
+        )
+        if images is None:
+            images = torch.randn(SIZE, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+        data = ArrayDataset.from_arrays(images, torch.arange(SIZE) % 3)
+        bundle = DataBundle(
+            name="own",
+            num_classes=3,
+            input_shape=(1, 4, 4),
+            train=data,
+            test=data,
+            augmentation=Augmentation(pad=1, flip=True),
+        )
+        self.pruner = _Masks(self.model) if pruned else None
+        self.optimizer = make_sgd(parameter_groups(self.model, 2e-4), lr=0.1)
+        if self.pruner is not None:
+            self.pruner.attach(self.optimizer)
+        self.average = _Average(self.model) if averaged else None
+        sampler = EpochSampler(size=SIZE, batch_size=BATCH, seed=3)
+        self.step = TrainStep(
+            self.model,
+            self.optimizer,
+            make_feed(bundle, sampler, device=CPU, pieces=pieces),
+            schedule=Schedule(base=0.1, kind="step", milestones=(5,)),
+            pruner=self.pruner,
+            strength=Schedule(base=0.02, warmup_steps=6) if pruned else None,
+            average=self.average,
+            options=StepOptions(**options),
+        )
+
+    def train(self, epochs=2):
+        for epoch in range(epochs):
+            for _ in self.step.epoch(epoch):
+                pass
+        return self
+
+    def result(self):
+        """All that a run leaves, in one comparable row of numbers."""
+        tensors = [*self.model.state_dict().values(), self.step._totals]
+        tensors += [self.optimizer.state[p]["momentum_buffer"] for p in self.model.parameters()]
+        if self.pruner is not None:
+            tensors += [self.pruner.clock.step, self.pruner.clock.forward, self.pruner.strength]
+        if self.average is not None:
+            tensors += [self.average.count, *self.average.mean]
+        return torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+
+
+def test_is_what_a_plain_loop_computes():
+    run, plain = _Run(), _Run()
+    model, optimizer, pruner = plain.model, plain.optimizer, plain.pruner
+    clock, feed, number = Clock(seed=3), plain.step.feed, 0
+    losses = []
+    for epoch in range(2):
+        feed.begin(epoch, 0)
+        for position in range(4):
+            clock.step.fill_(number)
+            images, labels = feed.batch(*feed.pieces(torch.tensor([position]))[0], clock)
+            optimizer.param_groups[0]["lr"].fill_(0.1 if number < 5 else 0.01)
+            pruner.strength.fill_(0.02 * min(1, (number + 1) / 6))
+            optimizer.zero_grad()
+            task = F.cross_entropy(model(images), labels)
+            pruner.loss(task).backward()
+            optimizer.step()
+            losses.append(task.item())
+            number += 1
+    run.train()
+    for mine, theirs in zip(run.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert int(run.pruner.clock.step) == 8
+    totals = run.step.totals()
+    assert totals.images == 4 * BATCH
+    assert totals.loss == pytest.approx(sum(losses[4:]) / 4, rel=1e-6)
+    assert totals.objective > totals.loss
+    assert 0 <= totals.top1 <= 100
+
+
+@pytest.mark.parametrize("pruned", [True, False])
+def test_compiled_steps_give_the_same_numbers(pruned):
+    run = _Run(pruned=pruned, mode="compile", compile_backend="aot_eager").train()
+    assert run.step.mode == "compile"
+    assert run.step.startup_seconds > 0
+    assert torch.equal(run.result(), _Run(pruned=pruned).train().result())
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """CUDA graphs played on the CPU: warm-up, undo, a recording that runs nothing, then replays."""
+
+    def fake_capture(body, device, *, trial, undo):
+        for _ in range(3):
+            trial()
+        undo()
+        return type("Graph", (), {"replay": staticmethod(body)})
+
+    monkeypatch.setattr(step_module, "capture_graph", fake_capture)
+    monkeypatch.setattr(TrainStep, "_why_not", lambda self, mode: None)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_the_warm_up_of_a_graph_leaves_no_trace(graphs, pieces):
+    options = {"averaged": True, "pieces": pieces, "drop_out": 0.5}
+    run = _Run(mode="cuda_graph", **options).train()
+    assert run.step.mode == "cuda_graph"
+    assert torch.equal(run.result(), _Run(**options).train().result())
+
+
+def test_graph_with_compiled_forward(graphs):
+    run = _Run(mode="compile+cuda_graph", compile_backend="aot_eager").train()
+    assert run.step.mode == "compile+cuda_graph"
+    assert torch.equal(run.result(), _Run().train().result())
+
+
+def test_an_optimizer_that_makes_its_state_in_the_warm_up(graphs):
+    def adam(mode):
+        run = _Run(pruned=False, mode=mode)
+        run.optimizer = torch.optim.Adam(run.model.parameters(), lr=torch.tensor(0.1), capturable=False)
+        run.step.optimizer = run.optimizer
+        return run.train()
+
+    graph, eager = adam("cuda_graph"), adam("eager")
+    for mine, theirs in zip(graph.model.parameters(), eager.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_falls_back_and_says_why(caplog):
+    with caplog.at_level(logging.WARNING):
+        run = _Run(mode="compile+cuda_graph", compile_backend="nonsense").train()
+    assert run.step.mode == "eager"
+    assert "compile+cuda_graph: CUDA graphs need a CUDA device" in caplog.text
+    assert "cannot run as compile: InvalidBackend" in caplog.text
+    assert torch.equal(run.result(), _Run().train().result())
+
+
+def test_a_failure_in_the_middle_of_a_trial_is_undone(monkeypatch, caplog):
+    def failing_capture(body, device, *, trial, undo):
+        trial()
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(step_module, "capture_graph", failing_capture)
+    monkeypatch.setattr(TrainStep, "_why_not", lambda self, mode: None)
+    with caplog.at_level(logging.WARNING):
+        run = _Run(mode="cuda_graph", compile_backend="nonsense", averaged=True).train()
+    assert (
+        "cannot run as cuda_graph: RuntimeError: operation not permitted when stream is capturing"
+        in caplog.text
+    )
+    assert run.step.mode == "eager"
+    assert torch.equal(run.result(), _Run(averaged=True).train().result())
+
+
+def test_a_pruner_that_needs_the_host_is_not_recorded(caplog):
+    run = _Run(mode="cuda_graph")
+    run.pruner.capturable = False
+    run.step.device = torch.device("cuda")
+    assert "does work on the host" in run.step._why_not("cuda_graph")
+    assert run.step._why_not("compile") is None
+
+
+def test_unknown_mode():
+    with pytest.raises(ConfigError, match="Got 'fast'"):
+        _Run(mode="fast").train()
+
+
+def test_accumulated_pieces_give_the_whole_batchs_gradient():
+    """Without BatchNorm, which normalises each piece by itself, pieces change nothing but rounding."""
+    results = []
+    for pieces in (1, 4):
+        run = _Run(pruned=False, pieces=pieces)
+        run.model[1], run.model[4] = nn.Identity(), nn.Identity()
+        run.optimizer.param_groups[:] = make_sgd(parameter_groups(run.model, 2e-4), lr=0.1).param_groups
+        results.append(run.train(1))
+    for one, four in zip(*(run.model.parameters() for run in results), strict=True):
+        assert torch.allclose(one, four, rtol=1e-4, atol=1e-6)
+    assert results[1].step.totals().loss == pytest.approx(results[0].step.totals().loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("stop", [(0, 1), (0, 3), (1, 2)])
+def test_a_resumed_run_is_bit_identical(stop):
+    whole = _Run(averaged=True).train(3)
+    first = _Run(averaged=True)
+    for epoch in range(stop[0] + 1):
+        for position in first.step.epoch(epoch):
+            if (epoch, position) == stop:
+                break
+    saved = copy.deepcopy(
+        {
+            name: getattr(first, name).state_dict()
+            for name in ("model", "optimizer", "pruner", "average", "step")
+        }
+    )
+    torch.rand(100)
+    second = _Run(averaged=True)
+    for name, state in saved.items():
+        getattr(second, name).load_state_dict(state)
+    share = second.step._rate
+    for group in second.optimizer.param_groups:
+        group["lr"] = share
+    epoch, start = second.step.state_dict()["epoch"], second.step.state_dict()["next"]
+    assert (epoch, start) == (stop[0], stop[1] + 1)
+    for number in range(epoch, 3):
+        for _ in second.step.epoch(number, start=start if number == epoch else 0):
+            pass
+    assert torch.equal(second.result(), whole.result())
+
+
+def test_a_foreign_state_is_refused():
+    with pytest.raises(CheckpointError, match="epoch, next and totals"):
+        _Run().step.load_state_dict({"epoch": 1})
+
+
+@pytest.mark.parametrize("check_every", [1, 100])
+def test_a_loss_that_is_not_finite_names_its_step_and_images(check_every):
+    images = torch.randn(SIZE, 1, 4, 4)
+    images[7] = float("nan")
+    run = _Run(images=images)
+    order = run.step.feed.sampler.indices(0)
+    position = int((order == 7).any(1).nonzero()[0])
+    done = []
+    with pytest.raises(NonFiniteLoss, match=rf"step {position} \(epoch 0, batch {position}\)") as caught:
+        done.extend(run.step.epoch(0, check_every=check_every))
+    assert caught.value.indices == order[position].tolist()
+    assert len(done) == (position if check_every == 1 else 3)
+    with pytest.raises(NonFiniteLoss):
+        run.step.check()
+
+
+def test_label_smoothing_and_memory_order():
+    plain = _Run(pruned=False).train(1).step.totals().loss
+    assert _Run(pruned=False, label_smoothing=0.3).train(1).step.totals().loss != pytest.approx(plain)
+    run = _Run(pruned=False, channels_last=True)
+    assert run.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert run.train(1).step.totals().loss == pytest.approx(plain, rel=1e-4)
+
+
+def test_a_strength_needs_a_pruner():
+    run = _Run(pruned=False)
+    with pytest.raises(ConfigError, match="needs a pruner"):
+        TrainStep(
+            run.model,
+            run.optimizer,
+            run.step.feed,
+            schedule=Schedule(base=0.1),
+            strength=Schedule(base=1.0),
+        )
