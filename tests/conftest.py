@@ -1,7 +1,6 @@
 """What every test needs before it is collected."""
 
 import importlib.util
-import os
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ def _torchvision_library_loads() -> bool:
     return True
 
 
-# torchvision's x86 wheels on PyPI are built for CUDA. Beside a CPU-only torch their C++ library does not load,
+# torchvision's x86 wheels on PyPI are built for CUDA. Beside a CPU-only torch their library does not load,
 # and the import then fails where it describes operators that nobody defined ("operator torchvision::nms does
 # not exist"). Declaring the schemas is enough for the import; no test calls the operators. The Library must
 # stay alive: when it is collected, the schemas go with it. A torchvision that fits its torch must not meet
@@ -30,6 +29,6 @@ if torch.version.cuda is None and not _torchvision_library_loads():
     for _operator in ("nms", "qnms"):  # newer torchvisions have the quantised one too
         _torchvision_schemas.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-# Parallel workers share the machine: each with all the threads would spend its time waiting for the others.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
+# The tests' tensors are small and the machine is shared, by parallel workers among others: more threads would
+# spend their time waiting for each other.
+torch.set_num_threads(1)

@@ -11,13 +11,9 @@ from softprune.errors import ConfigError
 
 @pytest.mark.parametrize("name", models.REGISTRY)
 def test_forward_shape(name: str) -> None:
-    channels, height, width = models.REGISTRY[name].input_shape
-    size = (64, 64) if height > 32 else (height, width)  # a small image is enough for global pooling
-    model = models.build(name, num_classes=7).eval()
-    with torch.no_grad():
-        out = model(torch.randn(2, channels, *size))
+    with torch.device("meta"):
+        out = models.build(name, num_classes=7)(torch.empty(2, *models.REGISTRY[name].input_shape))
     assert out.shape == (2, 7)
-    assert out.isfinite().all()
 
 
 @pytest.mark.parametrize("name", models.REGISTRY)
