@@ -198,7 +198,7 @@ def test_alive_probability_ranks_channels_that_are_all_dead():
 
 
 def test_half_precision_is_raised_and_double_kept():
-    beta, gamma, noise = random_parameters(64)
+    beta, gamma, _ = random_parameters(64)
     for dtype in (torch.float16, torch.bfloat16):
         half_beta, half_gamma = beta.detach().to(dtype), gamma.detach().to(dtype)
         phi = dead_probability(half_beta, half_gamma, CONFIG)

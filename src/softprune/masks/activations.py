@@ -17,7 +17,6 @@ both tails live                  every other known activation, and none: ``|x| <
 ===============================  ==============================================================
 """
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -90,10 +89,16 @@ def dead_edges(activation: str, config: MaskConfig) -> tuple[float, ...]:
         return (-config.delta_two_sided / slope, config.delta_two_sided / slope)
     if activation in _RECTIFIERS:
         return (config.delta,)
-    return _dipping_edges(activation, config.delta)
+    # Not functools.cache: torch.compile looks through it and would trace the solver.
+    key = (activation, config.delta)
+    if key not in _solved:
+        _solved[key] = _dipping_edges(activation, config.delta)
+    return _solved[key]
 
 
-@functools.cache
+_solved: dict[tuple[str, float], tuple[float, ...]] = {}
+
+
 def _dipping_edges(activation: str, delta: float) -> tuple[float, ...]:
     """Solve ``|act(x)| = delta`` for an activation that falls to one minimum and then rises."""
     act = _DIPPING[activation]

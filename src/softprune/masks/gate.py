@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ConfigError, ModelError
-from softprune.masks.activations import check_activation
+from softprune.masks.activations import dead_edges
 from softprune.masks.config import GateStatistics, MaskConfig
 from softprune.masks.functional import (
     alive_probability,
@@ -64,7 +64,7 @@ class SoftGate:
         round_to: int = 1,
         min_channels: int = 0,
     ) -> None:
-        check_activation(activation)
+        dead_edges(activation, config)  # refuses an unknown name now, and solves before anything is compiled
         check_rounding(round_to, min_channels)
         self.config = config
         self.clock = clock

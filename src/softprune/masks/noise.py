@@ -18,6 +18,22 @@ _MASK = 0xFFFFFFFF
 _TIME, _PLACE = 0x74696D65, 0x73697465
 
 
+@torch.library.custom_op("softprune::tick", mutates_args=("counter",))
+def _tick(counter: Tensor) -> Tensor:
+    """Advance a counter in place and return a copy of it.
+
+    An operator of its own, because torch.compile likes to compute cheap things again in backward: from the
+    counter itself, which has moved by then, it would arrive at the noise of another forward.
+    """
+    counter.add_(1)
+    return counter.clone()
+
+
+@_tick.register_fake
+def _(counter: Tensor) -> Tensor:
+    return torch.empty_like(counter)
+
+
 class Clock:
     """Where training stands: the optimizer's step, and the root forward within it.
 
@@ -31,25 +47,31 @@ class Clock:
     forward: Tensor
     """Root training forwards begun since the last step; the first one of a step is number 1."""
 
+    reading: Tensor
+    """``forward`` as the forward in progress has read it: what its noise depends on."""
+
     def __init__(self, seed: int = 0, device: torch.device | str | None = None) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"The seed of the masks must be an integer. Got {seed!r}.")
         self.seed = seed
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.forward = torch.zeros((), dtype=torch.int64, device=device)
+        self.reading = self.forward.clone()
 
     def begin_forward(self) -> None:
         """A training forward of the whole model begins: fresh noise."""
-        self.forward.add_(1)
+        self.reading = _tick(self.forward)
 
     def end_step(self) -> None:
         """The optimizer has stepped."""
         self.step.add_(1)
         self.forward.zero_()
+        self.reading = self.forward.clone()
 
     def to(self, device: torch.device | str) -> "Clock":
         """Move the counters; the clock stays the same object."""
         self.step, self.forward = self.step.to(device), self.forward.to(device)
+        self.reading = self.reading.to(device)
         return self
 
     def state_dict(self) -> dict[str, int]:
@@ -65,6 +87,7 @@ class Clock:
         self.seed = state["seed"]
         self.step.fill_(state["step"])
         self.forward.fill_(state["forward"])
+        self.reading = self.forward.clone()
 
     def __repr__(self) -> str:
         return f"Clock(seed={self.seed})"
@@ -81,7 +104,7 @@ def uniform_noise(clock: Clock, words: Tensor, dtype: torch.dtype = torch.float3
 
     23 bits and a half: exact in float32, symmetric about 1/2, and never 0 or 1.
     """
-    time = _absorb(_absorb(_seed_word(clock.seed, _TIME), clock.step), clock.forward)
+    time = _absorb(_absorb(_seed_word(clock.seed, _TIME), clock.step), clock.reading)
     bits = _mix(words ^ time.to(words.device)) >> 9
     return (bits.to(dtype) + 0.5) * 2.0**-23
 
