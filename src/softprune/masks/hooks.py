@@ -1,4 +1,4 @@
-"""What rides on the root of a masked model: every training forward is counted, and draws all its samples at once."""
+"""What rides on the root of a masked model: a training forward is counted and draws all its samples at once."""
 
 from __future__ import annotations
 
@@ -46,5 +46,8 @@ def unmask_model_(model: nn.Module) -> None:
         if is_masked(module):
             unmask_(module)  # type: ignore[arg-type]
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), RootHooks)]:
+            ours = [
+                key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), RootHooks)
+            ]
+            for key in ours:
                 del hooks[key]
