@@ -1,4 +1,4 @@
-"""What rides on the root of a masked model: a training forward is counted and draws all its samples at once."""
+"""What rides on the root of a masked model: training forwards are counted and draw all samples at once."""
 
 from __future__ import annotations
 
