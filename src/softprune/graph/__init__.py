@@ -1,0 +1,8 @@
+"""From a model and an example to its channel graph."""
+
+from softprune.graph.channel_graph import ChannelGraph, trace
+from softprune.graph.example import Example, ExampleLike
+from softprune.graph.modules import Select, Void
+from softprune.graph.sites import Frozen, Site
+
+__all__ = ["ChannelGraph", "Example", "ExampleLike", "Frozen", "Select", "Site", "Void", "trace"]

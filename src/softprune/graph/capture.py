@@ -1,0 +1,127 @@
+"""From a module to its operators: torch.export's ATen graph, with every parameter mapped to its module."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from softprune.errors import ModelError
+from softprune.graph.example import Example, ExampleLike
+
+logger = logging.getLogger(__name__)
+
+ANALYSIS_BATCH = 3
+"""Batch size of the analysis: not 1, so that squeezing and broadcasting cannot hide the batch dimension."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The operators of one forward pass."""
+
+    nodes: list[Node]
+    parameters: dict[str, str]
+    """Placeholder name -> parameter or buffer name in the model."""
+    training: bool
+    example: Example
+
+    def used_parameters(self) -> set[str]:
+        """Names of the parameters and buffers that some operator reads."""
+        return {
+            self.parameters[node.name]
+            for node in self.nodes
+            if node.op == "placeholder" and node.name in self.parameters and node.users
+        }
+
+
+def _export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.no_grad():
+            return torch.export.export(model, example.args, example.kwargs, strict=False)
+
+
+def _modes(model: nn.Module) -> dict[str, bool]:
+    return {name: module.training for name, module in model.named_modules()}
+
+
+def _restore_modes(model: nn.Module, modes: dict[str, bool]) -> None:
+    for name, module in model.named_modules():
+        module.training = modes[name]
+
+
+def _capture(model: nn.Module, example: Example, *, training: bool) -> Capture:
+    modes = _modes(model)
+    try:
+        model.train(training)
+        program = _export(model, example)
+    finally:
+        _restore_modes(model, modes)
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    parameters = {
+        spec.arg.name: spec.target
+        for spec in program.graph_signature.input_specs
+        if spec.kind in kinds and spec.target is not None
+    }
+    return Capture(list(program.graph.nodes), parameters, training, example)
+
+
+def capture(model: nn.Module, example: ExampleLike) -> list[Capture]:
+    """The operators of `model` in eval mode, and in train mode too where that one reads more parameters.
+
+    Nothing is computed (shapes only) and the model is left as it was. Networks with auxiliary training heads
+    (GoogLeNet, Inception) have two graphs; all others one.
+    """
+    given = Example.of(example).to_model(model)
+    attempts = [given]
+    if given.batch_size() not in (None, ANALYSIS_BATCH):
+        attempts.insert(0, given.with_batch(ANALYSIS_BATCH))
+    for attempt in attempts:
+        try:
+            evaluation = _capture(model, attempt, training=False)
+            break
+        except Exception as error:
+            failure = error
+    else:
+        raise _explain(model, given, failure) from failure
+    captures = [evaluation]
+    unused = {name for name, _ in model.named_parameters()} - evaluation.used_parameters()
+    if unused:
+        try:
+            training = _capture(model, evaluation.example, training=True)
+        except Exception as error:
+            logger.info(
+                "the train-mode graph could not be exported (%s); the eval graph alone is analysed", error
+            )
+        else:
+            if training.used_parameters() - evaluation.used_parameters():
+                captures.append(training)
+    return captures
+
+
+def _explain(model: nn.Module, example: Example, failure: Exception) -> ModelError:
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in example.tensors())
+    modes = _modes(model)
+    try:
+        model.eval()
+        with torch.no_grad():
+            model(*example.args, **example.kwargs)
+    except Exception as error:
+        return ModelError(
+            f"the model must accept `example`. Got tensors of shape {shapes}, and calling "
+            f"{type(model).__name__} on them raised {type(error).__name__}: {error}. "
+            "Pass an example that model(example) accepts."
+        )
+    finally:
+        _restore_modes(model, modes)
+    first_line = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
+    return ModelError(
+        f"softprune reads networks through torch.export, and torch.export refuses {type(model).__name__}: "
+        f"{type(failure).__name__}: {first_line}. Data-dependent Python in forward() is the usual cause; prune the "
+        "part that exports (for detection models: model.backbone)."
+    )

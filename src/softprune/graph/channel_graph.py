@@ -1,0 +1,112 @@
+"""The channel graph of a network: what `trace` returns and every later step reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import nn
+
+from softprune.errors import ModelError
+from softprune.graph import rules_channelwise, rules_layers, rules_movement  # noqa: F401  (they register the rules)
+from softprune.graph.atoms import IntArray
+from softprune.graph.capture import capture
+from softprune.graph.example import Example, ExampleLike
+from softprune.graph.link import Linker
+from softprune.graph.records import Balance, Loose, Mix, Norm, Record
+from softprune.graph.sites import Frozen, Site, find_sites
+
+
+@dataclass(frozen=True)
+class ChannelGraph:
+    """Which channels of which modules are one, in the order of execution."""
+
+    model_class: str
+    example: Example
+    sites: tuple[Site, ...]
+    frozen: tuple[Frozen, ...]
+    records: tuple[Record, ...]
+    balances: tuple[Balance, ...]
+    loose: tuple[Loose, ...]
+    classes: IntArray
+    """Atom -> its class; atoms of one class are kept or cut together."""
+    pinned: IntArray
+    """Classes that are always kept."""
+    outputs: tuple[IntArray, ...]
+    """Atoms of the model's outputs."""
+    suspects: tuple[tuple[IntArray, str], ...]
+    """Atoms that an explicit size in forward() may fix, with the place: a trial cut decides."""
+    unknown: dict[str, str]
+    """Operators without a rule -> one place where they stand."""
+
+    mixes: tuple[Mix, ...]
+    """The convolutions and linear layers, each once."""
+    norms: tuple[Norm, ...]
+    """The BatchNorms, each once."""
+
+    def site(self, name: str) -> Site:
+        """The site called `name`."""
+        for site in self.sites:
+            if site.name == name:
+                return site
+        raise ModelError(
+            f"'{name}' is not a site of this model. Its sites: {', '.join(s.name for s in self.sites)}."
+        )
+
+    def freeze(self, atoms: IntArray, reason: str) -> ChannelGraph:
+        """The same graph with the classes of `atoms` pinned, and sites that thereby lost everything frozen."""
+        pinned = np.union1d(self.pinned, self.classes[atoms])
+        norms = {norm.name: norm for norm in self.norms}
+        lost = [site for site in self.sites if np.isin(self.classes[norms[site.name].outputs], pinned).all()]
+        return replace(
+            self,
+            pinned=pinned,
+            sites=tuple(site for site in self.sites if site not in lost),
+            frozen=self.frozen + tuple(Frozen(site.name, site.width, reason) for site in lost),
+        )
+
+    def only(self, left_out: Mapping[str, str]) -> ChannelGraph:
+        """The same graph with the sites in `left_out` frozen, each for the reason given there."""
+        return replace(
+            self,
+            sites=tuple(site for site in self.sites if site.name not in left_out),
+            frozen=self.frozen
+            + tuple(Frozen(s.name, s.width, left_out[s.name]) for s in self.sites if s.name in left_out),
+        )
+
+
+def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
+    """Read `model` through torch.export and relate its channels. The model is left as it was."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"`model` must be a torch.nn.Module. Got {type(model).__name__}.")
+    captures = capture(model, example)
+    linker = Linker(model, batch=captures[0].example.batch_size() or 1)
+    for captured in captures:
+        linker.walk(captured)
+    for name, loose in linker.loose.items():
+        if linker.claimed(name):
+            reason = f"'{name}' is also used outside its module"
+            linker.table.pin(loose.atoms, reason)
+            records: list[Mix | Norm] = [*linker.mixes.values(), *linker.norms.values()]
+            for record in records:
+                if name.rpartition(".")[0] == record.name:
+                    linker.table.pin(record.inputs, reason)
+                    linker.table.pin(record.outputs, reason)
+    sites, frozen = find_sites(linker)
+    return ChannelGraph(
+        model_class=f"{type(model).__module__}.{type(model).__qualname__}",
+        example=captures[0].example,
+        sites=sites,
+        frozen=frozen,
+        records=tuple(linker.records),
+        mixes=tuple(linker.mixes.values()),
+        norms=tuple(linker.norms.values()),
+        balances=tuple(linker.balances),
+        loose=tuple(linker.loose.values()),
+        classes=linker.table.classes(),
+        pinned=linker.table.pinned(),
+        outputs=tuple(linker.outputs),
+        suspects=tuple(linker.suspects),
+        unknown=dict(linker.unknown),
+    )

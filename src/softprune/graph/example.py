@@ -1,0 +1,76 @@
+"""The example input a user gives: a tensor, positional arguments, or positional and keyword arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from softprune.errors import ModelError
+
+ExampleLike = Any
+"""A tensor, a tuple of positional arguments, or ``(args, kwargs)`` with a tuple and a dict."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One call of the model: ``model(*args, **kwargs)``."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, example: ExampleLike) -> Example:
+        """Read what a user passes as ``example``."""
+        if isinstance(example, Example):
+            return example
+        if isinstance(example, Tensor):
+            return cls((example,), {})
+        if isinstance(example, list):
+            example = tuple(example)
+        if not isinstance(example, tuple):
+            raise ModelError(
+                "`example` must be a tensor, a tuple of positional arguments, or (args, kwargs). "
+                f"Got {type(example).__name__}. Pass what you would pass to the model, e.g. torch.randn(2, 3, 32, 32)."
+            )
+        if len(example) == 2 and isinstance(example[0], tuple) and isinstance(example[1], dict):
+            return cls(example[0], dict(example[1]))
+        return cls(example, {})
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors among the arguments, nested ones too."""
+        return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    def map(self, function: Any) -> Example:
+        """The same call with `function` applied to every tensor."""
+        args, kwargs = pytree.tree_map_only(Tensor, function, (self.args, self.kwargs))
+        return Example(args, kwargs)
+
+    def to_model(self, model: torch.nn.Module) -> Example:
+        """The same call on the device and in the floating dtype of `model`'s parameters."""
+        parameter = next(model.parameters(), None)
+        if parameter is None:
+            return self
+
+        def move(tensor: Tensor) -> Tensor:
+            dtype = parameter.dtype if tensor.is_floating_point() else tensor.dtype
+            return tensor.detach().to(parameter.device, dtype)
+
+        return self.map(move)
+
+    def batch_size(self) -> int | None:
+        """The common first dimension of all tensors, or None where they differ."""
+        sizes = {tensor.shape[0] if tensor.ndim else None for tensor in self.tensors()}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def with_batch(self, size: int) -> Example:
+        """The same call with every tensor's first dimension repeated (or cut) to `size`."""
+
+        def resize(tensor: Tensor) -> Tensor:
+            repeats = -(-size // max(tensor.shape[0], 1))
+            return tensor.repeat(repeats, *(1,) * (tensor.ndim - 1))[:size]
+
+        return self.map(resize)

@@ -1,0 +1,344 @@
+"""Walk the captured operators in order and relate their channels: the linker that the operator rules write to."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from softprune.graph.atoms import AtomTable, IntArray, collapse
+from softprune.graph.capture import Capture
+from softprune.graph.modules import Void
+from softprune.graph.records import Balance, Call, Loose, Mix, Norm, Record, Source, Use
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the graph: its shape, and its atoms in an array that broadcasts to that shape."""
+
+    shape: tuple[int, ...]
+    atoms: IntArray
+
+    def along(self, dim: int) -> IntArray | None:
+        """The atoms along `dim` as a vector; None where they also vary along another dimension."""
+        if any(size > 1 for d, size in enumerate(self.atoms.shape) if d != dim):
+            return None
+        return np.broadcast_to(self.atoms.reshape(-1), (self.shape[dim],))
+
+    def varies_along(self, dim: int) -> bool:
+        return self.atoms.shape[dim] > 1
+
+
+Rule = Callable[["Linker", Node], Any]
+RULES: dict[str, Rule] = {}
+"""Operator name without overload and in-place underscore -> how channels pass through it."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators by name."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def operator_name(node: Node) -> str:
+    """``aten::add_.Tensor`` -> ``add``."""
+    if node.target is operator.getitem:
+        return "getitem"
+    schema = getattr(node.target, "_schema", None)
+    name = schema.name.split("::")[-1] if schema is not None else str(node.target)
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+@dataclass
+class Linker:
+    """The state of the walk, and what the rules may say."""
+
+    model: nn.Module
+    batch: int
+    table: AtomTable = field(default_factory=AtomTable)
+    records: list[Record] = field(default_factory=list)
+    balances: list[Balance] = field(default_factory=list)
+    loose: dict[str, Loose] = field(default_factory=dict)
+    mixes: dict[str, Mix] = field(default_factory=dict)
+    norms: dict[str, Norm] = field(default_factory=dict)
+    outputs: list[IntArray] = field(default_factory=list)
+    suspects: list[tuple[IntArray, str]] = field(default_factory=list)
+    """Atoms whose width an explicit size in forward() may fix, with the place in words: proved by a trial cut."""
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Operators without a rule -> one place where they stand."""
+    voids: dict[str, IntArray] = field(default_factory=dict)
+    norm_nodes: dict[str, list[Node]] = field(default_factory=dict)
+    _values: dict[Node, Any] = field(default_factory=dict)
+    _capture: Capture | None = None
+    _owned: dict[int, str] = field(default_factory=dict)
+    """id(parameter) of cut weights -> name of the record that cuts it."""
+
+    # --- walking -----------------------------------------------------------------------------------------------
+
+    def walk(self, capture: Capture) -> None:
+        """Relate the channels of one captured forward pass."""
+        self._capture = capture
+        self._values = {}
+        for node in capture.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+            elif node.op == "output":
+                self._output(node)
+            elif node.op == "call_function":
+                self._values[node] = self._call(node)
+            else:
+                self._values[node] = self.opaque(node, f"'{node.op}' nodes have no rule")
+
+    def _placeholder(self, node: Node) -> None:
+        assert self._capture is not None
+        example = node.meta.get("val")
+        if not isinstance(example, Tensor):
+            self._values[node] = None
+            return
+        name = self._capture.parameters.get(node.name)
+        if name is None:
+            self._values[node] = self.pinned_value(
+                example, f"they are combined with the model's input '{node.name}'"
+            )
+        else:
+            self._values[node] = node  # a parameter: read by the rule that knows what it is
+
+    def _output(self, node: Node) -> None:
+        for argument in node.all_input_nodes:
+            for value in _flat(self.value(argument)):
+                self.outputs.append(value.atoms.ravel())
+                self.table.pin(value.atoms, "they are an output of the model")
+
+    def _call(self, node: Node) -> Any:
+        name = operator_name(node)
+        if name == "getitem":
+            container: Any = self._values[node.args[0]]  # type: ignore[index]
+            return container[node.args[1]] if isinstance(container, (list, tuple)) else container  # type: ignore[index]
+        if isinstance(self.model.get_submodule(self.module_of(node)[1]), Void):
+            return self._void(node)
+        known = RULES.get(name)
+        if known is not None:
+            return known(self, node)
+        if not any(isinstance(leaf, Tensor) for leaf in _leaves(node.meta.get("val"))):
+            return None
+        operator_label = str(node.target)
+        where = self.where(node)
+        self.unknown.setdefault(operator_label, where)
+        return self.opaque(node, f"they reach {operator_label} in {where}, an operator without a rule")
+
+    def _void(self, node: Node) -> Value:
+        """The constant of a `Void`: its last operator gives it the layer's shape."""
+        _, name = self.module_of(node)
+        module = self.model.get_submodule(name)
+        assert isinstance(module, Void)
+        value = module.value
+        shape = tuple(node.meta["val"].shape)
+        dim = 1 if len(shape) > 2 else len(shape) - 1
+        if shape[dim] != len(value):
+            return self.pinned_value(node.meta["val"], "a Void gives them")
+        if name not in self.voids:
+            self.voids[name] = self.table.fresh(len(value))
+            self.records.append(Source(name, self.voids[name], value.detach().double().cpu()))
+        layout = [1] * len(shape)
+        layout[dim] = len(value)
+        return Value(shape, self.voids[name].reshape(layout))
+
+    # --- what rules ask ----------------------------------------------------------------------------------------
+
+    def value(self, node: Any) -> Any:
+        """The Value (or list of Values) of `node`; a parameter becomes a loose value on its first such use."""
+        value = self._values.get(node)
+        if isinstance(value, Node):
+            return self._loose_value(value)
+        return value
+
+    def parameter_name(self, node: Any) -> str | None:
+        """The parameter or buffer that `node` is, or None."""
+        assert self._capture is not None
+        return self._capture.parameters.get(node.name) if isinstance(node, Node) else None
+
+    def tensor(self, name: str) -> Tensor:
+        """A parameter or buffer of the model by name."""
+        path, _, attribute = name.rpartition(".")
+        return getattr(self.model.get_submodule(path), attribute)
+
+    def module_of(self, node: Node) -> tuple[str, str]:
+        """(call key, module name) of the innermost module whose forward ran `node`."""
+        stack = node.meta.get("nn_module_stack") or {}
+        if not stack:
+            return "", ""
+        key, (name, _) = list(stack.items())[-1]
+        return key, name
+
+    def where(self, node: Node) -> str:
+        """The place of `node` in words."""
+        _, name = self.module_of(node)
+        return f"'{name}'" if name else "the model's forward"
+
+    def positions(self, count: int) -> int:
+        """`count` output positions per sample; none in a train-mode graph, since costs are those of evaluation."""
+        assert self._capture is not None
+        return 0 if self._capture.training else count // self.batch
+
+    # --- what rules say ----------------------------------------------------------------------------------------
+
+    def pinned_value(self, example: Tensor, reason: str) -> Value:
+        """A tensor that keeps its width whatever is cut."""
+        atom = self.table.fresh(1)
+        self.table.pin(atom, reason)
+        return Value(tuple(example.shape), atom.reshape((1,) * example.ndim))
+
+    def opaque(self, node: Node, reason: str) -> Any:
+        """Freeze what reaches `node`, and what leaves it."""
+        for argument in node.all_input_nodes:
+            for value in _flat(self.value(argument)):
+                self.table.pin(value.atoms, reason)
+
+        def freeze(example: Any) -> Any:
+            if isinstance(example, Tensor):
+                return self.pinned_value(example, reason)
+            if isinstance(example, (list, tuple)):
+                return [freeze(item) for item in example]
+            return None
+
+        return freeze(node.meta.get("val"))
+
+    def fresh_value(self, node: Node, dim: int) -> Value:
+        """The output of a parametric operator: new atoms along `dim`."""
+        shape = tuple(node.meta["val"].shape)
+        layout = [1] * len(shape)
+        layout[dim] = shape[dim]
+        return Value(shape, self.table.fresh(shape[dim]).reshape(layout))
+
+    def followed_value(self, node: Node, atoms: IntArray) -> Value:
+        """The output of a channel-wise operator: new atoms in the classes of `atoms`."""
+        return Value(tuple(node.meta["val"].shape), self.table.follow(atoms))
+
+    def moved(self, node: Node, function: Callable[..., Any], values: Sequence[Value], wrap: Any) -> Any:
+        """Run a data movement on the atoms themselves."""
+        moved = function(*wrap([_spread(value) for value in values]))
+
+        def read(result: Any) -> Any:
+            if isinstance(result, Tensor):
+                array = result.numpy().astype(np.int64)
+                return Value(tuple(array.shape), collapse(array))
+            return [read(item) for item in result]
+
+        return read(moved)
+
+    def add_mix(self, node: Node, weight: Node, build: Callable[[str, bool], Mix], use: Use) -> bool:
+        """Record a convolution or linear layer; False where its weight is not one module's own parameter."""
+        owner = self._owner(node, weight)
+        if owner is None:
+            return False
+        name, called = owner
+        parameter = self.tensor(self.parameter_name(weight) or "")
+        first = self._owned.setdefault(id(parameter), name)
+        selectable = called and not self._reads_inside(node)
+        record = self.mixes.get(first)
+        if record is None:
+            record = build(name, selectable)
+            self.mixes[name] = record
+        else:
+            self._share(record.uses[0], use)
+            if name != record.name and name not in record.aliases:
+                record.aliases = (*record.aliases, name)
+        record.uses.append(use)
+        self.records.append(Call(record, use))
+        return True
+
+    def add_norm(self, node: Node, weight: Any, use: Use) -> bool:
+        """Record a BatchNorm; False where its parameters are not one module's own."""
+        owner = self._owner(node, weight)
+        if owner is None:
+            return False
+        name, called = owner
+        parameter = self.tensor(self.parameter_name(weight) or "")
+        if self._owned.setdefault(id(parameter), name) != name:
+            return False
+        record = self.norms.get(name)
+        if record is None:
+            record = Norm(name, called and not self._reads_inside(node))
+            self.norms[name] = record
+        else:
+            self._share(record.uses[0], use)
+        record.uses.append(use)
+        self.records.append(Call(record, use))
+        self.norm_nodes.setdefault(name, []).append(node)
+        return True
+
+    def claimed(self, name: str) -> bool:
+        """Whether the parameter `name` is cut by a convolution, linear layer or BatchNorm."""
+        return id(self.tensor(name)) in self._owned
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _share(self, first: Use, other: Use) -> None:
+        self.table.union(first.inputs, other.inputs)
+        self.table.union(first.outputs, other.outputs)
+
+    def _owner(self, node: Node, weight: Any) -> tuple[str, bool] | None:
+        """(module that holds `weight`, whether `node` ran in that module's own forward)."""
+        name = self.parameter_name(weight)
+        if name is None:
+            return None
+        tensor = self.tensor(name)
+        _, innermost = self.module_of(node)
+        module = self.model.get_submodule(innermost)
+        if any(
+            parameter is tensor for parameter in (*module._parameters.values(), *module._buffers.values())
+        ):
+            return innermost, True
+        return name.rpartition(".")[0], False
+
+    def _reads_inside(self, node: Node) -> bool:
+        """Whether the operator's input was computed within the same call of its module."""
+        key, _ = self.module_of(node)
+        source = node.args[0]
+        stack = source.meta.get("nn_module_stack") if isinstance(source, Node) else None
+        return bool(stack) and key in stack  # type: ignore[operator]
+
+    def _loose_value(self, node: Node) -> Value:
+        name = self.parameter_name(node)
+        assert name is not None
+        tensor = self.tensor(name)
+        wide = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+        if name not in self.loose:
+            atoms = self.table.fresh(tensor.shape[wide[0]] if len(wide) == 1 else 1)
+            if len(wide) != 1:
+                self.table.pin(atoms, f"they are combined with '{name}', whose shape is fixed")
+            self.loose[name] = Loose(name, wide[0] if len(wide) == 1 else -1, atoms)
+        loose = self.loose[name]
+        layout = [1] * tensor.ndim
+        if loose.dim >= 0:
+            layout[loose.dim] = tensor.shape[loose.dim]
+        return Value(tuple(tensor.shape), loose.atoms.reshape(layout))
+
+
+def _spread(value: Value) -> Tensor:
+    """The atoms in the tensor's full shape; float64 holds them exactly and every movement supports it."""
+    return torch.from_numpy(np.broadcast_to(value.atoms, value.shape).astype(np.float64))
+
+
+def _leaves(example: Any) -> list[Any]:
+    if isinstance(example, (list, tuple)):
+        return [leaf for item in example for leaf in _leaves(item)]
+    return [example]
+
+
+def _flat(value: Any) -> list[Value]:
+    if isinstance(value, Value):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _flat(item)]
+    return []

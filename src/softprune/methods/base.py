@@ -1,0 +1,296 @@
+"""What every pruning method has: sites to mask, hooks around a step, a plan, and a verified cut."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from softprune.errors import CheckpointError, ConfigError, ModelError
+from softprune.graph import ExampleLike, Site
+from softprune.inspection import Globs, read_graph
+from softprune.masks import Clock, FixedGate, Gate, MaskedBatchNorm, mask_
+from softprune.masks.hooks import hook_root_, unmask_model_
+from softprune.methods.summary import Summary
+from softprune.plan import PrunePlan, make_plan, required_sites
+from softprune.surgery import Certificate, apply_plan, plain_copy, verify
+
+logger = logging.getLogger(__name__)
+
+
+class Pruner:
+    """A pruning method at work on a model. Subclasses say what gate each site gets and what happens around a step.
+
+    The model's BatchNorms are masked in place (same parameters, same state_dict keys); your loop, optimizer,
+    scheduler and wrappers stay yours.
+    """
+
+    name: ClassVar[str]
+    certificate: Certificate | None
+    """How close masked and compact were at the last :meth:`compact`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        include: Globs = None,
+        exclude: Globs = None,
+        round_to: int = 1,
+        min_channels: int = 0,
+        seed: int = 0,
+    ) -> None:
+        _check_finite(model)
+        self.graph = read_graph(model, example, include=include, exclude=exclude)
+        if not self.graph.sites:
+            raise ModelError(_nothing_to_prune(model, self.graph.frozen))
+        self.model = model
+        self.example = self.graph.example
+        self.round_to = round_to
+        self.required = required_sites(self.graph)
+        self.min_channels = min_channels
+        self.certificate = None
+        device = next(model.parameters()).device
+        self.clock = Clock(seed, device)
+        self._optimizer: Optimizer | None = None
+        gates = [self._gate(number, site) for number, site in enumerate(self.graph.sites)]
+        self._masked: dict[str, MaskedBatchNorm] = {
+            site.name: mask_(model.get_submodule(site.name), gate)  # type: ignore[arg-type]
+            for site, gate in zip(self.graph.sites, gates, strict=True)
+        }
+        self._hooks = hook_root_(model, self.clock, self._masked.values())
+
+    # --- what a method says --------------------------------------------------------------------------------------
+
+    def _gate(self, number: int, site: Site) -> Gate:
+        """The gate of one site."""
+        raise NotImplementedError
+
+    def _extra_loss(self) -> Tensor | None:
+        """What the method adds to the task loss; None for nothing."""
+        return None
+
+    def before_step(self) -> None:
+        """Runs before every optimizer step."""
+
+    def after_step(self) -> None:
+        """Runs after every optimizer step."""
+
+    def end_epoch(self, epoch: int) -> None:
+        """Call after every epoch; most methods do nothing there."""
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The masked BatchNorms."""
+        return self.graph.sites
+
+    def floor(self, site: Site) -> int:
+        """The fewest channels that `site` keeps."""
+        return min(max(self.min_channels, int(site.name in self.required)), site.width)
+
+    def loss(self, task: Tensor) -> Tensor:
+        """The task loss plus what the method adds. Under eval() or no_grad the task loss, unchanged."""
+        if not self.model.training or not torch.is_grad_enabled():
+            return task
+        if not torch.compiler.is_compiling():
+            self._check_sites()
+        extra = self._extra_loss()
+        return task if extra is None else task + extra.to(task.device)
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Let the method's step count, and what it does around a step, ride on the optimizer's own hooks."""
+        if self._optimizer is not None:
+            raise ConfigError(
+                "a pruner rides on one optimizer. Got a second one; "
+                "attach the optimizer that steps the BatchNorms, once."
+            )
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [
+            name
+            for name, bn in self._masked.items()
+            if id(bn.bias) not in owned or id(bn.weight) not in owned
+        ]
+        if missing:
+            raise ConfigError(
+                "the attached optimizer must train scale and shift of every site. "
+                f"Got one without those of {', '.join(map(repr, missing[:3]))}{' ...' if len(missing) > 3 else ''}; "
+                "make it from pruner.parameter_groups() or model.parameters()."
+            )
+        self._optimizer = optimizer
+        decayed = self.decayed_shifts(optimizer)
+        if decayed:
+            logger.warning(
+                "weight decay acts on the shifts of %d masked BatchNorms (%s%s): it holds dead channels back and "
+                "changes the method; use pruner.parameter_groups(weight_decay=...)",
+                len(decayed),
+                ", ".join(decayed[:3]),
+                " ..." if len(decayed) > 3 else "",
+            )
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_optimizer_step),
+            optimizer.register_step_post_hook(self._after_optimizer_step),
+        ]
+
+    def decayed_shifts(self, optimizer: Optimizer) -> list[str]:
+        """Sites whose shift stands in a parameter group with weight decay."""
+        decayed = {
+            id(parameter)
+            for group in optimizer.param_groups
+            if float(group.get("weight_decay", 0) or 0) != 0
+            for parameter in group["params"]
+        }
+        return [name for name, bn in self._masked.items() if id(bn.bias) in decayed]
+
+    def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """Groups for an optimizer: weights and BatchNorm scales decay, shifts and biases do not (METHODS: 2e-4)."""
+        decay: list[nn.Parameter] = []
+        spared: list[nn.Parameter] = []
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                (spared if name.rpartition(".")[2] == "bias" else decay).append(parameter)
+        return [{"params": decay, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+
+    def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.before_step()
+
+    def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # A fused optimizer is stepped by GradScaler even when it skips; it then holds the verdict for its kernel.
+        skipped = getattr(optimizer, "found_inf", None)
+        self.after_step()
+        if skipped is None:
+            self.clock.end_step()
+        else:
+            self.clock.step.add_((skipped == 0).sum())
+            self.clock.forward.zero_()
+
+    # --- the decision --------------------------------------------------------------------------------------------
+
+    def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
+        """The hard mask of every site now, True where a channel is kept. `model`: an EMA or other copy."""
+        self._check_sites()
+        if model is None:
+            return {name: bn.gate.hard(bn).clone() for name, bn in self._masked.items()}
+        twin = self._twin(model)
+        return {
+            name: bn.gate.hard(twin.get_submodule(name)).clone()  # type: ignore[arg-type]
+            for name, bn in self._masked.items()
+        }
+
+    def plan(self, model: nn.Module | None = None) -> PrunePlan:
+        """The decision as data: what every module would keep if the network were cut now."""
+        network = self.model if model is None else self._twin(model)
+        _check_finite(network)
+        return make_plan(self.graph, network, self.masks(model), round_to=self.round_to)
+
+    def summary(self) -> Summary:
+        """Width and kept channels per site, and the totals before and after. Prints as a table."""
+        return Summary.of(
+            self.graph, self.masks(), self.plan(), {site.name: self.floor(site) for site in self.sites}
+        )
+
+    def compact(self, model: nn.Module | None = None) -> nn.Module:
+        """A new module of the same class with the silent channels cut out, verified equal to the masked model.
+
+        `model` may be a copy of the trained network (an EMA, say) whose weights are to be cut instead. Nothing of
+        either is changed; if the result were not exact, a VerificationError is raised and there is no result.
+        """
+        network = self.model if model is None else self._twin(model)
+        masks = self.masks(model)
+        plan = self.plan(model)
+        # Constants that fold into a float32 bias are rounded there, so the proof is made on a float64 cut.
+        wide = plain_copy(network).double()
+        reference = plain_copy(wide)
+        for name, mask in masks.items():
+            mask_(reference.get_submodule(name), FixedGate(mask))  # type: ignore[arg-type]
+        self.certificate = verify(reference, apply_plan(plan, wide), self.example)
+        logger.info("%s", self.certificate)
+        compact = apply_plan(plan, network)
+        if not any(cut.changes for cut in plan.modules.values()):
+            logger.warning("no channel was silent: the compact network is as large as the dense one")
+        return compact
+
+    def detach(self) -> nn.Module:
+        """Give the plain model back, with the weights as they are now; the pruner ends."""
+        unmask_model_(self.model)
+        for handle in getattr(self, "_handles", ()):
+            handle.remove()
+        return self.model
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything to resume exactly, beside the model's and the optimizer's own state."""
+        return {
+            "method": self.name,
+            "sites": [site.name for site in self.sites],
+            "clock": self.clock.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken."""
+        expected = {"method": self.name, "sites": [site.name for site in self.sites]}
+        for key, value in expected.items():
+            if state.get(key) != value:
+                raise CheckpointError(
+                    "a pruner's state must be of the same method and sites. "
+                    f"Its {key!r} is {value!r}; got {state.get(key)!r}."
+                )
+        self.clock.load_state_dict(state["clock"])
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _check_sites(self) -> None:
+        """Our masked modules must still be the model's own."""
+        for name, bn in self._masked.items():
+            here = self._lookup(name)
+            if here is not bn or not isinstance(here, MaskedBatchNorm):
+                raise ModelError(
+                    f"the sites of a pruner must stay in place. '{name}' is now "
+                    f"{'gone' if here is None else 'a ' + type(here).__name__}, no longer the BatchNorm that was "
+                    "masked; convert modules (convert_sync_batchnorm, fusing, wrapping) before making the pruner, "
+                    "or detach() first."
+                )
+
+    def _lookup(self, name: str) -> nn.Module | None:
+        try:
+            return self.model.get_submodule(name)
+        except AttributeError:
+            return None
+
+    def _twin(self, model: nn.Module) -> nn.Module:
+        """The network inside DDP, EMA or compile wrappers, which must be a copy of ours."""
+        while type(model) is not type(self.model):
+            inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
+            if not isinstance(inner, nn.Module):
+                raise ModelError(
+                    f"`model` must be a copy of the network that is being pruned, a {type(self.model).__name__}. "
+                    f"Got a {type(model).__name__}."
+                )
+            model = inner
+        return model
+
+
+def _check_finite(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ModelError(
+                f"parameters and statistics must be finite. Got NaN or infinity in '{name}'; go back to a checkpoint "
+                "from before training diverged."
+            )
+
+
+def _nothing_to_prune(model: nn.Module, frozen: Iterable[Any]) -> str:
+    reasons = [f"'{item.name}': {item.reason}" for item in frozen]
+    if not reasons:
+        return (
+            "softprune masks BatchNorms that an activation follows. "
+            f"Got a {type(model).__name__} without any BatchNorm: there is nothing to prune here."
+        )
+    shown = "; ".join(reasons[:5]) + (f"; and {len(reasons) - 5} more" if len(reasons) > 5 else "")
+    return f"no BatchNorm of this {type(model).__name__} can be masked: {shown}."

@@ -1,0 +1,73 @@
+"""Where pruning stands: width and kept channels per site, totals before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from softprune.graph import ChannelGraph
+from softprune.plan import PrunePlan
+
+
+@dataclass(frozen=True)
+class SiteSummary:
+    """One masked BatchNorm."""
+
+    name: str
+    activation: str
+    width: int
+    kept: int
+    floor: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All sites, and what a cut would leave. Prints as a table."""
+
+    sites: tuple[SiteSummary, ...]
+    channels: int
+    dense_channels: int
+    macs: int
+    dense_macs: int
+    params: int
+    dense_params: int
+    filled: tuple[str, ...]
+    """Modules that keep one channel for the shapes' sake although nobody reads them."""
+
+    @classmethod
+    def of(
+        cls, graph: ChannelGraph, masks: Mapping[str, Tensor], plan: PrunePlan, floors: Mapping[str, int]
+    ) -> Summary:
+        """Read masks and plan."""
+        kept = {name: int(mask.sum()) for name, mask in masks.items()}
+        return cls(
+            sites=tuple(
+                SiteSummary(site.name, site.activation, site.width, kept[site.name], floors[site.name])
+                for site in graph.sites
+            ),
+            channels=sum(kept.values()),
+            dense_channels=sum(site.width for site in graph.sites),
+            macs=plan.macs,
+            dense_macs=plan.dense_macs,
+            params=plan.params,
+            dense_params=plan.dense_params,
+            filled=plan.floored,
+        )
+
+    def __str__(self) -> str:
+        name = max(4, *(len(site.name) for site in self.sites))
+        lines = [f"{'site':<{name}}  width  kept"]
+        for site in self.sites:
+            at_floor = "  at its floor" if 0 < site.floor == site.kept < site.width else ""
+            lines.append(f"{site.name:<{name}}  {site.width:>5}  {site.kept:>4}{at_floor}")
+        for label, after, before in (
+            ("channels", self.channels, self.dense_channels),
+            ("MACs", self.macs, self.dense_macs),
+            ("parameters", self.params, self.dense_params),
+        ):
+            lines.append(f"{label}: {after:,} of {before:,} ({100 * (1 - after / max(before, 1)):.1f}% cut)")
+        if self.filled:
+            lines.append(f"kept one channel for the shapes' sake: {', '.join(self.filled)}")
+        return "\n".join(lines)

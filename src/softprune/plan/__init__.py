@@ -1,0 +1,7 @@
+"""From hard masks to the decision what every module keeps."""
+
+from softprune.plan.make import make_plan
+from softprune.plan.prune_plan import ModuleCut, ParameterCut, PrunePlan
+from softprune.plan.required import required_sites
+
+__all__ = ["ModuleCut", "ParameterCut", "PrunePlan", "make_plan", "required_sites"]

@@ -1,0 +1,115 @@
+"""Zero flows forward: which channels are constant over batch and space once the masks are hard, and at what value.
+
+A dropped channel is exactly zero. Behind a further BatchNorm a zero becomes another constant, behind an activation
+that constant's image, and a layer that reads only constants gives constants. Everything is float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from softprune.graph import ChannelGraph
+from softprune.graph.atoms import PAD, IntArray
+from softprune.graph.records import Call, Evaluate, Gather, Join, Map, Mix, Source
+
+FloatArray = NDArray[np.float64]
+
+
+def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray[np.bool_]]) -> FloatArray:
+    """The constant value of every atom; NaN where the atom is live."""
+    values: FloatArray = np.full(len(graph.classes), np.nan)
+    values[PAD] = 0.0
+    for record in graph.records:
+        if isinstance(record, Call):
+            layer, use = record.layer, record.use
+            if isinstance(layer, Mix):
+                values[use.outputs] = _mixed(layer, model, values[use.inputs], len(use.outputs))
+                continue
+            values[use.outputs] = _normalised(model.get_submodule(layer.name), values[use.inputs])
+            if layer.name in masks:
+                values[use.outputs[~masks[layer.name]]] = 0.0
+        elif isinstance(record, Map):
+            values[record.outputs] = _mapped(record, values[record.inputs])
+        elif isinstance(record, Join):
+            values[record.outputs] = _joined(record, values[record.left], values[record.right])
+        elif isinstance(record, Gather):
+            values[record.outputs] = values[record.inputs]
+        elif isinstance(record, Source):
+            values[record.outputs] = record.values.numpy()
+    return values
+
+
+def _array(tensor: Tensor) -> FloatArray:
+    return tensor.detach().to("cpu", torch.float64).numpy()
+
+
+def _normalised(module: Any, inputs: FloatArray) -> FloatArray:
+    if np.isnan(inputs).all() or getattr(module, "running_mean", None) is None:
+        return np.full(len(inputs), np.nan)
+    scale = 1.0 / np.sqrt(_array(module.running_var) + module.eps)
+    out = (inputs - _array(module.running_mean)) * scale
+    if module.weight is not None:
+        out = out * _array(module.weight) + _array(module.bias)
+    return out
+
+
+def _mixed(record: Mix, model: nn.Module, inputs: FloatArray, width: int) -> FloatArray:
+    out: FloatArray = np.full(width, np.nan)
+    by_group = inputs.reshape(record.groups, -1)
+    zero = (by_group == 0).all(axis=1)
+    # Zero padding around a constant other than zero gives a border: no constant any more.
+    constant = zero if record.padded else ~np.isnan(by_group).any(axis=1)
+    if not constant.any():
+        return out
+    module = model.get_submodule(record.name)
+    bias = _array(module.bias) if module.bias is not None else np.zeros(width)  # type: ignore[arg-type]
+    out = out.reshape(record.groups, -1)
+    out[constant] = bias.reshape(record.groups, -1)[constant]
+    live = constant & ~zero
+    if live.any():
+        weight = _array(module.weight)  # type: ignore[arg-type]
+        weight = weight.reshape(*weight.shape[:2], -1).sum(axis=2)
+        grouped = weight.reshape(record.groups, -1, weight.shape[1])
+        sums = np.einsum("goi,gi->go", grouped, np.nan_to_num(by_group))
+        out[live] += sums[live]
+    return out.ravel()
+
+
+def _evaluated(evaluate: Evaluate, *columns: FloatArray) -> FloatArray:
+    return _array(evaluate(*(torch.from_numpy(column.copy()) for column in columns)))
+
+
+def _mapped(record: Map, inputs: FloatArray) -> FloatArray:
+    flat = inputs.ravel()
+    out: FloatArray = np.full(flat.shape, np.nan)
+    if record.evaluate is not None:
+        known = ~np.isnan(flat)
+        if known.any():
+            out[known] = _evaluated(record.evaluate, flat[known])
+    elif record.keeps_zero:
+        out[flat == 0] = 0.0
+    return out.reshape(inputs.shape)
+
+
+def _joined(record: Join, left: FloatArray, right: FloatArray) -> FloatArray:
+    out: FloatArray = np.full(left.shape, np.nan)
+    known = ~np.isnan(left) & ~np.isnan(right)
+    if known.any():
+        out[known] = _evaluated(record.evaluate, left[known], right[known])
+    if record.absorbs_zero:
+        out[(left == 0) | (right == 0)] = 0.0
+    return out
+
+
+def mixed_constant(weight: Tensor, kept: IntArray, values: FloatArray) -> Tensor:
+    """What the inputs that are not `kept`, constant at `values`, add to each output of a layer with one group."""
+    dropped = np.setdiff1d(np.arange(len(values)), kept)
+    columns = weight.detach().to("cpu", torch.float64)
+    columns = columns.reshape(*columns.shape[:2], -1).sum(dim=2)
+    return columns[:, dropped] @ torch.from_numpy(values[dropped])

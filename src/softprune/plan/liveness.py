@@ -1,0 +1,192 @@
+"""Unread flows backward: which channels somebody still needs, and which must be there for the shapes' sake.
+
+Two facts per class of atoms: *demanded* (a layer that is still computed reads it, and it is no constant the layer
+can do without) and *present* (demanded, or tied to something demanded, or filling up a group, a floor or a multiple).
+Both only grow, so a few sweeps settle them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from softprune.graph import ChannelGraph
+from softprune.graph.atoms import IntArray
+from softprune.graph.records import Call, Gather, Mix, Norm
+from softprune.plan.constants import FloatArray
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass
+class Liveness:
+    """The settled facts, and how to ask for them."""
+
+    graph: ChannelGraph
+    values: FloatArray
+    """Constants per atom, NaN for live ones."""
+    round_to: int = 1
+    floored: list[str] = field(default_factory=list)
+    """Modules that kept one channel although nobody reads them."""
+    demanded: BoolArray = field(init=False)
+    present: BoolArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        size = len(self.graph.classes)
+        self.demanded = np.zeros(size, dtype=bool)
+        self.demanded[self.graph.pinned] = True
+        self.present = self.demanded.copy()
+
+    # --- questions ---------------------------------------------------------------------------------------------
+
+    def is_present(self, atoms: IntArray) -> BoolArray:
+        return self.present[self.graph.classes[atoms]]
+
+    def is_demanded(self, atoms: IntArray) -> BoolArray:
+        return self.demanded[self.graph.classes[atoms]]
+
+    def can_miss(self, mix: Mix) -> BoolArray:
+        """The inputs that `mix` can do without: zeros, and constants that fold into its bias."""
+        folds = not mix.padded and mix.groups == 1
+        first = self.values[mix.inputs]
+        missable = ~np.isnan(first) if folds else first == 0
+        for use in mix.uses[1:]:
+            missable &= self.values[use.inputs] == first
+        return missable
+
+    def is_void(self, mix: Mix) -> bool:
+        """Whether `mix` has nothing to compute: nobody demands it, or it gives a constant whatever comes in."""
+        if not any(self.is_demanded(use.outputs).any() for use in mix.uses):
+            return True
+        if not self.can_miss(mix).all():
+            return False
+        outputs = [self.values[use.outputs] for use in mix.uses]
+        return all(np.array_equal(other, outputs[0]) for other in outputs) and not np.isnan(outputs[0]).any()
+
+    # --- settling ----------------------------------------------------------------------------------------------
+
+    def settle(self) -> Liveness:
+        """Grow both facts until every rule holds."""
+        while True:
+            self._propagate()
+            if self._fill_balances() | self._fill_groups() | self._fill_multiples():
+                continue
+            if not self._floor():
+                return self
+
+    def _propagate(self) -> None:
+        while True:
+            before = (int(self.demanded.sum()), int(self.present.sum()))
+            for record in reversed(self.graph.records):
+                layer = record.layer if isinstance(record, Call) else record
+                if isinstance(layer, Mix):
+                    self._demand_inputs(layer)
+                elif isinstance(layer, (Norm, Gather)):
+                    self._follow(layer.inputs, layer.outputs)
+                    if isinstance(layer, Norm) and not layer.selectable:
+                        # No place for an index: what comes in goes out, zeroed where it was masked.
+                        self.present[self.graph.classes[layer.outputs[self.is_present(layer.inputs)]]] = True
+            self.present |= self.demanded
+            if before == (int(self.demanded.sum()), int(self.present.sum())):
+                return
+
+    def _follow(self, inputs: IntArray, outputs: IntArray) -> None:
+        """Channel by channel: what leaves must have come in."""
+        classes = self.graph.classes
+        self.demanded[classes[inputs[self.is_demanded(outputs)]]] = True
+        self.present[classes[inputs[self.is_present(outputs)]]] = True
+
+    def _demand_inputs(self, mix: Mix) -> None:
+        classes = self.graph.classes
+        if depthwise(mix):
+            multiplier = len(mix.outputs) // len(mix.inputs)
+            outputs = mix.outputs.reshape(-1, multiplier)[:, 0]
+            self.present[classes[mix.inputs[self.is_present(outputs)]]] = True
+            if not mix.selectable:
+                self.present[classes[outputs[self.is_present(mix.inputs)]]] = True
+            if not self.is_void(mix):
+                self.demanded[classes[mix.inputs[self.is_demanded(outputs) & ~self.can_miss(mix)]]] = True
+            return
+        if self.is_void(mix):
+            return
+        needed = ~self.can_miss(mix)
+        read = self.is_demanded(mix.outputs).reshape(mix.groups, -1).any(axis=1)
+        needed &= np.repeat(read, len(mix.inputs) // mix.groups)
+        self.demanded[classes[mix.inputs[needed]]] = True
+        if not needed.any():  # outputs that differ between its uses: it must read something to be computed
+            self.demanded[classes[mix.inputs]] = True
+
+    def _fill_balances(self) -> bool:
+        changed = False
+        for balance in self.graph.balances:
+            counts = [int(self.is_present(piece).sum()) for piece in balance.pieces]
+            for piece, count in zip(balance.pieces, counts, strict=True):
+                changed |= self._add(piece, max(counts) - count)
+        return changed
+
+    def _fill_groups(self) -> bool:
+        """The groups of a grouped convolution that remain have equally many inputs, and equally many outputs."""
+        changed = False
+        for mix in self.graph.mixes:
+            if mix.groups == 1 or depthwise(mix) or self.is_void(mix):
+                continue
+            inputs, outputs = mix.inputs.reshape(mix.groups, -1), mix.outputs.reshape(mix.groups, -1)
+            remaining = self.groups_left(mix)
+            most_outputs = max(int(self.is_present(outputs[group]).sum()) for group in remaining)
+            most_inputs = max(1, *(len(self.group_inputs(mix, group)) for group in remaining))
+            for group in remaining:
+                changed |= self._add(
+                    outputs[group], most_outputs - int(self.is_present(outputs[group]).sum())
+                )
+                changed |= self._add(inputs[group], most_inputs - int(self.is_present(inputs[group]).sum()))
+        return changed
+
+    def groups_left(self, mix: Mix) -> list[int]:
+        """The groups of `mix` that are still computed."""
+        present = self.is_present(mix.outputs).reshape(mix.groups, -1).any(axis=1)
+        if not mix.selectable:
+            present |= self.is_present(mix.inputs).reshape(mix.groups, -1).any(axis=1)
+        return np.flatnonzero(present).tolist()
+
+    def group_inputs(self, mix: Mix, group: int) -> IntArray:
+        """The inputs that one group must read, by their number within the group."""
+        present = self.is_present(mix.inputs).reshape(mix.groups, -1)[group]
+        if mix.selectable:
+            present = present & ~self.can_miss(mix).reshape(mix.groups, -1)[group]
+        return np.flatnonzero(present)
+
+    def _fill_multiples(self) -> bool:
+        if self.round_to == 1:
+            return False
+        changed = False
+        for mix in self.graph.mixes:
+            if self.is_void(mix) or (mix.groups > 1 and not depthwise(mix)):
+                continue
+            changed |= self._add(mix.outputs, -int(self.is_present(mix.outputs).sum()) % self.round_to)
+        return changed
+
+    def _floor(self) -> bool:
+        """Nothing can be called without channels: who kept none keeps one."""
+        for record in reversed(self.graph.records):
+            layer = record.layer if isinstance(record, Call) else record
+            if isinstance(layer, (Mix, Norm, Gather)) and not self.is_present(layer.outputs).any():
+                inputs = layer.inputs if isinstance(layer, (Norm, Gather)) else layer.outputs
+                there = np.flatnonzero(self.is_present(inputs))
+                choice = int(there[0]) if len(there) else 0
+                self.present[self.graph.classes[layer.outputs[choice]]] = True
+                self.floored.append(layer.name)
+                return True
+        return False
+
+    def _add(self, atoms: IntArray, count: int) -> bool:
+        """Make up to `count` more of `atoms` present."""
+        absent = np.flatnonzero(~self.is_present(atoms))[: max(count, 0)]
+        self.present[self.graph.classes[atoms[absent]]] = True
+        return len(absent) > 0
+
+
+def depthwise(mix: Mix) -> bool:
+    """One input channel per group: channels pass one by one."""
+    return mix.groups > 1 and mix.groups == len(mix.inputs)

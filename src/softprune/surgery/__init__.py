@@ -1,0 +1,19 @@
+"""Apply a plan to a network, prove it equal, carry the optimizer over, and keep it on disk."""
+
+from softprune.surgery.apply import apply_plan, plain_copy, plans_of
+from softprune.surgery.files import load, save
+from softprune.surgery.optimizer import remap_optimizer
+from softprune.surgery.probe import prove_sizes
+from softprune.surgery.verify import Certificate, verify
+
+__all__ = [
+    "Certificate",
+    "apply_plan",
+    "load",
+    "plain_copy",
+    "plans_of",
+    "prove_sizes",
+    "remap_optimizer",
+    "save",
+    "verify",
+]

@@ -1,0 +1,160 @@
+"""Cut a network: a new module of the same class, with the channels of a plan removed."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from softprune.errors import PlanError
+from softprune.graph.modules import Select, Void, select_input
+from softprune.masks.hooks import unmask_model_
+from softprune.plan import ModuleCut, PrunePlan
+from softprune.plan.constants import FloatArray, mixed_constant
+from softprune.surgery.slicing import slice_tensor, take
+
+HISTORY = "_softprune_plans"
+"""Attribute of a compact model: the plans that led to it from its dense definition, in order."""
+
+
+def plans_of(model: nn.Module) -> tuple[PrunePlan, ...]:
+    """The plans that led to `model` from its dense definition; empty for a dense model."""
+    return getattr(model, HISTORY, ())
+
+
+def plain_copy(model: nn.Module) -> nn.Module:
+    """A deep copy of `model` without masks: the network as its class defines it."""
+    duplicate = copy.deepcopy(model)
+    unmask_model_(duplicate)
+    return duplicate
+
+
+Renewed = dict[int, tuple[nn.Parameter, nn.Parameter]]
+"""id(old) -> (old, new): a parameter that two modules share is cut once and stays shared."""
+
+
+def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
+    """A new module of `model`'s class that keeps what `plan` keeps; `model` is left as it was.
+
+    A plan read from a file knows no constants: folded biases then start at zero, for the weights to be loaded.
+    """
+    plan.check_fits(model)
+    compact = plain_copy(model)
+    renewed: Renewed = {}
+    for name, cut in plan.modules.items():
+        if cut.changes:
+            names = (name, *(alias for alias, target in plan.aliases.items() if target == name))
+            for module_name in names:
+                _cut_module(compact, module_name, cut, renewed, plan.constants.get(name))
+    for name, loose in plan.parameters.items():
+        owner, attribute = _owner(compact, name)
+        _renew(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept), renewed)
+    setattr(compact, HISTORY, (*plans_of(model), plan))
+    return compact
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    return model.get_submodule(path), attribute
+
+
+def _cut_module(
+    model: nn.Module, name: str, cut: ModuleCut, renewed: Renewed, constants: FloatArray | None
+) -> None:
+    module = model.get_submodule(name)
+    if cut.void:
+        _replace(model, name, _void(module, cut, constants))
+        return
+    if cut.kind == "select":
+        assert isinstance(module, Select)
+        assert cut.select is not None
+        module.index = torch.tensor(cut.select, device=module.index.device)
+        module.source_width = cut.source_width
+        return
+    correction = _folded(module, cut, constants) if cut.folded else None
+    for attribute in list(module._parameters):
+        tensor = module._parameters[attribute]
+        if tensor is not None:
+            _renew(module, attribute, slice_tensor(cut, attribute, tensor), renewed)
+    for attribute in list(module._buffers):
+        buffer = module._buffers[attribute]
+        if buffer is not None:
+            module._buffers[attribute] = slice_tensor(cut, attribute, buffer)
+    if correction is not None:
+        _add_bias(module, correction)
+    _describe(module, cut)
+    if cut.zeroed:
+        with torch.no_grad():
+            index = torch.tensor(cut.zeroed, device=module.weight.device)  # type: ignore[arg-type]
+            module.weight[index] = 0  # type: ignore[index, operator]
+            module.bias[index] = 0  # type: ignore[index, operator]
+    if cut.select is not None:
+        device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+        if isinstance(getattr(module, "select", None), nn.Module):
+            raise PlanError(f"'{name}' has a Select already, which its own cut should have shortened.")
+        module.add_module("select", Select(torch.tensor(cut.select, device=device), cut.source_width))
+        module.register_forward_pre_hook(select_input)
+
+
+def _renew(owner: nn.Module, attribute: str, tensor: Tensor, renewed: Renewed) -> None:
+    """Put `tensor` in place of a parameter or buffer; a parameter shared by two modules stays shared."""
+    old = getattr(owner, attribute)
+    if attribute in owner._buffers:
+        owner._buffers[attribute] = tensor
+        return
+    if id(old) not in renewed:
+        renewed[id(old)] = (old, nn.Parameter(tensor, requires_grad=old.requires_grad))
+    owner._parameters[attribute] = renewed[id(old)][1]
+
+
+def _describe(module: nn.Module, cut: ModuleCut) -> None:
+    """Bring the module's own numbers in line with its tensors."""
+    widths = {
+        "in_channels": len(cut.inputs),
+        "out_channels": len(cut.outputs),
+        "in_features": len(cut.inputs),
+        "out_features": len(cut.outputs),
+        "num_features": len(cut.outputs),
+    }
+    for attribute, width in widths.items():
+        if hasattr(module, attribute):
+            setattr(module, attribute, width)
+    if hasattr(module, "groups"):
+        module.groups = cut.groups  # type: ignore[assignment]
+
+
+def _void(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> Void:
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    value = (
+        torch.zeros(cut.width_out, dtype=torch.float64) if constants is None else torch.from_numpy(constants)
+    )
+    # Channels that stay for the shapes' sake only have no constant; nobody reads them.
+    kept = torch.nan_to_num(value)[list(cut.outputs)]
+    void = Void(module, kept.to(weight.device, weight.dtype))
+    void.training = module.training
+    return void
+
+
+def _folded(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> Tensor:
+    """What the dropped constant inputs add to the kept outputs."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    if constants is None:
+        return torch.zeros(len(cut.outputs), device=weight.device, dtype=weight.dtype)
+    total = mixed_constant(weight, np.array(cut.inputs, dtype=np.int64), constants)
+    return total[list(cut.outputs)].to(weight.device, weight.dtype)
+
+
+def _add_bias(module: nn.Module, correction: Tensor) -> None:
+    if module.bias is None:
+        trains = module.weight.requires_grad
+        module.bias = nn.Parameter(correction, requires_grad=trains)  # type: ignore[arg-type]
+    else:
+        with torch.no_grad():
+            module.bias += correction  # type: ignore[operator]
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    path, _, attribute = name.rpartition(".")
+    model.get_submodule(path)._modules[attribute] = module

@@ -1,0 +1,169 @@
+"""A compact network on disk: a folder with weights.safetensors and plan.json. Never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TypeVar
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from softprune.errors import FileFormatError, PlanError
+from softprune.plan import PrunePlan
+from softprune.surgery.apply import apply_plan, plans_of
+
+FORMAT = "softprune.compact"
+VERSION = 1
+WEIGHTS = "weights.safetensors"
+PLAN = "plan.json"
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def save(compact: nn.Module, folder: str | os.PathLike[str]) -> Path:
+    """Write a compact network as `folder`/weights.safetensors and `folder`/plan.json.
+
+    Written under a temporary name and renamed, so that a folder of that name is always whole; an earlier one is
+    replaced.
+    """
+    history = plans_of(compact)
+    if not history:
+        raise PlanError(
+            f"`save` writes networks that softprune cut. Got a {type(compact).__name__} without a plan; "
+            "pass what pruner.compact() or softprune.load() returned."
+        )
+    target = Path(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        tensors = {name: _storable(tensor) for name, tensor in compact.state_dict().items()}
+        safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "weights_sha256": _sha256(temporary / WEIGHTS),
+            "plans": [json.loads(plan.to_json()) for plan in history],
+        }
+        (temporary / PLAN).write_text(json.dumps(document, separators=(",", ":"), sort_keys=True))
+        temporary.chmod(0o755)
+        _swap(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def load(folder: str | os.PathLike[str], model: Model) -> Model:
+    """The compact network of `folder`, rebuilt from the dense definition `model` (which stays as it is).
+
+    `model` must be of the class, and built with the arguments, of the network that was pruned; its weights do not
+    matter. The result is on `model`'s device, in the saved dtype, and in eval mode.
+    """
+    path = Path(folder)
+    plans, digest = _read_plans(path)
+    if _sha256(path / WEIGHTS) != digest:
+        raise FileFormatError(
+            f"'{path / WEIGHTS}' does not match the checksum in {PLAN}: it was truncated, changed, or belongs to "
+            "another network. Save or copy the folder again."
+        )
+    try:
+        tensors = safetensors.torch.load_file(path / WEIGHTS)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise FileFormatError(f"'{path / WEIGHTS}' is not a readable safetensors file: {error}.") from error
+    compact: Model = model
+    for plan in plans:
+        compact = apply_plan(plan, compact)  # type: ignore[assignment]
+    _check_tensors(compact, tensors)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    compact.load_state_dict({name: tensor.to(device) for name, tensor in tensors.items()}, assign=True)
+    _tie_again(compact, model)
+    return compact.eval()
+
+
+def _storable(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise FileFormatError(
+            f"a saved network is a folder with {WEIGHTS} and {PLAN}. Got no readable '{path}': {error.strerror}."
+        ) from error
+
+
+def _read_plans(folder: Path) -> tuple[list[PrunePlan], str]:
+    path = folder / PLAN
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise FileFormatError(
+            f"a saved network is a folder with {WEIGHTS} and {PLAN}. Got no readable '{path}': {error.strerror}."
+        ) from error
+    except ValueError as error:
+        raise FileFormatError(
+            f"'{path}' is not whole JSON ({error}). Save or copy the folder again."
+        ) from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise FileFormatError(f'\'{path}\' is not a softprune network. Its "format" must be "{FORMAT}".')
+    if document.get("version") != VERSION:
+        raise FileFormatError(
+            f"this softprune reads networks of version {VERSION}. Got version {document.get('version')!r} in '{path}'."
+        )
+    plans, digest = document.get("plans"), document.get("weights_sha256")
+    if not isinstance(plans, list) or not plans or not isinstance(digest, str):
+        raise FileFormatError(
+            f"'{path}' lacks its plans or the checksum of the weights. Save or copy it again."
+        )
+    return [PrunePlan.from_json(json.dumps(plan)) for plan in plans], digest
+
+
+def _check_tensors(compact: nn.Module, tensors: dict[str, Tensor]) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in compact.state_dict().items()}
+    got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(expected.keys() | got.keys()):
+        if expected.get(name) != got.get(name):
+            raise FileFormatError(
+                f"the weights must fit the plan. '{name}' should be {expected.get(name, 'absent')}; "
+                f"got {got.get(name, 'absent')}. The folder mixes two networks; save it again."
+            )
+
+
+def _tie_again(compact: nn.Module, model: nn.Module) -> None:
+    """Parameters that the dense definition shares between modules are shared again."""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        original = first.setdefault(id(parameter), name)
+        if original != name:
+            path, _, attribute = name.rpartition(".")
+            try:
+                compact.get_submodule(path)._parameters[attribute] = compact.get_parameter(original)
+            except AttributeError:
+                continue  # cut away
+
+
+def _swap(temporary: Path, target: Path) -> None:
+    """Rename `temporary` to `target`; an earlier folder there makes way first and is removed last."""
+    if not target.exists():
+        temporary.rename(target)
+        return
+    if not target.is_dir() or (any(target.iterdir()) and not (target / PLAN).exists()):
+        raise FileFormatError(
+            f"`save` replaces only folders that softprune wrote. Got '{target}'; choose another name."
+        )
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+    target.rename(old / target.name)
+    try:
+        temporary.rename(target)
+    except OSError:
+        (old / target.name).rename(target)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
