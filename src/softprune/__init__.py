@@ -7,6 +7,7 @@ loss = pruner.loss(task_loss)   # the one changed line of your loop
 small = pruner.compact()        # an ordinary, smaller nn.Module, verified equal
 """
 
+from softprune import data, models
 from softprune.cost import Cost, cost
 from softprune.errors import SoftpruneError
 from softprune.inspection import Inspection, inspect
@@ -29,8 +30,10 @@ __all__ = [
     "__version__",
     "apply_plan",
     "cost",
+    "data",
     "inspect",
     "load",
+    "models",
     "remap_optimizer",
     "save",
     "verify",
