@@ -71,12 +71,13 @@ class Browser:
         self.problems.clear()
         self.requests.clear()
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.call("Emulation.setEmulatedMedia", features=scheme)
+        self.call("Emulation.setEmulatedMedia", features=scheme, media="")
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self._events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        answer = self.call("Page.navigate", url=path.resolve().as_uri())
+        assert "errorText" not in answer, f"{path}: {answer['errorText']}"
         self._until("Page.loadEventFired")
 
     def evaluate(self, expression: str) -> Any:

@@ -14,7 +14,7 @@ from .comparison.profiles import profiles
 from .comparison.table import summary_table
 from .document import document
 from .figures import fold
-from .grouping import Group, group_runs
+from .grouping import Group, group_runs, with_baselines
 from .markup import Markup, el
 from .reading import load_run
 from .records import Run
@@ -43,7 +43,7 @@ def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
 
 def comparison_page(runs: Sequence[Run], out: Path) -> str:
     """The page's HTML; links to the runs' own reports are relative to ``out``."""
-    groups = group_runs(runs)
+    groups = group_runs(with_baselines(runs))
     parts = (
         _headline(runs, groups),
         summary_table(groups, out),
@@ -66,7 +66,7 @@ def _title(runs: Sequence[Run], groups: Sequence[Group]) -> str:
 def _headline(runs: Sequence[Run], groups: Sequence[Group]) -> Markup:
     seeds = sorted({run.seed for run in runs if run.seed is not None})
     facts = [("runs", str(len(runs))), ("seeds", ", ".join(map(str, seeds)))]
-    notes = sorted({note for run in runs for note in run.notes})
+    notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
     if len({run.data for run in runs}) > 1:
         notes.append("These runs are on different data: their accuracies do not compare.")
     return el(

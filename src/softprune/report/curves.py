@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from .figures import Canvas, apart, line_path, svg, x_axis, y_axis
 from .formats import accuracy, percent, significant
@@ -64,13 +63,18 @@ def curves_data(lines: Sequence[Series]) -> dict[str, object]:
 
 
 def lr_drops(rows: Sequence[Epoch]) -> list[tuple[int, float]]:
-    """(epoch, new rate) where the rate falls in a step; a schedule that falls smoothly marks nothing."""
-    falls = [
-        (after.epoch, after.lr)
-        for before, after in pairwise(rows)
-        if before.lr and after.lr and after.lr < 0.6 * before.lr
-    ]
-    return falls if len(falls) <= 6 else []
+    """(epoch, new rate) where the rate falls from one plateau to the next; a smooth schedule has none."""
+    rates = [row.lr for row in rows]
+    falls = []
+    for position in range(1, len(rates)):
+        before, now = rates[position - 1], rates[position]
+        if before is None or now is None or now > 0.95 * before:
+            continue
+        level_before = position < 2 or rates[position - 2] == before
+        level_after = position + 1 == len(rates) or rates[position + 1] == now
+        if level_before and level_after:
+            falls.append((rows[position].epoch, now))
+    return falls if len(falls) <= 8 else []
 
 
 def draw_curves(
@@ -103,7 +107,7 @@ def draw_curves(
     for index, scale in scales.items():
         name = "accuracy, %" if index == ACCURACY else "removed, %"
         parts += [
-            y_axis(scale, ticks(scale.low, scale.high, 5 if index == ACCURACY else 4), left, right),
+            y_axis(scale, ticks(scale.low, scale.high, 7 if index == ACCURACY else 4), left, right),
             el("text", name, x=left, y=scale.end - 10, class_="axis"),
             _panel(scale_x, scale, [line for line in lines if line.panel == index], f"{identifier}-{index}"),
         ]
@@ -131,7 +135,7 @@ def _accuracy_scale(lines: Sequence[Series], bottom: float, top: float) -> Scale
     if not values:
         return Scale(0.0, 100.0, bottom, top)
     low, high = limits(values, pad=0.04)
-    return Scale(max(low, 0.0, quantile(values, 0.06) - 0.1 * (high - low)), min(high, 100.0), bottom, top)
+    return Scale(max(low, 0.0, quantile(values, 0.04) - 0.1 * (high - low)), min(high, 100.0), bottom, top)
 
 
 def _removed_scale(lines: Sequence[Series], bottom: float, top: float) -> Scale:

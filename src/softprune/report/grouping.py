@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -46,6 +46,15 @@ def spread(values: Iterable[float | None]) -> Spread:
 
 def over(group: Group, get: Callable[[Run], float | None]) -> Spread:
     return spread(get(run) for run in group.runs)
+
+
+def with_baselines(runs: Sequence[Run]) -> list[Run]:
+    """The runs, those without a dense accuracy of their own with that of the dense runs among them."""
+    dense: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        if run.method == "dense" and run.shipped_top1 is not None:
+            dense.setdefault((run.model, run.data), []).append(run.shipped_top1)
+    return [replace(run, baseline_top1=spread(dense.get((run.model, run.data), ())).mean) for run in runs]
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

@@ -50,11 +50,11 @@
     const show = (index) => {
       current = Math.min(Math.max(index, 0), data.x.length - 1);
       for (const box of all(".chart", figure)) place(box, current);
-      const said = [make("span", {}, make("b", {}, `epoch ${data.x[current]}`))];
+      const said = [make("span", {}, make("b", {}, `epoch ${data.x[current]}`)), " "];
       data.series.forEach((line, position) => {
         if (line.y[current] === null || hidden.has(line.group ?? position)) return;
         const mark = make("i", { className: line.style });
-        said.push(make("span", {}, mark, `${line.label} `, make("b", {}, `${line.y[current].toFixed(2)}\u202f%`)));
+        said.push(make("span", {}, mark, `${line.label} `, make("b", {}, `${line.y[current].toFixed(2)}\u202f%`)), " ");
       });
       readout.replaceChildren(...said);
     };
@@ -99,59 +99,60 @@
   };
   const deadMass = (data, beta, gamma) => below((data.delta - beta) / (gamma + 1e-8));
 
-  function rank(data, site) {
-    const dead = (index) => (data.delta - site.beta[index] / 1e4) / (site.gamma[index] / 1e4 + 1e-8);
-    const order = [...site.beta.keys()].filter((index) => site.beta[index] !== null && site.gamma[index] !== null);
-    order.sort((a, b) => (site.keep[b] - site.keep[a]) || (dead(a) - dead(b)));
-    if (order.length <= data.rows) return order;
-    return Array.from({ length: data.rows }, (_, row) => order[Math.round(row * (order.length - 1) / (data.rows - 1))]);
-  }
-
   function words(data, site, index) {
     const beta = site.beta[index] / 1e4, gamma = site.gamma[index] / 1e4;
     return `${site.name}, channel ${index}: ${BETA} ${short(beta)}, |${GAMMA}| ${short(gamma)}, ` +
       `${PHI}(${DELTA}) ${deadMass(data, beta, gamma).toFixed(3)}, ${site.keep[index] === "1" ? "kept" : "dropped"}`;
   }
 
-  function tally(data, site) {
-    const kept = [...site.keep].filter((flag) => flag === "1").length, width = site.keep.length;
-    return `${site.name}: ${kept} kept, ${width - kept} dropped` +
-      (width > data.rows ? `, ${data.rows} of them drawn, evenly spread` : "");
-  }
-
-  // The same rows as sections/gaussians.py draws for the first layer.
+  // The same drawing as ridges.py makes of the first layer.
   function ridges(data, box, site, say) {
-    const id = box.dataset.id, at = numbers(box), order = rank(data, site), pitch = (at.bottom - at.top) / order.length;
-    const pixels = (at.right - at.left) / (at.high - at.low), rows = one(".rows", box);
-    rows.replaceChildren(...order.map((index, position) => {
+    const id = box.dataset.id, at = numbers(box), [low, high] = site.range, rows = one(".rows", box);
+    const pixels = (at.right - at.left) / (high - low), place = (value) => at.left + (value - low) * pixels;
+    const pitch = (at.bottom - at.top) / site.order.length, delta = place(data.delta);
+
+    const ticks = site.ticks[box.classList.contains("narrow") ? "narrow" : "wide"];
+    const digits = Math.max(...ticks.map((tick) => (String(tick).split(".")[1] ?? "").length));
+    one(".ridge-axis", box).replaceChildren(...ticks.flatMap((tick) => [
+      draw("line", { x1: place(tick), x2: place(tick), y1: at.top - 36, y2: at.bottom, class: "grid" }),
+      draw("text", { x: place(tick), y: at.bottom + 17, class: "tick middle" }, tick.toFixed(digits).replace("-", "\u2212")),
+    ]));
+    for (const end of ["x1", "x2"]) one(".at-delta", box).setAttribute(end, delta);
+    one(".delta-label", box).setAttribute("x", delta + 6);
+    const live = one(`#${id}-live rect`, box);
+    live.setAttribute("x", delta);
+    live.setAttribute("width", Math.max(at.right - delta, 0));
+
+    rows.replaceChildren(...site.order.map((index, position) => {
       const beta = site.beta[index] / 1e4, gamma = site.gamma[index] / 1e4, base = at.top + (position + 1) * pitch;
-      const style = site.keep[index] === "1" ? "kept" : "dropped", centre = at.left + (beta - at.low) * pixels;
-      const height = Math.min(40, 2.6 * pitch);
-      const transform = `matrix(${Math.max(gamma * pixels, 0.5)} 0 0 ${height} ${centre} ${base})`;
+      const style = site.keep[index] === "1" ? "kept" : "dropped";
+      const transform = `matrix(${Math.max(gamma * pixels, 0.5)} 0 0 ${Math.min(40, 2.6 * pitch)} ${place(beta)} ${base})`;
       const use = (extra) => draw("use", { href: `#${id}-bell`, transform, ...extra });
       const curve = draw("g", { class: style }, use({ class: "outline" }),
         draw("g", { "clip-path": `url(#${id}-live)` }, use({})));
-      const live = 1 - deadMass(data, beta, gamma);
       const row = draw("g", {}, draw("g", { "clip-path": `url(#${id}-frame)` }, curve), draw("rect", {
-        x: at.from, y: base - Math.min(pitch * 0.78, 16), height: Math.min(pitch * 0.62, 12),
-        width: Math.max(live * (at.to - at.from), 0.6), class: `share ${style}`,
+        x: at.from, y: base - Math.min(pitch * 0.78, 16), height: Math.min(pitch * 0.62, 12), class: `share ${style}`,
+        width: Math.max((1 - deadMass(data, beta, gamma)) * (at.to - at.from), 0.6),
       }));
-      if (centre < at.left) row.append(draw("path", { d: `M${at.left + 1} ${base - 3}l6 -3v6z`, class: `away ${style}` }));
+      if (place(beta) < at.left) {
+        row.append(draw("path", { d: `M${at.left + 1} ${base - 3}l6 -3v6z`, class: `away ${style}` }));
+      }
       const target = draw("rect", { x: 0, y: base - pitch, width: at.to, height: pitch, class: "target" });
       target.addEventListener("pointerenter", () => { row.classList.add("lit"); say(words(data, site, index)); });
-      target.addEventListener("pointerleave", () => { row.classList.remove("lit"); say(tally(data, site)); });
+      target.addEventListener("pointerleave", () => { row.classList.remove("lit"); say(site.tally); });
       row.append(target);
       return row;
     }));
-    const kept = order.filter((index) => site.keep[index] === "1").length, total = [...site.keep];
-    for (const [style, flag, row, count] of [["kept", "1", 0, kept], ["dropped", "0", kept, order.length - kept]]) {
-      if (!count) continue;
-      const said = `${total.filter((each) => each === flag).length} ${style}`;
-      rows.append(draw("text", { x: at.right, y: at.top + row * pitch + 12, class: `label strong end ${style}` }, said));
+    const kept = site.order.filter((index) => site.keep[index] === "1").length;
+    for (const [style, flag, row, shown] of [["kept", "1", 0, kept], ["dropped", "0", kept, site.order.length - kept]]) {
+      const count = `${[...site.keep].filter((each) => each === flag).length} ${style}`;
+      const attributes = { x: at.right, y: at.top + row * pitch + 12, class: `label strong end ${style}` };
+      if (shown) rows.append(draw("text", attributes, count));
     }
-    one("svg title", box).textContent = `Distributions of the channels of ${site.name}`;
-    one("svg desc", box).textContent = tally(data, site);
-    one("svg", box).setAttribute("aria-label", `Distributions of the channels of ${site.name}. ${tally(data, site)}`);
+    const title = `Distributions of the channels of ${site.name}`;
+    one("svg title", box).textContent = title;
+    one("svg desc", box).textContent = site.tally;
+    one("svg", box).setAttribute("aria-label", `${title}. ${site.tally}`);
   }
 
   function gaussians(figure, data) {
@@ -160,7 +161,7 @@
     const show = () => {
       const site = data.sites[Number(select.value)];
       for (const box of all(".chart", figure)) ridges(data, box, site, say);
-      say(tally(data, site));
+      say(site.tally);
     };
     select.addEventListener("change", show);
     for (const button of all("button[data-step]", figure)) button.addEventListener("click", () => {

@@ -110,7 +110,7 @@ def _under_way(folder: Path, metrics: Path) -> Run:
         data=_setting(config, "data"),
         method=_setting(config, "method"),
         command="",
-        seed=None,
+        seed=int(seed) if isinstance(seed := config.get("seed"), int) else None,
         started="",
         finished="",
         wall_seconds=sum(row.seconds or 0.0 for row in epochs) or None,

@@ -118,6 +118,8 @@ class Run:
     environment: Mapping[str, Any] = field(default_factory=dict)
     in_progress: bool = False
     notes: tuple[str, ...] = ()
+    baseline_top1: float | None = None
+    """Accuracy of dense runs compared with this one, for a run that trained no dense network itself."""
 
     def variant(self, name: str) -> Variant | None:
         return next((row for row in self.table if row.name == name), None)
@@ -125,7 +127,7 @@ class Run:
     @property
     def dense_top1(self) -> float | None:
         row = self.variant("dense")
-        return row.top1 if row else None
+        return row.top1 if row and row.top1 is not None else self.baseline_top1
 
     @property
     def shipped_top1(self) -> float | None:

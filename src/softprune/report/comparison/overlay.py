@@ -15,7 +15,7 @@ from .legend import group_legend, style_of
 Get = Callable[[Run, Epoch], float | None]
 PANELS: tuple[tuple[int, str, Get], ...] = (
     (ACCURACY, "", lambda run, row: row.test_top1),
-    (REMOVED, ", MACs removed", lambda run, row: cut(run.dense.macs, row.totals.macs)),
+    (REMOVED, ", removed", lambda run, row: cut(run.dense.macs, row.totals.macs)),
 )
 
 
@@ -33,7 +33,6 @@ def overlay(groups: Sequence[Group]) -> Markup | None:
         figure(
             "epochs",
             group_legend(groups, switches=True),
-            el("p", class_="readout", aria_live="polite"),
             twice(
                 lambda canvas: draw_curves(
                     canvas,
@@ -43,6 +42,7 @@ def overlay(groups: Sequence[Group]) -> Markup | None:
                     lr_drops(longest.epochs),
                 )
             ),
+            el("p", class_="readout", aria_live="polite"),
             data=curves_data(lines),
         ),
     )

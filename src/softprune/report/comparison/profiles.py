@@ -30,7 +30,7 @@ def profiles(groups: Sequence[Group]) -> Markup | None:
     return section(
         "profiles",
         "Where they cut",
-        "The share of each layer's channels that an experiment keeps, as the mean over its runs; layers in the "
+        "The share of each layer's channels that an experiment keeps, mean over its runs; layers in the "
         "order of the network.",
         *(part for model, sites, members in shared for part in _network(model, sites, groups, members)),
     )

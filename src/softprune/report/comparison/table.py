@@ -22,10 +22,16 @@ def _of(moment: Moment | None) -> float | None:
     return moment.top1 if moment else None
 
 
+def _against_dense(run: Run) -> float | None:
+    shipped, dense = run.shipped_top1, run.dense_top1
+    return None if shipped is None or dense is None else shipped - dense
+
+
 COLUMNS: tuple[tuple[str, int, Get], ...] = (
     ("Dense top-1", 2, lambda run: run.dense_top1),
     ("Best top-1", 2, lambda run: _of(run.best)),
     ("Shipped top-1", 2, lambda run: run.shipped_top1),
+    ("Against dense", 2, _against_dense),
     ("MACs cut %", 1, lambda run: cut(run.dense.macs, run.compact.macs)),
     ("Params cut %", 1, lambda run: cut(run.dense.params, run.compact.params)),
     ("Channels cut %", 1, lambda run: cut(run.dense.channels, run.compact.channels)),
@@ -54,6 +60,10 @@ def summary_table(groups: Sequence[Group], out: Path) -> Markup:
         rows.append(el("tr", name, cell(len(group.runs), len(group.runs)), *cells))
     repeated = any(len(group.runs) > 1 for group in groups)
     lead = "The best epoch is chosen by test accuracy; shipped is the compact network as it was written."
+    if any(
+        run.baseline_top1 is not None and not run.variant("dense") for group in groups for run in group.runs
+    ):
+        lead += " Runs that trained no dense network are held against the dense runs among these."
     if repeated:
         lead += f" Mean {PLUS_MINUS} sample standard deviation over seeds."
     every = [_run(run, index, out) for index, group in enumerate(groups) for run in group.runs]
@@ -78,8 +88,7 @@ def _spread(value: Spread, digits: int) -> Markup:
 
 
 def _run(run: Run, index: int, out: Path) -> Markup:
-    shipped, dense = run.shipped_top1, run.dense_top1
-    against = None if shipped is None or dense is None else shipped - dense
+    shipped, against = run.shipped_top1, _against_dense(run)
     macs, params = cut(run.dense.macs, run.compact.macs), cut(run.dense.params, run.compact.params)
     report = run.path / "report.html"
     # quote() also keeps a folder called "javascript:..." from being a scheme.

@@ -37,7 +37,6 @@ def epochs(run: Run) -> Markup | None:
         figure(
             "epochs",
             legend([(line.style, line.label) for line in lines], "narrow-only"),
-            el("p", class_="readout", aria_live="polite"),
             twice(
                 lambda canvas: draw_curves(
                     canvas,
@@ -49,6 +48,7 @@ def epochs(run: Run) -> Markup | None:
                     end_labels=True,
                 )
             ),
+            el("p", class_="readout", aria_live="polite"),
             data=curves_data(lines),
         ),
         fold(f"All {len(run.epochs)} epochs as a table", _table(run)),

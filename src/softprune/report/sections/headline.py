@@ -81,8 +81,8 @@ def _moment(text: str) -> str:
 def _title(run: Run) -> tuple[Child, ...]:
     where = f" on {known_as(run.data)}" if run.data else ""
     model = known_as(run.model)
-    if run.sites and all(site.kept == site.width for site in run.sites):
-        return (model, where, ", nothing pruned")
+    if run.method == "dense":
+        return (model, where, el("span", ", trained without pruning", class_="by"))
     if not run.method:
         return (model, where)
     return (model, where, ", ", el("span", method_name(run.method), class_="by"))
@@ -176,7 +176,8 @@ def _cut_card(
     figure = percent(removed).replace(f"{THIN}%", "")
     big = f"{MINUS}{figure}" if removed is not None and removed > 0.05 else figure
     written = count if before is not None and before < 1e5 else short
-    below = f"{written(before)} {ARROW} {written(after)}"
+    known = before is not None or after is not None
+    below = f"{written(before)} {ARROW} {written(after)}" if known else "not recorded"
     paper_cut = cut(paper_before, paper_after)
     paper = None
     if paper_cut is not None:

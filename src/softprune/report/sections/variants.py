@@ -56,6 +56,7 @@ def _by_column(rows: Sequence[Variant], dense: Variant | None) -> Markup:
 
 
 def _columns(row: Variant, dense: Variant | None) -> list[tuple[str, Markup]]:
+    """(label, cell) for everything that is measured of a network."""
     return [
         ("Top-1 %", cell(accuracy(row.top1), row.top1)),
         ("Top-5 %", cell(accuracy(row.top5), row.top5)),

@@ -1,0 +1,64 @@
+"""Run folders to report on, and a browser to look at the reports with."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def _sibling(name: str) -> ModuleType:
+    """A module beside this file; pytest's importlib mode puts none of the test folders on the path."""
+    spec = importlib.util.spec_from_file_location(f"report_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+synthetic = _sibling("synthetic_runs")
+browsing = _sibling("browser")
+
+NO_BROWSER = (
+    "the reports were not opened in a browser: no Chromium on PATH (Debian: apt-get install chromium; "
+    "or SOFTPRUNE_CHROMIUM=/path/to/it)"
+)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
+    """Writes a run folder as `softprune train` does; gives the folder and the record in it."""
+
+    def make(name: str = "run", network: str = "digits_net", **options: Any) -> tuple[Path, dict[str, Any]]:
+        options.setdefault("epochs", 12)
+        return tmp_path / name, synthetic.make(tmp_path / name, network, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One headless Chromium for all browser tests; they are skipped, and the summary says so, without one."""
+    executable = browsing.find_chromium()
+    if executable is None:
+        pytest.skip(NO_BROWSER)
+    browser = browsing.Browser(executable, tmp_path_factory.mktemp("chromium") / "profile")
+    yield browser
+    browser.close()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A missing browser must not look like a passing test."""
+    skipped = [
+        report for report in terminalreporter.stats.get("skipped", []) if NO_BROWSER in str(report.longrepr)
+    ]
+    if skipped:
+        terminalreporter.section("reports")
+        terminalreporter.write_line(f"{len(skipped)} tests skipped: {NO_BROWSER}")

@@ -1,0 +1,36 @@
+"""What the curves mark and read out."""
+
+from softprune.report.curves import ACCURACY, REMOVED, Series, curves_data, draw_curves, lr_drops
+from softprune.report.figures import NARROW, WIDE
+from softprune.report.records import Epoch, Totals
+
+
+def rows(rates: list[float | None]) -> list[Epoch]:
+    return [Epoch(e, lr, None, None, None, None, None, None, None, Totals()) for e, lr in enumerate(rates)]
+
+
+def test_steps_of_the_learning_rate_are_marked_and_smooth_schedules_are_not() -> None:
+    assert lr_drops(rows([0.1, 0.1, 0.01, 0.01, 0.001])) == [(2, 0.01), (4, 0.001)]
+    assert lr_drops(rows([0.1 * 0.8**epoch for epoch in range(20)])) == []
+    assert lr_drops(rows([0.02, 0.06, 0.1, 0.1, 0.02, 0.02])) == [(4, 0.02)]  # after a warm-up
+    assert lr_drops(rows([None, None, 0.1])) == []
+    assert lr_drops([]) == []
+
+
+def test_lines_of_different_length_are_read_out_over_all_epochs() -> None:
+    long = Series("long", "g0", ACCURACY, (0, 1, 2), (1.0, None, 3.0))
+    late = Series("late", "g1", REMOVED, (2, 3), (5.0, 6.123))
+    hidden = Series("", "g1 thin", REMOVED, (2,), (1.0,), background=True)
+    data = curves_data([long, late])
+    assert data["x"] == [0, 1, 2, 3]
+    assert [series["y"] for series in data["series"]] == [[1.0, None, 3.0, None], [None, None, 5.0, 6.12]]
+    assert curves_data([long, hidden])["series"] == curves_data([long])["series"]
+
+
+def test_a_single_epoch_and_a_gap_are_drawn() -> None:
+    one = Series("one", "s-test", ACCURACY, (0,), (50.0,))
+    gap = Series("gap", "s-train", ACCURACY, (0, 1, 2), (50.0, None, 51.0))
+    for canvas in (WIDE, NARROW):
+        assert "nan" not in draw_curves(canvas, [one], "t", "d", end_labels=True)
+        drawing = draw_curves(canvas, [gap], "t", "d")
+        assert drawing.count("h0") == 2  # a dot on either side of the gap

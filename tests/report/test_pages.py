@@ -1,0 +1,176 @@
+"""What stands on the pages equals what stands in the records, whatever the records are called."""
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softprune.errors import ConfigError
+from softprune.report import render_comparison, render_run
+
+Make = Callable[..., tuple[Path, dict[str, Any]]]
+NASTY = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
+
+
+class Outline(HTMLParser):
+    """Elements, their attributes, and the values that cells carry."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def values(self) -> set[float]:
+        return {
+            float(value) for _, attributes in self.tags if (value := attributes.get("data-value")) is not None
+        }
+
+
+def plain(page: str) -> str:
+    return page.replace("\N{NARROW NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
+
+
+def test_the_numbers_on_the_page_are_the_records(make_run: Make) -> None:
+    folder, record = make_run("run", "vgg16", epochs=20)
+    path = render_run(folder)
+    assert path == folder / "report.html"
+    page = path.read_text()
+    values = Outline(page).values()
+    for row in record["table"]:
+        assert {row[key] for key in ("top1", "top5", "params", "macs", "file_bytes", "latency_ms")} <= values
+    for site in record["sites"]:
+        assert {site["kept"], site["width"]} <= values
+    for module in record["modules"]:
+        assert {module["macs_dense"], module["macs_compact"]} <= values
+    for row in record["epochs"]:
+        assert {row["test_top1"], row["train_loss"], row["macs"], row["channels"]} <= values
+    for key in ("macs", "params", "channels"):
+        removed = 100 * (1 - record["compact"][key] / record["dense"][key])
+        assert removed in values
+        assert f"-{removed:.1f}" in plain(page)
+    paper = 100 * (1 - record["compact"]["paper"]["flops"] / record["dense"]["paper"]["flops"])
+    assert f"paper&#x27;s FLOPs -{paper:.1f} %" in plain(page)
+    assert "VGG-16 on CIFAR-10" in page
+    assert record["command"] in page
+
+
+def test_the_channels_on_the_page_are_the_records(make_run: Make) -> None:
+    folder, record = make_run()
+    page = render_run(folder).read_text()
+    found = re.search(r'id="gaussians".*?<script type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found
+    data = json.loads(found[1])
+    for site, shown in zip(record["sites"], data["sites"], strict=True):
+        assert shown["beta"] == [round(1e4 * value) for value in site["beta"]]
+        assert shown["gamma"] == [round(1e4 * abs(value)) for value in site["gamma"]]
+        assert shown["keep"] == "".join("01"[keep] for keep in site["keep"])
+        assert [letter in "23" for letter in shown["quadrant"]] == [not keep for keep in site["keep"]]
+    kinds = "".join(site["quadrant"] for site in data["sites"])
+    tallies = re.findall(r'class="tally" data-value="(\d+)"', page)
+    # The cards stand in the order both keep, only SCP, only Slimming, both drop.
+    assert tallies == [str(kinds.count(kind)) for kind in "0213"]
+    assert kinds.count("1") == kinds.count("2")
+
+
+@pytest.mark.parametrize(("network", "limit"), [("vgg16", 500_000), ("resnet164", 1_000_000)])
+def test_pages_of_large_networks_stay_small(make_run: Make, network: str, limit: int) -> None:
+    folder, _ = make_run("run", network, epochs=160)
+    assert render_run(folder).stat().st_size < limit
+
+
+def test_whatever_a_record_says_is_text(make_run: Make) -> None:
+    folder, record = make_run()
+    record |= dict.fromkeys(("name", "command", "model", "data", "method", "finished"), NASTY)
+    record["environment"] = {NASTY: NASTY}
+    record["config"] = {NASTY: {NASTY: [NASTY]}}
+    for part in (*record["sites"], *record["modules"]):
+        part["name"] += NASTY
+    for site in record["sites"]:
+        site["activation"] = NASTY
+    record["table"].append({**record["table"][0], "variant": NASTY})
+    (folder / "result.json").write_text(json.dumps(record))
+    for path in (render_run(folder), render_comparison([folder, folder], folder / "comparison.html")):
+        outline = Outline(path.read_text())
+        scripts = [attributes.get("type") for tag, attributes in outline.tags if tag == "script"]
+        assert scripts.count(None) == 1  # the page's own, the only one that can run
+        assert set(scripts) <= {None, "application/json"}
+        assert not [tag for tag, _ in outline.tags if tag in ("img", "iframe", "object", "embed", "link")]
+        assert not [name for _, attributes in outline.tags for name in attributes if name.startswith("on")]
+
+
+def test_a_page_is_one_file_that_fetches_nothing(make_run: Make) -> None:
+    page = render_run(make_run()[0]).read_text()
+    assert "default-src &#x27;none&#x27;" in page
+    assert not re.findall(r'(?:src|href)="(?!#)', page)
+    assert not re.findall(r"url\((?!#)|@import", page)
+    assert "https://" not in page
+    assert ' style="' not in page  # the policy would drop it
+
+
+def test_identifiers_are_unique_and_references_lead_somewhere(make_run: Make) -> None:
+    folders = [
+        make_run(f"run{seed}", "vgg16", seed=seed, level=level)[0]
+        for seed, level in ((0, 1), (1, 1), (0, 0.5))
+    ]
+    for path in (render_run(folders[0]), render_comparison(folders, folders[0] / "comparison.html")):
+        page = path.read_text()
+        ids = [attributes["id"] for _, attributes in Outline(page).tags if "id" in attributes]
+        allowed = {"panel-wide-0", "panel-wide-1", "panel-narrow-0", "panel-narrow-1"}
+        assert len(ids) == len(set(ids)), sorted(i for i in ids if ids.count(i) > 1)
+        assert allowed <= set(ids)
+        used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', page)) | set(
+            re.findall(r' (?:for|aria-labelledby)="([\w-]+)"', page)
+        )
+        assert used <= set(ids)
+
+
+def test_another_methods_run_shows_what_scp_would_have_done(make_run: Make) -> None:
+    page = render_run(make_run("run", method="slimming")[0]).read_text()
+    assert "rule would drop" in page
+    assert "by another rule than SCP" in page
+
+
+def test_the_comparison_gives_mean_and_spread(make_run: Make) -> None:
+    made = [make_run(f"run{seed}", "vgg16", seed=seed, epochs=10) for seed in range(3)]
+    made.append(make_run("other", "vgg16", level=0.5, epochs=10))
+    out = made[0][0].parent / "pages" / "comparison.html"
+    render_run(made[0][0])
+    assert render_comparison([folder for folder, _ in made], out) == out
+    page = out.read_text()
+    values = Outline(page).values()
+    tops = [record["table"][2]["top1"] for _, record in made[:3]]
+    mean = sum(tops) / 3
+    assert any(abs(value - mean) < 1e-9 for value in values)
+    deviation = (sum((top - mean) ** 2 for top in tops) / 2) ** 0.5
+    assert f"\N{PLUS-MINUS SIGN} {deviation:.2f}" in page
+    assert 'href="../run0/report.html"' in page  # only the run that has a report is linked
+    assert "run1/report.html" not in page
+    for position, (name, kept) in enumerate((site["name"], site["kept"]) for site in made[3][1]["sites"]):
+        assert name in page, position
+        assert kept in values
+
+
+def test_runs_on_different_networks_and_data_compare_with_a_warning(make_run: Make, tmp_path: Path) -> None:
+    folders = [make_run("a", "vgg16")[0], make_run("b", "digits_net")[0]]
+    page = render_comparison(folders, tmp_path / "c.html").read_text()
+    assert "their accuracies do not compare" in page
+    assert "2 networks" in page
+    with pytest.raises(ConfigError, match="at least one run"):
+        render_comparison([], tmp_path / "c.html")
+
+
+def test_a_page_that_cannot_be_made_leaves_the_old_one(make_run: Make) -> None:
+    folder, record = make_run()
+    before = render_run(folder).read_text()
+    (folder / "result.json").write_text(json.dumps({**record, "sites": "none"}))
+    with pytest.raises(ValueError, match="must be a list"):
+        render_run(folder)
+    assert (folder / "report.html").read_text() == before
+    assert not list(folder.glob(".*"))
