@@ -300,6 +300,8 @@ class TrainStep:
         snapshot = self._snapshot()
         try:
             if "compile" in mode:
+                # What is made at first use must exist before the compiler looks, or it compiles twice.
+                self._trial()
                 self._compile()
             # Every TrainStep compiles the same function anew, which must not count as endless recompiling.
             with torch._dynamo.config.patch(recompile_limit=1024):

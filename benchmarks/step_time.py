@@ -1,0 +1,362 @@
+"""Milliseconds per training step: a plain PyTorch loop, softprune's eager step and its fast one, each with
+masks and without.
+
+    python benchmarks/step_time.py --out benchmarks/records/step_time.json
+
+Images are synthetic, of CIFAR's shape. The record is written after every measurement, so that a run that
+meets its time limit keeps what it has; run it again with the same --out and it goes on with the rest.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import softprune
+from softprune import models
+from softprune.data import ArrayDataset, Augmentation, DataBundle
+from softprune.methods import SoftPruner
+from softprune.train.feed import make_feed
+from softprune.train.optim import make_sgd, parameter_groups
+from softprune.train.sampler import EpochSampler
+from softprune.train.schedule import Schedule
+from softprune.train.step import StepOptions, TrainStep
+
+MODELS = ("vgg16", "resnet56", "vgg19", "densenet40", "resnet164")
+MODES = {"eager": "eager", "graph": "cuda_graph", "fast": "auto"}
+VARIANTS = ("fast", "eager", "plain")
+STRENGTH = 1e-4
+MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Measure what the command line asks for and return the record."""
+    options = _parser().parse_args(arguments)
+    deadline = time.monotonic() + options.time_limit
+    record = _open_record(options)
+    wanted = itertools.product(options.models, options.variants, (False, True), options.precisions)
+    for model, variant, masks, precision in wanted:
+        key = {"model": model, "variant": variant, "masks": masks, "precision": precision}
+        if any(all(row[name] == value for name, value in key.items()) for row in record["rows"]):
+            continue
+        if time.monotonic() > deadline:
+            print("time limit reached; run again to go on")
+            break
+        row = key | _measure(key, options)
+        record["rows"].append(row)
+        _write(record, options.out)
+        print(json.dumps(row), flush=True)
+    print(table(record["rows"]))
+    return record
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="JSON record, extended if it exists")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=sorted(models.REGISTRY))
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=("plain", *MODES))
+    parser.add_argument("--precisions", nargs="+", default=["bf16"], choices=("fp32", "bf16"))
+    parser.add_argument("--contiguous", action="store_true", help="channels-first memory order in bf16 too")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--images", type=int, default=50_000)
+    parser.add_argument("--steps", type=int, default=100, help="steps per timed block")
+    parser.add_argument("--repeats", type=int, default=5, help="timed blocks")
+    parser.add_argument("--workers", type=int, default=8, help="loader processes of the plain loop")
+    parser.add_argument(
+        "--time-limit", type=float, default=540.0, help="begin nothing new after so many seconds"
+    )
+    parser.add_argument(
+        "--compile-option",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "JSON"),
+        help="for Inductor",
+    )
+    parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="print the costliest kernels")
+    return parser
+
+
+def _open_record(options: argparse.Namespace) -> dict[str, Any]:
+    cuda = options.device.startswith("cuda")
+    environment = {
+        "device": torch.cuda.get_device_name(options.device) if cuda else platform.processor() or "cpu",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "python": platform.python_version(),
+        "softprune": softprune.__version__,
+        "cores": os.cpu_count(),
+    }
+    settings = {
+        name: getattr(options, name)
+        for name in ("batch", "images", "steps", "repeats", "workers", "contiguous", "compile_option")
+    }
+    if options.out.exists():
+        record = json.loads(options.out.read_text(encoding="utf-8"))
+        if record["environment"] != environment or record["settings"] != settings:
+            raise SystemExit(
+                f"{options.out} was made with {record['environment']}, {record['settings']}. "
+                f"Got {environment}, {settings}: give another --out."
+            )
+        return record
+    return {
+        "format": 1,
+        "what": "milliseconds per training step",
+        "command": ["python", "benchmarks/step_time.py", *sys.argv[1:]],
+        "environment": environment,
+        "settings": settings,
+        "rows": [],
+    }
+
+
+def _write(record: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _measure(key: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """One row of the record; a failure is a result too."""
+    gc.collect()
+    torch._dynamo.reset()
+    if options.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    torch.manual_seed(0)
+    try:
+        network = models.build(key["model"], 10).to(options.device).train()
+        began = time.perf_counter()
+        make = plain_steps if key["variant"] == "plain" else our_steps
+        steps, notes = make(network, key, options)
+        next(steps)
+        _wait(options.device)
+        startup = time.perf_counter() - began
+        blocks = _time_blocks(steps, options)
+        if options.profile and key["variant"] != "plain":
+            _profile(steps, options.profile)
+        return {
+            "ms_per_step": round(statistics.median(blocks), 4),
+            "ms_least": round(min(blocks), 4),
+            "ms_most": round(max(blocks), 4),
+            "blocks": len(blocks),
+            "startup_seconds": round(startup, 2),
+            **notes(),
+        }
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+def _time_blocks(steps: Iterator[Any], options: argparse.Namespace) -> list[float]:
+    for _ in range(min(10, options.steps)):
+        next(steps)
+    blocks = []
+    for _ in range(options.repeats):
+        _wait(options.device)
+        began = time.perf_counter()
+        for _ in range(options.steps):
+            next(steps)
+        _wait(options.device)
+        blocks.append((time.perf_counter() - began) / options.steps * 1000)
+    return blocks
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _pixels(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (options.images, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    return images, torch.randint(0, 10, (options.images,), generator=generator)
+
+
+def our_steps(
+    network: nn.Module, key: dict[str, Any], options: argparse.Namespace
+) -> tuple[Iterator[Any], Callable[[], dict[str, Any]]]:
+    """softprune's own steps, epoch after epoch, and what to note about them when they have run."""
+    device = torch.device(options.device)
+    bf16 = key["precision"] == "bf16"
+    data = ArrayDataset.from_arrays(*_pixels(options), mean=MEAN, std=STD, device=device)
+    augmentation = Augmentation(pad=4, flip=True)
+    bundle = DataBundle(
+        name="synthetic",
+        num_classes=10,
+        input_shape=(3, 32, 32),
+        train=data,
+        test=data,
+        augmentation=augmentation,
+    )
+    pruner = None
+    if key["masks"]:
+        pruner = SoftPruner(network, torch.zeros(2, 3, 32, 32, device=device), strength=STRENGTH)
+        groups = pruner.parameter_groups(weight_decay=2e-4)
+    else:
+        groups = parameter_groups(network, 2e-4)
+    optimizer = make_sgd(groups, lr=0.1)
+    if pruner is not None:
+        pruner.attach(optimizer)
+    step = TrainStep(
+        network,
+        optimizer,
+        make_feed(bundle, EpochSampler(size=options.images, batch_size=options.batch), device=device),
+        schedule=Schedule(base=0.1),
+        pruner=pruner,
+        options=StepOptions(
+            mode=MODES[key["variant"]],
+            bf16=bf16,
+            channels_last=bf16 and not options.contiguous,
+            compile_options=tuple((name, json.loads(value)) for name, value in options.compile_option),
+        ),
+    )
+    steps = itertools.chain.from_iterable(step.epoch(number) for number in itertools.count())
+    return steps, lambda: {"mode": step.mode, "prepare_seconds": round(step.startup_seconds, 2)}
+
+
+class _Images(Dataset[tuple[Tensor, Tensor]]):
+    """Images with the usual transforms, one at a time, as a DataLoader's workers make them."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+        self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = F.pad((self.images[index].float() - self.mean) / self.std, (4, 4, 4, 4))
+        top, left, mirrored = torch.randint(0, 9, (3,)).tolist()
+        image = image[:, top : top + 32, left : left + 32]
+        return (image.flip(-1) if mirrored < 5 else image), self.labels[index]
+
+
+class _NaiveMask(nn.Module):
+    """The paper's formulas written down straight behind a BatchNorm."""
+
+    def __init__(self, bn: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.bn = bn
+
+    def forward(self, x: Tensor) -> Tensor:
+        beta, gamma = self.bn.bias, self.bn.weight
+        dead = 0.5 * (1 + torch.erf((0.05 - beta) / ((gamma.abs() + 1e-8) * 2**0.5)))
+        u = torch.rand_like(dead).clamp(1e-6, 1 - 1e-6)
+        n = torch.sigmoid((torch.log(u) - torch.log1p(-u) - 20 * (dead - 0.95)) / 0.5)
+        return self.bn(x) * n.view(1, -1, 1, 1)
+
+    def loss(self) -> Tensor:
+        return (self.bn.bias + 2 * self.bn.weight.abs()).sum()
+
+
+def _mask_naively(module: nn.Module) -> list[_NaiveMask]:
+    masks = []
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            masks.append(_NaiveMask(child))
+            setattr(module, name, masks[-1])
+        else:
+            masks += _mask_naively(child)
+    return masks
+
+
+def plain_steps(
+    network: nn.Module, key: dict[str, Any], options: argparse.Namespace
+) -> tuple[Iterator[Any], Callable[[], dict[str, Any]]]:
+    """The loop that most scripts have: a DataLoader, eager PyTorch with its defaults, SGD."""
+    masks = _mask_naively(network) if key["masks"] else []
+    groups = parameter_groups(network, 2e-4)
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
+    loader = DataLoader(
+        _Images(*_pixels(options)),
+        batch_size=options.batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=options.workers,
+        pin_memory=options.device.startswith("cuda"),
+        persistent_workers=options.workers > 0,
+    )
+    kind = torch.device(options.device).type
+
+    def steps() -> Iterator[None]:
+        while True:
+            for images, labels in loader:
+                images = images.to(options.device, non_blocking=True)
+                labels = labels.to(options.device, non_blocking=True)
+                with torch.autocast(kind, dtype=torch.bfloat16, enabled=key["precision"] == "bf16"):
+                    loss = F.cross_entropy(network(images), labels)
+                for mask in masks:
+                    loss = loss + STRENGTH * mask.loss()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                yield
+
+    return steps(), lambda: {"mode": "plain"}
+
+
+def _profile(steps: Iterator[Any], rows: int) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(5):
+            next(steps)
+        torch.cuda.synchronize()
+    print(
+        profiler.key_averages().table(
+            sort_by="self_cuda_time_total", row_limit=rows, max_name_column_width=90
+        )
+    )
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The record as a Markdown table: a line per network and precision."""
+    found = {
+        (row["model"], row["precision"], row["variant"], row["masks"]): row
+        for row in rows
+        if "ms_per_step" in row
+    }
+    names = list(dict.fromkeys((row["model"], row["precision"]) for row in rows))
+    variants = [name for name in ("plain", *MODES) if any(row["variant"] == name for row in rows)]
+    heads = [f"{variant}{suffix}" for variant in variants for suffix in ("", " + masks")]
+    lines = [
+        "| ms per step | " + " | ".join(heads) + " | masks cost | over plain | start-up s |",
+        "|---" * (len(heads) + 4) + "|",
+    ]
+    for model, precision in names:
+        times = {
+            cell: found[model, precision, *cell]["ms_per_step"]
+            for cell in itertools.product(variants, (False, True))
+            if (model, precision, *cell) in found
+        }
+        cells = [
+            f"{times[cell]:.2f}" if cell in times else ""
+            for cell in itertools.product(variants, (False, True))
+        ]
+        fast, masked = times.get(("fast", False)), times.get(("fast", True))
+        plain = times.get(("plain", True))
+        cells.append(f"{100 * (masked / fast - 1):+.1f}%" if fast and masked else "")
+        cells.append(f"{plain / masked:.1f}x" if plain and masked else "")
+        last = found.get((model, precision, "fast", True))
+        cells.append(f"{last['startup_seconds']:.0f}" if last else "")
+        lines.append(f"| {model} {precision} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
