@@ -69,7 +69,7 @@ class ArrayFeed:
         self._words = [piece.contiguous() for piece in words.chunk(pieces, dim=1)]
 
     def begin(self, epoch: int, start: int) -> None:
-        self._order.copy_(self.sampler.indices(epoch))
+        self._order.copy_(self.sampler.indices(epoch, self.device))
 
     def before_step(self) -> None:
         pass

@@ -78,22 +78,22 @@ class EpochSampler:
         numbers = torch.arange(epoch * length, (epoch + 1) * length)
         return numbers.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
 
-    def indices(self, epoch: int) -> Tensor:
-        """The images of the epoch's batches, (steps, local_batch), on the CPU."""
+    def indices(self, epoch: int, device: torch.device | str = "cpu") -> Tensor:
+        """The images of the epoch's batches, (steps, local_batch): the same ones on every device."""
         length = self.steps * self.batch_size
         if self.drop_last:
-            order = self.permutation(epoch)[:length]
+            order = self.permutation(epoch, device)[:length]
         else:
             first, start = divmod(epoch * length, self.size)
             passes = range(first, first - (-(start + length) // self.size))
-            order = torch.cat([self.permutation(number) for number in passes])[start : start + length]
+            order = torch.cat([self.permutation(number, device) for number in passes])[start : start + length]
         return order.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
 
-    def permutation(self, number: int) -> Tensor:
+    def permutation(self, number: int, device: torch.device | str = "cpu") -> Tensor:
         """The permutation with this number: the images sorted by a hash."""
-        clock = Clock(self.seed)
+        clock = Clock(self.seed, device)
         clock.step.fill_(number)
-        words = channel_words(self.seed, _ORDER, 2 * self.size)
+        words = channel_words(self.seed, _ORDER, 2 * self.size, device)
         high, low = uniform_noise(clock, words, torch.float64).view(2, self.size)
         # 46 bits instead of 23, so that equal keys, which would stay in order, hardly occur.
         return torch.argsort(high + low * 2.0**-23, stable=True)

@@ -267,7 +267,9 @@ class TrainStep:
         began = time.perf_counter()
         asked = self.options.mode
         if asked == "auto":
-            asked = "compile+cuda_graph" if self.device.type == "cuda" else "eager"
+            asked = "eager"
+            if self.device.type == "cuda":
+                asked = "compile" if self._distributed else "compile+cuda_graph"
         if asked not in _LADDER:
             raise ConfigError(f"A step's mode is auto, {', '.join(_LADDER)}. Got {asked!r}.")
         for mode in _LADDER[_LADDER.index(asked) :]:
