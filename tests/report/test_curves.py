@@ -1,20 +1,39 @@
 """What the curves mark and read out."""
 
-from softprune.report.curves import ACCURACY, REMOVED, Series, curves_data, draw_curves, lr_drops
+from softprune.report.curves import ACCURACY, REMOVED, Series, curves_data, draw_curves, events_of
 from softprune.report.figures import NARROW, WIDE
 from softprune.report.records import Epoch, Totals
 
 
-def rows(rates: list[float | None]) -> list[Epoch]:
-    return [Epoch(e, lr, None, None, None, None, None, None, None, Totals()) for e, lr in enumerate(rates)]
+def rows(rates: list[float | None], tuned_from: int = 99) -> list[Epoch]:
+    return [
+        Epoch(
+            e,
+            "finetune" if e >= tuned_from else "train",
+            lr,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            Totals(),
+        )
+        for e, lr in enumerate(rates)
+    ]
 
 
 def test_steps_of_the_learning_rate_are_marked_and_smooth_schedules_are_not() -> None:
-    assert lr_drops(rows([0.1, 0.1, 0.01, 0.01, 0.001])) == [(2, 0.01), (4, 0.001)]
-    assert lr_drops(rows([0.1 * 0.8**epoch for epoch in range(20)])) == []
-    assert lr_drops(rows([0.02, 0.06, 0.1, 0.1, 0.02, 0.02])) == [(4, 0.02)]  # after a warm-up
-    assert lr_drops(rows([None, None, 0.1])) == []
-    assert lr_drops([]) == []
+    assert events_of(rows([0.1, 0.1, 0.01, 0.01, 0.001])) == [(2, "lr 0.01"), (4, "lr 0.001")]
+    assert events_of(rows([0.1 * 0.8**epoch for epoch in range(20)])) == []
+    assert events_of(rows([0.02, 0.06, 0.1, 0.1, 0.02, 0.02])) == [(4, "lr 0.02")]  # after a warm-up
+    assert events_of(rows([None, None, 0.1])) == []
+    assert events_of([]) == []
+
+
+def test_the_start_of_fine_tuning_is_marked() -> None:
+    assert events_of(rows([0.1, 0.1, 0.01, 0.01, 0.01], tuned_from=3)) == [(2, "lr 0.01"), (3, "fine-tuning")]
 
 
 def test_lines_of_different_length_are_read_out_over_all_epochs() -> None:

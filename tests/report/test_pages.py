@@ -137,6 +137,18 @@ def test_another_methods_run_shows_what_scp_would_have_done(make_run: Make) -> N
     assert "by another rule than SCP" in page
 
 
+def test_variants_of_the_method_are_told(make_run: Make) -> None:
+    folder, record = make_run()
+    assert "then fine-tuned" not in render_run(folder).read_text()
+    record["masks"]["use_relu"] = False
+    record["epochs"][-1]["phase"] = "finetune"
+    (folder / "result.json").write_text(json.dumps(record))
+    page = render_run(folder).read_text()
+    assert "judged without the ReLU" in page
+    assert "then fine-tuned" in page
+    assert ">fine-tuning<" in page
+
+
 def test_the_comparison_gives_mean_and_spread(make_run: Make) -> None:
     made = [make_run(f"run{seed}", "vgg16", seed=seed, epochs=10) for seed in range(3)]
     made.append(make_run("other", "vgg16", level=0.5, epochs=10))

@@ -25,7 +25,7 @@ def test_a_finished_run_reads_as_it_was_written(make_run: Make) -> None:
     assert run.best.top1 == record["best"]["top1"]
     assert [site.kept for site in run.sites] == [site["kept"] for site in record["sites"]]
     assert run.masks["delta"] == 0.05
-    assert "gate_statistics" not in run.masks
+    assert run.masks["gate_statistics"] == "both"
     assert not run.in_progress
 
 

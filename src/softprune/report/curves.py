@@ -62,19 +62,23 @@ def curves_data(lines: Sequence[Series]) -> dict[str, object]:
     return {"x": at, "series": series}
 
 
-def lr_drops(rows: Sequence[Epoch]) -> list[tuple[int, float]]:
-    """(epoch, new rate) where the rate falls from one plateau to the next; a smooth schedule has none."""
-    rates = [row.lr for row in rows]
-    falls = []
-    for position in range(1, len(rates)):
-        before, now = rates[position - 1], rates[position]
-        if before is None or now is None or now > 0.95 * before:
-            continue
-        level_before = position < 2 or rates[position - 2] == before
-        level_after = position + 1 == len(rates) or rates[position + 1] == now
-        if level_before and level_after:
-            falls.append((rows[position].epoch, now))
-    return falls if len(falls) <= 8 else []
+def events_of(rows: Sequence[Epoch]) -> list[tuple[int, str]]:
+    """(epoch, label) where the learning rate falls from one plateau to the next, and where fine-tuning begins.
+
+    A rate that falls smoothly has no plateaus and marks nothing.
+    """
+    found = []
+    tuning = next((row.epoch for row in rows if row.phase == "finetune"), None)
+    for position in range(1, len(rows)):
+        before, now = rows[position - 1].lr, rows[position].lr
+        if rows[position].epoch == tuning:
+            found.append((tuning, "fine-tuning"))
+        elif before is not None and now is not None and now < 0.95 * before:
+            level_before = position < 2 or rows[position - 2].lr == before
+            level_after = position + 1 == len(rows) or rows[position + 1].lr == now
+            if level_before and level_after:
+                found.append((rows[position].epoch, f"lr {significant(now)}"))
+    return found if len(found) <= 8 else []
 
 
 def draw_curves(
@@ -82,7 +86,7 @@ def draw_curves(
     lines: Sequence[Series],
     title: str,
     description: str,
-    drops: Sequence[tuple[int, float]] = (),
+    events: Sequence[tuple[int, str]] = (),
     mark: Mark | None = None,
     end_labels: bool = False,
 ) -> Markup:
@@ -102,7 +106,7 @@ def draw_curves(
     shown = [value for value in ticks(first, last, 5 if canvas.narrow else 8) if value == int(value)]
     parts = [
         x_axis(scale_x, shown, top, bottom, "epoch"),
-        *(_drop(scale_x(epoch), rate, top, bottom) for epoch, rate in drops),
+        *(_event(scale_x(epoch), label, top, bottom) for epoch, label in events),
     ]
     for index, scale in scales.items():
         name = "accuracy, %" if index == ACCURACY else "removed, %"
@@ -168,9 +172,9 @@ def _panel(scale_x: Scale, scale_y: Scale, lines: Sequence[Series], identifier: 
     return el("g", frame, el("g", *drawn, clip_path=f"url(#{identifier})"), class_="panel", **places)
 
 
-def _drop(x: float, rate: float, top: float, bottom: float) -> Markup:
+def _event(x: float, label: str, top: float, bottom: float) -> Markup:
     rule = el("line", x1=x, x2=x, y1=top - 4, y2=bottom, class_="event")
-    return join((rule, el("text", f"lr {significant(rate)}", x=x, y=top - 10, class_="event-label middle")))
+    return join((rule, el("text", label, x=x, y=top - 10, class_="event-label middle")))
 
 
 def _mark(mark: Mark, scale_x: Scale, scale_y: Scale) -> Markup:

@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
+from .fields import Fields
 from .records import Site
 
 DEFAULT_DELTA = 0.05
@@ -40,10 +42,13 @@ class Rule:
         return self.dead_mass(beta, gamma) > self.c
 
 
-def rule_of(masks: Mapping[str, float]) -> Rule:
+def rule_of(masks: Mapping[str, Any]) -> Rule:
     """The run's own delta and c; the paper's where the run had no soft masks."""
-    c = masks.get("c", DEFAULT_C)
-    return Rule(masks.get("delta", DEFAULT_DELTA), c if 0.0 < c < 1.0 else DEFAULT_C)
+    settings = Fields(masks, "masks")
+    delta, c = settings.number("delta"), settings.number("c")
+    return Rule(
+        DEFAULT_DELTA if delta is None else delta, c if c is not None and 0.0 < c < 1.0 else DEFAULT_C
+    )
 
 
 @dataclass(frozen=True)

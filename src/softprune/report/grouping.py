@@ -15,7 +15,16 @@ from .signs import DOT
 
 #: Settings that say where and as which repetition a run was done, not what was done.
 INCIDENTAL = frozenset(
-    {"seed", "name", "data.dir", "data.download", "data.workers", "data.eval_batch_size", "train.mode"}
+    {
+        "seed",
+        "name",
+        "data.dir",
+        "data.download",
+        "data.workers",
+        "data.eval_batch_size",
+        "train.mode",
+        "train.dense_baseline",
+    }
 )
 INCIDENTAL_TABLES = ("records.",)
 
@@ -107,7 +116,8 @@ def _distinction(run: Run, others: Sequence[Run]) -> str:
         for part in ("method", "model", "data")
         if getattr(run, part) and len({getattr(other, part) for other in others}) > 1
     ]
-    for key in mine:
+    # The method's own settings first: they are what is compared most often.
+    for key in sorted(mine, key=lambda key: not key.startswith("method.")):
         leaf = key.rsplit(".", 1)[-1]
         if leaf == "name" or len({json.dumps(other.get(key), default=str) for other in all_settings}) == 1:
             continue

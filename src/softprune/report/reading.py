@@ -48,7 +48,6 @@ def _finished(folder: Path, record: Fields) -> Run:
     metrics = folder / "metrics.jsonl"
     if not epochs and metrics.is_file():
         epochs = _metrics(metrics, notes)
-    masks = record.child("masks")
     return Run(
         path=folder,
         name=record.text("name", folder.name),
@@ -69,9 +68,7 @@ def _finished(folder: Path, record: Fields) -> Run:
         sites=tuple(_site(row) for row in record.children("sites")),
         modules=tuple(_module(row) for row in record.children("modules")),
         epochs=epochs,
-        masks={
-            key: value for key in (masks.values if masks else {}) if (value := _maybe(masks, key)) is not None
-        },
+        masks=_mapping(record.child("masks")),
         config=_mapping(record.child("config")),
         environment=_mapping(record.child("environment")),
         notes=tuple(notes),
@@ -149,6 +146,7 @@ def _metrics(path: Path, notes: list[str]) -> tuple[Epoch, ...]:
 def _epoch(row: Fields) -> Epoch:
     return Epoch(
         epoch=_required(row, "epoch"),
+        phase=row.text("phase", "train"),
         lr=row.number("lr"),
         strength=row.number("strength"),
         train_loss=row.number("train_loss"),
@@ -251,12 +249,6 @@ def _required(row: Fields, key: str) -> int:
 
 def _integer(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-def _maybe(fields: Fields | None, key: str) -> float | None:
-    """A number among settings that also hold words and switches."""
-    value = fields.values.get(key) if fields else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _mapping(fields: Fields | None) -> Mapping[str, Any]:

@@ -79,6 +79,7 @@ class Epoch:
     """One line of metrics.jsonl; accuracies in percent, counts of what is kept."""
 
     epoch: int
+    phase: str
     lr: float | None
     strength: float | None
     train_loss: float | None
@@ -113,7 +114,7 @@ class Run:
     sites: tuple[Site, ...] = ()
     modules: tuple[Module, ...] = ()
     epochs: tuple[Epoch, ...] = ()
-    masks: Mapping[str, float] = field(default_factory=dict)
+    masks: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     in_progress: bool = False
@@ -128,6 +129,10 @@ class Run:
     def dense_top1(self) -> float | None:
         row = self.variant("dense")
         return row.top1 if row and row.top1 is not None else self.baseline_top1
+
+    @property
+    def finetuned(self) -> bool:
+        return any(row.phase == "finetune" for row in self.epochs)
 
     @property
     def shipped_top1(self) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..curves import ACCURACY, REMOVED, Series, curves_data, draw_curves, lr_drops
+from ..curves import ACCURACY, REMOVED, Series, curves_data, draw_curves, events_of
 from ..figures import figure, section, twice
 from ..formats import cut
 from ..grouping import Group, spread
@@ -39,7 +39,7 @@ def overlay(groups: Sequence[Group]) -> Markup | None:
                     lines,
                     "Accuracy and MACs removed against epochs",
                     f"{sum(len(group.runs) for group in groups)} runs in {len(groups)} experiments",
-                    lr_drops(longest.epochs),
+                    events_of(longest.epochs),
                 )
             ),
             el("p", class_="readout", aria_live="polite"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..curves import ACCURACY, REMOVED, Mark, Series, curves_data, draw_curves, lr_drops
+from ..curves import ACCURACY, REMOVED, Mark, Series, curves_data, draw_curves, events_of
 from ..figures import cell, figure, fold, legend, section, table, twice
 from ..formats import accuracy, count, cut, percent, significant
 from ..markup import Markup, el
@@ -28,12 +28,12 @@ def epochs(run: Run) -> Markup | None:
     lines = [line for line in _series(run) if line.known]
     if not lines:
         return None
-    drops = lr_drops(run.epochs)
+    events = events_of(run.epochs)
     return section(
         "epochs",
         "Accuracy and pruning, epoch by epoch",
         "Above, how well the network classifies with its masks as they stand; below, what they remove. "
-        + ("Dotted lines mark a drop of the learning rate." if drops else "Both share one time axis."),
+        + ("Dotted lines mark where the training changed." if events else "Both share one time axis."),
         figure(
             "epochs",
             legend([(line.style, line.label) for line in lines], "narrow-only"),
@@ -43,7 +43,7 @@ def epochs(run: Run) -> Markup | None:
                     lines,
                     "Accuracy and share removed against epochs",
                     _summary(run),
-                    drops,
+                    events,
                     _best(run),
                     end_labels=True,
                 )

@@ -69,6 +69,8 @@ def _lead(run: Run, rule: Rule) -> str:
     )
     if run.method != "scp":
         return f"{text}The colours are what this run decided, by another rule than SCP's."
+    if run.masks.get("use_relu") is False:
+        return f"{text}This run judged without the ReLU, by the mass on either side of zero: see the colours."
     share = percent(100 * (1 - rule.c), 0)
     return f"{text}A channel with less than {share} of its mass there is as good as silent, and is dropped."
 

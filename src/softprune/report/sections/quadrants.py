@@ -67,7 +67,7 @@ def _scales(channels: Sequence[Channel], threshold: float) -> tuple[Scale, Scale
     low, high = limits([channel.beta for channel in channels], trim=0.002)
     most = max(quantile([channel.gamma for channel in channels], 0.998) * 1.06, threshold * 1.5, 1e-3)
     # Where Slimming's line would lie on the axis, a square-root axis gives the small scales room.
-    return Scale(low, high, LEFT, RIGHT), Scale(0.0, most, BOTTOM, TOP, root=threshold < 0.05 * most)
+    return Scale(low, high, LEFT, RIGHT), Scale(0.0, most, BOTTOM, TOP, root=0 < threshold < 0.05 * most)
 
 
 def _plane(decisions: Decisions) -> Markup:

@@ -29,16 +29,17 @@ def variants(run: Run) -> Markup | None:
         "variants",
         "Dense, masked, compact",
         lead,
-        figure("variants", _by_row(run.table, dense), _by_column(run.table, dense)),
+        figure("variants", _by_row(run, dense), _by_column(run.table, dense)),
     )
 
 
-def _by_row(rows: Sequence[Variant], dense: Variant | None) -> Markup:
+def _by_row(run: Run, dense: Variant | None) -> Markup:
     """A row per network, for a desk."""
-    head = [("Network", ""), *((label, "n") for label, _ in _columns(rows[0], dense))]
+    head = [("Network", ""), *((label, "n") for label, _ in _columns(run.table[0], dense))]
     body = []
-    for row in rows:
-        name = el("th", row.name, el("small", EXPLAINED.get(row.name, "")), scope="row")
+    for row in run.table:
+        more = ", then fine-tuned" if row.name == "compact" and run.finetuned else ""
+        name = el("th", row.name, el("small", EXPLAINED.get(row.name, "") + more), scope="row")
         style = f"variant-{row.name}" if row.name in EXPLAINED else None
         body.append(el("tr", name, *(content for _, content in _columns(row, dense)), class_=style))
     return el("div", table(head, body, "Dense, masked and compact", "still"), class_="wide")
