@@ -93,15 +93,24 @@ def floor_masks(graph: ChannelGraph, required: frozenset[str]) -> dict[str, torc
 
 
 def read_graph(
-    model: nn.Module, example: ExampleLike, *, include: Globs = None, exclude: Globs = None
+    model: nn.Module,
+    example: ExampleLike,
+    *,
+    include: Globs = None,
+    exclude: Globs = None,
+    every_norm: bool = False,
 ) -> ChannelGraph:
-    """The proved channel graph of `model`, with the sites that the globs leave."""
+    """The proved channel graph of `model`, with the sites that the globs leave.
+
+    `every_norm`: also BatchNorms that no activation follows, for methods that do not ask about it.
+    """
     if isinstance(model, nn.Module) and any(is_masked(module) for module in model.modules()):
         raise ModelError(
             "a model can be pruned by one pruner at a time. Got one whose BatchNorms are masked already; "
             "call detach() on its pruner first."
         )
-    graph = prove_sizes(trace(model, example), model)
+    graph = trace(model, example)
+    graph = prove_sizes(graph.with_every_norm() if every_norm else graph, model)
     return graph.only(_chosen(graph, _listed(include), _listed(exclude)))
 
 

@@ -75,6 +75,26 @@ class ChannelGraph:
             + tuple(Frozen(s.name, s.width, left_out[s.name]) for s in self.sites if s.name in left_out),
         )
 
+    def with_every_norm(self) -> ChannelGraph:
+        """The same graph with those BatchNorms as sites, too, that no activation follows (activation "none")."""
+        order = {norm.name: number for number, norm in enumerate(self.norms)}
+        more = [Site(frozen.name, frozen.width, "none") for frozen in self.frozen if frozen.maskable]
+        return replace(
+            self,
+            sites=tuple(sorted((*self.sites, *more), key=lambda site: order[site.name])),
+            frozen=tuple(frozen for frozen in self.frozen if not frozen.maskable),
+        )
+
+    def feeder(self, name: str) -> str | None:
+        """The convolution or linear layer whose outputs, and nothing else, are what the BatchNorm `name` reads."""
+        norm = next(norm for norm in self.norms if norm.name == name)
+        for mix in self.mixes:
+            fed = [np.array_equal(use.inputs, source.outputs) for use in norm.uses for source in mix.uses]
+            # A transposed convolution's filters do not lie along its weight's first dimension.
+            if sum(fed) == len(norm.uses) and mix.kind != "conv_transpose":
+                return mix.name
+        return None
+
 
 def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     """Read `model` through torch.export and relate its channels. The model is left as it was."""

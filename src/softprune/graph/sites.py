@@ -47,6 +47,8 @@ class Frozen:
     name: str
     width: int
     reason: str
+    maskable: bool = False
+    """Whether only what follows it speaks against it: a method that does not ask about the activation may mask it."""
 
 
 def activation_after(node: Node) -> tuple[str | None, str]:
@@ -97,34 +99,43 @@ def find_sites(linker: Linker) -> tuple[tuple[Site, ...], tuple[Frozen, ...]]:
         if not known and "BatchNorm" not in kind:
             continue
         width = int(getattr(module, "num_features", 0))
-        reason = _frozen_because(linker, name, module, known)
+        unusable = _unusable_because(linker, name, module, known)
+        reason = unusable or _unheard_because(linker, name)
         if reason is None:
             activation = activation_after(linker.norm_nodes[name][0])[0]
             assert activation is not None
             sites.append(Site(name, width, activation))
         else:
-            frozen.append(Frozen(name, width, reason))
+            maskable = unusable is None and _bound_because(linker, name) is None
+            frozen.append(Frozen(name, width, reason, maskable))
     return tuple(sites), tuple(frozen)
 
 
-def _frozen_because(linker: Linker, name: str, module: nn.Module, known: bool) -> str | None:
+def _unusable_because(linker: Linker, name: str, module: nn.Module, known: bool) -> str | None:
+    """Why the module cannot carry a mask at all."""
     if not known:
         return f"{type(module).__name__} is not among the BatchNorm classes that softprune knows"
-    record = linker.norms.get(name)
-    if record is None:
+    if name not in linker.norms:
         return "the forward pass does not use it, or its parameters are shared with another module"
     if getattr(module, "weight", None) is None or getattr(module, "bias", None) is None:
         return "it has no learned scale and shift (affine=False)"
     if not getattr(module, "track_running_stats", True):
         return "it keeps no running statistics, so its output in evaluation depends on the batch"
+    return None
+
+
+def _unheard_because(linker: Linker, name: str) -> str | None:
+    """Why nobody would hear a channel fall silent: by what follows, or because nothing could be cut."""
     names = {activation_after(node) for node in linker.norm_nodes[name]}
     for activation, reason in sorted(names, key=str):
         if activation is None:
             return reason
     if len(names) > 1:
         return "different activations read it in its different uses"
-    atoms = record.outputs.tolist()
-    reasons = [linker.table.pinned_because(atom) for atom in atoms]
-    if all(reasons):
-        return f"its channels cannot be cut: {reasons[0]}"
-    return None
+    return _bound_because(linker, name)
+
+
+def _bound_because(linker: Linker, name: str) -> str | None:
+    """Why none of its channels can be cut."""
+    reasons = [linker.table.pinned_because(atom) for atom in linker.norms[name].outputs.tolist()]
+    return f"its channels cannot be cut: {reasons[0]}" if all(reasons) else None

@@ -16,9 +16,12 @@ from softprune.masks.functional import hard_mask as hard_mask
 from softprune.masks.functional import relaxed_sample as relaxed_sample
 from softprune.masks.functional import sparsity_loss as sparsity_loss
 from softprune.masks.functional import sparsity_terms as sparsity_terms
+from softprune.masks.gate import AffineGate as AffineGate
 from softprune.masks.gate import FixedGate as FixedGate
 from softprune.masks.gate import Gate as Gate
 from softprune.masks.gate import SoftGate as SoftGate
 from softprune.masks.gate import round_up as round_up
 from softprune.masks.noise import Clock as Clock
+from softprune.masks.noise import channel_words as channel_words
 from softprune.masks.noise import logistic_noise as logistic_noise
+from softprune.masks.noise import uniform_noise as uniform_noise

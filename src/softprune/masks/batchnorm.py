@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ModelError
-from softprune.masks.gate import FixedGate, Gate
+from softprune.masks.gate import AffineGate, FixedGate, Gate
 
 _TORCH_CLASSES: tuple[type[_BatchNorm], ...] = (
     nn.BatchNorm1d,
@@ -67,22 +67,25 @@ class MaskedBatchNorm(_BatchNorm):
         return self._masked_train(input) if self.training else self._masked_eval(input)
 
     def _masked_train(self, x: Tensor) -> Tensor:
+        if isinstance(self.gate, AffineGate):
+            return self._normalise(x, *self.gate.masked_affine(self), None)
         folded = self._draw()
         if folded is None:
             return self._normalise(x, self.weight, self.bias, None)
         return self._normalise(x, folded.weight, folded.bias, folded.on)
 
     def _draw(self) -> Folded | None:
-        # Compiled code draws its own sample, which fuses; a tensor from outside would only add guards.
-        if not torch.compiler.is_compiling() and self.folded is not None:
+        if self.folded is not None:
             return self.folded
         n = self.gate.sample(self)
         return None if n is None else fold(n, self.weight, self.bias)
 
     def _masked_eval(self, x: Tensor) -> Tensor:
-        keep = self.gate.hard(self)
-        weight = torch.where(keep, self.weight, 0.0)
-        bias = torch.where(keep, self.bias, 0.0)
+        if isinstance(self.gate, AffineGate):
+            weight, bias = self.gate.masked_affine(self)
+        else:
+            keep = self.gate.hard(self)
+            weight, bias = torch.where(keep, self.weight, 0.0), torch.where(keep, self.bias, 0.0)
         no_statistics = self.running_mean is None and self.running_var is None
         return F.batch_norm(
             x, self.running_mean, self.running_var, weight, bias, no_statistics, 0.0, self.eps
@@ -141,6 +144,11 @@ class _MaskedSync(MaskedBatchNorm):
     def _masked_train(self, x: Tensor) -> Tensor:
         if not self._synchronises():
             return super()._masked_train(x)
+        if isinstance(self.gate, AffineGate):
+            raise ModelError(
+                "Methods with a scale of their own cannot train SyncBatchNorms across processes. "
+                f"Got {type(self.gate).__name__}. Keep plain BatchNorms (train.sync_batchnorm = false)."
+            )
         folded = self._draw()
         mean, var = self.running_mean, self.running_var
         mean_before = None if mean is None else mean.clone()

@@ -142,6 +142,27 @@ class FixedGate:
         return f"FixedGate(width={self.mask.numel()}, masked_training={self.masked_training})"
 
 
+class AffineGate(FixedGate):
+    """A stored mask with a scale and a shift of the method's own in the place of the BatchNorm's.
+
+    For methods that multiply a factor in, or draw the scale: what they compute stays an affine of the normalised
+    input, so that no operation of the activation's size is added.
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__(mask, masked_training=True)
+
+    def affine(self, bn: _BatchNorm) -> tuple[Tensor, Tensor]:
+        """Scale and shift of each channel, as training draws them or, in eval mode, as they are expected to be."""
+        raise NotImplementedError
+
+    def masked_affine(self, bn: _BatchNorm) -> tuple[Tensor, Tensor]:
+        """The same with zeros where the channel is off."""
+        keep = self.hard(bn)
+        weight, bias = (torch.where(keep, part, 0.0).to(bn.weight.dtype) for part in self.affine(bn))
+        return weight, bias
+
+
 def check_rounding(round_to: int, min_channels: int) -> None:
     """Raise unless the two are numbers of channels."""
     if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:

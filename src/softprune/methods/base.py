@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softprune.errors import CheckpointError, ConfigError, ModelError
-from softprune.graph import ExampleLike, Site
+from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.inspection import Globs, read_graph
 from softprune.masks import Clock, FixedGate, Gate, MaskedBatchNorm, mask_
+from softprune.masks.gate import check_rounding
 from softprune.masks.hooks import hook_root_, unmask_model_
 from softprune.methods.summary import Summary
 from softprune.plan import PrunePlan, make_plan, required_sites
@@ -30,6 +31,12 @@ class Pruner:
     """
 
     name: ClassVar[str]
+    capturable: ClassVar[bool] = True
+    """Whether all it does around a step is tensor operations in place, which a CUDA graph can hold."""
+    penalised: ClassVar[bool] = False
+    """Whether it adds :attr:`strength` times something to the loss."""
+    shifts_decide: ClassVar[bool] = False
+    """Whether the decision reads BatchNorm shifts, which weight decay would then hold back."""
     certificate: Certificate | None
     """How close masked and compact were at the last :meth:`compact`."""
 
@@ -42,10 +49,14 @@ class Pruner:
         exclude: Globs = None,
         round_to: int = 1,
         min_channels: int = 0,
+        strength: float = 0.0,
         seed: int = 0,
     ) -> None:
+        if not strength >= 0:
+            raise ConfigError(f"`strength` must be a number of at least 0. Got {strength!r}.")
+        check_rounding(round_to, min_channels)
         _check_finite(model)
-        self.graph = read_graph(model, example, include=include, exclude=exclude)
+        self.graph = self._read(model, example, include, exclude)
         if not self.graph.sites:
             raise ModelError(_nothing_to_prune(model, self.graph.frozen))
         self.model = model
@@ -56,7 +67,9 @@ class Pruner:
         self.certificate = None
         device = next(model.parameters()).device
         self.clock = Clock(seed, device)
+        self._strength = torch.tensor(float(strength), device=device)
         self._optimizer: Optimizer | None = None
+        self._begun = False
         gates = [self._gate(number, site) for number, site in enumerate(self.graph.sites)]
         self._masked: dict[str, MaskedBatchNorm] = {
             site.name: mask_(model.get_submodule(site.name), gate)  # type: ignore[arg-type]
@@ -66,6 +79,10 @@ class Pruner:
 
     # --- what a method says --------------------------------------------------------------------------------------
 
+    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+        """The channel graph with the sites that the method masks."""
+        return read_graph(model, example, include=include, exclude=exclude)
+
     def _gate(self, number: int, site: Site) -> Gate:
         """The gate of one site."""
         raise NotImplementedError
@@ -73,6 +90,13 @@ class Pruner:
     def _extra_loss(self) -> Tensor | None:
         """What the method adds to the task loss; None for nothing."""
         return None
+
+    def _begin(self) -> None:
+        """Runs once, when a pruner that has not trained yet is attached."""
+
+    def _evaluated(self, network: nn.Module) -> nn.Module:
+        """`network`, or a copy, whose plain BatchNorms compute what the masked ones do on the channels they keep."""
+        return network
 
     def before_step(self) -> None:
         """Runs before every optimizer step."""
@@ -83,12 +107,34 @@ class Pruner:
     def end_epoch(self, epoch: int) -> None:
         """Call after every epoch; most methods do nothing there."""
 
+    @property
+    def decided(self) -> bool:
+        """Whether evaluation uses the masks. Methods that decide once, after training, say so by :meth:`decide`."""
+        return True
+
+    def decide(self) -> dict[str, Tensor]:
+        """Settle the decision, where the method takes it once after training, and return the masks in force."""
+        return self.masks()
+
     # --- the loop ------------------------------------------------------------------------------------------------
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """The masked BatchNorms."""
         return self.graph.sites
+
+    @property
+    def strength(self) -> Tensor:
+        """The weight of what the method adds to the loss: a scalar on the device that may change during training."""
+        device = self.clock.step.device
+        if self._strength.device != device:
+            self._strength = self._strength.to(device)
+        return self._strength
+
+    @strength.setter
+    def strength(self, value: float | Tensor) -> None:
+        # In place, so that a captured CUDA graph sees the new value.
+        self.strength.copy_(torch.as_tensor(value))
 
     def floor(self, site: Site) -> int:
         """The fewest channels that `site` keeps."""
@@ -123,7 +169,7 @@ class Pruner:
                 "make it from pruner.parameter_groups() or model.parameters()."
             )
         self._optimizer = optimizer
-        decayed = self.decayed_shifts(optimizer)
+        decayed = self.decayed_shifts(optimizer) if self.shifts_decide else []
         if decayed:
             logger.warning(
                 "weight decay acts on the shifts of %d masked BatchNorms (%s%s): it holds dead channels back and "
@@ -136,6 +182,9 @@ class Pruner:
             optimizer.register_step_pre_hook(self._before_optimizer_step),
             optimizer.register_step_post_hook(self._after_optimizer_step),
         ]
+        if not self._begun:
+            self._begin()
+            self._begun = True
 
     def decayed_shifts(self, optimizer: Optimizer) -> list[str]:
         """Sites whose shift stands in a parameter group with weight decay."""
@@ -186,7 +235,7 @@ class Pruner:
         """The decision as data: what every module would keep if the network were cut now."""
         network = self.model if model is None else self._twin(model)
         _check_finite(network)
-        return make_plan(self.graph, network, self.masks(model), round_to=self.round_to)
+        return make_plan(self.graph, self._evaluated(network), self.masks(model), round_to=self.round_to)
 
     def summary(self) -> Summary:
         """Width and kept channels per site, and the totals before and after. Prints as a table."""
@@ -200,7 +249,7 @@ class Pruner:
         `model` may be a copy of the trained network (an EMA, say) whose weights are to be cut instead. Nothing of
         either is changed; if the result were not exact, a VerificationError is raised and there is no result.
         """
-        network = self.model if model is None else self._twin(model)
+        network = self._evaluated(self.model if model is None else self._twin(model))
         masks = self.masks(model)
         plan = self.plan(model)
         # Constants that fold into a float32 bias are rounded there, so the proof is made on a float64 cut.
@@ -230,6 +279,8 @@ class Pruner:
             "method": self.name,
             "sites": [site.name for site in self.sites],
             "clock": self.clock.state_dict(),
+            "strength": float(self.strength),
+            "begun": self._begun,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -242,6 +293,8 @@ class Pruner:
                     f"Its {key!r} is {value!r}; got {state.get(key)!r}."
                 )
         self.clock.load_state_dict(state["clock"])
+        self.strength = float(state["strength"])
+        self._begun = bool(state["begun"])
 
     # --- inside --------------------------------------------------------------------------------------------------
 

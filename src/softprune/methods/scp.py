@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor, nn
 
-from softprune.errors import ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.inspection import Globs
 from softprune.masks import Gate, MaskConfig, SoftGate
@@ -31,6 +27,8 @@ class SoftPruner(Pruner):
     """
 
     name = "scp"
+    penalised = True
+    shifts_decide = True
 
     def __init__(
         self,
@@ -45,8 +43,6 @@ class SoftPruner(Pruner):
         min_channels: int = 0,
         seed: int = 0,
     ) -> None:
-        if not strength >= 0:
-            raise ConfigError(f"`strength` must be a number of at least 0. Got {strength!r}.")
         self.mask_config = masks or MaskConfig()
         super().__init__(
             model,
@@ -55,9 +51,9 @@ class SoftPruner(Pruner):
             exclude=exclude,
             round_to=round_to,
             min_channels=min_channels,
+            strength=strength,
             seed=seed,
         )
-        self._strength = torch.tensor(float(strength), device=self.clock.step.device)
 
     def _gate(self, number: int, site: Site) -> Gate:
         return SoftGate(
@@ -69,25 +65,5 @@ class SoftPruner(Pruner):
             min_channels=self.floor(site),
         )
 
-    @property
-    def strength(self) -> Tensor:
-        """The weight of the sparsity loss: a scalar on the device, which may be changed during training."""
-        device = self.clock.step.device
-        if self._strength.device != device:
-            self._strength = self._strength.to(device)
-        return self._strength
-
-    @strength.setter
-    def strength(self, value: float | Tensor) -> None:
-        # In place, so that a captured CUDA graph sees the new value.
-        self.strength.copy_(torch.as_tensor(value))
-
     def _extra_loss(self) -> Tensor:
         return self.strength * self._hooks.bank.loss()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "strength": float(self.strength)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.strength = float(state["strength"])
