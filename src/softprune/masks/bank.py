@@ -41,7 +41,7 @@ class MaskBank:
     :meth:`end_forward` behind it. The numbers are those that the gates would draw for themselves, gradients
     included; without the bank, or outside these calls, they do. Sites with another gate are left alone.
 
-    Under torch.compile the bank stands aside: each site's mask then fuses into a kernel or two of its own.
+    Under torch.compile the bank keeps the graph small: one chain in place of one for each site.
     """
 
     def __init__(self, modules: Iterable[MaskedBatchNorm]) -> None:
@@ -55,8 +55,6 @@ class MaskBank:
 
     def begin_forward(self) -> None:
         """Draw every site's sample for the forward that follows."""
-        if torch.compiler.is_compiling():
-            return
         self._in_graph = False
         for group in self._current_groups():
             beta, gamma = group.parameters()
@@ -66,7 +64,7 @@ class MaskBank:
             columns = (part.split(widths) for part in fold(n, gamma, beta))
             for module, *parts in zip(group.modules, *columns, strict=True):
                 module.folded = Folded(*parts)
-            if n.requires_grad:
+            if n.requires_grad and not torch.compiler.is_compiling():
                 # Activation checkpointing runs the forward again inside backward and must meet the same
                 # samples; n's gradient is complete once every site is through.
                 n.register_hook(self._after_backward)
