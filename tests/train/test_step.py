@@ -35,8 +35,9 @@ class _Masks:
     """A pruner as a step sees it, on real masked BatchNorms."""
 
     def __init__(self, model, strength=0.01):
-        self.clock = Clock(seed=5)
-        self.strength = torch.tensor(strength)
+        device = next(model.parameters()).device
+        self.clock = Clock(seed=5, device=device)
+        self.strength = torch.tensor(strength, device=device)
         self.sites = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
         for number, site in enumerate(self.sites):
             mask_(site, SoftGate(MaskConfig(), self.clock, number))
@@ -64,7 +65,7 @@ class _Average:
 
     def __init__(self, model):
         self.live = list(model.parameters())
-        self.count = torch.zeros(())
+        self.count = torch.zeros((), device=self.live[0].device)
         self.mean = [torch.zeros_like(parameter) for parameter in self.live]
 
     @torch.no_grad()
@@ -86,7 +87,7 @@ class _Run:
     """Everything of a small run."""
 
     def __init__(
-        self, *, pruned=True, pieces=1, averaged=False, images=None, base=0.1, drop_out=0.0, **options
+        self, *, pruned=True, pieces=1, averaged=False, images=None, drop_out=0.0, device=CPU, **options
     ):
         torch.manual_seed(0)
         self.model = nn.Sequential(
@@ -99,10 +100,10 @@ class _Run:
             nn.Flatten(),
             nn.Dropout(drop_out),
             nn.Linear(64, 3),
-        )
+        ).to(device)
         if images is None:
             images = torch.randn(SIZE, 1, 4, 4, generator=torch.Generator().manual_seed(1))
-        data = ArrayDataset.from_arrays(images, torch.arange(SIZE) % 3)
+        data = ArrayDataset.from_arrays(images, torch.arange(SIZE) % 3, device=device)
         bundle = DataBundle(
             name="own",
             num_classes=3,
@@ -120,7 +121,7 @@ class _Run:
         self.step = TrainStep(
             self.model,
             self.optimizer,
-            make_feed(bundle, sampler, device=CPU, pieces=pieces),
+            make_feed(bundle, sampler, device=device, pieces=pieces),
             schedule=Schedule(base=0.1, kind="step", milestones=(5,)),
             pruner=self.pruner,
             strength=Schedule(base=0.02, warmup_steps=6) if pruned else None,
@@ -142,7 +143,7 @@ class _Run:
             tensors += [self.pruner.clock.step, self.pruner.clock.forward, self.pruner.strength]
         if self.average is not None:
             tensors += [self.average.count, *self.average.mean]
-        return torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+        return torch.cat([tensor.detach().double().flatten().cpu() for tensor in tensors])
 
 
 def test_is_what_a_plain_loop_computes():
@@ -342,3 +343,17 @@ def test_a_strength_needs_a_pruner():
             schedule=Schedule(base=0.1),
             strength=Schedule(base=1.0),
         )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("mode", ["cuda_graph", "compile", "compile+cuda_graph"])
+def test_on_a_gpu(mode, pieces):
+    options = {"device": torch.device("cuda"), "pieces": pieces, "averaged": True, "channels_last": True}
+    run = _Run(mode=mode, **options).train()
+    assert run.step.mode == mode
+    eager = _Run(mode="eager", **options).train()
+    assert torch.allclose(run.result(), eager.result(), rtol=1e-3, atol=1e-4)
+    assert torch.allclose(
+        run.result(), _Run(pieces=pieces, averaged=True).train().result(), rtol=1e-2, atol=1e-2
+    )
