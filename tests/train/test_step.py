@@ -101,6 +101,8 @@ class _Run:
             nn.Dropout(drop_out),
             nn.Linear(64, 3),
         ).to(device)
+        if averaged and options.get("channels_last"):
+            self.model.to(memory_format=torch.channels_last)
         if images is None:
             images = torch.randn(SIZE, 1, 4, 4, generator=torch.Generator().manual_seed(1))
         data = ArrayDataset.from_arrays(images, torch.arange(SIZE) % 3, device=device)
@@ -357,3 +359,16 @@ def test_on_a_gpu(mode, pieces):
     assert torch.allclose(
         run.result(), _Run(pieces=pieces, averaged=True).train().result(), rtol=1e-2, atol=1e-2
     )
+
+
+def test_an_average_of_weights_that_would_move_is_refused():
+    run = _Run(averaged=True)
+    with pytest.raises(ConfigError, match="before its average is made"):
+        TrainStep(
+            run.model,
+            run.optimizer,
+            run.step.feed,
+            schedule=Schedule(base=0.1),
+            average=run.average,
+            options=StepOptions(channels_last=True),
+        )

@@ -151,8 +151,7 @@ class TrainStep:
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
         if self.options.channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            match_layout(optimizer)
+            self._order_channels_last()
         if self.device.type == "cuda":
             # Shapes never change here, so the first step may look for the fastest convolutions.
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
@@ -215,6 +214,17 @@ class TrainStep:
             self._strengths.copy_(torch.tensor([self.strength(step) for step in steps]))
         self.feed.begin(epoch, start)
         self.model.train()
+
+    def _order_channels_last(self) -> None:
+        places = [parameter.data_ptr() for parameter in self.model.parameters()]
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self.average is not None and places != [p.data_ptr() for p in self.model.parameters()]:
+            raise ConfigError(
+                "A network must be in channels-last order before its average is made, which would otherwise follow "
+                "weights that are no longer there. Got one that is not; call "
+                "network.to(memory_format=torch.channels_last) first."
+            )
+        match_layout(self.optimizer)
 
     def _loss_of(self, first: Tensor, second: Tensor) -> Tensor:
         """What is minimised over a piece of the batch; counts it in passing. This is what is compiled."""
