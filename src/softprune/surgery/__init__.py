@@ -1,7 +1,7 @@
 """Apply a plan to a network, prove it equal, carry the optimizer over, and keep it on disk."""
 
 from softprune.surgery.apply import apply_plan, plain_copy, plans_of
-from softprune.surgery.files import load, save
+from softprune.surgery.files import load, read_plans, save
 from softprune.surgery.optimizer import remap_optimizer
 from softprune.surgery.probe import prove_sizes
 from softprune.surgery.verify import Certificate, verify
@@ -13,6 +13,7 @@ __all__ = [
     "plain_copy",
     "plans_of",
     "prove_sizes",
+    "read_plans",
     "remap_optimizer",
     "save",
     "verify",

@@ -86,6 +86,11 @@ def load(folder: str | os.PathLike[str], model: Model) -> Model:
     return compact.eval()
 
 
+def read_plans(folder: str | os.PathLike[str]) -> list[PrunePlan]:
+    """The plans of a saved network, in the order in which they cut it."""
+    return _read_plans(Path(folder))[0]
+
+
 def _storable(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 

@@ -1,0 +1,96 @@
+"""FPGM: the filters nearest to all others, which the others can stand in for, are set to zero after every epoch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.inspection import Globs
+from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
+from softprune.methods.sfp import Evaluation, ZeroingPruner
+
+
+def summed_distances(filters: Tensor) -> Tensor:
+    """Each filter's sum of Euclidean distances to all of them: small near their geometric median."""
+    # Not by the quicker matrix product: it loses small distances, and zeroed filters lie at distance 0 exactly.
+    return torch.cdist(filters, filters, compute_mode="donot_use_mm_for_euclid_dist").sum(1)
+
+
+class FpgmPruner(ZeroingPruner):
+    """Filter Pruning via Geometric Median (He et al., CVPR 2019) at work on a model.
+
+    In every layer that feeds a BatchNorm: first the int(ratio_norm * width) filters of smallest L2 norm, then, of
+    those that are left, the int(ratio_dist * width) with the smallest sum of distances to all that are left, are set
+    to zero before training and after every epoch (call :meth:`end_epoch`). As in the authors' code their gradients
+    are masked in between; momentum and weight decay still act on them.
+
+    Args:
+        model: Any network in which convolutions feed BatchNorms; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        ratio_dist: The share of filters that goes by distance (the authors' rate_dist), or shares by glob.
+        ratio_norm: The share that goes by norm before (the authors' 1 - rate_norm), or shares by glob.
+        mask_gradients: Whether gradients of zeroed filters are masked. The authors' VGG script does not.
+        evaluation: "strict": a zeroed filter's channel is zero in evaluation. "authors": its BatchNorm's constant
+            stays, as in the authors' code.
+        include: Only these BatchNorms, by name with wildcards.
+        exclude: Not these.
+        round_to: Keep a multiple of this many channels at every site.
+        min_channels: Keep at least this many at every site.
+        seed: Not used; every method has one.
+    """
+
+    name = "fpgm"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        ratio_dist: Ratio = 0.4,
+        ratio_norm: Ratio = 0.0,
+        mask_gradients: bool = True,
+        evaluation: Evaluation = "strict",
+        include: Globs = None,
+        exclude: Globs = None,
+        round_to: int = 1,
+        min_channels: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self._ratio_norm, self._ratio_dist = ratio_norm, ratio_dist
+        self.mask_gradients = mask_gradients
+        super().__init__(
+            model,
+            example,
+            evaluation=evaluation,
+            include=include,
+            exclude=exclude,
+            round_to=round_to,
+            min_channels=min_channels,
+            seed=seed,
+        )
+
+    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+        graph = super()._read(model, example, include, exclude)
+        names = [site.name for site in graph.sites]
+        self.norm_ratios = ratio_per_site(self._ratio_norm, names, "ratio_norm")
+        self.distance_ratios = ratio_per_site(self._ratio_dist, names, "ratio_dist")
+        return graph
+
+    def _select(self, site: Site, filters: Tensor) -> Tensor:
+        keep = drop_lowest(filters.norm(dim=1), int(site.width * self.norm_ratios[site.name]))
+        distances = torch.zeros_like(filters[:, 0])
+        left = torch.nonzero(keep).squeeze(1)
+        distances[left] = summed_distances(filters[left])
+        near = drop_lowest(distances[left], int(site.width * self.distance_ratios[site.name]))
+        keep[left] = near
+        return self._fitted(site, keep, distances)
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        if not self.mask_gradients:
+            return
+        for site in self.sites:
+            gradient = self.model.get_submodule(self.feeders[site.name]).weight.grad
+            if isinstance(gradient, Tensor):
+                gradient.mul_(self._stored(site.name).view(-1, *(1,) * (gradient.dim() - 1)))

@@ -1,0 +1,114 @@
+"""SCP with a target: train until a given share of the channels is dead, without a search for the strength."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softprune.graph import ExampleLike
+from softprune.inspection import Globs
+from softprune.masks import MaskConfig, SoftGate, alive_probability, channel_words, sparsity_terms
+from softprune.methods.ranking import check_ratio
+from softprune.methods.scp import SoftPruner
+
+
+class TargetSoftPruner(SoftPruner):
+    """SCP's target-ratio training (section "Target channel pruning ratio" of the paper).
+
+    The sparsity loss acts on the share ``ratio`` of all channels alone, those most likely dead at the moment. When
+    it has risen since the step before, a step descends on it alone; otherwise on the joint loss. Both is arithmetic
+    on the device: the task's loss is multiplied by 0 or 1, so that every parameter has a gradient in every step.
+
+    Args:
+        model: Any network with BatchNorms that an activation follows; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        ratio: The share of channels, over all sites, that is to be dropped.
+        strength: Weight of the sparsity loss: how hard the chosen channels are pushed, no longer how many go. Too
+            small, and they do not die within the training.
+        masks: The constants of the masks; the defaults are the authors'.
+        include: Only these BatchNorms, by name with wildcards.
+        exclude: Not these.
+        round_to: Keep a multiple of this many channels at every site.
+        min_channels: Keep at least this many at every site.
+        seed: Of the masks' noise, and of the order among channels that are equally likely dead.
+    """
+
+    name = "scp-target"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        ratio: float = 0.4,
+        strength: float = 1e-3,
+        masks: MaskConfig | None = None,
+        include: Globs = None,
+        exclude: Globs = None,
+        round_to: int = 1,
+        min_channels: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.ratio = check_ratio(ratio)
+        super().__init__(
+            model,
+            example,
+            strength=strength,
+            masks=masks,
+            include=include,
+            exclude=exclude,
+            round_to=round_to,
+            min_channels=min_channels,
+            seed=seed,
+        )
+        device = self.clock.step.device
+        words = [channel_words(seed, number, site.width) for number, site in enumerate(self.sites)]
+        self._shuffle = torch.argsort(torch.cat(words), stable=True).to(device)
+        self.target = round(self.ratio * len(self._shuffle))
+        # Of the step before and of this one; nothing has risen above infinity.
+        self._before = torch.full((), torch.inf, device=device)
+        self._now = self._before.clone()
+
+    def _chosen_terms(self) -> Tensor:
+        """The sparsity loss of the channels most likely dead."""
+        terms, alive = [], []
+        for bn in self._masked.values():
+            gate = bn.gate
+            assert isinstance(gate, SoftGate)
+            terms.append(sparsity_terms(bn.bias, bn.weight, gate.config, gate.activation))
+            alive.append(
+                alive_probability(bn.bias.detach(), bn.weight.detach(), gate.config, gate.activation)
+            )
+        # Untrained channels are all alike. In the order of the layers the first layers would be chosen whole.
+        lots = self._shuffle
+        order = lots[torch.argsort(torch.cat(alive)[lots], stable=True)]
+        return torch.cat(terms)[order[: self.target]].sum()
+
+    def loss(self, task: Tensor) -> Tensor:
+        if not self.model.training or not torch.is_grad_enabled():
+            return task
+        if not torch.compiler.is_compiling():
+            self._check_sites()
+        self._follow_device()
+        sparse = self._chosen_terms()
+        self._now.copy_(sparse.detach())
+        joint = (sparse.detach() <= self._before).to(task.dtype)
+        return task * joint.to(task.device) + (self.strength * sparse).to(task.device)
+
+    def _follow_device(self) -> None:
+        device = self.clock.step.device
+        if self._before.device != device:
+            self._before, self._now = self._before.to(device), self._now.to(device)
+            self._shuffle = self._shuffle.to(device)
+
+    def after_step(self) -> None:
+        self._before.copy_(self._now)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "sparsity": float(self._before)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._before.fill_(state["sparsity"])

@@ -1,0 +1,144 @@
+"""Same shape from scratch: what a pruned network's architecture reaches from new weights with the same training.
+
+The control that every careful reader asks for: are the surviving weights worth something, or only the widths?
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.errors import ConfigError, PlanError
+from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.inspection import Globs, read_graph
+from softprune.masks import FixedGate, Gate
+from softprune.methods.stored import StoredPruner
+from softprune.plan import PrunePlan
+from softprune.surgery import apply_plan, plans_of, read_plans
+
+PlanLike = PrunePlan | Sequence[PrunePlan] | str | os.PathLike[str]
+"""A plan, the plans of a network that was cut several times, a compact network's folder, or the folder of a run."""
+
+
+def from_scratch(plan: PlanLike | nn.Module, fresh: nn.Module) -> nn.Module:
+    """A compact network of the shape that `plan` (or a compact network) has, with the new weights of `fresh`.
+
+    `fresh` is a newly built dense network of the same definition; it stays as it is. The kept rows and columns of
+    its weights are scaled to the smaller fan-in, so that they are spread as if drawn at that size. Everything then
+    trains: also what the plan had zeroed or folded.
+    """
+    plans = plans_of(plan) if isinstance(plan, nn.Module) else _plans(plan)
+    if not plans:
+        raise PlanError("`plan` must come from a network that softprune cut. Got a dense network.")
+    compact = copy.deepcopy(fresh)
+    for step in plans:
+        # Without its constants: folded biases are to be learned anew.
+        compact = apply_plan(replace(step, constants={}), compact)
+    dense_modules = dict(fresh.named_modules())
+    with torch.no_grad():
+        for name, module in compact.named_modules():
+            dense = dense_modules.get(name)
+            if isinstance(module, _BatchNorm) and isinstance(dense, _BatchNorm) and module.affine:
+                # All scales and shifts of a new BatchNorm are alike; the plan may have zeroed some.
+                module.weight.fill_(dense.weight[0])
+                module.bias.fill_(dense.bias[0])
+            weight, old = getattr(module, "weight", None), getattr(dense, "weight", None)
+            if isinstance(weight, Tensor) and isinstance(old, Tensor) and weight.dim() > 1:
+                weight.mul_(math.sqrt(old[0].numel() / weight[0].numel()))
+    return compact
+
+
+class ScratchPruner(StoredPruner):
+    """Trains a network under the masks of a finished plan, from its own new weights.
+
+    The dropped channels are off in training and evaluation from the first step, so that this is the compact
+    network's training from scratch, and everything else (recipes, records, the verified cut) works as for a method.
+    The weights start as the dense definition draws them; behind a BatchNorm their scale plays no part.
+
+    Args:
+        model: A newly built network of the definition that was pruned; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        plan: The shape: a plan, the folder of a compact network, or the folder of a finished run.
+        include: Only these BatchNorms of the plan, by name with wildcards.
+        exclude: Not these.
+        seed: Not used; every method has one.
+    """
+
+    name = "scratch"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        plan: PlanLike | None = None,
+        include: Globs = None,
+        exclude: Globs = None,
+        seed: int = 0,
+    ) -> None:
+        if plan is None:
+            raise ConfigError(
+                "`scratch` trains the shape of another run and must be told which. Got no `plan`; pass the folder of "
+                "a finished run (method.options.plan in a recipe)."
+            )
+        self._kept = _kept_of_dense(_plans(plan))
+        super().__init__(model, example, include=include, exclude=exclude, seed=seed)
+
+    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+        graph = read_graph(model, example, include=include, exclude=exclude, every_norm=True)
+        present = _kept_of_dense(plans_of(model), cut=True)
+        self._initial: dict[str, Tensor] = {}
+        for site in graph.sites:
+            if site.name in self._kept:
+                here = present.get(site.name, tuple(range(site.width)))
+                mask = torch.isin(torch.tensor(here), torch.tensor(self._kept[site.name], dtype=torch.long))
+                if len(mask) != site.width:
+                    raise PlanError(
+                        f"`plan` must be of this very network. Got one that does not fit '{site.name}', which has "
+                        f"{site.width} channels."
+                    )
+                self._initial[site.name] = mask
+        missing = set(self._kept) - {site.name for site in graph.sites} - {f.name for f in graph.frozen}
+        if missing:
+            raise PlanError(
+                f"`plan` must be of this very network. Got one with the site '{min(missing)}', which is not here."
+            )
+        return graph.only(
+            {s.name: "the plan does not mask it" for s in graph.sites if s.name not in self._initial}
+        )
+
+    def _gate(self, number: int, site: Site) -> Gate:
+        return FixedGate(self._initial[site.name], masked_training=True)
+
+
+def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
+    if isinstance(plan, PrunePlan):
+        return (plan,)
+    if not isinstance(plan, str | os.PathLike):
+        return tuple(plan)
+    folder = Path(plan)
+    compact = folder / "compact"
+    return tuple(read_plans(compact if compact.is_dir() else folder))
+
+
+def _kept_of_dense(plans: Sequence[PrunePlan], *, cut: bool = False) -> dict[str, tuple[int, ...]]:
+    """Per site the channels of the dense network that the last plan keeps; `cut`: those that are still there."""
+    present: dict[str, tuple[int, ...]] = {}
+    kept: dict[str, tuple[int, ...]] = {}
+    for plan in plans:
+        for name, indices in plan.sites.items():
+            here = present.get(name, tuple(range(plan.modules[name].width_out)))
+            kept[name] = tuple(here[index] for index in indices)
+        for name, module in plan.modules.items():
+            if module.kind == "norm":
+                here = present.get(name, tuple(range(module.width_out)))
+                present[name] = tuple(here[index] for index in module.outputs)
+    return present if cut else kept

@@ -1,0 +1,161 @@
+"""Soft Filter Pruning: after every epoch the weakest filters are set to zero, and may grow back in the next."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from softprune.errors import CheckpointError, ConfigError
+from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.inspection import Globs
+from softprune.masks import FixedGate, Gate
+from softprune.methods.filters import all_decay, fed_by_filters, filters_of
+from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
+from softprune.methods.stored import StoredPruner
+
+Evaluation = Literal["strict", "authors"]
+"""What evaluation computes where a filter is zero: "strict" zero, "authors" the constant that its BatchNorm emits."""
+
+
+class _OpenGate(FixedGate):
+    """Holds the decision without acting on it: the authors' evaluation, where a zeroed filter still has its shift."""
+
+    def hard(self, bn: Any) -> Tensor:
+        return torch.ones_like(self.mask)
+
+
+class ZeroingPruner(StoredPruner):
+    """What SFP and FPGM share: filters that are set to zero before training and after every epoch.
+
+    The gate behind each BatchNorm closes in evaluation where the filter is zero, so that the cut is exact; with
+    ``evaluation="authors"`` it stays open, and evaluation shows the accuracy that the authors report. The cut is the
+    strict one in either case.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        evaluation: Evaluation,
+        include: Globs,
+        exclude: Globs,
+        round_to: int,
+        min_channels: int,
+        seed: int,
+    ) -> None:
+        if evaluation not in get_args(Evaluation):
+            raise ConfigError(
+                f"`evaluation` must be one of {', '.join(get_args(Evaluation))}. Got {evaluation!r}."
+            )
+        self.evaluation: Evaluation = evaluation
+        self._zeroed_here = False
+        super().__init__(
+            model,
+            example,
+            include=include,
+            exclude=exclude,
+            round_to=round_to,
+            min_channels=min_channels,
+            seed=seed,
+        )
+
+    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+        graph, self.feeders = fed_by_filters(model, example, include, exclude, every_norm=True)
+        return graph
+
+    def _gate(self, number: int, site: Site) -> Gate:
+        everything = torch.ones(site.width, dtype=torch.bool)
+        return FixedGate(everything) if self.evaluation == "strict" else _OpenGate(everything)
+
+    def _select(self, site: Site, filters: Tensor) -> Tensor:
+        """Booleans, False for the filters of a layer (one per row) that are to be zero."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def zero_filters(self) -> None:
+        """Select anew, and set what was selected to zero."""
+        for site in self.sites:
+            keep = self._select(site, filters_of(self.model, self.feeders, site.name))
+            self._store({site.name: keep})
+            weight = self.model.get_submodule(self.feeders[site.name]).weight
+            assert isinstance(weight, Tensor)
+            weight[~keep] = 0.0
+
+    def _begin(self) -> None:
+        self.zero_filters()
+        self._zeroed_here = True
+
+    def end_epoch(self, epoch: int) -> None:
+        self.zero_filters()
+
+    def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        return all_decay(self.model, weight_decay)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._zeroed_here and int(self.clock.step) == 0 and state.get("clock", {}).get("step"):
+            raise CheckpointError(
+                f"the state of {self.name} must be loaded before the optimizer is attached, since attaching begins "
+                "training and sets filters to zero. Got a state after attach(); make the pruner, load, then attach."
+            )
+        super().load_state_dict(state)
+
+
+class SfpPruner(ZeroingPruner):
+    """Soft Filter Pruning (He et al., IJCAI 2018) at work on a model.
+
+    In every layer that feeds a BatchNorm, also the last of a residual branch, the int(ratio * width) filters with
+    the smallest L2 norm are set to zero before training and after every epoch (call :meth:`end_epoch`). All of them
+    go on training.
+
+    Args:
+        model: Any network in which convolutions feed BatchNorms; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        ratio: The share of filters that is zero in every layer (the authors' 1 - rate), or shares by glob on the
+            BatchNorms' names.
+        evaluation: "strict": a zeroed filter's channel is zero in evaluation. "authors": its BatchNorm's constant
+            stays, as in the authors' code.
+        include: Only these BatchNorms, by name with wildcards.
+        exclude: Not these.
+        round_to: Keep a multiple of this many channels at every site.
+        min_channels: Keep at least this many at every site.
+        seed: Not used; every method has one.
+    """
+
+    name = "sfp"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        ratio: Ratio = 0.4,
+        evaluation: Evaluation = "strict",
+        include: Globs = None,
+        exclude: Globs = None,
+        round_to: int = 1,
+        min_channels: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self._ratio = ratio
+        super().__init__(
+            model,
+            example,
+            evaluation=evaluation,
+            include=include,
+            exclude=exclude,
+            round_to=round_to,
+            min_channels=min_channels,
+            seed=seed,
+        )
+
+    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+        graph = super()._read(model, example, include, exclude)
+        self.ratios = ratio_per_site(self._ratio, [site.name for site in graph.sites])
+        return graph
+
+    def _select(self, site: Site, filters: Tensor) -> Tensor:
+        norms = filters.norm(dim=1)
+        return self._fitted(site, drop_lowest(norms, int(site.width * self.ratios[site.name])), norms)

@@ -1,0 +1,102 @@
+"""Network Slimming: an L1 penalty on BatchNorm scales while training, then one threshold over all of them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from softprune.errors import ConfigError
+from softprune.graph import ExampleLike
+from softprune.inspection import Globs
+from softprune.methods.ranking import check_ratio, drop_lowest
+from softprune.methods.stored import OneShotPruner
+
+Count = Literal["scp", "pytorch", "torch"]
+"""How a ratio becomes a number of channels; see :func:`dropped_count`."""
+
+
+def dropped_count(ratio: float, total: int, count: Count = "scp") -> int:
+    """How many of `total` channels go.
+
+    "scp": all but int((1 - ratio) total), as in the SCP authors' port, whose numbers are in the paper's tables.
+    "pytorch": int(ratio total) + 1, as in the authors' PyTorch code, whose threshold is itself dropped.
+    "torch": int(ratio total), as in their first release.
+    """
+    if count == "scp":
+        return total - int((1 - ratio) * total)
+    return min(int(ratio * total) + (count == "pytorch"), total)
+
+
+class SlimmingPruner(OneShotPruner):
+    """Network Slimming (Liu et al., ICCV 2017) at work on a model.
+
+    Training adds ``strength * sum |gamma|`` to the loss, which is the authors' ``strength * sign(gamma)`` on the
+    gradient. :meth:`decide` then drops the share ``ratio`` of all channels, those with the smallest |gamma| over the
+    whole network, and the penalty ends. The dropped channels' shifts go with them, uncompensated: expect to
+    fine-tune. A layer that would lose everything is no error: where the network allows it, it goes, and where every
+    path passes through it, its best channel stays.
+
+    Args:
+        model: Any network with BatchNorms that an activation follows; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        strength: Weight of the penalty (1e-4 for VGG, 1e-5 for ResNet-164 and DenseNet-40).
+        ratio: The share of channels that goes.
+        count: How the ratio becomes a number: "scp", "pytorch" or "torch"; see :func:`dropped_count`.
+        include: Only these BatchNorms, by name with wildcards.
+        exclude: Not these.
+        round_to: Keep a multiple of this many channels at every site.
+        min_channels: Keep at least this many at every site.
+        seed: Not used; every method has one.
+    """
+
+    name = "slimming"
+    penalised = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        strength: float = 1e-4,
+        ratio: float = 0.7,
+        count: Count = "scp",
+        include: Globs = None,
+        exclude: Globs = None,
+        round_to: int = 1,
+        min_channels: int = 0,
+        seed: int = 0,
+    ) -> None:
+        if count not in get_args(Count):
+            raise ConfigError(f"`count` must be one of {', '.join(get_args(Count))}. Got {count!r}.")
+        self.ratio, self.count = check_ratio(ratio), count
+        super().__init__(
+            model,
+            example,
+            include=include,
+            exclude=exclude,
+            round_to=round_to,
+            min_channels=min_channels,
+            strength=strength,
+            seed=seed,
+        )
+
+    def _extra_loss(self) -> Tensor:
+        # abs() has the derivative 0 at 0, as the authors' sign(gamma) does.
+        penalty = torch.cat([bn.weight for bn in self._masked.values()]).abs().sum()
+        return self.strength * penalty
+
+    def decide(self) -> dict[str, Tensor]:
+        self.strength = 0.0
+        return super().decide()
+
+    def _choose(self, network: nn.Module) -> dict[str, Tensor]:
+        weights = [network.get_submodule(site.name).weight for site in self.sites]
+        scales = [weight.detach().abs() for weight in weights if isinstance(weight, Tensor)]
+        widths = [site.width for site in self.sites]
+        keep = drop_lowest(torch.cat(scales), dropped_count(self.ratio, sum(widths), self.count))
+        return {
+            site.name: self._fitted(site, part, scale)
+            for site, part, scale in zip(self.sites, keep.split(widths), scales, strict=True)
+        }
