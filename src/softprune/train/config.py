@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from softprune.errors import ConfigError
 from softprune.masks import MaskConfig
 from softprune.train.schema import Section, at_least, between, more_than
+from softprune.train.step import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +83,15 @@ class TrainConfig(Section):
     always uses float32 unless told bf16."""
     channels_last: bool = False
     """Keep images and convolution weights in channels-last memory order."""
-    fast: Literal["auto", "eager", "graph", "compile"] = "auto"
-    """How a step runs on CUDA: the fastest that works, plain eager, a CUDA graph, or compiled inside a CUDA
-    graph."""
+    mode: Mode = "auto"
+    """How a step runs. `auto` takes the fastest that works: compiled inside a CUDA graph on a GPU, eager on a
+    CPU."""
     deterministic: bool = False
     """Only algorithms that give the same bits every time; slower on a GPU. On a CPU runs repeat without
     it."""
+    threads: Annotated[int, at_least(0)] = 0
+    """CPU threads; 0 for PyTorch's choice. A small network is often faster with one, above all on a busy
+    machine."""
     sync_batchnorm: bool = False
     """Several GPUs: normalise over the whole batch instead of each process's share."""
 
@@ -231,9 +235,14 @@ class RunConfig(Section):
                 f"train.accumulate must divide data.batch_size = {self.data.batch_size}. Got "
                 f"{self.train.accumulate}."
             )
-        if self.method.name == "dense" and (self.train.dense_baseline or self.train.compact_at):
-            raise ConfigError(
-                'method.name = "dense" prunes nothing, so train.dense_baseline and train.compact_at must be '
-                "off. "
-                f"Got dense_baseline = {self.train.dense_baseline}, compact_at = {self.train.compact_at}."
-            )
+        if self.method.name == "dense":
+            for key, value in (
+                ("train.dense_baseline", self.train.dense_baseline),
+                ("train.compact_at", self.train.compact_at),
+                ("train.recalibrate", self.train.recalibrate),
+                ("finetune.epochs", self.finetune.epochs),
+            ):
+                if value:
+                    raise ConfigError(
+                        f'method.name = "dense" prunes nothing, so {key} must be off. Got {key} = {value}.'
+                    )

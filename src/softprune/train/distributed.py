@@ -39,6 +39,14 @@ class World:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return int(tensor)
 
+    def share(self, text: str) -> str:
+        """The first process's text, in all of them."""
+        if self.size == 1:
+            return text
+        box = [text]
+        dist.broadcast_object_list(box, device=self.device)
+        return box[0]
+
     def barrier(self) -> None:
         """Wait for every process."""
         if self.size > 1:

@@ -1,0 +1,65 @@
+"""The application: its commands, and how errors reach the user."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from softprune.cli.output import error_line, show_log
+from softprune.errors import SoftpruneError
+
+EXIT_ERROR = 2
+"""Something the user can mend; the message says what."""
+EXIT_STOPPED = 75
+"""Stopped early by a signal or the time limit, all saved (sysexits' EX_TEMPFAIL: try again)."""
+
+app = typer.Typer(
+    name="softprune",
+    help=(
+        "Train a network while pruning its channels, cut it for good, and see what was gained.\n\n"
+        "Start with `softprune train`: a minute on a laptop, and a report to open."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class _Settings:
+    debug = False
+
+
+@app.callback()
+def _settings(
+    debug: Annotated[bool, typer.Option("--debug", help="Show Python's traceback with an error.")] = False,
+) -> None:
+    _Settings.debug = debug
+    show_log(debug)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Register a command whose SoftpruneErrors end as one clear message and exit code 2."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except SoftpruneError as error:
+            if _Settings.debug:
+                raise
+            error_line(str(error))
+            raise typer.Exit(EXIT_ERROR) from None
+
+    return app.command()(guarded)
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    # Importing the commands registers them; each imports torch only when it runs, so that --help is quick.
+    from softprune.cli import lists, networks, reports, training  # noqa: F401
+
+    app()
+    sys.exit(0)

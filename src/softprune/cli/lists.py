@@ -1,0 +1,46 @@
+"""The lists: `methods`, `models`, `data`, `recipes`."""
+
+from softprune.cli.app import command
+from softprune.cli.output import print_table
+
+
+@command
+def methods() -> None:
+    """List the pruning methods that `method.name` of a recipe can be."""
+    from softprune.methods import REGISTRY
+
+    rows = [[name, entry.description] for name, entry in REGISTRY.items()]
+    print_table(
+        "", ["method", "what it does"], [*rows, ["dense", "no pruning: the baseline to compare with"]]
+    )
+
+
+@command
+def models() -> None:
+    """List the networks that come with softprune (`model.name` of a recipe)."""
+    from softprune.models import REGISTRY
+
+    rows = [
+        [name, "x".join(map(str, entry.input_shape)), entry.description] for name, entry in REGISTRY.items()
+    ]
+    print_table("", ["model", "input", "what it is"], rows)
+
+
+@command
+def data() -> None:
+    """List the data sets that softprune reads (`data.name` of a recipe)."""
+    from softprune.data import DATASETS
+
+    rows = [
+        [name, "yes" if entry.needs_root else "no", entry.description] for name, entry in DATASETS.items()
+    ]
+    print_table("", ["data", "--data-dir", "what it is"], rows)
+
+
+@command
+def recipes() -> None:
+    """List the recipes that come with softprune, for `softprune train NAME`."""
+    from softprune.train.recipe import recipe_names
+    from softprune.train.reference import recipe_title
+
+    print_table("", ["recipe", "what it is"], [[name, recipe_title(name)] for name in recipe_names()])

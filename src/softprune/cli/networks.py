@@ -1,0 +1,92 @@
+"""`inspect`, `compact` and `evaluate`: look at a network, cut it, measure it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from softprune.cli.app import command
+from softprune.cli.output import percent, print_table, say
+from softprune.cli.training import DataDir, Device, Run
+from softprune.errors import ConfigError
+
+
+@command
+def inspect(
+    model: Annotated[
+        str, typer.Argument(help="A name from `softprune models`, or module:factory of your own.")
+    ] = "digits_net",
+    num_classes: Annotated[int, typer.Option(help="Outputs of the network.")] = 10,
+    input_shape: Annotated[
+        str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")
+    ] = "",
+) -> None:
+    """Show what can be pruned in a network, what cannot and why, before any training."""
+    import torch
+
+    import softprune
+    from softprune.models import REGISTRY
+    from softprune.train.network import build_network
+
+    if not input_shape and model not in REGISTRY:
+        raise ConfigError(
+            f"A network of your own needs the shape of an image: --input 3x224x224. Got {model!r} alone."
+        )
+    shape = _parse_shape(input_shape) if input_shape else REGISTRY[model].input_shape
+    network = build_network(model, num_classes)
+    say(str(softprune.inspect(network, torch.zeros(2, *shape))))
+
+
+@command
+def compact(
+    run: Run,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder to write. [default: RUN/compact]")
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+) -> None:
+    """Cut the network of a run, finished or not, at its newest checkpoint.
+
+    The folder then holds weights.safetensors and plan.json; `softprune.load(FOLDER, network)` reads it.
+    """
+    from softprune.train.cutting import compact_run
+
+    folder, before, after = compact_run(run, out, device=device, data_dir=data_dir)
+    rows = [
+        ["dense", f"{before.params:,}", f"{before.macs:,}"],
+        ["compact", f"{after.params:,}", f"{after.macs:,}"],
+    ]
+    print_table("", ["", "params", "MACs"], rows)
+    say(f"Compact network: {folder}")
+
+
+@command
+def evaluate(
+    run: Annotated[
+        Path, typer.Argument(help="The folder of a run, or of a compact network.", show_default=False)
+    ],
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    model: Annotated[
+        str, typer.Option(help="The dense network, for a compact folder that lies outside its run.")
+    ] = "",
+    data: Annotated[str, typer.Option(help="The data set, for a compact folder outside its run.")] = "",
+) -> None:
+    """Measure the test accuracy of a run's network, masked and compact, or of a compact folder."""
+    from softprune.train.evaluation import evaluate_folder
+
+    rows = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data)
+    cells = []
+    for row in rows:
+        totals = row.totals
+        numbers = [percent(totals.top1), percent(totals.top5), f"{totals.loss:.4f}", f"{totals.images:,}"]
+        cells.append([row.name, *numbers])
+    print_table("", ["", "top-1 %", "top-5 %", "loss", "images"], cells)
+
+
+def _parse_shape(text: str) -> tuple[int, ...]:
+    parts = text.lower().replace(",", "x").split("x")
+    if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--input must be CHANNELSxHEIGHTxWIDTH, such as 3x224x224. Got {text!r}.")
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,93 @@
+"""What the commands print: tables and a progress bar in a terminal, plain lines elsewhere."""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_out = Console(highlight=False, soft_wrap=True)
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def console() -> Console:
+    """Where results go."""
+    return _out
+
+
+def say(text: str = "") -> None:
+    """One line of ordinary output."""
+    _out.print(text, markup=False)
+
+
+def error_line(text: str) -> None:
+    """The message of an error, on standard error."""
+    _err.print("error: ", style="bold red", end="")
+    _err.print(text, markup=False)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table; columns whose every cell begins with a digit, sign or dash are aligned to the right."""
+    numeric = [all(row[i][:1] in "0123456789-+" for row in rows) and bool(rows) for i in range(len(columns))]
+    if _out.is_terminal:
+        table = Table(title=title or None, title_justify="left")
+        for name, right in zip(columns, numeric, strict=True):
+            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        _out.print(table, markup=False)
+        return
+    widths = [
+        max(len(name), *(len(row[i]) for row in rows)) if rows else len(name)
+        for i, name in enumerate(columns)
+    ]
+    if title:
+        say(title)
+    for row in [columns, *rows]:
+        cells = zip(row, widths, numeric, strict=True)
+        say(
+            "  ".join(
+                cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells
+            ).rstrip()
+        )
+
+
+def count(number: float | None) -> str:
+    """A count in a form that is quick to read: 1,234 or 12.3 M."""
+    if number is None:
+        return "-"
+    for size, unit in ((1e9, "G"), (1e6, "M")):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return f"{number:,.0f}"
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """A percentage, or a dash for one that is not known."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def cut(before: float | None, after: float | None) -> str:
+    """How much of ``before`` is gone, in percent."""
+    return percent(100 * (1 - after / before), 1) if before and after is not None else "-"
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        prefix = "warning: " if record.levelno >= logging.WARNING else ""
+        _err.print(f"{prefix}{self.format(record)}", markup=False)
+
+
+def show_log(debug: bool) -> None:
+    """Send what the library logs to standard error."""
+    log: Any = logging.getLogger("softprune")
+    log.setLevel(logging.DEBUG if debug else logging.INFO if speaks() else logging.ERROR)
+    log.handlers = [_Lines()]
+    log.propagate = False
+
+
+def speaks() -> bool:
+    """Whether this process is the only one, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,38 @@
+"""A run's outcome in the terminal, and its page."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from softprune.cli.output import count, cut, percent, print_table
+
+
+def print_result(result: Mapping[str, Any]) -> None:
+    """The table dense / masked / compact."""
+    rows = []
+    dense = result["dense"]
+    for row in result["table"]:
+        size = row["file_bytes"]
+        latency = row["latency_ms"]
+        rows.append(
+            [
+                row["variant"],
+                percent(row["top1"]),
+                percent(row["top5"]),
+                count(row["params"]),
+                cut(dense["params"], row["params"]),
+                count(row["macs"]),
+                cut(dense["macs"], row["macs"]),
+                "-" if size is None else f"{size / 1024:,.0f} KiB",
+                "-" if latency is None else f"{latency:.2f} ms",
+            ]
+        )
+    columns = ["", "top-1 %", "top-5 %", "params", "cut %", "MACs", "cut %", "file", "latency"]
+    print_table(f"{result['model']} on {result['data']}, {result['method']}", columns, rows)
+
+
+def write_report(run: Path) -> Path:
+    """Render the run's page and return its path."""
+    from softprune.report import render_run
+
+    return Path(render_run(run))

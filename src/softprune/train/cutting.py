@@ -1,0 +1,42 @@
+"""Cut the network of a run at its newest checkpoint, finished or not."""
+
+from pathlib import Path
+from typing import Any
+
+from softprune.cost import Cost, cost
+from softprune.data import DataBundle
+from softprune.errors import ConfigError
+from softprune.surgery import save
+from softprune.train.checkpoint import read_newest
+from softprune.train.config import RunConfig
+from softprune.train.distributed import World, join_world
+from softprune.train.loop import rebuild_network
+from softprune.train.network import build_network
+from softprune.train.records import RunFolder
+from softprune.train.run import open_data
+from softprune.train.stage import Stage
+
+
+def restore_stage(config: RunConfig, data: DataBundle, world: World, state: dict[str, Any]) -> Stage:
+    """The network of a checkpoint with its pruner, as it was when the checkpoint was written."""
+    network = rebuild_network(config, data, state).to(world.device)
+    finetune = state["stage"]["pruner"] is None
+    return Stage(config, network, data, world, finetune=finetune, state=state["stage"])
+
+
+def compact_run(
+    run: Path, out: Path | None = None, *, device: str = "auto", data_dir: str | None = None
+) -> tuple[Path, Cost, Cost]:
+    """Write the compact network of a run's newest checkpoint; returns its folder, the dense cost and its cost."""
+    folder = RunFolder.open(run)
+    config = folder.read_config()
+    if config.method.name == "dense":
+        raise ConfigError(f"A network must be pruned to be cut. Got the dense baseline {run}.")
+    world = join_world(device)
+    data = open_data(config, world.device, data_dir)
+    stage = restore_stage(config, data, world, read_newest(folder.checkpoints)[1])
+    with stage.judged() as network:
+        compact = network if stage.pruner is None else stage.pruner.compact()
+    target = save(compact, out or folder.compact)
+    dense = build_network(config.model.name, data.num_classes)
+    return target, cost(dense, data.example(1)), cost(compact, data.example(1, world.device))

@@ -1,0 +1,28 @@
+"""TensorBoard events, for those who have the extra installed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from softprune.errors import ConfigError
+
+
+class EventWriter:
+    """Writes each epoch's numbers as scalars."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "records.tensorboard needs the package tensorboard. Got an ImportError: install it with "
+                '`pip install "softprune[tensorboard]"`, or set records.tensorboard = false.'
+            ) from error
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add one line of metrics.jsonl."""
+        for key, value in row.items():
+            if isinstance(value, int | float) and key not in ("epoch", "step"):
+                self._writer.add_scalar(key, value, row["step"])
+        self._writer.flush()

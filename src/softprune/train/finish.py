@@ -1,0 +1,159 @@
+"""The end of a run: the last cut, the compact network's folder, the table, and result.json."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor, nn
+
+from softprune.cost import Cost
+from softprune.surgery import save
+from softprune.train.environment import command_line, describe_environment
+from softprune.train.latency import latency_ms
+from softprune.train.loop import Trainer
+from softprune.train.network import build_network
+from softprune.train.recipe import config_to_dict
+from softprune.train.records import RESULT_FORMAT, RunFolder
+
+_LATENCY_BATCH = 64
+
+
+def finish(trainer: Trainer) -> dict[str, Any]:
+    """Cut the trained network, measure dense, masked and compact, write everything, return the result.
+
+    All processes take part in the measuring; one writes.
+    """
+    trainer.listener.on_stage("measuring")
+    config, accounts = trainer.config, trainer.accounts
+    dense = build_network(config.model.name, trainer.data.num_classes).to(trainer.world.device)
+    if trainer.stage.pruner is None and trainer.pruned is None:
+        with trainer.stage.judged() as network:
+            tested = trainer.evaluator(network)
+            table = [_row(trainer, "dense", network, tested.top1, tested.top5, accounts.dense)]
+        return _write(trainer, table, accounts.dense_cost, accounts.dense, network)
+    baseline = _baseline(trainer.folder)
+    table = [_row(trainer, "dense", dense, baseline.get("top1"), baseline.get("top5"), accounts.dense)]
+    if trainer.stage.pruner is not None:
+        compact = trainer.conclude_pruning()
+    else:
+        compact = trainer.stage.network
+    assert trainer.pruned is not None
+    pruned = trainer.pruned
+    masks = {site["name"]: _mask(site) for site in pruned["sites"]}
+    counted, totals = accounts.of_network(compact, masks)
+    masked_network = trainer.stage.network if trainer.stage.pruner is not None else None
+    table.append(_row(trainer, "masked", masked_network, pruned["top1"], pruned["top5"], accounts.dense))
+    table[-1]["file_bytes"] = table[0]["file_bytes"]
+    tested = trainer.evaluator(compact.eval())
+    table.append(_row(trainer, "compact", compact, tested.top1, tested.top5, totals))
+    if trainer.world.is_writer:
+        save(compact, trainer.folder.compact)
+    return _write(trainer, table, counted, totals, compact)
+
+
+def _row(
+    trainer: Trainer,
+    variant: str,
+    network: nn.Module | None,
+    top1: float | None,
+    top5: float | None,
+    totals: dict[str, Any],
+) -> dict[str, Any]:
+    """One line of the table dense / masked / compact."""
+    batch = trainer.data.example(_LATENCY_BATCH, trainer.world.device)
+    return {
+        "variant": variant,
+        "top1": top1,
+        "top5": top5,
+        "params": totals["params"],
+        "macs": totals["macs"],
+        "file_bytes": None if network is None else _file_bytes(network),
+        "latency_ms": None if network is None else latency_ms(network, batch),
+    }
+
+
+def _file_bytes(network: nn.Module) -> int:
+    tensors = {
+        name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()
+    }
+    return len(to_safetensors(tensors))
+
+
+def _mask(site: dict[str, Any]) -> Tensor:
+    return torch.tensor(site["keep"], dtype=torch.bool)
+
+
+def _baseline(folder: RunFolder) -> dict[str, Any]:
+    """The dense row of the baseline that the run trained first, if it did."""
+    baseline = RunFolder(folder.dense)
+    return baseline.read_result()["table"][0] if baseline.result.is_file() else {}
+
+
+def _write(
+    trainer: Trainer, table: list[dict[str, Any]], counted: Cost, totals: dict[str, Any], final: nn.Module
+) -> dict[str, Any]:
+    config, history = trainer.config, trainer.history
+    tested = [row for row in history if row["phase"] == "train" and row["test_top1"] is not None]
+    images = sum(row["seconds"] * row["images_per_second"] for row in history)
+    result = {
+        "format": RESULT_FORMAT,
+        "name": config.name,
+        "command": command_line(),
+        "model": config.model.name,
+        "data": config.data.name,
+        "method": config.method.name,
+        "seed": config.seed,
+        "started": trainer.started,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_seconds": trainer.seconds,
+        "images_per_second": images / max(sum(row["seconds"] for row in history), 1e-9),
+        "dense": trainer.accounts.dense,
+        "compact": totals,
+        "best": _moment(max(tested, key=lambda row: row["test_top1"])),
+        "last": _moment(next(row for row in reversed(history) if row["test_top1"] is not None)),
+        "table": table,
+        "masks": config_to_dict(config)["masks"],
+        "sites": [] if trainer.pruned is None else trainer.pruned["sites"],
+        "modules": _modules(trainer, counted, final),
+        "config": config_to_dict(config),
+        "environment": describe_environment(trainer.world.device, trainer.world.size),
+        "epochs": history,
+    }
+    if trainer.world.is_writer:
+        trainer.folder.write_result(result)
+    return result
+
+
+def _moment(row: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: row[key] for key in ("channels", "params", "macs", "paper")}
+    return {"epoch": row["epoch"], "top1": row["test_top1"], "top5": row["test_top5"], **kept}
+
+
+def _modules(trainer: Trainer, counted: Cost, final: nn.Module) -> list[dict[str, Any]]:
+    """Convolutions and linear layers before and after; one that vanished costs nothing after."""
+    dense = trainer.accounts.dense_network
+    after = dict(final.named_modules())
+    modules = []
+    for name, part in trainer.accounts.dense_cost.by_module.items():
+        if not part.macs:
+            continue
+        now = counted.by_module.get(name)
+        modules.append(
+            {
+                "name": name,
+                "kind": part.kind,
+                "macs_dense": part.macs,
+                "macs_compact": 0 if now is None else now.macs,
+                "params_dense": part.params,
+                "params_compact": 0 if now is None else now.params,
+                "out_dense": _width(dense.get_submodule(name)),
+                "out_compact": _width(after[name]) if now is not None and now.macs else 0,
+            }
+        )
+    return modules
+
+
+def _width(module: nn.Module) -> int | None:
+    width = getattr(module, "out_channels", getattr(module, "out_features", None))
+    return width if isinstance(width, int) else None

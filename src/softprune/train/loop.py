@@ -1,0 +1,286 @@
+"""The one loop: epochs for any method, checkpoints at any moment, physical cuts on the way."""
+
+import logging
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from softprune.data import DataBundle
+from softprune.errors import SoftpruneError
+from softprune.plan import PrunePlan
+from softprune.surgery import apply_plan, plans_of, remap_optimizer
+from softprune.train.accounts import Accounts
+from softprune.train.checkpoint import newest_path, random_state, save_checkpoint, set_random_state
+from softprune.train.config import RunConfig
+from softprune.train.distributed import World
+from softprune.train.eval_step import EvalTotals
+from softprune.train.evaluation import Evaluator
+from softprune.train.events import EventWriter
+from softprune.train.network import build_network, initial_network
+from softprune.train.progress import Listener
+from softprune.train.recalibration import recalibrate
+from softprune.train.recipe import config_to_dict
+from softprune.train.records import RunFolder
+from softprune.train.signals import StopWatch
+from softprune.train.sites import SiteBook
+from softprune.train.stage import Stage, optimizer_state
+from softprune.train.step import NonFiniteLoss
+
+logger = logging.getLogger(__name__)
+
+# Several processes agree on whether to stop or save only this often, since asking costs a round trip.
+_AGREE_EVERY = 10
+_GO_ON, _SAVE, _STOP = 0, 1, 2
+
+
+class Trainer:
+    """A run in training. Everything that :meth:`save` writes, a new Trainer with that state goes on from."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        data: DataBundle,
+        world: World,
+        *,
+        listener: Listener,
+        stop: StopWatch,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self.config, self.folder, self.data, self.world = config, folder, data, world
+        self.listener, self.stop = listener, stop
+        dense = build_network(config.model.name, data.num_classes)
+        self.accounts = Accounts(dense, data)
+        self.evaluator = Evaluator(data, config, world)
+        self.history: list[dict[str, Any]] = []
+        self.cuts: list[str] = []
+        self.pruned: dict[str, Any] | None = None
+        self.epoch = self.batch = 0
+        self.seconds = self.epoch_seconds = 0.0
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._begin_clock()
+        if state is None:
+            network = initial_network(config.model, data.num_classes, config.seed)
+            self.stage = self._stage(network)
+            self.book = SiteBook() if self.stage.pruner is None else SiteBook.of(self.stage.pruner)
+        else:
+            self._restore(state)
+        self.events = EventWriter(folder.events) if config.records.tensorboard and world.is_writer else None
+        if world.is_writer:
+            folder.write_history(self.history)
+
+    @property
+    def total_epochs(self) -> int:
+        """Epochs of training and fine-tuning together."""
+        return self.config.train.epochs + self.config.finetune.epochs
+
+    @property
+    def in_finetuning(self) -> bool:
+        """Whether the compact network is being fine-tuned."""
+        return self.epoch >= self.config.train.epochs and self.config.finetune.epochs > 0
+
+    def run(self) -> str | None:
+        """Train to the end and return None, or the reason to stop early; either way all is saved."""
+        while self.epoch < self.total_epochs:
+            if self.batch == 0:
+                self._cut_if_due()
+            reason = self._run_epoch()
+            if reason is None:
+                self._end_epoch()
+                reason = self._stop_reason()
+            if reason is not None:
+                self.save()
+                return reason
+            if self.epoch % self.config.records.checkpoint_epochs == 0 or self.epoch == self.total_epochs:
+                self.save()
+        return None
+
+    def _run_epoch(self) -> str | None:
+        step = self.stage.step
+        self.listener.on_epoch_start(self.epoch, self.total_epochs, step.steps)
+        try:
+            for position in step.epoch(self.epoch, self.batch):
+                self.batch = position + 1
+                self.listener.on_step(self.batch)
+                if self.batch == step.steps:
+                    break
+                action = self._agreed_action()
+                if action == _STOP:
+                    return self.stop.reason() or "another process"
+                if action == _SAVE:
+                    self.save()
+        except NonFiniteLoss as error:
+            last = newest_path(self.folder.checkpoints)
+            where = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+            raise SoftpruneError(f"{error} ({where})") from error
+        return None
+
+    def _agreed_action(self) -> int:
+        """Whether to go on, save or stop, the same in all processes."""
+        if self.world.size > 1 and self.batch % _AGREE_EVERY:
+            return _GO_ON
+        return self.world.largest(self._own_action())
+
+    def _own_action(self) -> int:
+        if self.stop.reason() is not None:
+            return _STOP
+        records = self.config.records
+        if records.checkpoint_steps and self.batch % records.checkpoint_steps == 0:
+            return _SAVE
+        old = time.monotonic() - self._saved_at
+        return _SAVE if 0 < records.checkpoint_seconds < old else _GO_ON
+
+    def _stop_reason(self) -> str | None:
+        """The reason to stop at the end of an epoch, the same in all processes."""
+        own = self.stop.reason()
+        if self.world.largest(int(own is not None)) == 0 or self.epoch == self.total_epochs:
+            return None
+        return own or "another process"
+
+    def _end_epoch(self) -> None:
+        """Judge the network, write the epoch's line, and move on to the next."""
+        stage, step = self.stage, self.stage.step
+        totals = step.totals()
+        self._count_time()
+        if stage.pruner is not None:
+            stage.pruner.end_epoch(self.epoch)
+        tested: EvalTotals | None = None
+        with stage.judged() as network:
+            if (self.epoch + 1) % self.config.records.eval_epochs == 0 or self.epoch + 1 in self._must_test():
+                tested = self.evaluator(network)
+            kept = self.accounts.kept(stage.pruner, self.book) if self.pruned is None else self.pruned["kept"]
+        last_step = (self.epoch + 1) * step.steps - 1
+        row = {
+            "epoch": self.epoch,
+            "step": last_step + 1,
+            "phase": "finetune" if self.in_finetuning else "train",
+            "lr": step.schedule(last_step),
+            "strength": None if step.strength is None else step.strength(last_step),
+            "train_loss": totals.loss,
+            "train_top1": totals.top1,
+            "test_loss": None if tested is None else tested.loss,
+            "test_top1": None if tested is None else tested.top1,
+            "test_top5": None if tested is None else tested.top5,
+            **kept,
+            "seconds": self.epoch_seconds,
+            "images_per_second": totals.images / max(self.epoch_seconds, 1e-9),
+        }
+        self.history.append(row)
+        self._count_time()
+        self.epoch, self.batch, self.epoch_seconds = self.epoch + 1, 0, 0.0
+        if self.world.is_writer:
+            self.folder.append_metrics(row)
+            if self.events is not None:
+                self.events.write(row)
+        self.listener.on_epoch(row, self.accounts.dense)
+
+    def _must_test(self) -> set[int]:
+        return {self.config.train.epochs, self.total_epochs}
+
+    def _cut_if_due(self) -> None:
+        if self.stage.pruner is None:
+            return
+        if self.epoch == self.config.train.compact_at > 0:
+            self._cut_and_go_on()
+        elif self.in_finetuning:
+            network = self.conclude_pruning()
+            self.listener.on_stage("fine-tuning the compact network")
+            self.stage = self._stage(network.train(), finetune=True)
+
+    def _cut_and_go_on(self) -> None:
+        """Cut the network physically, and train the smaller one with the momentum and the noise of the larger."""
+        old = self.stage
+        assert old.pruner is not None
+        self.listener.on_stage(f"cutting the network before epoch {self.epoch + 1}")
+        old.pruner.decide()
+        self.book.note(old.network)
+        network = old.pruner.compact()
+        remap_optimizer(old.optimizer, old.network, network)
+        momentum = optimizer_state(old.optimizer, network)
+        plan = plans_of(network)[-1]
+        self.cuts.append(plan.to_json())
+        self.book.cut(plan)
+        self.stage = self._stage(network.train(), momentum=momentum, clock=old.pruner.clock.state_dict())
+
+    def conclude_pruning(self) -> nn.Module:
+        """The compact network, cut from the pruned one as it was judged; notes what was pruned."""
+        pruner = self.stage.pruner
+        assert pruner is not None
+        with self.stage.judged() as network:
+            masks = pruner.decide()
+            tested = self.evaluator(network)
+            self.book.note(network)
+            kept = self.accounts.kept(pruner, self.book)
+            compact = pruner.compact()
+        self.pruned = {
+            "kept": kept,
+            "top1": tested.top1,
+            "top5": tested.top5,
+            "sites": self.book.records(masks),
+        }
+        self.cuts.append(plans_of(compact)[-1].to_json())
+        if self.config.train.recalibrate:
+            recalibrate(compact, self.stage.step.feed, self.config.train.recalibrate)
+        return compact
+
+    def _stage(self, network: nn.Module, **carried: Any) -> Stage:
+        network = network.to(self.world.device)
+        if self.config.train.sync_batchnorm and self.world.size > 1 and self.world.device.type == "cuda":
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        return Stage(self.config, network, self.data, self.world, **carried)
+
+    def save(self) -> Path | None:
+        """Write a checkpoint. All processes must call it together; one writes."""
+        stage = self.stage.state_dict()
+        self._count_time()
+        self._saved_at = time.monotonic()
+        if not self.world.is_writer:
+            return None
+        state = {
+            "config": config_to_dict(self.config),
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "cuts": self.cuts,
+            "pruned": self.pruned,
+            "model": self.stage.network.state_dict(),
+            "stage": stage,
+            "book": self.book.state_dict(),
+            "history": self.history,
+            "random": random_state(self.world.device),
+            "seconds": self.seconds,
+            "epoch_seconds": self.epoch_seconds,
+            "started": self.started,
+        }
+        step = self.epoch * self.stage.step.steps + self.batch
+        return save_checkpoint(self.folder.checkpoints, step, state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.epoch, self.batch = state["epoch"], state["batch"]
+        self.cuts, self.pruned, self.history = state["cuts"], state["pruned"], state["history"]
+        self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
+        self.started, self.book = state["started"], SiteBook.from_state(state["book"])
+        network = rebuild_network(self.config, self.data, state)
+        finetune = self.in_finetuning and state["stage"]["pruner"] is None
+        self.stage = self._stage(network, finetune=finetune, state=state["stage"])
+        set_random_state(state["random"], self.world.device)
+
+    def _begin_clock(self) -> None:
+        self._counted_at = self._saved_at = time.monotonic()
+
+    def _count_time(self) -> None:
+        now = time.monotonic()
+        self.seconds += now - self._counted_at
+        self.epoch_seconds += now - self._counted_at
+        self._counted_at = now
+
+
+def rebuild_network(config: RunConfig, data: DataBundle, state: dict[str, Any]) -> nn.Module:
+    """The network of a checkpoint: the dense definition, its cuts, and the weights."""
+    network = build_network(config.model.name, data.num_classes)
+    for plan in state["cuts"]:
+        network = apply_plan(PrunePlan.from_json(plan), network)
+    network.load_state_dict(state["model"])
+    return network

@@ -1,0 +1,193 @@
+"""Start a run or go on with one: the dense baseline first where the recipe asks for it, then the run itself."""
+
+import dataclasses
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from softprune.data import DataBundle, load_data
+from softprune.errors import CheckpointError, ConfigError
+from softprune.train.checkpoint import newest_path, read_newest
+from softprune.train.config import MethodConfig, RunConfig
+from softprune.train.distributed import World, join_world, leave_world
+from softprune.train.finish import finish
+from softprune.train.loop import Trainer
+from softprune.train.progress import Listener
+from softprune.train.recipe import config_from_dict
+from softprune.train.records import RunFolder
+from softprune.train.signals import StopWatch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    folder: RunFolder
+    """Where its files are."""
+    result: dict[str, Any] | None
+    """The content of result.json, if the run is finished."""
+    stopped: str | None
+    """Why it stopped early, if it did."""
+    is_writer: bool
+    """Whether this process is the one that writes and reports."""
+
+
+def start(
+    config: RunConfig,
+    out: Path | str | None = None,
+    *,
+    device: str = "auto",
+    time_limit: float | None = None,
+    listener: Listener | None = None,
+) -> Outcome:
+    """Train from the beginning, in a folder of its own (``out``, or one under runs/ that is still free)."""
+    with _World(device) as world:
+        path = world.share(str(out or _free_folder(config.name or "run")))
+        if world.is_writer:
+            RunFolder.create(path, config)
+        world.barrier()
+        return _run(config, RunFolder(path), world, time_limit, listener or Listener())
+
+
+def resume(
+    run: Path | str,
+    *,
+    device: str = "auto",
+    time_limit: float | None = None,
+    data_dir: str | None = None,
+    listener: Listener | None = None,
+) -> Outcome:
+    """Go on with the run in the folder ``run``; one that is finished is left as it is."""
+    folder = RunFolder.open(run)
+    config = folder.read_config()
+    if data_dir is not None:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=data_dir))
+    with _World(device) as world:
+        return _run(config, folder, world, time_limit, listener or Listener())
+
+
+def dense_config(config: RunConfig) -> RunConfig:
+    """The baseline of a run: the same training without pruning."""
+    return dataclasses.replace(
+        config,
+        name=f"{config.name}-dense",
+        method=MethodConfig(name="dense"),
+        train=dataclasses.replace(config.train, dense_baseline=False, compact_at=0, recalibrate=0),
+        finetune=dataclasses.replace(config.finetune, epochs=0),
+    )
+
+
+def _run(
+    config: RunConfig, folder: RunFolder, world: World, time_limit: float | None, listener: Listener
+) -> Outcome:
+    def outcome(result: dict[str, Any] | None, stopped: str | None) -> Outcome:
+        return Outcome(folder=folder, result=result, stopped=stopped, is_writer=world.is_writer)
+
+    if folder.result.is_file():
+        logger.info("%s is finished; nothing to do", folder.path)
+        return outcome(folder.read_result(), None)
+    set_arithmetic(config, world.device)
+    data = open_data(config, world.device)
+    with StopWatch(time_limit) as stop:
+        if config.train.dense_baseline:
+            baseline = RunFolder(folder.dense)
+            if not baseline.result.is_file():
+                listener.on_stage("training the dense baseline")
+                if world.is_writer and not baseline.config.exists():
+                    RunFolder.create(baseline.path, dense_config(config))
+                reason, _ = _train(dense_config(config), baseline, data, world, listener, stop)
+                if reason is not None:
+                    return outcome(None, reason)
+            listener.on_stage(f"training and pruning ({config.method.name})")
+        reason, result = _train(config, folder, data, world, listener, stop)
+    return outcome(result, reason)
+
+
+def _train(
+    config: RunConfig, folder: RunFolder, data: DataBundle, world: World, listener: Listener, stop: StopWatch
+) -> tuple[str | None, dict[str, Any] | None]:
+    state = _newest_state(config, folder)
+    trainer = Trainer(config, folder, data, world, listener=listener, stop=stop, state=state)
+    reason = trainer.run()
+    if reason is not None:
+        return reason, None
+    result = finish(trainer)
+    world.barrier()
+    return None, result
+
+
+def _newest_state(config: RunConfig, folder: RunFolder) -> dict[str, Any] | None:
+    """What to go on from; None when the run has not come as far as its first checkpoint."""
+    if newest_path(folder.checkpoints) is None:
+        return None
+    path, state = read_newest(folder.checkpoints)
+    saved = config_from_dict(state["config"])
+    # Where the data lies may change between two machines; nothing else may.
+    if dataclasses.replace(saved, data=dataclasses.replace(saved.data, dir=config.data.dir)) != config:
+        raise CheckpointError(
+            f"{path} must be of the run that config.toml describes. Got another configuration: restore "
+            f"{folder.config}, or start a new run with `softprune train {folder.config}`."
+        )
+    logger.info("going on from %s (epoch %d, batch %d)", path.name, state["epoch"] + 1, state["batch"])
+    return state
+
+
+def open_data(config: RunConfig, device: torch.device, folder: str | None = None) -> DataBundle:
+    """The run's images, from ``folder`` instead of where the configuration says if given."""
+    return load_data(
+        config.data.name,
+        folder or config.data.dir or None,
+        device=device,
+        download=config.data.download,
+        image_size=config.data.image_size,
+        seed=config.seed,
+        augment=config.data.augment,
+    )
+
+
+def set_arithmetic(config: RunConfig, device: torch.device) -> None:
+    """Precision and determinism, which PyTorch keeps per process."""
+    if config.train.precision == "bf16" and device.type == "cpu" and not _has_fast_bf16():
+        logger.warning("train.precision = bf16 on this CPU is slow; fp32 is faster here")
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    tf32 = config.train.precision != "fp32"
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    if config.train.deterministic and device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def _has_fast_bf16() -> bool:
+    return bool(torch.backends.cpu.get_cpu_capability().startswith("AVX512"))
+
+
+def _free_folder(name: str) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is still free."""
+    if "/" in name or name in (".", ".."):
+        raise ConfigError(f"name must be usable as a folder's name. Got {name!r}; use --out for the folder.")
+    path, number = Path("runs") / name, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+class _World:
+    """Joins the other processes, and leaves them again also after an error."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __enter__(self) -> World:
+        return join_world(self._device)
+
+    def __exit__(self, *details: object) -> None:
+        leave_world()

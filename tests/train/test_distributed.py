@@ -1,0 +1,108 @@
+"""Two gloo processes against one process that normalises each half of the batch by itself."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import metrics, tiny_config
+
+from softprune.data import load_data
+from softprune.masks import Clock
+from softprune.train.config import RunConfig
+from softprune.train.eval_step import EvalStep
+from softprune.train.feed import make_feed
+from softprune.train.method import make_pruner
+from softprune.train.network import initial_network
+from softprune.train.optim import make_sgd
+from softprune.train.sampler import EpochSampler
+from softprune.train.stage import learning_rate
+
+ROOT = Path(__file__).parents[2]
+
+
+def torchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line in two processes, as a user would start it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, "-m", "softprune", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    """One process, two halves: each normalised by itself, same noise, running statistics of the first half."""
+    data = load_data("digits")
+    model = initial_network(config.model, data.num_classes, config.seed)
+    pruner = make_pruner(config.method, model, data.example(), masks=config.masks, seed=config.seed)
+    optimizer = make_sgd(pruner.parameter_groups(weight_decay=config.optimizer.weight_decay), lr=0.1)
+    pruner.attach(optimizer)
+    sampler = EpochSampler(size=len(data.train), batch_size=config.data.batch_size, seed=config.seed)
+    feed = make_feed(data, sampler, device=torch.device("cpu"), pieces=2)
+    rate = learning_rate(config, sampler.steps)
+    clock = Clock(config.seed)  # of the images
+    pruner.strength.fill_(config.method.strength)
+    rows = []
+    for epoch in range(config.train.epochs):
+        feed.begin(epoch, 0)
+        model.train()
+        total = 0.0
+        for position in range(sampler.steps):
+            step = epoch * sampler.steps + position
+            optimizer.param_groups[0]["lr"].fill_(rate(step))
+            optimizer.zero_grad()
+            for half, piece in enumerate(feed.pieces(torch.tensor([position]))):
+                if half == 1:
+                    buffers = {name: value.clone() for name, value in model.named_buffers()}
+                    pruner.clock.forward.zero_()
+                images, labels = feed.batch(*piece, clock)
+                task = F.cross_entropy(model(images), labels)
+                (pruner.loss(task) / 2).backward()
+                total += task.item() / 2 / sampler.steps
+            with torch.no_grad():
+                for name, value in model.named_buffers():
+                    value.copy_(buffers[name])
+            optimizer.step()
+            clock.end_step()
+        rows.append({"train_loss": total, "test_loss": EvalStep(model, data.test)().loss})
+    return rows, pruner.masks()
+
+
+@pytest.mark.filterwarnings("default")
+def test_two_processes_train_like_one_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    config = tiny_config(tmp_path)
+    done = torchrun(tmp_path, "train", "tiny.toml", "--out", "two")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("epoch 1/4") == 1, "one process speaks"
+    rows, masks = reference(config)
+    torch.set_num_threads(threads)
+    for ours, theirs in zip(metrics(tmp_path / "two"), rows, strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-5)
+        assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-5)
+    result = json.loads((tmp_path / "two" / "result.json").read_text())
+    assert {site["name"]: site["keep"] for site in result["sites"]} == {
+        n: m.tolist() for n, m in masks.items()
+    }
+    assert 0 < sum(site["kept"] for site in result["sites"]) < 36
+    assert result["environment"]["processes"] == 2
+
+    # The second process asks for nothing: the first one's limit stops both, and both go on together.
+    stopped = torchrun(tmp_path, "train", "tiny.toml", "--out", "pieces", "--time-limit", "0")
+    assert "softprune resume pieces" in stopped.stdout
+    assert not (tmp_path / "pieces" / "result.json").exists()
+    done = torchrun(tmp_path, "resume", "pieces")
+    assert done.returncode == 0, done.stderr
+    assert metrics(tmp_path / "pieces") == metrics(tmp_path / "two")

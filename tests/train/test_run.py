@@ -1,0 +1,260 @@
+"""The whole run: what it leaves behind, and that stopping and going on changes nothing."""
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import final_state, metrics
+
+import softprune
+from softprune.errors import CheckpointError, ConfigError, SoftpruneError
+from softprune.train.config import RunConfig
+from softprune.train.network import build_network
+from softprune.train.progress import Listener
+from softprune.train.run import Outcome, dense_config, resume, start
+
+Tiny = Callable[..., RunConfig]
+
+
+def assert_same(first: Any, second: Any, where: str = "") -> None:
+    """Bit for bit, through nested containers."""
+    assert type(first) is type(second), where
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second), where
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys(), where
+        for key in first:
+            assert_same(first[key], second[key], f"{where}.{key}")
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second), where
+        for index, pair in enumerate(zip(first, second, strict=True)):
+            assert_same(*pair, f"{where}[{index}]")
+    else:
+        assert first == second, where
+
+
+class StopAt(Listener):
+    """Asks for a stop as SIGTERM would, after given numbers of steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+        self.left = after
+        monkeypatch.setattr("softprune.train.signals.StopWatch.reason", lambda _: self.reason())
+
+    def reason(self) -> str | None:
+        return "a test" if self.left <= 0 else None
+
+    def on_step(self, done: int) -> None:
+        self.left -= 1
+
+
+def run_in_pieces(
+    config: RunConfig, out: Path, pieces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> Outcome:
+    """The run, stopped after each of the given numbers of steps."""
+    with monkeypatch.context() as patch:
+        outcome = start(config, out, listener=StopAt(patch, pieces[0]))
+    for piece in pieces[1:]:
+        assert outcome.stopped == "a test"
+        with monkeypatch.context() as patch:
+            outcome = resume(out, listener=StopAt(patch, piece))
+    assert outcome.stopped == "a test"
+    return resume(out)
+
+
+def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny()
+    outcome = start(config, tmp_path / "run")
+    assert outcome.stopped is None
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert outcome.result is not None
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
+    assert rows == result["epochs"]
+    assert rows[-1]["step"] == 4 * 30
+    assert result["best"]["top1"] == max(row["test_top1"] for row in rows)
+    assert result["last"]["top1"] == rows[-1]["test_top1"]
+    assert result["environment"]["torch"] == torch.__version__
+    assert result["config"]["optimizer"]["lr"] == 0.1
+    dense, masked, compact = result["table"]
+    assert [row["variant"] for row in result["table"]] == ["dense", "masked", "compact"]
+    assert dense["top1"] is None, "no baseline was asked for, so no accuracy is claimed"
+    assert masked["top1"] == compact["top1"] == rows[-1]["test_top1"]
+    assert compact["macs"] == rows[-1]["macs"] == result["compact"]["macs"] < dense["macs"]
+    assert compact["params"] == rows[-1]["params"] < dense["params"]
+    assert compact["file_bytes"] < dense["file_bytes"]
+    assert [site["name"] for site in result["sites"]] == ["1", "4", "7"]
+    assert all(site["kept"] == sum(site["keep"]) for site in result["sites"])
+    assert sum(site["kept"] for site in result["sites"]) == rows[-1]["channels"] < 8 + 12 + 16
+    assert sum(module["macs_compact"] for module in result["modules"]) == compact["macs"]
+    small = softprune.load(tmp_path / "run" / "compact", build_network(config.model.name, 10))
+    assert sum(p.numel() for p in small.parameters()) == compact["params"]
+
+
+def test_the_folder_of_another_run_is_never_overwritten(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny("train.epochs=1")
+    start(config, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="softprune resume"):
+        start(config, tmp_path / "run")
+    assert resume(tmp_path / "run").result is not None  # finished: nothing to do
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    first, second = start(config), start(config)
+    assert (first.folder.path, second.folder.path) == (Path("runs/tiny"), Path("runs/tiny-2"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("train.compact_at=2", "train.accumulate=2"),
+        ("finetune.epochs=2", "train.recalibrate=3", "train.label_smoothing=0.1"),
+        ("train.ema=0.9", "method.strength_warmup_epochs=2", "schedule.warmup_epochs=1"),
+        ("method.name=dense",),
+    ],
+    ids=["plain", "compact_at", "finetune", "ema", "dense"],
+)
+def test_stopping_and_going_on_changes_nothing(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    config = tiny(*overrides)
+    whole = start(config, tmp_path / "whole")
+    pieces = run_in_pieces(config, tmp_path / "pieces", [9, 23, 40, 30, 11], monkeypatch)
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
+    assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "pieces"))
+    assert whole.result is not None
+    assert pieces.result is not None
+    for key in ("best", "last", "compact", "sites", "modules"):
+        assert whole.result[key] == pieces.result[key]
+    for ours, theirs in zip(whole.result["table"], pieces.result["table"], strict=True):
+        assert {**ours, "latency_ms": 0} == {**theirs, "latency_ms": 0}
+
+
+def test_a_cut_in_mid_training_shrinks_what_is_trained(tiny: Tiny, tmp_path: Path) -> None:
+    outcome = start(tiny("train.compact_at=3", "method.strength=0.018"), tmp_path / "run")
+    state = final_state(tmp_path / "run")
+    first_cut = outcome.result["epochs"][2]
+    trained = sum(
+        value.numel() for name, value in state["model"].items() if "running" not in name and "num" not in name
+    )
+    assert trained == first_cut["params"]
+    assert len(state["cuts"]) == 1
+    assert all(
+        state["stage"]["optimizer"][name]["momentum_buffer"].shape == state["model"][name].shape
+        for name in state["stage"]["optimizer"]
+    )
+    # What was cut at epoch 3 is still accounted for, at the dense network's widths.
+    assert [site["width"] for site in outcome.result["sites"]] == [8, 12, 16]
+    assert outcome.result["compact"]["params"] <= first_cut["params"] < outcome.result["dense"]["params"]
+
+
+def test_fine_tuning_trains_the_compact_network(tiny: Tiny, tmp_path: Path) -> None:
+    outcome = start(tiny("finetune.epochs=2", "finetune.lr=0.02"), tmp_path / "run")
+    rows = outcome.result["epochs"]
+    assert [row["phase"] for row in rows] == ["train"] * 4 + ["finetune"] * 2
+    assert [row["macs"] for row in rows[3:]] == [rows[3]["macs"]] * 3
+    assert rows[4]["strength"] is None
+    assert 0.009 < rows[4]["lr"] < 0.011
+    assert outcome.result["best"]["epoch"] < 4
+    names = [row["variant"] for row in outcome.result["table"]]
+    assert names == ["dense", "masked", "compact"]
+    assert outcome.result["table"][2]["top1"] == rows[-1]["test_top1"]
+
+
+def test_the_dense_baseline_comes_first_and_gives_the_dense_row(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny("train.dense_baseline=true", "train.epochs=2")
+    outcome = start(config, tmp_path / "run")
+    alone = start(dense_config(config), tmp_path / "alone")
+    assert metrics(tmp_path / "run" / "dense") == metrics(tmp_path / "alone")
+    assert outcome.result["table"][0]["top1"] == alone.result["last"]["top1"]
+
+
+def test_a_damaged_checkpoint_costs_only_the_way_back(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny("records.checkpoint_steps=9")
+    start(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        start(config, tmp_path / "run", listener=StopAt(patch, 70))
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with caplog.at_level(logging.WARNING):
+        resume(tmp_path / "run")
+    assert "going back to the checkpoint before" in caplog.text
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
+    assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "run"))
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_again(tiny: Tiny, tmp_path: Path) -> None:
+    from softprune.train.records import RunFolder
+
+    config = tiny("train.epochs=1")
+    RunFolder.create(tmp_path / "run", config)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"epoch": 0, "torn')
+    assert resume(tmp_path / "run").result is not None
+    assert len(metrics(tmp_path / "run")) == 1
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import os
+
+    config = tiny("records.checkpoint_steps=9")
+    start(config, tmp_path / "whole")
+    replace, left = os.replace, [4]
+
+    def full(source: Path, target: Path) -> None:
+        if str(target).endswith(".ckpt"):
+            left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr("softprune.train.files.os.replace", full)
+    with pytest.raises(CheckpointError, match="make room"):
+        start(config, tmp_path / "run")
+    monkeypatch.setattr("softprune.train.files.os.replace", replace)
+    assert resume(tmp_path / "run").result is not None
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
+    assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "run"))
+
+
+def test_a_loss_that_is_not_finite_names_the_step_the_images_and_the_checkpoint(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    config = tiny("schedule.kind=step", "schedule.milestones=[2]", "schedule.factor=1e30")
+    with pytest.raises(SoftpruneError) as caught:
+        start(config, tmp_path / "run")
+    message = str(caught.value)
+    assert re.search(r"in step 6[0-9] \(epoch 2, batch [0-9]\)", message)
+    assert "indices [" in message
+    assert "the last good checkpoint is" in message
+    assert "step-0000000060.ckpt" in message
+
+
+def test_an_edited_configuration_is_not_mixed_with_an_old_checkpoint(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        start(tiny(), tmp_path / "run", listener=StopAt(patch, 3))
+    path = tmp_path / "run" / "config.toml"
+    path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
+    with pytest.raises(CheckpointError, match="another configuration"):
+        resume(tmp_path / "run")
+
+
+def test_training_starts_from_the_weights_of_another_run(tiny: Tiny, tmp_path: Path) -> None:
+    start(tiny("method.name=dense", "train.epochs=2"), tmp_path / "first")
+    outcome = start(
+        tiny(f"model.weights={tmp_path / 'first'}", "train.epochs=1", "optimizer.lr=1e-6"),
+        tmp_path / "second",
+    )
+    before, after = metrics(tmp_path / "first")[-1], outcome.result["epochs"][0]
+    assert abs(before["test_top1"] - after["test_top1"]) < 10
+    assert before["test_top1"] > 40
