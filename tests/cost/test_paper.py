@@ -185,7 +185,7 @@ def test_totals_are_sums() -> None:
     assert "paper counting" in str(found)
 
 
-@pytest.mark.parametrize("model", [models.OptionAResNet(1), nn.Conv2d(3, 4, 3)])
+@pytest.mark.parametrize("model", [models.resnet18(), nn.Conv2d(3, 4, 3)])
 def test_other_networks_are_refused_with_the_rule(model: nn.Module) -> None:
     with pytest.raises(
         ConfigError, match=r"rules for the networks of the SCP paper only: vgg16.*counting=\"exact\""
