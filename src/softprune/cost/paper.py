@@ -39,7 +39,8 @@ class PaperCounter:
         if not rules:
             raise ConfigError(
                 'counting="paper" has rules for the networks of the SCP paper only: vgg16, vgg19, resnet20, '
-                "resnet56, resnet110, resnet164, densenet40, digits_net, resnet56_a and resnet110_a of softprune.models. "
+                "resnet56, resnet110, resnet164, densenet40, digits_net, resnet56_a and resnet110_a of "
+                "softprune.models. "
                 f'Got {type(model).__module__}.{type(model).__qualname__}. Use counting="exact".'
             )
         batch = Example.of(example).batch_size()
