@@ -89,28 +89,24 @@ class ScratchPruner(StoredPruner):
                 "`scratch` trains the shape of another run and must be told which. Got no `plan`; pass the folder of "
                 "a finished run (method.options.plan in a recipe)."
             )
-        self._kept = _kept_of_dense(_plans(plan))
+        self._plans = _plans(plan)
         super().__init__(model, example, include=include, exclude=exclude, seed=seed)
 
     def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+        cuts = plans_of(model)
+        if not cuts:
+            self._plans[0].check_fits(model)
+        elif cuts[0].dense != self._plans[0].dense:
+            raise PlanError("`plan` must be of the network that `model` was cut from. Got another one's.")
+        kept = _dense_channels(self._plans, physical=False)
+        # In training that goes on behind a cut (train.compact_at), some are gone already.
+        present = _dense_channels(cuts, physical=True)
         graph = read_graph(model, example, include=include, exclude=exclude, every_norm=True)
-        present = _kept_of_dense(plans_of(model), cut=True)
         self._initial: dict[str, Tensor] = {}
         for site in graph.sites:
-            if site.name in self._kept:
-                here = present.get(site.name, tuple(range(site.width)))
-                mask = torch.isin(torch.tensor(here), torch.tensor(self._kept[site.name], dtype=torch.long))
-                if len(mask) != site.width:
-                    raise PlanError(
-                        f"`plan` must be of this very network. Got one that does not fit '{site.name}', which has "
-                        f"{site.width} channels."
-                    )
-                self._initial[site.name] = mask
-        missing = set(self._kept) - {site.name for site in graph.sites} - {f.name for f in graph.frozen}
-        if missing:
-            raise PlanError(
-                f"`plan` must be of this very network. Got one with the site '{min(missing)}', which is not here."
-            )
+            if site.name in kept:
+                here = torch.tensor(present.get(site.name, tuple(range(site.width))))
+                self._initial[site.name] = torch.isin(here, torch.tensor(kept[site.name], dtype=torch.long))
         return graph.only(
             {s.name: "the plan does not mask it" for s in graph.sites if s.name not in self._initial}
         )
@@ -129,8 +125,8 @@ def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
     return tuple(read_plans(compact if compact.is_dir() else folder))
 
 
-def _kept_of_dense(plans: Sequence[PrunePlan], *, cut: bool = False) -> dict[str, tuple[int, ...]]:
-    """Per site the channels of the dense network that the last plan keeps; `cut`: those that are still there."""
+def _dense_channels(plans: Sequence[PrunePlan], *, physical: bool) -> dict[str, tuple[int, ...]]:
+    """The channels of the dense BatchNorms that the masks of `plans` keep, or that are physically still there."""
     present: dict[str, tuple[int, ...]] = {}
     kept: dict[str, tuple[int, ...]] = {}
     for plan in plans:
@@ -141,4 +137,4 @@ def _kept_of_dense(plans: Sequence[PrunePlan], *, cut: bool = False) -> dict[str
             if module.kind == "norm":
                 here = present.get(name, tuple(range(module.width_out)))
                 present[name] = tuple(here[index] for index in module.outputs)
-    return present if cut else kept
+    return present if physical else kept

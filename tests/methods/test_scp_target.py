@@ -1,0 +1,125 @@
+"""SCP's target ratio: which channels are pushed, when a step is on the sparsity alone, and where a run ends."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from method_networks import Chain, batch, sgd
+from torch import Tensor, nn
+
+from softprune import MaskConfig, models
+from softprune.data import load_data
+from softprune.masks import dead_probability, sparsity_loss, sparsity_terms
+from softprune.methods import TargetSoftPruner
+
+
+def spread_scales(model: nn.Module) -> None:
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.copy_(torch.rand(module.num_features) + 0.1)
+                module.bias.copy_(torch.randn(module.num_features))
+
+
+def test_only_the_likeliest_dead_are_pushed() -> None:
+    torch.manual_seed(0)
+    model = Chain(8, 12)
+    spread_scales(model)
+    images, _ = batch()
+    pruner = TargetSoftPruner(model, images, ratio=0.3, strength=2.0)
+    assert pruner.target == 6
+    extra = pruner.loss(torch.zeros(()))
+    beta = torch.cat([model[1].bias, model[4].bias])
+    gamma = torch.cat([model[1].weight, model[4].weight])
+    dead = dead_probability(beta, gamma, MaskConfig())
+    chosen = dead.argsort(descending=True)[:6]
+    torch.testing.assert_close(extra, 2.0 * sparsity_terms(beta, gamma, MaskConfig())[chosen].sum())
+    extra.backward()
+    pushed = torch.cat([model[1].bias.grad, model[4].bias.grad]).nonzero().flatten()
+    assert sorted(pushed.tolist()) == sorted(chosen.tolist())
+
+
+def test_equals_are_chosen_over_the_whole_network() -> None:
+    pruner = TargetSoftPruner(Chain(40, 40), batch()[0], ratio=0.5)
+    pruner.loss(torch.zeros(())).backward()
+    chosen = [int((bn.bias.grad != 0).sum()) for bn in (pruner.model[1], pruner.model[4])]  # type: ignore[index]
+    assert sum(chosen) == 40
+    assert min(chosen) > 10
+
+
+def test_a_step_is_on_the_sparsity_alone_when_it_rose() -> None:
+    torch.manual_seed(0)
+    model = Chain(8)
+    images, labels = batch()
+    pruner = TargetSoftPruner(model, images, ratio=0.5, strength=0.5)
+    optimizer = sgd(pruner, lr=0.0)
+
+    def classifier_gradient() -> Tensor:
+        optimizer.zero_grad()
+        pruner.loss(F.cross_entropy(model(images), labels)).backward()
+        gradient = model[-1].weight.grad
+        assert gradient is not None  # also without a share in the loss, or DDP would wait for it
+        optimizer.step()
+        return gradient
+
+    assert classifier_gradient().abs().sum() > 0  # the first step has nothing to compare with
+    assert classifier_gradient().abs().sum() > 0  # equal is not risen
+    with torch.no_grad():
+        model[1].bias += 0.1
+    assert classifier_gradient().abs().sum() == 0
+    assert classifier_gradient().abs().sum() > 0
+
+
+def test_the_comparison_survives_a_resume() -> None:
+    pruner = TargetSoftPruner(Chain(8), batch()[0])
+    optimizer = sgd(pruner)
+    pruner.loss(torch.zeros(())).backward()
+    optimizer.step()
+    again = TargetSoftPruner(Chain(8), batch()[0])
+    again.load_state_dict(pruner.state_dict())
+    assert again._before.equal(pruner._before)
+    assert torch.isfinite(again._before)
+
+
+@pytest.mark.parametrize("ratio", [0.4, 0.7])
+def test_a_real_run_ends_at_its_ratio(ratio: float) -> None:
+    """A narrow VGG on the digits, in seconds."""
+    torch.manual_seed(0)
+    data = load_data("digits", device=torch.device("cpu"))
+    model = models.VGG([[16] * 2, [32] * 2], in_channels=1)
+    pruner = TargetSoftPruner(model, data.example(2), ratio=ratio, strength=0.02)
+    optimizer = torch.optim.SGD(pruner.parameter_groups(2e-4), lr=0.1, momentum=0.9, nesterov=True)
+    pruner.attach(optimizer)
+    steps = 400
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        rows = torch.randint(len(data.train), (32,), generator=generator)
+        images, labels = data.train.batch(rows)
+        loss = pruner.loss(F.cross_entropy(model(images), labels))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    summary = pruner.summary()
+    assert 1 - summary.channels / summary.dense_channels == pytest.approx(ratio, abs=0.01)
+    images, labels = data.test.batch(torch.arange(len(data.test)))
+    assert (model.eval()(images).argmax(1) == labels).float().mean() > 0.9
+
+
+def test_without_relu_the_gradient_is_autograds_of_the_papers_formula() -> None:
+    """P(-d <= x <= d) through the sample, and |beta + s|gamma|| + |beta - s|gamma||, both by hand."""
+    config = MaskConfig(use_relu=False, delta_two_sided=0.3)
+    beta = torch.tensor([0.2, -1.0, 0.05, 2.0], dtype=torch.float64, requires_grad=True)
+    gamma = torch.tensor([0.1, 0.7, -0.02, 0.5], dtype=torch.float64, requires_grad=True)
+    normal = torch.distributions.Normal(beta, gamma.abs() + config.eps)
+    inside = normal.cdf(torch.tensor(0.3)) - normal.cdf(torch.tensor(-0.3))
+    loss = ((beta + 2 * gamma.abs()).abs() + (beta - 2 * gamma.abs()).abs()).sum()
+    for ours, formula in (
+        (dead_probability(beta, gamma, config).sum(), inside.sum()),
+        (sparsity_loss(beta, gamma, config), loss),
+    ):
+        torch.testing.assert_close(ours, formula)
+        for parameter in (beta, gamma):
+            (expected,) = torch.autograd.grad(formula, parameter, retain_graph=True)
+            (got,) = torch.autograd.grad(ours, parameter, retain_graph=True)
+            torch.testing.assert_close(got, expected)

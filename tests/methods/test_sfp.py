@@ -1,0 +1,105 @@
+"""SFP: which filters are zeroed, when, and what evaluation and cut make of them."""
+
+import pytest
+import torch
+from method_networks import Chain, PreActivation, Residual, batch, sgd, train
+from torch import nn
+
+from softprune import models
+from softprune.cost import PaperCounter
+from softprune.errors import CheckpointError, ConfigError, ModelError
+from softprune.methods import SfpPruner
+
+IMAGE = torch.zeros(2, 3, 32, 32)
+
+
+def test_forty_percent_of_resnet56() -> None:
+    torch.manual_seed(0)
+    model = models.resnet56_a()
+    pruner = SfpPruner(model, IMAGE, ratio=0.4)
+    sgd(pruner)
+    masks = pruner.masks()
+    assert len(masks) == 55  # every convolution, also the last of each branch
+    dropped = {len(mask): int((~mask).sum()) for mask in masks.values()}
+    assert dropped == {16: 6, 32: 12, 64: 25}
+    zeros = [
+        int((module.weight.flatten(1) == 0).all(1).sum())
+        for module in model.modules()
+        if isinstance(module, nn.Conv2d)
+    ]
+    assert sum(zeros) == sum(int((~mask).sum()) for mask in masks.values())
+    counter = PaperCounter(model, IMAGE)
+    dense = counter.count().flops
+    assert dense == 125_485_696 - 640  # convolutions alone
+    assert 100 * counter.nominal_cut(0.4) == pytest.approx(52.63, abs=0.005)
+    assert 100 * (1 - counter.count(masks).flops / dense) == pytest.approx(50.41, abs=0.005)
+
+
+def test_the_smallest_norms_are_zeroed_before_training_and_after_every_epoch() -> None:
+    torch.manual_seed(0)
+    model = Chain(8)
+    conv = model[0]
+    assert isinstance(conv, nn.Conv2d)
+    nn.init.constant_(model[1].bias, 0.1)  # a ReLU at exactly zero would pass no gradient
+    norms = conv.weight.detach().flatten(1).norm(dim=1)
+    pruner = SfpPruner(model, batch()[0], ratio=0.5)
+    assert not (conv.weight.flatten(1) == 0).all(1).any()
+    optimizer = sgd(pruner)
+    zeroed = (conv.weight.flatten(1) == 0).all(1)
+    assert sorted(norms[zeroed].tolist()) == sorted(norms.tolist())[:4]
+    train(pruner, optimizer)
+    assert not (conv.weight.flatten(1) == 0).all(1).any()  # they have grown back
+    pruner.end_epoch(0)
+    assert int((conv.weight.flatten(1) == 0).all(1).sum()) == 4
+
+
+@pytest.mark.parametrize("network", [Chain, Residual, PreActivation])
+def test_strict_evaluation_is_what_is_cut_and_the_authors_is_not(network: type[nn.Module]) -> None:
+    images, _ = batch()
+    outputs = {}
+    for evaluation in ("strict", "authors"):
+        torch.manual_seed(0)
+        pruner = SfpPruner(network(), images, ratio=0.5, evaluation=evaluation)  # type: ignore[arg-type]
+        optimizer = sgd(pruner)
+        train(pruner, optimizer, 3)
+        pruner.end_epoch(0)
+        outputs[evaluation] = pruner.model.eval()(images)
+        cut = pruner.compact().eval()(images)
+        outputs[f"{evaluation} cut"] = cut
+    torch.testing.assert_close(outputs["strict"], outputs["strict cut"])
+    torch.testing.assert_close(outputs["strict cut"], outputs["authors cut"])
+    assert not torch.allclose(outputs["authors"], outputs["authors cut"])
+
+
+def test_shares_by_name() -> None:
+    images, _ = batch()
+    pruner = SfpPruner(Residual(), images, ratio={"blocks.*.bn1": 0.5, "blocks.2.bn1": 0.25})
+    sgd(pruner)
+    kept = {name: int(mask.sum()) for name, mask in pruner.masks().items() if not mask.all()}
+    assert kept == {"blocks.0.bn1": 4, "blocks.1.bn1": 6, "blocks.2.bn1": 9}
+    with pytest.raises(
+        ConfigError, match=r"Got 'blocks.9.bn1', which matches none; there are 'blocks.\d.bn1'"
+    ):
+        SfpPruner(Residual(), images, ratio={"blocks.9.bn1": 0.5})
+
+
+def test_a_failed_start_leaves_the_model_alone() -> None:
+    model = Residual()
+    with pytest.raises(ConfigError):
+        SfpPruner(model, batch()[0], ratio={"nowhere": 0.5})
+    assert type(model.bn) is nn.BatchNorm2d
+
+
+def test_a_network_without_filters_that_feed_a_batchnorm() -> None:
+    with pytest.raises(ModelError, match="does not read the filters of one layer alone"):
+        SfpPruner(nn.Sequential(nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 4, 3)), IMAGE)
+
+
+def test_a_state_that_comes_too_late_is_refused() -> None:
+    torch.manual_seed(0)
+    pruner = SfpPruner(Chain(), batch()[0])
+    train(pruner, sgd(pruner))
+    late = SfpPruner(Chain(), batch()[0])
+    sgd(late)
+    with pytest.raises(CheckpointError, match="make the pruner, load, then attach"):
+        late.load_state_dict(pruner.state_dict())

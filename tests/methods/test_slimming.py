@@ -1,0 +1,120 @@
+"""Network Slimming: the penalty, the counts of each port, one threshold over the whole network, emptied layers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from method_networks import Chain, Residual, batch, sgd, train
+from torch import nn
+
+from softprune import models
+from softprune.errors import ConfigError
+from softprune.methods import SlimmingPruner
+from softprune.methods.slimming import dropped_count
+
+
+@pytest.mark.parametrize(
+    ("ratio", "total", "count", "dropped"),
+    [
+        (0.7, 5504, "pytorch", 3853),  # VGG-19, as METHODS.md counts it
+        (0.7, 5504, "torch", 3852),
+        (0.7, 4224, "scp", 4224 - 1267),
+        (0.8, 9360, "scp", 9360 - 1871),  # int(0.19999999999999996 * 9360)
+        (0.0, 10, "scp", 0),
+    ],
+)
+def test_counts_of_each_port(ratio: float, total: int, count: str, dropped: int) -> None:
+    assert dropped_count(ratio, total, count) == dropped  # type: ignore[arg-type]
+
+
+def test_vgg19_keeps_the_stated_number_and_the_largest_scales() -> None:
+    torch.manual_seed(0)
+    model = models.vgg19()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, -1, 1)
+    pruner = SlimmingPruner(model, torch.zeros(2, 3, 32, 32), ratio=0.7)
+    for count, kept in (("scp", 1651), ("pytorch", 5504 - 3853), ("torch", 5504 - 3852)):
+        pruner.count = count  # type: ignore[assignment]
+        masks = pruner.masks()
+        assert sum(int(mask.sum()) for mask in masks.values()) == kept
+        scales = {name: model.get_submodule(name).weight.detach().abs() for name in masks}
+        lowest_kept = min(scales[name][mask].min() for name, mask in masks.items() if mask.any())
+        highest_dropped = max(scales[name][~mask].max() for name, mask in masks.items() if not mask.all())
+        assert highest_dropped < lowest_kept
+
+
+def test_the_penalty_is_the_authors_sign_on_the_gradient() -> None:
+    torch.manual_seed(0)
+    plain, penalised = Chain(), Chain()
+    plain.load_state_dict(penalised.state_dict())
+    with torch.no_grad():
+        for model in (plain, penalised):
+            model[1].weight[:3] = torch.tensor([0.0, -0.5, 2.0])  # type: ignore[index]
+    images, labels = batch()
+    pruner = SlimmingPruner(penalised, images, strength=0.01)
+    F.cross_entropy(plain(images), labels).backward()
+    pruner.loss(F.cross_entropy(penalised(images), labels)).backward()
+    for (name, ours), (_, reference) in zip(
+        penalised.named_parameters(), plain.named_parameters(), strict=True
+    ):
+        expected = reference.grad
+        if name in ("1.weight", "4.weight"):
+            expected = expected + 0.01 * torch.sign(reference)
+        torch.testing.assert_close(ours.grad, expected)
+
+
+def test_the_model_is_whole_until_decided_and_masked_from_then_on() -> None:
+    torch.manual_seed(0)
+    model = Chain()
+    images, _ = batch()
+    dense = model.eval()(images)
+    pruner = SlimmingPruner(model, images, ratio=0.5)
+    assert not pruner.decided
+    torch.testing.assert_close(model(images), dense)
+    assert pruner.summary().channels == 10
+    would_be = pruner.masks()
+    assert all(mask.equal(would_be[name]) for name, mask in pruner.decide().items())
+    assert pruner.decided
+    assert float(pruner.strength) == 0
+    torch.testing.assert_close(model(images), pruner.compact()(images))
+    assert not torch.allclose(model(images), dense)
+
+
+def test_a_settled_decision_survives_further_training() -> None:
+    torch.manual_seed(0)
+    pruner = SlimmingPruner(Chain(), batch()[0], ratio=0.5)
+    optimizer = sgd(pruner)
+    train(pruner, optimizer)
+    settled = pruner.decide()
+    dropped = {name: ~mask for name, mask in settled.items()}
+    # Weight decay moves a dropped scale, but no gradient does: it cannot come back.
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    optimizer.state.clear()
+    before = {name: pruner.model.get_submodule(name).weight.detach().clone() for name in settled}
+    train(pruner, optimizer, first=2)
+    for name, mask in dropped.items():
+        assert pruner.model.get_submodule(name).weight[mask].equal(before[name][mask])
+    assert all(mask.equal(settled[name]) for name, mask in pruner.masks().items())
+
+
+@pytest.mark.parametrize("network", [Chain, Residual])
+def test_an_emptied_layer_is_no_error(network: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = network()
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    nn.init.constant_(norms[1].weight, 1e-6)
+    pruner = SlimmingPruner(model, batch()[0], ratio=0.6)
+    pruner.decide()
+    kept = {site.name: site.kept for site in pruner.summary().sites}
+    # In the chain every path passes there, and one channel stays; in the residual network the branch goes.
+    assert kept[pruner.sites[1].name] == (1 if network is Chain else 0)
+    images, _ = batch(1)
+    torch.testing.assert_close(pruner.compact().eval()(images), model.eval()(images))
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"`ratio` is the share of channels that goes.*Got 1"):
+        SlimmingPruner(Chain(), batch()[0], ratio=1)
+    with pytest.raises(ConfigError, match=r"`count` must be one of scp, pytorch, torch. Got 'tf'"):
+        SlimmingPruner(Chain(), batch()[0], count="tf")  # type: ignore[arg-type]
