@@ -1,0 +1,166 @@
+"""BatchNorm folding: a BatchNorm that is the only reader of a convolution or linear layer becomes part of its weights.
+
+For inference only: a folded network has no statistics left to train with.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.export.checking import compare, prepared, tensors_of
+from softprune.graph import Example, ExampleLike
+from softprune.graph.batchnorms import is_known_batch_norm, is_timm_batch_norm
+from softprune.graph.capture import Capture, capture
+from softprune.graph.link import operator_name
+from softprune.graph.modules import Void
+from softprune.surgery.apply import HISTORY
+
+logger = logging.getLogger(__name__)
+
+# fmt: off
+LAYERS = {
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear",
+}
+# fmt: on
+
+
+def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
+    """A new module in eval mode in which every BatchNorm that can be part of the layer before it is.
+
+    A BatchNorm is folded where it is the only reader of a convolution or linear layer and both are called once with
+    parameters of their own; it is replaced by nn.Identity (timm's BatchNorms with an activation keep that). All
+    others stay: those that read a shared stream, as in a DenseNet, cannot be folded exactly.
+
+    The result is checked against `model` in float64. It is the same network for every runtime, but no longer the one
+    that its plan describes: save the compact network itself with `softprune.save`, and fold when you export.
+
+    Args:
+        model: A compact network, or any other; left as it was.
+        example: What it is called with: a tensor, a tuple of arguments, or (args, kwargs).
+    """
+    folded = prepared(model, device=str(_device(model)))
+    given = Example.of(example).to_model(folded)
+    pairs = _pairs(folded, capture(folded, given)[0])
+    _check(model, pairs, given)
+    for layer, norm in pairs:
+        _fold(folded, layer, norm)
+    if hasattr(folded, HISTORY):
+        delattr(folded, HISTORY)
+    logger.info("%d BatchNorms folded into the layer before them", len(pairs))
+    return folded
+
+
+def count_batch_norms(model: nn.Module) -> int:
+    """How many BatchNorms `model` has."""
+    return sum(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
+    """(layer, BatchNorm) by name, where folding is exact."""
+    pairs = []
+    for node in captured.nodes:
+        if node.op != "call_function" or operator_name(node) != "batch_norm":
+            continue
+        source = node.args[0]
+        if (
+            not isinstance(source, Node)
+            or source.op != "call_function"
+            or operator_name(source) not in LAYERS
+        ):
+            continue
+        if operator_name(source) == "linear" and source.meta["val"].ndim != 2:
+            continue  # the BatchNorm's channels are then not the layer's outputs
+        norm, layer = _sole_owner(captured, node), _sole_owner(captured, source)
+        if norm is None or layer is None or len(source.users) > 1:
+            continue
+        module = model.get_submodule(norm)
+        if not is_known_batch_norm(type(module)) or module.running_mean is None:
+            continue
+        if isinstance(model.get_submodule(layer), Void) or _hooked(module) or not _plain_layer(model, layer):
+            continue
+        pairs.append((layer, norm))
+    return pairs
+
+
+def _sole_owner(captured: Capture, node: Node) -> str | None:
+    """The module whose parameters `node`, and no other operator, reads; None where they are shared."""
+    inputs = [argument for argument in node.all_input_nodes[1:] if argument.op == "placeholder"]
+    names = [captured.parameters.get(argument.name) for argument in inputs]
+    if not names or None in names or any(len(argument.users) > 1 for argument in inputs):
+        return None
+    owners = {str(name).rpartition(".")[0] for name in names}
+    return owners.pop() if len(owners) == 1 else None
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_pre_hooks or module._forward_hooks)
+
+
+def _plain_layer(model: nn.Module, name: str) -> bool:
+    """Whether the layer is torch's own kind, so that its attributes mean what they say, and owns its weight alone."""
+    layer = model.get_submodule(name)
+    if not isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear)):
+        return False
+    twins = [
+        other for other, tensor in model.named_parameters(remove_duplicate=False) if tensor is layer.weight
+    ]
+    return len(twins) == 1
+
+
+@torch.no_grad()
+def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
+    layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
+    assert isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear))
+    assert isinstance(norm, _BatchNorm)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.double()
+    shift = -norm.running_mean.double() * scale
+    if norm.bias is not None:
+        shift = shift + norm.bias.double()
+    if layer.bias is not None:
+        shift = shift + layer.bias.double() * scale
+    weight = layer.weight
+    layer.weight = nn.Parameter(_scaled(layer, scale).to(weight.dtype), requires_grad=weight.requires_grad)
+    layer.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=weight.requires_grad)
+    rest: nn.Module = nn.Identity()
+    if is_timm_batch_norm(type(norm)):
+        rest = nn.Sequential(norm.drop, norm.act)  # type: ignore[arg-type]
+    path, _, attribute = norm_name.rpartition(".")
+    model.get_submodule(path)._modules[attribute] = rest.eval()
+
+
+def _scaled(layer: nn.modules.conv._ConvNd | nn.Linear, scale: Tensor) -> Tensor:
+    """The weight with every output channel multiplied by its scale."""
+    weight = layer.weight.double()
+    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
+        # (inputs, outputs per group, ...): the groups' outputs follow one another.
+        per_group = scale.view(layer.groups, -1).repeat_interleave(weight.shape[0] // layer.groups, dim=0)
+        scaled = weight * per_group.view(*per_group.shape, *(1,) * (weight.ndim - 2))
+    else:
+        scaled = weight * scale.view(-1, *(1,) * (weight.ndim - 1))
+    return scaled if weight.is_contiguous() else scaled.contiguous(memory_format=torch.channels_last)
+
+
+def _check(model: nn.Module, pairs: list[tuple[str, str]], given: Example) -> None:
+    """Folding is arithmetic on weights: in float64, rounding alone may show."""
+    reference, candidate = (prepared(model, device=str(_device(model))).double() for _ in range(2))
+    for layer, norm in pairs:
+        _fold(candidate, layer, norm)
+
+    def run(attempt: Example) -> list[Tensor]:
+        with torch.no_grad():
+            return tensors_of(candidate(*attempt.args, **attempt.kwargs))
+
+    compare(reference, run, [given.to_model(reference)], what="a folded network")

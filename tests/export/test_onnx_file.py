@@ -1,0 +1,109 @@
+"""ONNX files compute what the compact network computes, at any batch size, and are written whole or not at all."""
+
+import collections
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from export_networks import compacted
+
+from softprune import SoftPruner, models
+from softprune.errors import ConfigError, ModelError, VerificationError
+from softprune.export import to_onnx
+from softprune.graph import Select, Void
+from softprune.surgery import plans_of
+
+onnx = pytest.importorskip("onnx", reason='the "onnx" extra is not installed')
+onnxruntime = pytest.importorskip("onnxruntime", reason='the "onnx" extra is not installed')
+pytest.importorskip("onnxscript", reason='the "onnx" extra is not installed')
+
+
+@pytest.mark.parametrize("name", ["residual", "void", "dense", "digits_net"])
+def test_runs_in_onnx_runtime_at_other_batch_sizes(name: str, tmp_path: Path) -> None:
+    _, compact, example = compacted(name)
+    report = to_onnx(compact, example, tmp_path / "small.onnx")
+    assert report.bytes == (tmp_path / "small.onnx").stat().st_size
+    assert report.max_difference <= 1e-4 * report.scale
+    assert any(shape.startswith("5x") for shape in report.inputs)
+    session = onnxruntime.InferenceSession(str(report.path), providers=["CPUExecutionProvider"])
+    batch = torch.randn(7, *example.shape[1:])
+    outputs = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
+    with torch.no_grad():
+        expected = compact(batch)
+    expected = list(expected.values()) if isinstance(expected, dict) else [expected]
+    for got, wanted in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_index_is_one_gather_of_a_constant(tmp_path: Path) -> None:
+    _, compact, example = compacted("dense")
+    selects = sum(isinstance(module, Select) for module in compact.modules())
+    assert selects
+    graph = onnx.load(to_onnx(compact, example, tmp_path / "small.onnx").path).graph
+    counts = collections.Counter(node.op_type for node in graph.node)
+    assert counts["Gather"] == selects
+    constants = {entry.name for entry in graph.initializer}
+    assert all(node.input[1] in constants for node in graph.node if node.op_type == "Gather")
+    assert not counts.keys() & {"GatherElements", "GatherND", "ScatterND", "Expand"}
+
+
+def test_a_dead_branch_computes_no_convolution(tmp_path: Path) -> None:
+    _, compact, example = compacted("void")
+    assert any(isinstance(module, Void) for module in compact.modules())
+    graph = onnx.load(to_onnx(compact, example, tmp_path / "small.onnx").path).graph
+    assert sum(node.op_type == "Conv" for node in graph.node) == 1
+
+
+@pytest.mark.parametrize("name", ["residual", "dense"])
+def test_folding_removes_batch_norms_from_the_file(name: str, tmp_path: Path) -> None:
+    _, compact, example = compacted(name)
+    report = to_onnx(compact, example, tmp_path / "small.onnx", fold_bn=True)
+    assert report.folded > 0
+    assert "BatchNorms folded" in str(report)
+
+
+def test_a_compact_file_is_smaller_than_the_dense_one(tmp_path: Path) -> None:
+    dense, compact, example = compacted("digits_net")
+    before = to_onnx(dense.eval(), example, tmp_path / "dense.onnx").bytes
+    assert to_onnx(compact, example, tmp_path / "small.onnx").bytes < 0.8 * before
+
+
+def test_the_network_is_left_alone(tmp_path: Path) -> None:
+    _, compact, example = compacted("residual")
+    compact.train()
+    before = {name: tensor.clone() for name, tensor in compact.state_dict().items()}
+    to_onnx(compact, example, tmp_path / "small.onnx", fold_bn=True)
+    assert compact.training
+    assert plans_of(compact)
+    assert all(torch.equal(before[name], tensor) for name, tensor in compact.state_dict().items())
+
+
+def test_a_file_that_differs_is_not_kept(tmp_path: Path) -> None:
+    _, compact, example = compacted("residual")
+    target = tmp_path / "small.onnx"
+    target.write_bytes(b"an earlier file")
+    with pytest.raises(VerificationError, match=r"must compute what the network computes.*Got a difference"):
+        to_onnx(compact, example, target, tolerance=0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["small.onnx"]
+    assert target.read_bytes() == b"an earlier file"
+
+
+def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, example = models.build("digits_net", 10), torch.randn(2, 1, 8, 8)
+    with pytest.raises(ConfigError, match=r"must end in \.onnx"):
+        to_onnx(model, example, tmp_path / "small.bin")
+    pruner = SoftPruner(model, example)
+    with pytest.raises(ModelError, match=r"pruner\.compact\(\)"):
+        to_onnx(model, example, tmp_path / "small.onnx")
+    pruner.detach()
+    with pytest.raises(ModelError, match="dynamic_batch=False"):
+        to_onnx(model, (torch.randn(2, 1, 8, 8), torch.randn(3)), tmp_path / "small.onnx")
+
+    def missing(name: str) -> object:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r'pip install "softprune\[onnx\]"'):
+        to_onnx(model, example, tmp_path / "small.onnx")
