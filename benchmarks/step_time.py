@@ -5,9 +5,14 @@ masks and without.
 
 Images are synthetic, of CIFAR's shape. The record is written after every measurement, so that a run that
 meets its time limit keeps what it has; run it again with the same --out and it goes on with the rest.
+
+Compiling takes most of the time and needs no GPU. To share a GPU machine's many cores, start several of these with
+one --together FOLDER COUNT and an --out each: all compile at once, then time one after the other; --merge joins
+their records. Start-up times from such a run are marked, since the processes slow each other down.
 """
 
 import argparse
+import fcntl
 import gc
 import itertools
 import json
@@ -17,6 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +53,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = _parser().parse_args(arguments)
     deadline = time.monotonic() + options.time_limit
     record = _open_record(options)
-    wanted = itertools.product(options.models, options.variants, (False, True), options.precisions)
-    for model, variant, masks, precision in wanted:
-        key = {"model": model, "variant": variant, "masks": masks, "precision": precision}
+    for other in options.merge:
+        record["rows"] += json.loads(other.read_text(encoding="utf-8"))["rows"]
+        _write(record, options.out)
+    masks = {"off": (False,), "on": (True,), "both": (False, True)}[options.masks]
+    wanted = itertools.product(options.models, options.variants, masks, options.precisions)
+    for model, variant, masked, precision in wanted:
+        key = {"model": model, "variant": variant, "masks": masked, "precision": precision}
         if any(all(row[name] == value for name, value in key.items()) for row in record["rows"]):
             continue
         if time.monotonic() > deadline:
@@ -70,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="JSON record, extended if it exists")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=sorted(models.REGISTRY))
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=("plain", *MODES))
+    parser.add_argument("--masks", default="both", choices=("both", "on", "off"))
     parser.add_argument("--precisions", nargs="+", default=["bf16"], choices=("fp32", "bf16"))
     parser.add_argument("--contiguous", action="store_true", help="channels-first memory order in bf16 too")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -89,6 +100,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("NAME", "JSON"),
         help="for Inductor",
     )
+    parser.add_argument(
+        "--together", nargs=2, metavar=("FOLDER", "COUNT"), help="compile beside others, time one by one"
+    )
+    parser.add_argument("--merge", nargs="+", type=Path, default=[], help="records to take rows from")
     parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="print the costliest kernels")
     return parser
 
@@ -147,7 +162,8 @@ def _measure(key: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
         next(steps)
         _wait(options.device)
         startup = time.perf_counter() - began
-        blocks = _time_blocks(steps, options)
+        with _alone(options):
+            blocks = _time_blocks(steps, options)
         if options.profile and key["variant"] != "plain":
             _profile(steps, options.profile)
         return {
@@ -156,10 +172,28 @@ def _measure(key: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
             "ms_most": round(max(blocks), 4),
             "blocks": len(blocks),
             "startup_seconds": round(startup, 2),
+            "started_beside_others": bool(options.together),
             **notes(),
         }
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+@contextmanager
+def _alone(options: argparse.Namespace) -> Iterator[None]:
+    """Wait until all processes of a --together run are ready, then hold the GPU for this one."""
+    if not options.together:
+        yield
+        return
+    folder, count = Path(options.together[0]), int(options.together[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"ready-{os.getpid()}").touch()
+    deadline = time.monotonic() + options.time_limit
+    while len(list(folder.glob("ready-*"))) < count and time.monotonic() < deadline:
+        time.sleep(0.2)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _time_blocks(steps: Iterator[Any], options: argparse.Namespace) -> list[float]:
