@@ -21,8 +21,7 @@ def kill_and_resume(work: Path, kills: int, seed: int = 0) -> dict[str, int]:
 
     Returns how many kills hit and how many of them left a half-written file; raises if the outcome differs.
     """
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["killing_target"])
+    server = fork_server()
     chance = random.Random(seed)
     _child(server, work, "whole", 0).join()  # the server itself starts with its first child
     _remove(work / "whole")
@@ -52,6 +51,13 @@ def kill_and_resume(work: Path, kills: int, seed: int = 0) -> dict[str, int]:
     return {"kills": hit, "torn": torn}
 
 
+def fork_server() -> multiprocessing.context.ForkServerContext:
+    """A server that has imported what its children need; PYTHONPATH must lead to it."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["forked"])
+    return server
+
+
 def compare(whole: Path, killed: Path) -> None:
     """Weights, optimizer, masks and metrics must be the same bits."""
     from test_run import assert_same
@@ -64,7 +70,7 @@ def compare(whole: Path, killed: Path) -> None:
 
 
 def _child(server: multiprocessing.context.ForkServerContext, work: Path, name: str, die_in_write: int):  # type: ignore[no-untyped-def]
-    from killing_target import train_or_resume
+    from forked import train_or_resume
 
     process = server.Process(target=train_or_resume, args=(str(work), name, die_in_write))
     process.start()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import metrics, tiny_config
+from forked import train_or_resume_in_two
+from killing import fork_server
+from test_run import assert_same
+from tiny import final_state, metrics, tiny_config, tiny_recipe
 
 from softprune.data import load_data
 from softprune.masks import Clock
+from softprune.train.checkpoint import read_newest
 from softprune.train.config import RunConfig
 from softprune.train.eval_step import EvalStep
 from softprune.train.feed import make_feed
@@ -79,7 +84,7 @@ def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torc
 
 
 @pytest.mark.filterwarnings("default")
-def test_two_processes_train_like_one_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_train_like_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -99,10 +104,33 @@ def test_two_processes_train_like_one_and_resume(tmp_path: Path, monkeypatch: py
     assert 0 < sum(site["kept"] for site in result["sites"]) < 36
     assert result["environment"]["processes"] == 2
 
-    # The second process asks for nothing: the first one's limit stops both, and both go on together.
-    stopped = torchrun(tmp_path, "train", "tiny.toml", "--out", "pieces", "--time-limit", "0")
-    assert "softprune resume pieces" in stopped.stdout
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_two_processes_stop_and_go_on_together(tmp_path: Path) -> None:
+    tiny_recipe(tmp_path)
+    in_two(tmp_path, "whole")
+    in_two(tmp_path, "pieces", time_limit=0.0)
     assert not (tmp_path / "pieces" / "result.json").exists()
-    done = torchrun(tmp_path, "resume", "pieces")
-    assert done.returncode == 0, done.stderr
-    assert metrics(tmp_path / "pieces") == metrics(tmp_path / "two")
+    assert read_newest(tmp_path / "pieces" / "checkpoints")[1]["batch"] == 10
+    in_two(tmp_path, "pieces")
+    assert metrics(tmp_path / "pieces") == metrics(tmp_path / "whole")
+    assert_same(final_state(tmp_path / "pieces"), final_state(tmp_path / "whole"))
+
+
+def in_two(work: Path, name: str, time_limit: float | None = None) -> None:
+    """The tiny run in two processes. Only the first has the time limit: it must stop both."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    server = fork_server()
+    limits = (time_limit, None)
+    processes = [
+        server.Process(target=train_or_resume_in_two, args=(str(work), name, rank, port, limits[rank]))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0

@@ -1,6 +1,7 @@
 """The application: its commands, and how errors reach the user."""
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
@@ -14,6 +15,9 @@ EXIT_ERROR = 2
 """Something the user can mend; the message says what."""
 EXIT_STOPPED = 75
 """Stopped early by a signal or the time limit, all saved (sysexits' EX_TEMPFAIL: try again)."""
+
+COMMANDS = ("training", "networks", "reports", "lists")
+"""Modules that register commands when they are imported, in the order of the help."""
 
 app = typer.Typer(
     name="softprune",
@@ -58,8 +62,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    # Importing the commands registers them; each imports torch only when it runs, so that --help is quick.
-    from softprune.cli import lists, networks, reports, training  # noqa: F401
-
+    for room in COMMANDS:
+        importlib.import_module(f"softprune.cli.{room}")
     app()
     sys.exit(0)

@@ -28,12 +28,12 @@ def inspect(
     from softprune.models import REGISTRY
     from softprune.train.network import build_network
 
-    if not input_shape and model not in REGISTRY:
+    if not input_shape and ":" in model:
         raise ConfigError(
             f"A network of your own needs the shape of an image: --input 3x224x224. Got {model!r} alone."
         )
-    shape = _parse_shape(input_shape) if input_shape else REGISTRY[model].input_shape
     network = build_network(model, num_classes)
+    shape = _parse_shape(input_shape) if input_shape else REGISTRY[model].input_shape
     say(str(softprune.inspect(network, torch.zeros(2, *shape))))
 
 

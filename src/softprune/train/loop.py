@@ -93,6 +93,8 @@ class Trainer:
                 reason = self._stop_reason()
             if reason is not None:
                 self.save()
+                # torchrun ends all processes as soon as one has ended: none may while the file is written.
+                self.world.barrier()
                 return reason
             if self.epoch % self.config.records.checkpoint_epochs == 0 or self.epoch == self.total_epochs:
                 self.save()

@@ -12,26 +12,32 @@ from softprune.train.config import MethodConfig
 from softprune.train.schema import nearest
 
 
-def make_pruner(
-    config: MethodConfig, network: nn.Module, example: Tensor, *, masks: MaskConfig, seed: int
-) -> Pruner:
-    """The method that ``config`` names, at work on ``network``.
-
-    Strength and masks go to the methods that have them; ``config.options`` must be keywords of the method.
-    """
+def check_method(config: MethodConfig) -> None:
+    """Raise a ConfigError unless ``config`` names a method and settings that it has."""
+    if config.name == "dense":
+        return
     if config.name not in REGISTRY:
         raise ConfigError(
             f"method.name must be one of {', '.join(REGISTRY)} or dense. Got {config.name!r}."
             f"{nearest(config.name, [*REGISTRY, 'dense'])}"
         )
-    build = REGISTRY[config.name].build
-    accepted = list(inspect.signature(build).parameters)
+    accepted = _settings(config)
     for option in config.options:
         if option not in accepted:
             raise ConfigError(
-                f"method.options must be settings of {config.name}: {', '.join(accepted[2:])}. Got {option!r}."
+                f"method.options must be settings of {config.name}: {', '.join(accepted)}. Got {option!r}."
                 f"{nearest(option, accepted)}"
             )
+
+
+def make_pruner(
+    config: MethodConfig, network: nn.Module, example: Tensor, *, masks: MaskConfig, seed: int
+) -> Pruner:
+    """The method that ``config`` names, at work on ``network``.
+
+    Strength, masks and the like go to the methods that have them.
+    """
+    check_method(config)
     settings: dict[str, Any] = {
         "strength": config.strength,
         "masks": masks,
@@ -41,5 +47,10 @@ def make_pruner(
         "min_channels": config.min_channels,
         "seed": seed,
     }
-    known = {key: value for key, value in settings.items() if key in accepted}
-    return build(network, example, **{**known, **config.options})
+    known = {key: value for key, value in settings.items() if key in _settings(config)}
+    return REGISTRY[config.name].build(network, example, **{**known, **config.options})
+
+
+def _settings(config: MethodConfig) -> list[str]:
+    """Keywords of the method's pruner, after the model and the example."""
+    return list(inspect.signature(REGISTRY[config.name].build).parameters)[2:]

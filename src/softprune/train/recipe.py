@@ -33,7 +33,8 @@ def find_recipe(recipe: str) -> Path:
     shipped = recipe_folder() / f"{path.stem if path.suffix == '.toml' else recipe}.toml"
     if shipped.is_file() and len(path.parts) == 1:
         return shipped
-    hint = nearest(path.stem, recipe_names())
+    here = [str(file) for file in path.parent.glob("*.toml")]
+    hint = nearest(recipe, [*recipe_names(), *here])
     raise ConfigError(
         f"A recipe must be a TOML file or a name that `softprune recipes` lists. Got {recipe!r}, "
         f"which is neither.{hint}"

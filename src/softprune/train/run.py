@@ -16,6 +16,8 @@ from softprune.train.config import MethodConfig, RunConfig
 from softprune.train.distributed import World, join_world, leave_world
 from softprune.train.finish import finish
 from softprune.train.loop import Trainer
+from softprune.train.method import check_method
+from softprune.train.network import build_network
 from softprune.train.progress import Listener
 from softprune.train.recipe import config_from_dict
 from softprune.train.records import RunFolder
@@ -48,11 +50,15 @@ def start(
 ) -> Outcome:
     """Train from the beginning, in a folder of its own (``out``, or one under runs/ that is still free)."""
     with _World(device) as world:
+        # What can be wrong is looked at before there is a folder, so that a mistake leaves none behind.
+        check_method(config.method)
+        data = open_data(config, world.device)
+        build_network(config.model.name, data.num_classes)
         path = world.share(str(out or _free_folder(config.name or "run")))
         if world.is_writer:
             RunFolder.create(path, config)
         world.barrier()
-        return _run(config, RunFolder(path), world, time_limit, listener or Listener())
+        return _run(config, RunFolder(path), data, world, time_limit, listener or Listener())
 
 
 def resume(
@@ -69,7 +75,8 @@ def resume(
     if data_dir is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=data_dir))
     with _World(device) as world:
-        return _run(config, folder, world, time_limit, listener or Listener())
+        data = open_data(config, world.device)
+        return _run(config, folder, data, world, time_limit, listener or Listener())
 
 
 def dense_config(config: RunConfig) -> RunConfig:
@@ -84,7 +91,12 @@ def dense_config(config: RunConfig) -> RunConfig:
 
 
 def _run(
-    config: RunConfig, folder: RunFolder, world: World, time_limit: float | None, listener: Listener
+    config: RunConfig,
+    folder: RunFolder,
+    data: DataBundle,
+    world: World,
+    time_limit: float | None,
+    listener: Listener,
 ) -> Outcome:
     def outcome(result: dict[str, Any] | None, stopped: str | None) -> Outcome:
         return Outcome(folder=folder, result=result, stopped=stopped, is_writer=world.is_writer)
@@ -93,7 +105,6 @@ def _run(
         logger.info("%s is finished; nothing to do", folder.path)
         return outcome(folder.read_result(), None)
     set_arithmetic(config, world.device)
-    data = open_data(config, world.device)
     with StopWatch(time_limit) as stop:
         if config.train.dense_baseline:
             baseline = RunFolder(folder.dense)

@@ -1,0 +1,50 @@
+"""Commands run in this process, from a folder of their own, in plain lines as in a pipe."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))  # for `tiny`
+
+from tiny import tiny_recipe
+from typer.testing import CliRunner, Result
+
+from softprune.cli.app import COMMANDS, app
+
+Command = Callable[..., Result]
+
+for _room in COMMANDS:
+    importlib.import_module(f"softprune.cli.{_room}")
+
+
+@pytest.fixture
+def softprune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """Runs a command line; errors other than softprune's own are raised."""
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished tiny run with its baseline, made once; tests must not change it."""
+    from tiny import tiny_config
+
+    from softprune.train.run import start
+
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        start(tiny_config(folder, "train.epochs=3", "train.dense_baseline=true"), folder / "run")
+    return folder / "run"

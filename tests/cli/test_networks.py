@@ -1,0 +1,69 @@
+"""`inspect`, `compact`, `evaluate`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+def test_inspect_a_network_from_the_registry_and_ones_own(softprune) -> None:
+    result = softprune("inspect", "digits_net")
+    assert result.exit_code == 0
+    assert "stages.0.0.bn" in result.output
+    own = softprune("inspect", "tiny_networks:tiny", "--input", "1x8x8")
+    assert own.exit_code == 0
+    assert "relu" in own.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("vgg61",), "Did you mean"),
+        (("tiny_networks:tiny",), "--input 3x224x224"),
+        (("tiny_networks:tiny", "--input", "8x8"), "--input must be CHANNELSxHEIGHTxWIDTH"),
+    ],
+)
+def test_inspect_mistakes(softprune, arguments: tuple[str, ...], message: str) -> None:
+    result = softprune("inspect", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_evaluate_agrees_with_the_run(softprune, finished: Path) -> None:
+    last = json.loads((finished / "result.json").read_text())["last"]
+    result = softprune("evaluate", str(finished))
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line.split() for line in result.output.splitlines()[1:]}
+    assert float(rows["masked"][1]) == float(rows["compact"][1]) == round(last["top1"], 2)
+    compact = softprune("evaluate", str(finished / "compact"))
+    assert compact.output.splitlines()[1].split() == rows["compact"]
+
+
+def test_a_compact_folder_elsewhere_needs_to_know_its_network(
+    softprune, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished / "compact", tmp_path / "small")
+    result = softprune("evaluate", "small")
+    assert result.exit_code == 2
+    assert "--model" in result.stderr
+    result = softprune("evaluate", "small", "--model", "tiny_networks:tiny", "--data", "digits")
+    assert result.exit_code == 0, result.output
+    result = softprune("evaluate", "small", "--model", "digits_net", "--data", "digits")
+    assert result.exit_code == 2
+    assert softprune("evaluate", str(tmp_path)).exit_code == 2
+
+
+def test_compact_cuts_an_unfinished_run(softprune, tmp_path: Path) -> None:
+    assert softprune("train", "tiny.toml", "--out", "run", "--time-limit", "0").exit_code == 75
+    result = softprune("compact", "run", "--out", "small")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "small" / "plan.json").is_file()
+    assert (tmp_path / "small" / "weights.safetensors").is_file()
+    assert not (tmp_path / "run" / "compact").exists()
+
+
+def test_compact_refuses_a_dense_run(softprune, finished: Path) -> None:
+    result = softprune("compact", str(finished / "dense"))
+    assert result.exit_code == 2
+    assert "dense baseline" in result.stderr

@@ -1,0 +1,190 @@
+"""`train` and `resume`: what is printed, what exit codes mean, and which mistakes are answered."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny import metrics, tiny_recipe
+
+from softprune.train.records import RunFolder
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_run_ends_with_the_table_and_the_report(softprune, tmp_path: Path) -> None:
+    result = softprune("train", "tiny.toml", "--set", "train.epochs=2", "--seed", "3", "--out", "run")
+    assert result.exit_code == 0, result.output
+    assert "epoch 1/2" in result.output
+    assert "epoch 2/2" in result.output
+    for variant in ("dense", "masked", "compact"):
+        assert f"\n{variant}" in result.output
+    assert "Compact network: run/compact" in result.output
+    assert "Report: run/report.html" in result.output
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    assert RunFolder("run").read_result()["seed"] == 3
+
+
+def test_stopped_by_the_time_limit_and_resumed(softprune, tmp_path: Path) -> None:
+    stopped = softprune("train", "tiny.toml", "--out", "run", "--time-limit", "0s")
+    assert stopped.exit_code == 75
+    assert "softprune resume run" in stopped.output
+    assert not (tmp_path / "run" / "result.json").exists()
+    resumed = softprune("resume", "run")
+    assert resumed.exit_code == 0, resumed.output
+    assert len(metrics(tmp_path / "run")) == 4
+    again = softprune("resume", "run")
+    assert again.exit_code == 0
+    assert "compact" in again.output
+
+
+def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
+    tiny_recipe(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "softprune",
+        "train",
+        "tiny.toml",
+        "--set",
+        "train.epochs=100000",
+        "--out",
+        "run",
+    ]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "run" / "checkpoints").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "Stopped by SIGTERM; everything is saved. Go on with: softprune resume run" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tiny.tml",), "Did you mean 'tiny.toml'?"),
+        (("cifar10-vgg16-scpp",), "Did you mean 'cifar10-vgg16-scp'?"),
+        (("tiny.toml", "--set", "optimizer.lrr=1"), "Did you mean 'optimizer.lr'?"),
+        (("tiny.toml", "--set", "optimizer.lr=-1"), "optimizer.lr must be more than 0. Got -1"),
+        (("tiny.toml", "--set", "model.name=nets:none"), "must be importable"),
+        (("tiny.toml", "--set", "model.name=vgg166"), "Did you mean 'vgg16'?"),
+        (("tiny.toml", "--set", "data.name=cifar01"), "Did you mean 'cifar10'?"),
+        (("tiny.toml", "--set", "method.name=slimmin"), "Did you mean 'slimming'?"),
+        (("tiny.toml", "--set", "method.options.gain=1"), "method.options must be settings of scp"),
+        (("tiny.toml", "--time-limit", "soon"), "--time-limit must be a number of seconds"),
+        (("tiny.toml", "--device", "gpu"), "--device must be auto, cpu, cuda"),
+        (("cifar10-vgg16-scp", "--data-dir", "nowhere"), "nowhere"),
+        (("imagenet-resnet50-scp",), "--data-dir"),
+    ],
+)
+def test_mistakes_end_in_one_clear_message(
+    softprune, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = softprune("train", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_recipe_with_a_typo_names_the_file_and_the_key(softprune, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[train]\nepoch = 3\n")
+    result = softprune("train", "mine.toml")
+    assert result.exit_code == 2
+    assert "mine.toml" in result.stderr
+    assert "Did you mean 'train.epochs'?" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_resuming_what_is_no_run(softprune, tmp_path: Path) -> None:
+    result = softprune("resume", "nothing")
+    assert result.exit_code == 2
+    assert "config.toml" in result.stderr
+
+
+def image_folder(root: Path) -> None:
+    """Two classes of small images, in the ImageNet layout."""
+    Image = pytest.importorskip("PIL.Image")
+    for split in ("train", "val"):
+        for name, shade in (("dark", 40), ("light", 200)):
+            (root / split / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (20, 16), (shade, shade, shade + number)).save(
+                    root / split / name / f"{number}.png"
+                )
+
+
+FOLDER = ("--set", "data.name=folder", "--set", "data.image_size=16", "--set", "data.batch_size=4")
+FOLDER += ("--set", "data.workers=0", "--set", "train.epochs=2", "--set", "model.name=colour_networks:tiny")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    image_folder(tmp_path / "images")
+    module = (tmp_path / "tiny_networks.py").read_text()
+    (tmp_path / "colour_networks.py").write_text(module.replace("block(1, 8, 2)", "block(3, 8, 2)"))
+    return tmp_path / "images"
+
+
+def test_a_folder_of_images_trains(softprune, images: Path) -> None:
+    result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images), "--out", "run")
+    assert result.exit_code == 0, result.output
+    assert RunFolder("run").read_result()["data"] == "folder"
+
+
+def test_a_broken_image_is_named_and_the_run_goes_on_once_it_is_mended(softprune, images: Path) -> None:
+    broken = images / "train" / "dark" / "0.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:40])
+    result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images), "--out", "run")
+    assert result.exit_code == 2
+    assert str(broken) in result.stderr
+    broken.write_bytes(whole)
+    assert softprune("resume", "run").exit_code == 0
+
+
+def test_an_empty_class_and_a_missing_split_are_named(softprune, images: Path) -> None:
+    for path in (images / "val" / "dark").iterdir():
+        path.unlink()
+    result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images))
+    assert result.exit_code == 2
+    assert str(images / "val" / "dark") in result.stderr
+    (images / "val").rename(images / "validation")
+    result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images))
+    assert result.exit_code == 2
+    assert str(images / "val") in result.stderr
+
+
+def test_a_full_disk_ends_in_one_message_and_loses_nothing(tmp_path: Path) -> None:
+    """The kernel refuses files above a size, which a checkpoint passes and the configuration does not."""
+    tiny_recipe(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000));"
+    limited += "sys.argv[0] = 'softprune'; from softprune.cli import main; main()"
+    command = [
+        sys.executable,
+        "-B",
+        "-c",
+        limited,
+        "train",
+        "tiny.toml",
+        "--set",
+        "train.epochs=1",
+        "--out",
+        "run",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "make room, then `softprune resume` goes on" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "run").rglob("*.tmp"))
