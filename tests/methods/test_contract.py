@@ -1,0 +1,230 @@
+"""What every registered method must do, on every network of the table."""
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from method_networks import Chain, PreActivation, Residual, batch, sgd, train
+from torch import nn
+
+from softprune.masks import is_masked
+from softprune.methods import REGISTRY, Pruner, RandomPruner
+from softprune.plan import PrunePlan
+
+CARDS = Path(__file__).parents[2] / "docs" / "methods"
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "chain": Chain,
+    "residual": Residual,
+    "pre-activation": PreActivation,
+}
+
+# Settings under which a few steps prune something.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "scp": {"strength": 0.5},
+    "scp-target": {"strength": 0.5, "ratio": 0.5},
+    "slimming": {"strength": 0.01, "ratio": 0.5},
+    "sfp": {"ratio": 0.5},
+    "fpgm": {"ratio_dist": 0.25, "ratio_norm": 0.25},
+    "sss": {"strength": 2.0},
+    "variational": {"mu_below": 0.99, "sigma_below": 1.0},
+    "l1": {"ratio": 0.5},
+    "random": {"ratio": 0.5},
+}
+
+every_method = pytest.mark.parametrize("method", REGISTRY)
+every_network = pytest.mark.parametrize("network", NETWORKS)
+
+
+def build(method: str, network: str, **more: Any) -> Pruner:
+    """A pruner at work on the network, always from the same start."""
+    images, _ = batch()
+    torch.manual_seed(0)
+    settings = {**SETTINGS.get(method, {}), **more}
+    if method == "scratch":
+        settings["plan"] = RandomPruner(NETWORKS[network](), images, ratio=0.5).plan()
+    torch.manual_seed(1)
+    return REGISTRY[method].build(NETWORKS[network](), images, **settings)
+
+
+def run(pruner: Pruner, epochs: int = 2, first: int = 0) -> torch.optim.SGD:
+    """Train epochs of two steps."""
+    optimizer = sgd(pruner)
+    for epoch in range(first, first + epochs):
+        train(pruner, optimizer, 2, first=2 * epoch)
+        pruner.end_epoch(epoch)
+    return optimizer
+
+
+@every_network
+@every_method
+def test_it_trains_and_its_cut_is_the_masked_network(method: str, network: str) -> None:
+    pruner = build(method, network)
+    before = copy.deepcopy(pruner.model.state_dict())
+    optimizer = sgd(pruner)
+    losses = train(pruner, optimizer, 2)
+    assert all(map(torch.isfinite, map(torch.tensor, losses)))
+    assert any(not value.equal(before[name]) for name, value in pruner.model.state_dict().items())
+    pruner.end_epoch(0)
+    train(pruner, optimizer, 4, first=2)
+    pruner.end_epoch(1)
+    masks = pruner.decide()
+    assert pruner.decided
+    assert any(not mask.all() for mask in masks.values())
+    images, _ = batch(7)
+    masked = pruner.model.eval()(images)
+    compact = pruner.compact()  # verified in float64, or it raises
+    torch.testing.assert_close(compact.eval()(images), masked)
+    plan = pruner.plan()
+    assert PrunePlan.from_json(plan.to_json()) == plan
+    assert plan.macs < plan.dense_macs
+    assert sum(parameter.numel() for parameter in compact.parameters()) == plan.params
+    assert str(pruner.summary())
+
+
+@every_network
+@every_method
+def test_it_repeats_from_the_seed_and_resumes_exactly(method: str, network: str) -> None:
+    whole = build(method, network)
+    run(whole)
+    # Stopped behind a step in mid-epoch, everything through a file.
+    first = build(method, network)
+    optimizer = sgd(first)
+    train(first, optimizer, 1)
+    file = io.BytesIO()
+    torch.save([first.model.state_dict(), optimizer.state_dict(), first.state_dict()], file)
+    file.seek(0)
+    model_state, optimizer_state, state = torch.load(file, weights_only=True)
+    again = build(method, network, seed=3)
+    again.model.load_state_dict(model_state)
+    again.load_state_dict(state)
+    optimizer = sgd(again)
+    optimizer.load_state_dict(optimizer_state)
+    train(again, optimizer, 1, first=1)
+    again.end_epoch(0)
+    train(again, optimizer, 2, first=2)
+    again.end_epoch(1)
+    for name, value in whole.model.state_dict().items():
+        assert value.equal(again.model.state_dict()[name]), name
+    assert again.plan().to_json() == whole.plan().to_json()
+    assert {name: mask.tolist() for name, mask in again.decide().items()} == {
+        name: mask.tolist() for name, mask in whole.decide().items()
+    }
+
+
+@every_method
+def test_outside_training_the_loss_is_the_tasks(method: str) -> None:
+    pruner = build(method, "chain")
+    task = torch.tensor(1.25)
+    with torch.no_grad():
+        assert pruner.loss(task) is task
+    pruner.model.eval()
+    assert pruner.loss(task) is task
+
+
+@every_method
+def test_detach_gives_a_plain_model_back(method: str) -> None:
+    pruner = build(method, "residual")
+    keys = list(pruner.model.state_dict())
+    optimizer = run(pruner, 1)
+    model = pruner.detach()
+    assert not any(is_masked(module) for module in model.modules())
+    assert list(model.state_dict()) == keys == list(Residual().state_dict())
+    images, labels = batch()
+    F.cross_entropy(model.train()(images), labels).backward()
+    optimizer.step()  # nothing of the method rides on it any more
+
+
+@every_method
+def test_floors_and_multiples_hold(method: str) -> None:
+    if "round_to" not in REGISTRY[method].build.__init__.__annotations__:  # type: ignore[misc]
+        pytest.skip("its widths come from elsewhere")
+    pruner = build(method, "chain", round_to=4, min_channels=2)
+    run(pruner)
+    masks = pruner.decide()
+    assert all(int(mask.sum()) % 4 == 0 and mask.any() for mask in masks.values())
+    images, _ = batch(3)
+    torch.testing.assert_close(pruner.compact().eval()(images), pruner.model.eval()(images))
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [("slimming", "ratio"), ("sfp", "ratio"), ("fpgm", "ratio_dist"), ("l1", "ratio"), ("random", "ratio")],
+)
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.55])
+def test_a_ratio_is_met_within_a_channel(method: str, option: str, ratio: float) -> None:
+    """Slimming's over the network, the others' in every layer; SCP's own target has a test with a real run."""
+    images, _ = batch()
+    pruner = REGISTRY[method].build(Chain(20, 30), images, **{option: ratio})
+    run(pruner, 1)
+    masks = pruner.decide()
+    groups = [torch.cat(list(masks.values()))] if method == "slimming" else list(masks.values())
+    for mask in groups:
+        assert abs(int((~mask).sum()) - ratio * len(mask)) < 1
+
+
+@every_method
+def test_nothing_waits_for_the_device_around_a_step(method: str) -> None:
+    """What a CUDA graph could not hold: a number that Python looks at."""
+    pruner = build(method, "chain")
+    optimizer = sgd(pruner)
+    train(pruner, optimizer, 1)
+    images, labels = batch()
+    objective = pruner.loss(F.cross_entropy(pruner.model(images), labels))
+    objective.backward()
+    assert pruner.capturable
+    with _nobody_looks():
+        pruner.before_step()
+        pruner.after_step()
+        pruner.loss(objective.detach())
+
+
+@every_method
+def test_a_step_compiles_whole(method: str) -> None:
+    pruner = build(method, "chain")
+    optimizer = sgd(pruner)
+    images, labels = batch()
+    train(pruner, optimizer, 1)
+
+    def objective() -> torch.Tensor:
+        return pruner.loss(F.cross_entropy(pruner.model(images), labels))
+
+    clock = copy.deepcopy(pruner.clock.state_dict())
+    eager = objective().detach()
+    pruner.clock.load_state_dict(clock)
+    pruner._hooks.bank.clear()
+    compiled = torch.compile(objective, backend="eager", fullgraph=True)()
+    torch.testing.assert_close(compiled.detach(), eager)
+    compiled.backward()
+    optimizer.step()
+
+
+@every_method
+def test_it_is_documented(method: str) -> None:
+    entry = REGISTRY[method]
+    card = (CARDS / f"{method}.md").read_text(encoding="utf-8")
+    assert entry.title in card
+    assert ("reconstruction" in card.lower()) is entry.reconstruction
+    arguments = (entry.build.__doc__ or "").partition("Args:")[2]
+    for option in entry.options:
+        assert f"{option}:" in arguments
+        assert f"`{option}`" in card
+    assert set(entry.suggested) <= {"strength", *entry.options}
+
+
+@contextmanager
+def _nobody_looks() -> Iterator[None]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a number was read from the device")
+
+    names = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "nonzero")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(torch.Tensor, name, refuse)
+        yield
