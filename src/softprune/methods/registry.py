@@ -37,6 +37,8 @@ class Method:
     """Where it was published; empty for controls."""
     suggested: Mapping[str, Any] = field(default_factory=dict)
     """Settings to start from: strength and options."""
+    continues: bool = False
+    """Whether training may go on behind a physical cut: each channel's fate depends on itself alone."""
     reconstruction: bool = False
     """Rebuilt from the paper alone: no code of its authors exists to compare with."""
     control: bool = False
@@ -60,6 +62,7 @@ REGISTRY: dict[str, Method] = {
         description="soft channel pruning: masks from BatchNorm shift and scale, learned with the weights",
         paper="Kang and Han, ICML 2020",
         suggested={"strength": 1e-4},
+        continues=True,
     ),
     "scp-target": Method(
         build=TargetSoftPruner,
@@ -124,6 +127,7 @@ REGISTRY: dict[str, Method] = {
         title="Same shape from scratch",
         description="a finished run's shape trained from new weights: the control for a method's weights",
         paper="",
+        continues=True,
         control=True,
     ),
 }
