@@ -15,8 +15,10 @@ ORDER = [
     {"masks"},
     {"plan"},
     {"surgery"},
-    {"methods"},
+    {"inspection"},
+    # Before the methods: a pruner with a target has a budget, which needs no more of it than graph, masks and plan.
     {"budget"},
+    {"methods"},
     {"models", "data"},
     {"train"},
     {"export", "bench", "report", "integrations"},

@@ -19,6 +19,7 @@ from softprune.masks.functional import sparsity_terms as sparsity_terms
 from softprune.masks.gate import AffineGate as AffineGate
 from softprune.masks.gate import FixedGate as FixedGate
 from softprune.masks.gate import Gate as Gate
+from softprune.masks.gate import Settlement as Settlement
 from softprune.masks.gate import SoftGate as SoftGate
 from softprune.masks.gate import round_up as round_up
 from softprune.masks.noise import Clock as Clock

@@ -15,7 +15,7 @@ from softprune.errors import ModelError
 from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold
 from softprune.masks.config import MaskConfig
 from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss
-from softprune.masks.gate import SoftGate
+from softprune.masks.gate import Settlement, SoftGate
 from softprune.masks.noise import Clock, channel_words, logistic_noise
 
 
@@ -28,6 +28,12 @@ class _Group:
     activation: str
     clock: Clock
     words: Tensor
+    settlement: Settlement | None
+
+    def overrides(self) -> Tensor:
+        """The settled decisions of all sites in a row."""
+        gates = (module.gate for module in self.modules)
+        return torch.cat([g.override for g in gates if isinstance(g, SoftGate) and g.override is not None])
 
     def parameters(self) -> tuple[Tensor, Tensor]:
         """beta and gamma of all sites in a row."""
@@ -60,6 +66,8 @@ class MaskBank:
             beta, gamma = group.parameters()
             dead = dead_probability(beta, gamma, group.config, group.activation)
             n = relaxed_sample(dead, logistic_noise(group.clock, group.words, dead.dtype), group.config)
+            if group.settlement is not None:
+                n = torch.where(group.settlement.in_force, group.overrides().to(n.dtype), n)
             widths = [module.num_features for module in group.modules]
             columns = (part.split(widths) for part in fold(n, gamma, beta))
             for module, *parts in zip(group.modules, *columns, strict=True):
@@ -114,7 +122,13 @@ def _key(module: MaskedBatchNorm) -> tuple[Any, ...]:
     if not isinstance(gate, SoftGate):
         return (gate,)
     weight = module.weight
-    return gate, gate.clock, gate.clock.seed, gate.config, gate.activation, weight.device, weight.dtype
+    shared = gate.clock, gate.clock.seed, gate.config, gate.activation, _settlement(gate)
+    return gate, *shared, weight.device, weight.dtype
+
+
+def _settlement(gate: SoftGate) -> Settlement | None:
+    """What may put the gate's override into force in training."""
+    return None if gate.override is None else gate.settlement
 
 
 def _group(modules: list[MaskedBatchNorm]) -> _Group:
@@ -123,4 +137,5 @@ def _group(modules: list[MaskedBatchNorm]) -> _Group:
         channel_words(gate.clock.seed, gate.site, module.num_features, module.weight.device)
         for gate, module in zip(gates, modules, strict=True)
     ]
-    return _Group(modules, gates[0].config, gates[0].activation, gates[0].clock, torch.cat(words))
+    first = gates[0]
+    return _Group(modules, first.config, first.activation, first.clock, torch.cat(words), _settlement(first))

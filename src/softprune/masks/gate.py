@@ -39,6 +39,20 @@ class Gate(Protocol):
         """Follow the BatchNorm to another device."""
 
 
+class Settlement:
+    """Whether decisions made outside the gates are in force; one for all gates of a model.
+
+    The boolean is a 0-d tensor that changes in place, so that compiled steps and captured CUDA graphs see it.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self.in_force = torch.zeros((), dtype=torch.bool, device=device)
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the boolean; the settlement stays the same object."""
+        self.in_force = self.in_force.to(device)
+
+
 class SoftGate:
     """SCP's gate: the BatchNorm's own shift and scale say how likely each channel is dead.
 
@@ -53,6 +67,9 @@ class SoftGate:
 
     override: Tensor | None
     """If set, booleans that :meth:`hard` returns instead of its own decision (a budget's last trim)."""
+
+    settlement: Settlement | None
+    """If set, the override holds only while this is in force, and then in training too."""
 
     def __init__(
         self,
@@ -73,6 +90,7 @@ class SoftGate:
         self.round_to = round_to
         self.min_channels = min_channels
         self.override = None
+        self.settlement = None
 
     @property
     def gate_statistics(self) -> GateStatistics:
@@ -81,12 +99,22 @@ class SoftGate:
     def sample(self, bn: _BatchNorm) -> Tensor | None:
         dead = dead_probability(bn.bias, bn.weight, self.config, self.activation)
         words = channel_words(self.clock.seed, self.site, bn.num_features, dead.device)
-        return relaxed_sample(dead, logistic_noise(self.clock, words, dead.dtype), self.config)
+        n = relaxed_sample(dead, logistic_noise(self.clock, words, dead.dtype), self.config)
+        if self.settlement is None or self.override is None:
+            return n
+        return torch.where(self.settlement.in_force, self.override.to(n.dtype), n)
 
     @torch.no_grad()
     def hard(self, bn: _BatchNorm) -> Tensor:
-        if self.override is not None:
+        if self.override is None:
+            return self.own_decision(bn)
+        if self.settlement is None:
             return self.override
+        return torch.where(self.settlement.in_force, self.override, self.own_decision(bn))
+
+    @torch.no_grad()
+    def own_decision(self, bn: _BatchNorm) -> Tensor:
+        """:meth:`hard` without regard to an override."""
         keep = hard_mask(dead_probability(bn.bias, bn.weight, self.config, self.activation), self.config)
         if self.round_to == 1 and self.min_channels == 0:
             return keep
@@ -100,6 +128,8 @@ class SoftGate:
         self.clock.to(device)
         if self.override is not None:
             self.override = self.override.to(device)
+        if self.settlement is not None:
+            self.settlement.to(device)
 
     def __repr__(self) -> str:
         return f"SoftGate(site={self.site}, activation={self.activation!r})"

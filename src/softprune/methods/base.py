@@ -37,6 +37,8 @@ class Pruner:
     """Whether it adds :attr:`strength` times something to the loss."""
     shifts_decide: ClassVar[bool] = False
     """Whether the decision reads BatchNorm shifts, which weight decay would then hold back."""
+    steers_itself: bool = True
+    """Whether :meth:`steer` rides on the optimizer's steps."""
     certificate: Certificate | None
     """How close masked and compact were at the last :meth:`compact`."""
 
@@ -103,6 +105,13 @@ class Pruner:
 
     def after_step(self) -> None:
         """Runs after every optimizer step."""
+
+    def steer(self, step: int) -> None:
+        """Work on the host between two steps, when `step` are done in all; a method with a target has some.
+
+        In a loop of yours it rides on the optimizer. A loop whose steps run without the host sets
+        `steers_itself` to False and calls this after every step.
+        """
 
     def end_epoch(self, epoch: int) -> None:
         """Call after every epoch; most methods do nothing there."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import Any
 
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from softprune.budget import Budget, TargetLike
+from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.inspection import Globs
 from softprune.masks import Gate, MaskConfig, SoftGate
@@ -16,7 +21,10 @@ class SoftPruner(Pruner):
     Args:
         model: Any network with BatchNorms that an activation follows; masked in place.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        strength: The paper's lambda, the weight of the sparsity loss (1e-4 for VGG on CIFAR-10).
+        strength: The paper's lambda, the weight of the sparsity loss (1e-4 for VGG on CIFAR-10, the default).
+        target: Instead of a strength, a budget: ``{"macs": 0.5}`` keeps at most half of the MACs; also params,
+            channels and latency, and as an amount "50%" or the figure itself. The strength then finds itself.
+        total_steps: Optimizer steps of the whole training, which a target needs to arrive in time.
         masks: The constants of the masks; the defaults are the authors'.
         include: Only these BatchNorms, by name with wildcards.
         exclude: Not these.
@@ -35,7 +43,9 @@ class SoftPruner(Pruner):
         model: nn.Module,
         example: ExampleLike,
         *,
-        strength: float = 1e-4,
+        strength: float | None = None,
+        target: TargetLike | None = None,
+        total_steps: int | None = None,
         masks: MaskConfig | None = None,
         include: Globs = None,
         exclude: Globs = None,
@@ -43,6 +53,13 @@ class SoftPruner(Pruner):
         min_channels: int = 0,
         seed: int = 0,
     ) -> None:
+        if target is not None and strength is not None:
+            raise ConfigError(
+                "`strength` and `target` exclude each other: a target moves the strength by itself. "
+                f"Got strength = {strength!r} and target = {target!r}; give one of them."
+            )
+        if target is None and total_steps is not None:
+            raise ConfigError(f"`total_steps` goes with a `target`. Got {total_steps!r} without one.")
         self.mask_config = masks or MaskConfig()
         super().__init__(
             model,
@@ -51,8 +68,23 @@ class SoftPruner(Pruner):
             exclude=exclude,
             round_to=round_to,
             min_channels=min_channels,
-            strength=strength,
+            strength=1e-4 if strength is None else strength,
             seed=seed,
+        )
+        self.budget: Budget | None = None
+        if target is not None:
+            try:
+                self.budget = self._make_budget(target, total_steps)
+            except BaseException:
+                self.detach()
+                raise
+            self.strength = self.budget.controller.strength
+        self._calls_until_look = 0
+
+    def _make_budget(self, target: TargetLike, total_steps: int | None) -> Budget:
+        floors = {site.name: self.floor(site) for site in self.sites}
+        return Budget(
+            target, total_steps, graph=self.graph, network=self.model, floors=floors, round_to=self.round_to
         )
 
     def _gate(self, number: int, site: Site) -> Gate:
@@ -67,3 +99,48 @@ class SoftPruner(Pruner):
 
     def _extra_loss(self) -> Tensor:
         return self.strength * self._hooks.bank.loss()
+
+    # --- a target --------------------------------------------------------------------------------------------------
+
+    def steer(self, step: int) -> None:
+        if self.budget is not None and step > 0 and self.budget.next_look(step - 1) == step:
+            self.strength = self.budget.look(step)
+
+    def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        super()._after_optimizer_step(optimizer, args, kwargs)
+        if self.budget is None or not self.steers_itself:
+            return
+        self._calls_until_look -= 1
+        if self._calls_until_look > 0:
+            return
+        # Reading the clock waits for the device, hence only when a look is due at the earliest.
+        step = int(self.clock.step)
+        self.steer(step)
+        following = self.budget.next_look(step)
+        self._calls_until_look = self.budget.total_steps if following is None else following - step
+
+    def decide(self) -> dict[str, Tensor]:
+        if self.budget is not None:
+            self.budget.settle()
+        return super().decide()
+
+    def compact(self, model: nn.Module | None = None) -> nn.Module:
+        if self.budget is not None:
+            network = self.model if model is None else self._twin(model)
+            self.budget.settle(network)
+            self.budget.impose(network)
+        return super().compact(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        budget = {} if self.budget is None else {"budget": self.budget.state_dict()}
+        return {**super().state_dict(), **budget}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if ("budget" in state) != (self.budget is not None):
+            raise CheckpointError(
+                "a pruner's state must be of a pruner with the same target. "
+                f"Got one {'with' if 'budget' in state else 'without'} a target."
+            )
+        super().load_state_dict(state)
+        if self.budget is not None:
+            self.budget.load_state_dict(state["budget"])

@@ -1,0 +1,267 @@
+"""A target in pursuit: look at the network now and then, move the strength, and settle the cut that fits."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.budget.controller import Controller
+from softprune.budget.fit import CLOSE, Cut, Fitter
+from softprune.budget.measure import Measure, PlanCost
+from softprune.budget.target import TargetLike, read_target
+from softprune.errors import CheckpointError, ConfigError
+from softprune.graph import ChannelGraph
+from softprune.masks import MaskedBatchNorm, Settlement, SoftGate, alive_probability
+
+logger = logging.getLogger(__name__)
+
+SETTLE = 0.1
+"""The share of the training, at its end, in which the decision is in force and the weights adapt to it."""
+_LOOKS = 100
+
+
+class Budget:
+    """Keeps one figure of a network below a limit at the end of a training of known length.
+
+    Until the last tenth of the training the masks are soft, and :meth:`look` moves the strength. Then the cut that
+    fits is settled: the masks are its masks from there on, in training as in evaluation, and the sparsity loss ends.
+
+    Args:
+        target: One of macs, params, channels, latency with its amount, such as ``{"macs": 0.5}``.
+        total_steps: Optimizer steps of the whole training.
+        graph: The network's channel graph.
+        network: The network, with masked sites.
+        floors: The fewest channels that each site keeps.
+        round_to: Keep a multiple of this many channels.
+        latency: Tells the latency of a plan; for that target alone.
+    """
+
+    def __init__(
+        self,
+        target: TargetLike,
+        total_steps: int | None,
+        *,
+        graph: ChannelGraph,
+        network: nn.Module,
+        floors: Mapping[str, int],
+        round_to: int = 1,
+        latency: PlanCost | None = None,
+    ) -> None:
+        self.target = read_target(target)
+        if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
+            raise ConfigError(
+                "`target` needs `total_steps`, the number of optimizer steps of the whole training, to arrive in time. "
+                f"Got total_steps = {total_steps!r}."
+            )
+        self.total_steps = total_steps
+        self.network, self.floors, self.round_to = network, dict(floors), round_to
+        self.measure = Measure(self.target.key, graph, round_to=round_to, latency=latency)
+        self.dense = self.measure.dense(network)
+        self.limit = self.target.limit(self.dense)
+        self._check_possible()
+        self.controller = Controller(total_steps)
+        self.every = max(1, total_steps // _LOOKS)
+        self.settle_at = total_steps - round(SETTLE * total_steps)
+        self._near: int | None = None
+        self.settlement = Settlement(next(network.parameters()).device)
+        for site in graph.sites:
+            gate = self._gate(site.name)
+            gate.override = torch.ones(site.width, dtype=torch.bool, device=self.settlement.in_force.device)
+            gate.settlement = self.settlement
+
+    def _check_possible(self) -> None:
+        if self.limit >= self.dense:
+            raise ConfigError(
+                f"A target must be below the dense network's own figure, {self.target.figure(self.dense)}. "
+                f"Got {self.target.figure(self.limit)}; train without a target instead."
+            )
+        widths = {site.name: torch.zeros(site.width) for site in self.measure.graph.sites}
+        smallest = Fitter(widths, self.floors, self.round_to, self._cost, self.limit)
+        floor = smallest.cost(smallest.at_rank(0))
+        if floor > self.limit:
+            raise ConfigError(
+                f"A target must be within reach: at least {self.target.figure(floor)} "
+                f"({100 * floor / self.dense:.1f}%) stay if every site goes to its floor. Got "
+                f"{self.target.figure(self.limit)}; softprune.inspect says what is frozen and why, and min_channels, "
+                "round_to, include and exclude raise the floor."
+            )
+
+    # --- the training ------------------------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """Whether a decision is in force (reads the device)."""
+        return bool(self.settlement.in_force)
+
+    def next_look(self, step: int) -> int | None:
+        """The step after `step` behind which :meth:`look` is due; None if there is no more."""
+        if step < self.settle_at:
+            return min((step // self.every + 1) * self.every, self.settle_at)
+        return self.total_steps if step < self.total_steps else None
+
+    def look(self, step: int) -> float:
+        """Take stock when `step` steps are done; returns the strength from here on.
+
+        With several processes all must call it, and the first one's answer is everybody's: running statistics, and
+        with them what folds, differ a little.
+        """
+        if step >= self.settle_at:
+            self.settle(step=step)
+            _broadcast(*(self._override(site.name).view(torch.uint8) for site in self.measure.graph.sites))
+            return 0.0
+        if self.settled:
+            self.settlement.in_force.fill_(False)  # it was a trial, and training goes on
+        fitter = self._fitter(self.network)
+        self._near = fitter.rank(self._near)
+        margin = torch.tensor(
+            _log_odds(fitter.edge(self._near)) - _log_odds(self._threshold()), dtype=torch.float64
+        )
+        margin = margin.to(self.settlement.in_force.device)
+        _broadcast(margin)
+        strength = self.controller.update(step, float(margin))
+        logger.debug("step %d: margin %.3f, strength %.3g", step, float(margin), strength)
+        return strength
+
+    @torch.no_grad()
+    def settle(self, network: nn.Module | None = None, *, step: int | None = None) -> None:
+        """Put the cut that fits into force, or make sure that the one in force still fits.
+
+        What a constant folds into depends on the weights, so a cut's cost may change, if rarely, while they go on
+        learning.
+        """
+        network = network or self.network
+        before = self._decision() if self.settled else None
+        fitter = self._fitter(network, before)
+        if before is None:
+            cut = fitter.fit()
+        else:
+            counts = tuple(int(mask.sum()) for mask in before.values())
+            cut = Cut(counts, fitter.cost(counts))
+            if (1 - CLOSE) * self.limit <= cut.cost <= self.limit:
+                return
+            cut = fitter.refine(cut)
+        for name, mask in fitter.masks(cut.counts).items():
+            self._override(name).copy_(mask)
+        self.settlement.in_force.fill_(True)
+        self._report(cut, step)
+
+    def _report(self, cut: Cut, step: int | None) -> None:
+        figure = self.target.figure
+        logger.info(
+            "settled%s on %s of %s (%.2f%%), limit %s",
+            "" if step is None else f" after step {step}",
+            figure(cut.cost),
+            figure(self.dense),
+            100 * cut.cost / self.dense,
+            figure(self.limit),
+        )
+        if cut.cost > self.limit:
+            logger.warning(
+                "no cut fits: %s stay at least, over the limit of %s", figure(cut.cost), figure(self.limit)
+            )
+        elif cut.cost < (1 - CLOSE) * self.limit:
+            logger.warning(
+                "the nearest cut found leaves %s, more than %g%% under the limit of %s: single channels%s are that big",
+                figure(cut.cost),
+                100 * CLOSE,
+                figure(self.limit),
+                "" if self.round_to == 1 else f", kept in multiples of {self.round_to},",
+            )
+
+    @torch.no_grad()
+    def impose(self, copy: nn.Module) -> None:
+        """Let a copy of the network (an EMA, say) evaluate with the decision in force here, if its gates are ours."""
+        for site in self.measure.graph.sites:
+            gate = getattr(copy.get_submodule(site.name), "gate", None)
+            if isinstance(gate, SoftGate) and gate.override is not None and gate.settlement is not None:
+                gate.override.copy_(self._override(site.name))
+                gate.settlement.in_force.copy_(self.settlement.in_force)
+
+    # --- state -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything to resume exactly."""
+        return {
+            "key": self.target.key,
+            "limit": self.limit,
+            "total_steps": self.total_steps,
+            "controller": self.controller.state_dict(),
+            "near": self._near,
+            "settled": self.settled,
+            "decision": {name: mask.cpu() for name, mask in self._decision().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken, in place."""
+        for key, value in (
+            ("key", self.target.key),
+            ("limit", self.limit),
+            ("total_steps", self.total_steps),
+        ):
+            if state.get(key) != value:
+                raise CheckpointError(
+                    f"a budget's state must be of the same target and length of training. Its {key!r} is {value!r}; "
+                    f"got {state.get(key)!r}."
+                )
+        self.controller.load_state_dict(state["controller"])
+        self._near = state["near"]
+        for name, mask in state["decision"].items():
+            self._override(name).copy_(mask)
+        self.settlement.in_force.fill_(state["settled"])
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _gate(self, name: str) -> SoftGate:
+        bn = self.network.get_submodule(name)
+        assert isinstance(bn, MaskedBatchNorm)
+        assert isinstance(bn.gate, SoftGate)
+        return bn.gate
+
+    def _override(self, name: str) -> Tensor:
+        override = self._gate(name).override
+        assert override is not None
+        return override
+
+    def _decision(self) -> dict[str, Tensor]:
+        return {site.name: self._override(site.name).clone() for site in self.measure.graph.sites}
+
+    def _threshold(self) -> float:
+        """The probability of being alive below which SCP drops a channel."""
+        return 1 - self._gate(self.measure.graph.sites[0].name).config.c
+
+    def _cost(self, masks: Mapping[str, Tensor]) -> float:
+        return self.measure(self.network, masks)
+
+    @torch.no_grad()
+    def _fitter(self, network: nn.Module, first: Mapping[str, Tensor] | None = None) -> Fitter:
+        """The channels of `network` in a row by how likely they are alive, those in `first` before the others."""
+        alive = {}
+        for site in self.measure.graph.sites:
+            gate, bn = self._gate(site.name), network.get_submodule(site.name)
+            assert isinstance(bn, _BatchNorm)
+            # In float64 even channels 38 standard deviations below the threshold have their order.
+            shift, scale = bn.bias.double(), bn.weight.double()
+            alive[site.name] = alive_probability(shift, scale, gate.config, gate.activation)
+            if first is not None:
+                alive[site.name] += first[site.name]
+        return Fitter(
+            alive, self.floors, self.round_to, lambda masks: self.measure(network, masks), self.limit
+        )
+
+
+def _broadcast(*tensors: Tensor) -> None:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        for tensor in tensors:
+            distributed.broadcast(tensor, src=0)
+
+
+def _log_odds(probability: float) -> float:
+    probability = min(max(probability, 1e-300), 1 - 1e-12)
+    return math.log(probability) - math.log1p(-probability)
