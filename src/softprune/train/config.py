@@ -7,6 +7,7 @@ rate divided by ten at epochs 80 and 121), so that a recipe holds only what diff
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from softprune.budget import read_target
 from softprune.errors import ConfigError
 from softprune.masks import MaskConfig
 from softprune.train.schema import Section, at_least, between, more_than
@@ -148,7 +149,11 @@ class MethodConfig(Section):
     name: str = "scp"
     """A name from `softprune methods`, or `dense` for a baseline without pruning."""
     strength: Annotated[float, at_least(0)] = 1e-4
-    """Weight of the sparsity loss (the paper's lambda): larger prunes more."""
+    """Weight of the sparsity loss (the paper's lambda): larger prunes more. Not used with a target."""
+    target: dict[str, float | str] = field(default_factory=dict)
+    """Instead of a strength, a budget that the run meets (scp only): `macs`, `params`, `channels` or `latency`
+    with the share to keep (0.5 or "50%") or the figure itself, as in `target = {macs = 0.5}`. Empty for
+    none."""
     strength_warmup_epochs: Annotated[float, at_least(0)] = 0.0
     """Epochs over which the strength first rises linearly from zero; for starts from trained weights."""
     include: tuple[str, ...] = ()
@@ -161,6 +166,10 @@ class MethodConfig(Section):
     """Keep at least this many channels in every layer."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of the method's own, by keyword, as `softprune methods` lists them."""
+
+    def check(self) -> None:
+        if self.target:
+            read_target(self.target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +239,11 @@ class RunConfig(Section):
                 f"train.compact_at must be an epoch before train.epochs = {self.train.epochs}, since the "
                 f"cut at the end happens anyway. Got {self.train.compact_at}; use 0 to cut only at the end."
             )
+        if self.train.compact_at and self.method.target:
+            raise ConfigError(
+                "train.compact_at cannot go with method.target, which is a figure of the whole network. Got "
+                f"train.compact_at = {self.train.compact_at}; use 0 to cut only at the end."
+            )
         if self.data.batch_size % self.train.accumulate:
             raise ConfigError(
                 f"train.accumulate must divide data.batch_size = {self.data.batch_size}. Got "
@@ -241,6 +255,7 @@ class RunConfig(Section):
                 ("train.compact_at", self.train.compact_at),
                 ("train.recalibrate", self.train.recalibrate),
                 ("finetune.epochs", self.finetune.epochs),
+                ("method.target", self.method.target),
             ):
                 if value:
                     raise ConfigError(

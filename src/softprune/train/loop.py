@@ -106,6 +106,8 @@ class Trainer:
         try:
             for position in step.epoch(self.epoch, self.batch):
                 self.batch = position + 1
+                if self.stage.pruner is not None:
+                    self.stage.pruner.steer(self.epoch * step.steps + self.batch)
                 self.listener.on_step(self.batch)
                 if self.batch == step.steps:
                     break
@@ -160,7 +162,7 @@ class Trainer:
             "step": last_step + 1,
             "phase": "finetune" if self.in_finetuning else "train",
             "lr": step.schedule(last_step),
-            "strength": None if step.strength is None else step.strength(last_step),
+            "strength": _strength(stage, last_step),
             "train_loss": totals.loss,
             "train_top1": totals.top1,
             "test_loss": None if tested is None else tested.loss,
@@ -277,6 +279,13 @@ class Trainer:
         self.seconds += now - self._counted_at
         self.epoch_seconds += now - self._counted_at
         self._counted_at = now
+
+
+def _strength(stage: Stage, step: int) -> float | None:
+    """The strength in a step: as scheduled or, with a target, as it stands."""
+    if stage.step.strength is not None:
+        return stage.step.strength(step)
+    return None if stage.pruner is None or not stage.pruner.penalised else float(stage.pruner.strength)
 
 
 def rebuild_network(config: RunConfig, data: DataBundle, state: dict[str, Any]) -> nn.Module:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.masks import MaskConfig
-from softprune.methods import REGISTRY, Pruner
+from softprune.methods import REGISTRY, Method, Pruner
 from softprune.train.config import MethodConfig
 from softprune.train.schema import nearest
 
@@ -22,6 +22,9 @@ def check_method(config: MethodConfig) -> None:
             f"{nearest(config.name, [*REGISTRY, 'dense'])}"
         )
     accepted = _settings(config)
+    if config.target and "target" not in accepted:
+        able = ", ".join(name for name, entry in REGISTRY.items() if "target" in _keywords(entry))
+        raise ConfigError(f"method.target needs a method that can pursue one: {able}. Got {config.name}.")
     for option in config.options:
         if option not in accepted:
             raise ConfigError(
@@ -31,15 +34,22 @@ def check_method(config: MethodConfig) -> None:
 
 
 def make_pruner(
-    config: MethodConfig, network: nn.Module, example: Tensor, *, masks: MaskConfig, seed: int
+    config: MethodConfig,
+    network: nn.Module,
+    example: Tensor,
+    *,
+    masks: MaskConfig,
+    seed: int,
+    total_steps: int,
 ) -> Pruner:
-    """The method that ``config`` names, at work on ``network``.
+    """The method that ``config`` names, at work on ``network`` for ``total_steps`` steps.
 
-    Strength, masks and the like go to the methods that have them.
+    Strength, masks and the like go to the methods that have them; with a target, the strength finds itself.
     """
     check_method(config)
+    budget = {"target": config.target, "total_steps": total_steps}
     settings: dict[str, Any] = {
-        "strength": config.strength,
+        **(budget if config.target else {"strength": config.strength}),
         "masks": masks,
         "include": config.include or None,
         "exclude": config.exclude or None,
@@ -53,4 +63,8 @@ def make_pruner(
 
 def _settings(config: MethodConfig) -> list[str]:
     """Keywords of the method's pruner, after the model and the example."""
-    return list(inspect.signature(REGISTRY[config.name].build).parameters)[2:]
+    return _keywords(REGISTRY[config.name])
+
+
+def _keywords(method: Method) -> list[str]:
+    return list(inspect.signature(method.build).parameters)[2:]

@@ -70,7 +70,7 @@ def set_key(values: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ConfigError(f"--set takes KEY=VALUE, such as optimizer.lr=0.05. Got {override!r}.")
     known = dict(keys_of(RunConfig))
-    if key not in known and not key.startswith("method.options."):
+    if key not in known and not key.startswith(("method.options.", "method.target.")):
         raise unknown_key(key, RunConfig)
     *sections, name = key.split(".")
     table = values

@@ -63,8 +63,15 @@ class Stage:
         self.network, self.world = network, world
         self.pruner: Pruner | None = None
         if not finetune and config.method.name != "dense":
-            example = data.example(device=world.device)
-            self.pruner = make_pruner(config.method, network, example, masks=config.masks, seed=config.seed)
+            self.pruner = make_pruner(
+                config.method,
+                network,
+                data.example(device=world.device),
+                masks=config.masks,
+                seed=config.seed,
+                total_steps=config.train.epochs * _sampler(config, data, world).steps,
+            )
+            self.pruner.steers_itself = False  # a recorded step has no host; the loop steers
             if clock is not None:
                 self.pruner.clock.load_state_dict(clock)
         if state is not None and self.pruner is not None:
@@ -82,13 +89,7 @@ class Stage:
             self.step.load_state_dict(totals)
 
     def _make_step(self, config: RunConfig, data: DataBundle, finetune: bool) -> TrainStep:
-        sampler = EpochSampler(
-            size=len(data.train),
-            batch_size=config.data.batch_size,
-            seed=config.seed,
-            rank=self.world.rank,
-            world_size=self.world.size,
-        )
+        sampler = _sampler(config, data, self.world)
         feed = make_feed(
             data,
             sampler,
@@ -97,7 +98,7 @@ class Stage:
             workers=config.data.workers,
         )
         strength = None
-        if self.pruner is not None and self.pruner.penalised:
+        if self.pruner is not None and self.pruner.penalised and not config.method.target:
             warmup = round(config.method.strength_warmup_epochs * sampler.steps)
             strength = Schedule(base=config.method.strength, warmup_steps=warmup)
         return TrainStep(
@@ -143,6 +144,16 @@ class Stage:
                     yield self.network
         finally:
             self.network.train(training)
+
+
+def _sampler(config: RunConfig, data: DataBundle, world: World) -> EpochSampler:
+    return EpochSampler(
+        size=len(data.train),
+        batch_size=config.data.batch_size,
+        seed=config.seed,
+        rank=world.rank,
+        world_size=world.size,
+    )
 
 
 def learning_rate(config: RunConfig, steps: int, finetune: bool = False) -> Schedule:
