@@ -19,7 +19,12 @@ from softprune.methods.slimming import SlimmingPruner
 from softprune.methods.sss import SssPruner
 from softprune.methods.variational import VariationalPruner
 
-COMMON = ("model", "example", "strength", "masks", "include", "exclude", "round_to", "min_channels", "seed")
+# fmt: off
+COMMON = (
+    "model", "example", "strength", "target", "total_steps", "masks", "include", "exclude", "round_to", "min_channels",
+    "seed",
+)
+# fmt: on
 """Keywords that recipes have settings of their own for; all others are a method's options."""
 
 
