@@ -159,7 +159,7 @@ def test_fine_tuning_trains_the_compact_network(tiny: Tiny, tmp_path: Path) -> N
     assert [row["macs"] for row in rows[3:]] == [rows[3]["macs"]] * 3
     assert rows[4]["strength"] is None
     assert 0.009 < rows[4]["lr"] < 0.011
-    assert outcome.result["best"]["epoch"] < 4
+    assert outcome.result["best"]["epoch"] >= 4  # of what is shipped
     names = [row["variant"] for row in outcome.result["table"]]
     assert names == ["dense", "masked", "compact"]
     assert outcome.result["table"][2]["top1"] == rows[-1]["test_top1"]

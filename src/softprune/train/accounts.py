@@ -33,8 +33,11 @@ class Accounts:
         return counted, self.totals(counted, self._paper(masks))
 
     def kept(self, pruner: Pruner | None, book: SiteBook) -> dict[str, Any]:
-        """What a cut at this moment would leave: channels, params, macs and the paper's counting."""
-        if pruner is None:
+        """What a cut at this moment would leave: channels, params, macs and the paper's counting.
+
+        All of it while a method has not decided: that is the network whose accuracy is measured.
+        """
+        if pruner is None or not pruner.decided:
             return self.dense
         masks = book.dense_masks(pruner.masks())
         # Towards the end of training masks hardly change, and planning a deep network takes its time.

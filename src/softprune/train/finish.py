@@ -94,7 +94,9 @@ def _write(
     trainer: Trainer, table: list[dict[str, Any]], counted: Cost, totals: dict[str, Any], final: nn.Module
 ) -> dict[str, Any]:
     config, history = trainer.config, trainer.history
-    tested = [row for row in history if row["phase"] == "train" and row["test_top1"] is not None]
+    # The best epoch of what is shipped: not of a network that was still whole, nor of one before its fine-tuning.
+    shipped = [row for row in history if row["phase"] == history[-1]["phase"] and row["decided"]]
+    tested = [row for row in shipped if row["test_top1"] is not None]
     images = sum(row["seconds"] * row["images_per_second"] for row in history)
     result = {
         "format": RESULT_FORMAT,

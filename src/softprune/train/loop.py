@@ -153,6 +153,9 @@ class Trainer:
             stage.pruner.end_epoch(self.epoch)
         tested: EvalTotals | None = None
         with stage.judged() as network:
+            if stage.pruner is not None and self.epoch + 1 == self.config.train.epochs:
+                # A method that decides once, after training, is judged by what it decides.
+                stage.pruner.decide()
             if (self.epoch + 1) % self.config.records.eval_epochs == 0 or self.epoch + 1 in self._must_test():
                 tested = self.evaluator(network)
             kept = self.accounts.kept(stage.pruner, self.book) if self.pruned is None else self.pruned["kept"]
@@ -161,6 +164,7 @@ class Trainer:
             "epoch": self.epoch,
             "step": last_step + 1,
             "phase": "finetune" if self.in_finetuning else "train",
+            "decided": stage.pruner is None or stage.pruner.decided,
             "lr": step.schedule(last_step),
             "strength": _strength(stage, last_step),
             "train_loss": totals.loss,

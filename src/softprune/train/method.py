@@ -12,14 +12,20 @@ from softprune.train.config import MethodConfig
 from softprune.train.schema import nearest
 
 
-def check_method(config: MethodConfig) -> None:
-    """Raise a ConfigError unless ``config`` names a method and settings that it has."""
+def check_method(config: MethodConfig, *, compact_at: int = 0) -> None:
+    """Raise a ConfigError unless ``config`` names a method and settings that it has, and it can do the rest."""
     if config.name == "dense":
         return
     if config.name not in REGISTRY:
         raise ConfigError(
             f"method.name must be one of {', '.join(REGISTRY)} or dense. Got {config.name!r}."
             f"{nearest(config.name, [*REGISTRY, 'dense'])}"
+        )
+    if compact_at and not REGISTRY[config.name].continues:
+        able = ", ".join(name for name, entry in REGISTRY.items() if entry.continues)
+        raise ConfigError(
+            f"train.compact_at needs a method that goes on behind a cut as before it: {able}. Got "
+            f"{config.name}; use 0 to cut only at the end."
         )
     accepted = _settings(config)
     if config.target and "target" not in accepted:

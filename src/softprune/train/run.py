@@ -51,7 +51,7 @@ def start(
     """Train from the beginning, in a folder of its own (``out``, or one under runs/ that is still free)."""
     with _World(device) as world:
         # What can be wrong is looked at before there is a folder, so that a mistake leaves none behind.
-        check_method(config.method)
+        check_method(config.method, compact_at=config.train.compact_at)
         data = open_data(config, world.device)
         build_network(config.model.name, data.num_classes)
         path = world.share(str(out or _free_folder(config.name or "run")))
