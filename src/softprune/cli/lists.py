@@ -6,7 +6,7 @@ from softprune.cli.output import print_table
 
 @command
 def methods() -> None:
-    """List the pruning methods that `method.name` of a recipe can be."""
+    """List the pruning methods (`method.name` of a recipe)."""
     from softprune.methods import REGISTRY
 
     rows = [[name, entry.description] for name, entry in REGISTRY.items()]
@@ -17,7 +17,7 @@ def methods() -> None:
 
 @command
 def models() -> None:
-    """List the networks that come with softprune (`model.name` of a recipe)."""
+    """List the networks (`model.name` of a recipe)."""
     from softprune.models import REGISTRY
 
     rows = [
@@ -28,7 +28,7 @@ def models() -> None:
 
 @command
 def data() -> None:
-    """List the data sets that softprune reads (`data.name` of a recipe)."""
+    """List the data sets (`data.name` of a recipe)."""
     from softprune.data import DATASETS
 
     rows = [
@@ -39,7 +39,7 @@ def data() -> None:
 
 @command
 def recipes() -> None:
-    """List the recipes that come with softprune, for `softprune train NAME`."""
+    """List the recipes, for `softprune train NAME`."""
     from softprune.train.recipe import recipe_names
     from softprune.train.reference import recipe_title
 

@@ -59,7 +59,7 @@ def train(
     SIGTERM, Ctrl-C and --time-limit finish the step, save and exit with code 75; `softprune resume RUN` goes
     on. Several GPUs: torchrun --nproc-per-node N -m softprune train ...
     """
-    seconds = _parse_time(time_limit)
+    seconds = parse_time(time_limit)
     from softprune.train.recipe import load_recipe
     from softprune.train.run import start
 
@@ -83,12 +83,12 @@ def resume(
     device: Device = "auto",
     data_dir: DataDir = None,
 ) -> None:
-    """Go on with a run that was stopped or killed, from its newest checkpoint.
+    """Go on with a run that was stopped or killed.
 
-    The result is the same as if it had never stopped. A damaged checkpoint is set aside and the one before it
-    is used.
+    It goes on from the newest checkpoint, and the result is the same as if it had never stopped. A damaged
+    checkpoint is set aside and the one before it is used.
     """
-    seconds = _parse_time(time_limit)
+    seconds = parse_time(time_limit)
     from softprune.cli.watching import make_listener
     from softprune.train.run import resume as go_on
 
@@ -97,7 +97,8 @@ def resume(
     _conclude(outcome)
 
 
-def _parse_time(text: str | None) -> float | None:
+def parse_time(text: str | None) -> float | None:
+    """Seconds of a --time-limit: 90, 30m, 2h."""
     if text is None:
         return None
     match = _TIME.fullmatch(text.strip())
