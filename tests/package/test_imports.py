@@ -21,7 +21,8 @@ ORDER = [
     {"methods"},
     {"models", "data"},
     {"train"},
-    {"export", "bench", "report", "integrations"},
+    {"export", "report", "integrations"},
+    {"bench"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

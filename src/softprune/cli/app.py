@@ -16,7 +16,7 @@ EXIT_ERROR = 2
 EXIT_STOPPED = 75
 """Stopped early by a signal or the time limit, all saved (sysexits' EX_TEMPFAIL: try again)."""
 
-COMMANDS = ("training", "networks", "reports", "lists")
+COMMANDS = ("training", "sweeps", "networks", "shipping", "reports", "lists")
 """Modules that register commands when they are imported, in the order of the help."""
 
 app = typer.Typer(

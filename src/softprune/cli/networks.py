@@ -21,7 +21,7 @@ def inspect(
         str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")
     ] = "",
 ) -> None:
-    """Show what can be pruned in a network, what cannot and why, before any training."""
+    """Show what can be pruned in a network, and why not the rest."""
     import torch
 
     import softprune
@@ -33,7 +33,7 @@ def inspect(
             f"A network of your own needs the shape of an image: --input 3x224x224. Got {model!r} alone."
         )
     network = build_network(model, num_classes)
-    shape = _parse_shape(input_shape) if input_shape else REGISTRY[model].input_shape
+    shape = parse_shape(input_shape) if input_shape else REGISTRY[model].input_shape
     say(str(softprune.inspect(network, torch.zeros(2, *shape))))
 
 
@@ -46,7 +46,7 @@ def compact(
     device: Device = "auto",
     data_dir: DataDir = None,
 ) -> None:
-    """Cut the network of a run, finished or not, at its newest checkpoint.
+    """Cut the network of a run, finished or not.
 
     The folder then holds weights.safetensors and plan.json; `softprune.load(FOLDER, network)` reads it.
     """
@@ -73,7 +73,7 @@ def evaluate(
     ] = "",
     data: Annotated[str, typer.Option(help="The data set, for a compact folder outside its run.")] = "",
 ) -> None:
-    """Measure the test accuracy of a run's network, masked and compact, or of a compact folder."""
+    """Test a run's network, masked and compact, or a compact folder."""
     from softprune.train.evaluation import evaluate_folder
 
     rows = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data)
@@ -85,7 +85,8 @@ def evaluate(
     print_table("", ["", "top-1 %", "top-5 %", "loss", "images"], cells)
 
 
-def _parse_shape(text: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Read CxHxW as three numbers."""
     parts = text.lower().replace(",", "x").split("x")
     if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise ConfigError(f"--input must be CHANNELSxHEIGHTxWIDTH, such as 3x224x224. Got {text!r}.")

@@ -51,7 +51,7 @@ def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
         _fold(folded, layer, norm)
     if hasattr(folded, HISTORY):
         delattr(folded, HISTORY)
-    logger.info("%d BatchNorms folded into the layer before them", len(pairs))
+    logger.debug("%d BatchNorms folded into the layer before them", len(pairs))
     return folded
 
 

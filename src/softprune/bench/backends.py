@@ -1,0 +1,125 @@
+"""The ways to run a network that a benchmark knows; each turns a network and its input into a call to be timed."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from softprune.bench.timing import Call
+from softprune.errors import ConfigError
+from softprune.export import to_onnx
+from softprune.export.onnx_file import open_session
+from softprune.graph import Example
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a measurement is made under."""
+
+    device: torch.device
+    dtype: torch.dtype
+    threads: int
+    """CPU threads; 0 leaves them as they are."""
+    channels_last: bool
+    compile_mode: str
+
+
+Ready = Callable[[Example], Call]
+"""A network made ready to run: gives the call to be timed for one input."""
+
+
+def eager(model: nn.Module, example: Example, setting: Setting) -> Ready:
+    """PyTorch as it is."""
+    network = placed(model, setting)
+    return lambda given: _caller(network, placed_input(given, setting))
+
+
+def compiled(model: nn.Module, example: Example, setting: Setting) -> Ready:
+    """torch.compile, anew for every shape."""
+    network = placed(model, setting)
+
+    def ready(given: Example) -> Call:
+        faster = torch.compile(network, dynamic=False, mode=setting.compile_mode)
+        return _caller(faster, placed_input(given, setting))
+
+    return ready
+
+
+def onnxruntime(model: nn.Module, example: Example, setting: Setting) -> Ready:
+    """ONNX Runtime on the CPU, from one file whose batch size is free."""
+    if setting.device.type != "cpu" or setting.dtype != torch.float32:
+        raise ConfigError(
+            f"ONNX Runtime is measured on the CPU in float32. Got {setting.device.type} and {setting.dtype}."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        to_onnx(model, example, path)
+        session = open_session(path, threads=setting.threads)
+    names = [entry.name for entry in session.get_inputs()]
+
+    def ready(given: Example) -> Call:
+        feed = {name: tensor.cpu().numpy() for name, tensor in zip(names, given.tensors(), strict=True)}
+        return lambda: session.run(None, feed)
+
+    return ready
+
+
+BACKENDS: dict[str, Callable[[nn.Module, Example, Setting], Ready]] = {
+    "eager": eager,
+    "compile": compiled,
+    "onnxruntime": onnxruntime,
+}
+"""By the name that the command line takes."""
+
+
+def placed(model: nn.Module, setting: Setting) -> nn.Module:
+    """A copy of `model` in eval mode, where and in the precision that the setting wants."""
+    network = copy.deepcopy(model).to(setting.device, setting.dtype).eval()
+    if setting.channels_last:
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
+
+
+def placed_input(example: Example, setting: Setting) -> Example:
+    """The input where, and in the precision and memory order, that the setting wants."""
+    order = torch.channels_last if setting.channels_last else torch.contiguous_format
+
+    def place(tensor: Tensor) -> Tensor:
+        moved = tensor.to(setting.device, setting.dtype if tensor.is_floating_point() else None)
+        return moved.contiguous(memory_format=order) if tensor.ndim == 4 else moved
+
+    return example.map(place)
+
+
+def _caller(network: Callable[..., object], given: Example) -> Call:
+    def call() -> object:
+        with torch.inference_mode():
+            return network(*given.args, **given.kwargs)
+
+    return call
+
+
+@contextmanager
+def cpu_threads(number: int) -> Iterator[int]:
+    """PyTorch with `number` CPU threads (0: as it is), and as before afterwards; gives the number in force."""
+    before = torch.get_num_threads()
+    if number:
+        torch.set_num_threads(number)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def waiter(device: torch.device) -> Call:
+    """What to call before the clock is read."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None

@@ -1,0 +1,195 @@
+"""The comparison: dense and compact under every backend and batch size, with the share of the saving that arrives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from softprune.bench.backends import BACKENDS, Ready, Setting, cpu_threads, waiter
+from softprune.bench.timing import Timing, alternate, paired_ratio
+from softprune.cost import cost
+from softprune.errors import ConfigError, SoftpruneError
+from softprune.graph import Example, ExampleLike
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """Dense against compact under one backend and batch size."""
+
+    backend: str
+    device: str
+    dtype: str
+    batch: int
+    threads: int
+    dense: Timing | None
+    compact: Timing | None
+    speed_up: float | None
+    """Dense time over compact time: the median over neighbouring blocks."""
+    speed_up_spread: tuple[float, float] | None
+    mac_ratio: float
+    """Dense MACs over compact MACs: the speed-up if time were arithmetic."""
+    note: str = ""
+    """Why there is no measurement."""
+
+    @property
+    def realised(self) -> float | None:
+        """Speed-up over MAC ratio: 1 where all of the saved arithmetic is saved time."""
+        return None if self.speed_up is None else self.speed_up / self.mac_ratio
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        values = asdict(self) | {"realised": self.realised}
+        for side in ("dense", "compact"):
+            timing: Timing | None = getattr(self, side)
+            values[side] = timing and {
+                "median_ms": timing.median,
+                "low_ms": timing.spread[0],
+                "high_ms": timing.spread[1],
+                "blocks": len(timing.blocks),
+            }
+        return values
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """All rows of a comparison. Prints as a table."""
+
+    rows: tuple[BenchRow, ...]
+    dense_macs: int
+    compact_macs: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"MACs per input: {self.dense_macs:,} dense, {self.compact_macs:,} compact",
+            f"{'backend':<12} {'device':<5} {'dtype':<9} {'batch':>5}  {'dense':<28} {'compact':<28} "
+            f"{'speed-up':<22} realised",
+        ]
+        for row in self.rows:
+            head = f"{row.backend:<12} {row.device:<5} {row.dtype:<9} {row.batch:>5}  "
+            if row.speed_up is None or row.speed_up_spread is None or row.realised is None:
+                lines.append(head + row.note)
+                continue
+            low, high = row.speed_up_spread
+            faster = f"{row.speed_up:.2f} ({low:.2f} to {high:.2f})"
+            lines.append(f"{head}{row.dense!s:<28} {row.compact!s:<28} {faster:<22} {row.realised:.2f}")
+        return "\n".join(lines)
+
+
+def compare(
+    dense: nn.Module,
+    compact: nn.Module,
+    example: ExampleLike,
+    *,
+    backends: Iterable[str] = ("eager",),
+    batches: Iterable[int] = (1,),
+    device: torch.device | str = "cpu",
+    dtype: str = "float32",
+    threads: int = 0,
+    channels_last: bool = False,
+    compile_mode: str = "default",
+    repeats: int = 15,
+) -> BenchReport:
+    """Time `dense` and `compact` side by side, in turns, on this machine.
+
+    Args:
+        dense: The network before the cut; its weights do not matter.
+        compact: The network after it.
+        example: What both are called with: a tensor, a tuple of arguments, or (args, kwargs).
+        backends: Of "eager", "compile" and "onnxruntime".
+        batches: Batch sizes; the example is repeated to fill them.
+        device: Where to measure.
+        dtype: "float32", "bfloat16", "float16" or "float64": weights and inputs.
+        threads: CPU threads; 0 leaves them as they are.
+        channels_last: Keep images and weights in channels-last memory order.
+        compile_mode: torch.compile's mode.
+        repeats: Blocks of each, in turns.
+    """
+    chosen = [*backends]
+    for name in chosen:
+        if name not in BACKENDS:
+            raise ConfigError(f"a backend is one of {', '.join(BACKENDS)}. Got {name!r}.")
+    if dtype not in DTYPES:
+        raise ConfigError(f"`dtype` is one of {', '.join(DTYPES)}. Got {dtype!r}.")
+    if repeats < 1:
+        raise ConfigError(f"`repeats` must be at least 1. Got {repeats}.")
+    given = Example.of(example)
+    if given.batch_size() is None:
+        raise ConfigError(
+            "a benchmark needs inputs that all have the batch as their first dimension. Got first dimensions "
+            f"{[tuple(tensor.shape)[:1] for tensor in given.tensors()]}."
+        )
+    macs = [cost(model, given.with_batch(1)).macs for model in (dense, compact)]
+    where = torch.device(device)
+    rows = []
+    with cpu_threads(threads) as used:
+        setting = Setting(
+            device=where,
+            dtype=DTYPES[dtype],
+            threads=used,
+            channels_last=channels_last,
+            compile_mode=compile_mode,
+        )
+        for backend in chosen:
+            ready = _prepared(backend, (dense, compact), given, setting)
+            for batch in batches:
+                row = _row(backend, ready, given.with_batch(batch), setting, repeats, macs)
+                logger.debug("%s, batch %d: speed-up %s", backend, batch, row.speed_up or row.note)
+                rows.append(row)
+    return BenchReport(tuple(rows), *macs)
+
+
+def _prepared(
+    backend: str, models: tuple[nn.Module, nn.Module], example: Example, setting: Setting
+) -> tuple[Ready, Ready] | str:
+    """Both networks ready to run, or why this backend cannot run them."""
+    make = BACKENDS[backend]
+    try:
+        return make(models[0], example, setting), make(models[1], example, setting)
+    except SoftpruneError as error:
+        return str(error)
+
+
+def _row(
+    backend: str,
+    ready: tuple[Ready, Ready] | str,
+    example: Example,
+    setting: Setting,
+    repeats: int,
+    macs: list[int],
+) -> BenchRow:
+    batch = example.batch_size()
+    assert batch is not None
+    timings: dict[str, Timing] = {}
+    if not isinstance(ready, str):
+        # Every row compiles for its own shapes, and none runs into the limit of recompilations.
+        torch.compiler.reset()
+        calls = {"dense": ready[0](example), "compact": ready[1](example)}
+        timings = alternate(calls, repeats=repeats, finish=waiter(setting.device))
+    speed_up = paired_ratio(timings["dense"], timings["compact"]) if timings else None
+    return BenchRow(
+        backend=backend,
+        device=setting.device.type,
+        dtype=str(setting.dtype).removeprefix("torch."),
+        batch=batch,
+        threads=setting.threads,
+        dense=timings.get("dense"),
+        compact=timings.get("compact"),
+        speed_up=speed_up and speed_up[0],
+        speed_up_spread=speed_up and speed_up[1:],
+        mac_ratio=macs[0] / max(macs[1], 1),
+        note=ready if isinstance(ready, str) else "",
+    )

@@ -1,0 +1,77 @@
+"""What `export` and `bench` work on: the compact network of a run or folder, its dense definition, and an input."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from softprune.errors import ConfigError, FileFormatError
+from softprune.models import REGISTRY
+from softprune.plan import PrunePlan
+from softprune.plan.prune_plan import model_shapes
+from softprune.surgery import load
+from softprune.surgery.files import read_plans
+from softprune.train.network import build_network
+from softprune.train.records import RunFolder
+
+_DATA_SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A compact network with what it came from."""
+
+    folder: Path
+    dense: nn.Module
+    """The definition, with fresh weights."""
+    compact: nn.Module
+    example: Tensor
+    """One random image."""
+
+
+def open_shipped(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) -> Shipped:
+    """The compact network of a run's folder, or of a compact folder; its data set is not needed.
+
+    A compact folder inside its run takes the network from the run's configuration; elsewhere `model` must say.
+    """
+    run = path if (path / "config.toml").is_file() else path.parent
+    compact = path / "compact" if run == path else path
+    if not (compact / "plan.json").is_file():
+        raise ConfigError(
+            "this command takes the folder of a finished run (with compact/plan.json) or of a compact network (with "
+            f"plan.json). Got {path}, which has neither; `softprune compact` cuts the network of an unfinished run."
+        )
+    config = RunFolder(run).read_config() if (run / "config.toml").is_file() else None
+    name = model or (config.model.name if config is not None else "")
+    if not name:
+        raise ConfigError(
+            f"a compact folder outside its run needs --model, as it does not say what network it is. Got {path} alone."
+        )
+    if not shape and config is not None:
+        size = config.data.image_size
+        shape = _DATA_SHAPES.get(config.data.name, (3, size, size))
+    if not shape and name not in REGISTRY:
+        raise ConfigError(
+            f"a network of your own needs the shape of an image: --input 3x224x224. Got {name!r} alone."
+        )
+    dense = _definition(name, read_plans(compact)[0])
+    example = torch.randn(
+        1, *(shape or REGISTRY[name].input_shape), generator=torch.Generator().manual_seed(0)
+    )
+    return Shipped(compact.resolve(), dense.eval(), load(compact, dense), example)
+
+
+def _definition(name: str, plan: PrunePlan) -> nn.Module:
+    """The dense network that `plan` was made for: its number of classes is the size that makes all shapes agree."""
+    sizes = dict.fromkeys(shape[0] for shape in reversed(plan.dense.values()) if shape)
+    # Checked without weights: building every candidate in earnest would draw all of them.
+    for size in sizes:
+        with torch.device("meta"):
+            shapes = model_shapes(build_network(name, size))
+        if shapes == plan.dense:
+            return build_network(name, size)
+    raise FileFormatError(
+        f"the network must be the one that was pruned, a {plan.model}. Got {name!r}, whose shapes agree with the plan "
+        "for no number of classes."
+    )

@@ -1,0 +1,87 @@
+"""Dense against compact: every backend is measured as asked, and nothing is left changed."""
+
+import json
+
+import pytest
+import torch
+from export_networks import Dense, compacted
+
+from softprune.bench import compare
+from softprune.errors import ConfigError
+
+
+def test_eager_and_onnx_runtime_rows() -> None:
+    pytest.importorskip("onnxruntime", reason='the "onnx" extra is not installed')
+    pytest.importorskip("onnxscript", reason='the "onnx" extra is not installed')
+    dense, compact, example = compacted("residual")
+    threads = torch.get_num_threads()
+    report = compare(
+        dense, compact, example, backends=("eager", "onnxruntime"), batches=(1, 3), threads=1, repeats=3
+    )
+    assert torch.get_num_threads() == threads
+    assert [(row.backend, row.batch) for row in report.rows] == [
+        ("eager", 1),
+        ("eager", 3),
+        ("onnxruntime", 1),
+        ("onnxruntime", 3),
+    ]
+    assert report.compact_macs < report.dense_macs
+    for row in report.rows:
+        assert row.note == ""
+        assert row.threads == 1
+        assert row.dense is not None
+        assert len(row.dense.blocks) == 3
+        assert row.mac_ratio == report.dense_macs / report.compact_macs
+        assert row.realised == pytest.approx(row.speed_up / row.mac_ratio)
+        low, high = row.speed_up_spread
+        assert low <= row.speed_up <= high
+    text = str(report)
+    assert "realised" in text
+    assert "onnxruntime" in text
+    record = json.loads(json.dumps([row.to_dict() for row in report.rows]))
+    assert record[0]["dense"]["blocks"] == 3
+    assert record[0]["compact"]["low_ms"] <= record[0]["compact"]["median_ms"]
+
+
+def test_compiled_networks_are_measured() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    report = compare(model, model, torch.randn(1, 4), backends=("compile",), batches=(2,), repeats=2)
+    (row,) = report.rows
+    assert row.speed_up is not None
+    assert row.mac_ratio == 1
+
+
+def test_what_a_backend_cannot_do_is_a_note() -> None:
+    model = Dense().eval()
+    report = compare(
+        model, model, torch.randn(1, 3, 8, 8), backends=("onnxruntime",), dtype="float64", repeats=1
+    )
+    (row,) = report.rows
+    assert row.speed_up is None
+    assert row.realised is None
+    assert "float32" in row.note
+    assert row.note in str(report)
+    assert json.loads(json.dumps(row.to_dict()))["dense"] is None
+
+
+def test_models_keep_mode_and_dtype() -> None:
+    model = Dense().train()
+    compare(model, model, torch.randn(1, 3, 8, 8), dtype="float64", channels_last=True, repeats=1)
+    assert model.training
+    assert next(model.parameters()).dtype == torch.float32
+    assert next(model.parameters()).is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backends": ("tensorrt",)}, "a backend is one of eager, compile, onnxruntime"),
+        ({"dtype": "int8"}, "`dtype` is one of"),
+        ({"repeats": 0}, "at least 1"),
+    ],
+)
+def test_mistakes(options: dict[str, object], message: str) -> None:
+    model = Dense().eval()
+    with pytest.raises(ConfigError, match=message):
+        compare(model, model, torch.randn(1, 3, 8, 8), **options)  # type: ignore[arg-type]

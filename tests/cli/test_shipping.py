@@ -1,0 +1,66 @@
+"""`export` and `bench`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("format", ["onnx", "pt2"])
+def test_export_checks_the_file_and_prints_sizes(
+    softprune, finished: Path, tmp_path: Path, format: str
+) -> None:
+    if format == "onnx":
+        pytest.importorskip("onnxruntime", reason='the "onnx" extra is not installed')
+        pytest.importorskip("onnxscript", reason='the "onnx" extra is not installed')
+    file = tmp_path / f"small.{format}"
+    result = softprune("export", str(finished), "--format", format, "--fold-bn", "--out", str(file))
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line.split() for line in result.output.splitlines() if line}
+    assert int(rows["compact"][1].replace(",", "")) == file.stat().st_size
+    assert int(rows["dense"][1].replace(",", "")) > 0
+    assert "differs by at most" in result.output
+
+
+def test_export_of_a_compact_folder_outside_its_run(softprune, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "compact", tmp_path / "small")
+    alone = softprune("export", "small", "--format", "pt2")
+    assert alone.exit_code == 2
+    assert "--model" in alone.stderr
+    shapeless = softprune("export", "small", "--format", "pt2", "--model", "tiny_networks:tiny")
+    assert shapeless.exit_code == 2
+    assert "--input" in shapeless.stderr
+    whole = softprune("export", "small", "-f", "pt2", "--model", "tiny_networks:tiny", "--input", "1x8x8")
+    assert whole.exit_code == 0, whole.output
+    assert (tmp_path / "small.pt2").is_file()
+    other = softprune("export", "small", "-f", "pt2", "--model", "vgg16")
+    assert other.exit_code == 2
+    assert "must be the one that was pruned" in other.stderr
+
+
+def test_bench_prints_rows_and_writes_a_record(softprune, finished: Path, tmp_path: Path) -> None:
+    result = softprune(
+        "bench", str(finished), "--batch", "1,2", "--repeats", "2", "--threads", "1", "--out", "bench.json"
+    )
+    assert result.exit_code == 0, result.output
+    assert len([line for line in result.output.splitlines() if line.startswith("eager")]) == 2
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert [row["batch"] for row in record["rows"]] == [1, 2]
+    assert record["rows"][0]["realised"] > 0
+    assert record["environment"]["torch"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("export", "nowhere"), "plan.json"),
+        (("export", "nowhere", "--format", "tflite"), "--format must be onnx or pt2"),
+        (("bench", "nowhere", "--batch", "one"), "--batch must be whole numbers"),
+        (("bench", "nowhere"), "plan.json"),
+    ],
+)
+def test_mistakes_end_in_a_message(softprune, arguments: tuple[str, ...], message: str) -> None:
+    result = softprune(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
