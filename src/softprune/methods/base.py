@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from softprune.cost import fastest_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.inspection import Globs, read_graph
@@ -21,6 +22,10 @@ from softprune.plan import PrunePlan, make_plan, required_sites
 from softprune.surgery import Certificate, apply_plan, plain_copy, verify
 
 logger = logging.getLogger(__name__)
+
+
+RoundTo = int | Literal["auto"]
+"""A multiple of channels, or "auto" for the one that is fastest on this machine."""
 
 
 class Pruner:
@@ -49,25 +54,25 @@ class Pruner:
         *,
         include: Globs = None,
         exclude: Globs = None,
-        round_to: int = 1,
+        round_to: RoundTo = 1,
         min_channels: int = 0,
         strength: float = 0.0,
         seed: int = 0,
     ) -> None:
         if not strength >= 0:
             raise ConfigError(f"`strength` must be a number of at least 0. Got {strength!r}.")
-        check_rounding(round_to, min_channels)
+        check_rounding(1 if round_to == "auto" else round_to, min_channels)
         _check_finite(model)
         self.graph = self._read(model, example, include, exclude)
         if not self.graph.sites:
             raise ModelError(_nothing_to_prune(model, self.graph.frozen))
         self.model = model
         self.example = self.graph.example
-        self.round_to = round_to
+        device = next(model.parameters()).device
+        self.round_to = fastest_multiple(device) if round_to == "auto" else round_to
         self.required = required_sites(self.graph)
         self.min_channels = min_channels
         self.certificate = None
-        device = next(model.parameters()).device
         self.clock = Clock(seed, device)
         self._strength = torch.tensor(float(strength), device=device)
         self._optimizer: Optimizer | None = None

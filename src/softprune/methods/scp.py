@@ -12,7 +12,7 @@ from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.inspection import Globs
 from softprune.masks import Gate, MaskConfig, SoftGate
-from softprune.methods.base import Pruner
+from softprune.methods.base import Pruner, RoundTo
 
 
 class SoftPruner(Pruner):
@@ -28,7 +28,8 @@ class SoftPruner(Pruner):
         masks: The constants of the masks; the defaults are the authors'.
         include: Only these BatchNorms, by name with wildcards.
         exclude: Not these.
-        round_to: Keep a multiple of this many channels at every site.
+        round_to: Keep a multiple of this many channels at every site; "auto" measures which one is fastest on this
+            machine (`pruner.round_to` is the number, for a run that goes on elsewhere).
         min_channels: Keep at least this many at every site. Where emptying a site would cut every path to an
             output, one channel stays in any case.
         seed: Of the masks' noise.
@@ -49,7 +50,7 @@ class SoftPruner(Pruner):
         masks: MaskConfig | None = None,
         include: Globs = None,
         exclude: Globs = None,
-        round_to: int = 1,
+        round_to: RoundTo = 1,
         min_channels: int = 0,
         seed: int = 0,
     ) -> None:
