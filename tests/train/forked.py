@@ -12,7 +12,6 @@ from torch import nn
 from softprune.train import files
 from softprune.train.run import resume, start
 
-
 # Tracing imports a thousand modules when it is first used: once here, in the server, not in every child.
 torch.export.export(nn.Identity(), (torch.zeros(1),))
 
@@ -35,7 +34,7 @@ def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limi
         start(tiny_config(Path()), path, time_limit=time_limit)
 
 
-def train_or_resume(work: str, name: str, die_in_write: int) -> None:
+def train_or_resume(work: str, name: str, die_in_write: int, overrides: tuple[str, ...] = ()) -> None:
     """Start the run ``name`` or go on with it; die within the ``die_in_write``-th write of a file, if not 0."""
     os.chdir(work)
     writes = [die_in_write]
@@ -55,4 +54,5 @@ def train_or_resume(work: str, name: str, die_in_write: int) -> None:
     if (path / "config.toml").exists():
         resume(path)
     else:
-        start(tiny_config(Path(), "train.epochs=4", "train.compact_at=3", "records.checkpoint_steps=7"), path)
+        settings = ("train.epochs=4", "train.compact_at=3", "records.checkpoint_steps=7", *overrides)
+        start(tiny_config(Path(), *settings), path)

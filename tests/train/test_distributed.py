@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from forked import train_or_resume_in_two
 from killing import fork_server
-from test_run import assert_same
-from tiny import final_state, metrics, tiny_config, tiny_recipe
+from tiny import assert_same, final_state, metrics, tiny_config, tiny_recipe
 
 from softprune.data import load_data
 from softprune.masks import Clock

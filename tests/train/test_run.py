@@ -5,11 +5,10 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tiny import final_state, metrics
+from tiny import assert_same, final_state, metrics
 
 import softprune
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
@@ -19,23 +18,6 @@ from softprune.train.progress import Listener
 from softprune.train.run import Outcome, dense_config, resume, start
 
 Tiny = Callable[..., RunConfig]
-
-
-def assert_same(first: Any, second: Any, where: str = "") -> None:
-    """Bit for bit, through nested containers."""
-    assert type(first) is type(second), where
-    if isinstance(first, torch.Tensor):
-        assert torch.equal(first, second), where
-    elif isinstance(first, dict):
-        assert first.keys() == second.keys(), where
-        for key in first:
-            assert_same(first[key], second[key], f"{where}.{key}")
-    elif isinstance(first, list | tuple):
-        assert len(first) == len(second), where
-        for index, pair in enumerate(zip(first, second, strict=True)):
-            assert_same(*pair, f"{where}[{index}]")
-    else:
-        assert first == second, where
 
 
 class StopAt(Listener):

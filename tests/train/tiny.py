@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from softprune.train.checkpoint import read_newest
 from softprune.train.config import RunConfig
 from softprune.train.recipe import load_recipe
@@ -33,6 +35,7 @@ kind = "cosine"
 strength = 0.016
 [records]
 checkpoint_seconds = 0
+checkpoint_epochs = 1
 """
 
 TIMES = {"seconds", "images_per_second"}
@@ -62,3 +65,20 @@ def final_state(run: Path) -> dict[str, Any]:
     """What the last checkpoint holds of the training itself."""
     state = read_newest(run / "checkpoints")[1]
     return {key: state[key] for key in ("model", "stage", "epoch", "batch", "cuts", "book")}
+
+
+def assert_same(first: Any, second: Any, where: str = "") -> None:
+    """Bit for bit, through nested containers."""
+    assert type(first) is type(second), where
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second), where
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys(), where
+        for key in first:
+            assert_same(first[key], second[key], f"{where}.{key}")
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second), where
+        for index, pair in enumerate(zip(first, second, strict=True)):
+            assert_same(*pair, f"{where}[{index}]")
+    else:
+        assert first == second, where

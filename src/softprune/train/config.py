@@ -154,6 +154,8 @@ class MethodConfig(Section):
     """Instead of a strength, a budget that the run meets (scp only): `macs`, `params`, `channels` or `latency`
     with the share to keep (0.5 or "50%") or the figure itself, as in `target = {macs = 0.5}`. Empty for
     none."""
+    latency_batch: Annotated[int, at_least(1)] = 1
+    """Images per forward at which a `latency` target is measured, on the run's device."""
     strength_warmup_epochs: Annotated[float, at_least(0)] = 0.0
     """Epochs over which the strength first rises linearly from zero; for starts from trained weights."""
     include: tuple[str, ...] = ()
@@ -194,12 +196,13 @@ class RecordConfig(Section):
 
     section: ClassVar[str] = "records"
 
+    checkpoint_seconds: Annotated[float, at_least(0)] = 60.0
+    """Save a checkpoint when the last one is so old, so that no more than this is lost; 0 for none by time. One
+    is always saved at the end, and when the run is stopped."""
+    checkpoint_epochs: Annotated[int, at_least(0)] = 0
+    """Also save a checkpoint at the end of every so many epochs; 0 for none by epochs."""
     checkpoint_steps: Annotated[int, at_least(0)] = 0
-    """Also save a checkpoint every so many steps; 0 for none by steps."""
-    checkpoint_seconds: Annotated[float, at_least(0)] = 300.0
-    """Also save a checkpoint when the last one is so old; 0 for none by time."""
-    checkpoint_epochs: Annotated[int, at_least(1)] = 1
-    """Save a checkpoint at the end of every so many epochs."""
+    """Also save a checkpoint every so many steps of an epoch; 0 for none by steps."""
     eval_epochs: Annotated[int, at_least(1)] = 1
     """Test at the end of every so many epochs; the last one is always tested."""
     tensorboard: bool = False

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from softprune.data import DataBundle
-from softprune.errors import SoftpruneError
+from softprune.errors import ConfigError, SoftpruneError
 from softprune.plan import PrunePlan
 from softprune.surgery import apply_plan, plans_of, remap_optimizer
 from softprune.train.accounts import Accounts
@@ -96,7 +96,7 @@ class Trainer:
                 # torchrun ends all processes as soon as one has ended: none may while the file is written.
                 self.world.barrier()
                 return reason
-            if self.epoch % self.config.records.checkpoint_epochs == 0 or self.epoch == self.total_epochs:
+            if self.epoch == self.total_epochs or self._save_after_epoch():
                 self.save()
         return None
 
@@ -120,6 +120,13 @@ class Trainer:
             last = newest_path(self.folder.checkpoints)
             where = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
             raise SoftpruneError(f"{error} ({where})") from error
+        except RuntimeError as error:
+            if "deterministic" not in str(error):
+                raise
+            raise ConfigError(
+                "train.deterministic needs operators that PyTorch can run deterministically here. Got: "
+                f"{str(error).partition('.')[0]}. Set train.deterministic = false, or use --device cpu."
+            ) from error
         return None
 
     def _agreed_action(self) -> int:
@@ -136,6 +143,10 @@ class Trainer:
             return _SAVE
         old = time.monotonic() - self._saved_at
         return _SAVE if 0 < records.checkpoint_seconds < old else _GO_ON
+
+    def _save_after_epoch(self) -> bool:
+        every = self.config.records.checkpoint_epochs
+        return every > 0 and self.epoch % every == 0
 
     def _stop_reason(self) -> str | None:
         """The reason to stop at the end of an epoch, the same in all processes."""
