@@ -1,9 +1,13 @@
 """What every test needs before it is collected."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import torch
+
+# pytest's importlib mode puts no test folder on the path; tests of every room read the table of topologies.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def _torchvision_library_loads() -> bool:

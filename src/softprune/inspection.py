@@ -14,7 +14,7 @@ from softprune.errors import ConfigError, ModelError
 from softprune.graph import ChannelGraph, ExampleLike, Frozen, Site, trace
 from softprune.masks import is_masked
 from softprune.plan import make_plan, required_sites
-from softprune.surgery import prove_sizes
+from softprune.surgery import prove
 
 Globs = str | Iterable[str] | None
 """Module names, with * and ? as wildcards."""
@@ -110,7 +110,7 @@ def read_graph(
             "call detach() on its pruner first."
         )
     graph = trace(model, example)
-    graph = prove_sizes(graph.with_every_norm() if every_norm else graph, model)
+    graph = prove(graph.with_every_norm() if every_norm else graph, model)
     return graph.only(_chosen(graph, _listed(include), _listed(exclude)))
 
 

@@ -25,8 +25,8 @@ def cost(
         model: Any model; for ``counting="paper"``, one of the SCP paper's networks from `softprune.models`.
         example: What the model is called with: a tensor, a tuple of arguments, or ``(args, kwargs)``.
         counting: ``"exact"`` counts multiply-accumulates of convolutions and linear layers on the operators
-            that the forward runs in eval mode, for the whole batch of the example (pass a batch of one for
-            the cost of an image), and every parameter once. ``"paper"`` counts one image as the SCP authors.
+            that the forward runs in eval mode, per sample of the example (for the whole call where its tensors
+            do not share their first dimension), and every parameter once. ``"paper"`` counts as the SCP authors.
         masks: For ``"paper"``, names of BatchNorms with boolean masks, True for a kept channel.
 
     Raises:

@@ -14,14 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.cost.record import Cost, ModuleCost
 from softprune.errors import ModelError
-from softprune.graph.example import Example, ExampleLike
+from softprune.graph.example import Example, ExampleLike, per_sample
 
 aten = torch.ops.aten
 
 
 def count_exact(model: nn.Module, example: ExampleLike) -> Cost:
-    """Count `model` on `example`, the whole batch of it, in eval mode.
+    """Count `model` per sample of `example`, in eval mode.
 
+    Where the example's tensors do not share their first dimension, there are no samples: the whole call counts.
     The forward runs on tensors without data: no arithmetic happens and nothing of the model changes.
     """
     params = _params_by_module(model)
@@ -66,7 +67,7 @@ def _macs_by_module(model: nn.Module, example: Example) -> Counter[str]:
             fakes[id(tensor)] = copy.requires_grad_(tensor.is_floating_point())
         return fakes[id(tensor)]
 
-    counter = _MacCounter()
+    counter = _MacCounter(batch=example.batch_size() or 1)
     with _unchanged(model):
         for module in model.modules():
             module.training = False
@@ -126,18 +127,20 @@ def _calls_reported_to(counter: "_MacCounter", model: nn.Module) -> Iterator[Non
 
 
 class _MacCounter(TorchDispatchMode):
-    """Adds up MACs by the module that is running."""
+    """Adds up MACs per sample, by the module that is running."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch: int) -> None:
         super().__init__()
+        self.batch = batch
         self.macs: Counter[str] = Counter()
         self.running: list[str] = [""]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        macs_of = _FORMULAS.get(func)
-        if macs_of is not None:
-            self.macs[self.running[-1]] += macs_of(*args[:7], out=out)
+        formula = _FORMULAS.get(func)
+        if formula is not None:
+            positions, weights = formula(*args[:7], out=out)
+            self.macs[self.running[-1]] += per_sample(positions, self.batch) * weights
         return out
 
 
@@ -151,22 +154,23 @@ def _convolution(
     transposed: bool,
     *,
     out: Tensor,
-) -> int:
+) -> tuple[int, int]:
     # Every weight is used once per output position; in a transposed convolution, once per input position.
     positions = (x if transposed else out).shape[2:]
-    return x.shape[0] * math.prod(positions) * weight.numel()
+    return x.shape[0] * math.prod(positions), weight.numel()
 
 
-def _product(left: Tensor, right: Tensor, *, out: Tensor) -> int:
-    return left.numel() * math.prod(right.shape[1:])
+def _product(left: Tensor, right: Tensor, *, out: Tensor) -> tuple[int, int]:
+    return math.prod(left.shape[:-1]), right.numel()
 
 
-def _product_plus(bias: Tensor, left: Tensor, right: Tensor, *, out: Tensor) -> int:
+def _product_plus(bias: Tensor, left: Tensor, right: Tensor, *, out: Tensor) -> tuple[int, int]:
     return _product(left, right, out=out)
 
 
-# Batched products (bmm, attention) are not linear layers and have no entry. F.linear arrives as one of these.
-_FORMULAS: dict[Any, Callable[..., int]] = {
+# How often each weight is used in the whole batch, and how many weights there are. Batched products (bmm, attention)
+# are not linear layers and have no entry; F.linear arrives as one of these.
+_FORMULAS: dict[Any, Callable[..., tuple[int, int]]] = {
     aten.convolution.default: _convolution,
     aten.mm.default: _product,
     aten.mv.default: _product,

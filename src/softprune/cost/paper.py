@@ -50,7 +50,7 @@ class PaperCounter:
         self._model = model
         # Every weight works once per output position, so the exact count tells the size of every output.
         self._positions = {
-            name: part.macs // (batch * module.weight.numel())
+            name: part.macs // module.weight.numel()
             for name, part in count_exact(model, example).by_module.items()
             if isinstance(module := model.get_submodule(name), nn.Conv2d) and part.macs
         }

@@ -29,6 +29,8 @@ class Capture:
     """Placeholder name -> parameter or buffer name in the model."""
     training: bool
     example: Example
+    rebatched: bool
+    """Whether the example was brought to the analysis' batch size: the model then takes any."""
 
     def used_parameters(self) -> set[str]:
         """Names of the parameters and buffers that some operator reads."""
@@ -55,7 +57,7 @@ def _restore_modes(model: nn.Module, modes: dict[str, bool]) -> None:
         module.training = modes[name]
 
 
-def _capture(model: nn.Module, example: Example, *, training: bool) -> Capture:
+def _capture(model: nn.Module, example: Example, *, training: bool, rebatched: bool) -> Capture:
     modes = _modes(model)
     try:
         model.train(training)
@@ -68,7 +70,7 @@ def _capture(model: nn.Module, example: Example, *, training: bool) -> Capture:
         for spec in program.graph_signature.input_specs
         if spec.kind in kinds and spec.target is not None
     }
-    return Capture(list(program.graph.nodes), parameters, training, example)
+    return Capture(list(program.graph.nodes), parameters, training, example, rebatched)
 
 
 def capture(model: nn.Module, example: ExampleLike) -> list[Capture]:
@@ -78,12 +80,12 @@ def capture(model: nn.Module, example: ExampleLike) -> list[Capture]:
     (GoogLeNet, Inception) have two graphs; all others one.
     """
     given = Example.of(example).to_model(model)
-    attempts = [given]
-    if given.batch_size() not in (None, ANALYSIS_BATCH):
-        attempts.insert(0, given.with_batch(ANALYSIS_BATCH))
-    for attempt in attempts:
+    attempts = [(given, False)]
+    if given.batch_size() is not None:
+        attempts.insert(0, (given.with_batch(ANALYSIS_BATCH), True))
+    for attempt, rebatched in attempts:
         try:
-            evaluation = _capture(model, attempt, training=False)
+            evaluation = _capture(model, attempt, training=False, rebatched=rebatched)
             break
         except Exception as error:
             failure = error
@@ -93,7 +95,7 @@ def capture(model: nn.Module, example: ExampleLike) -> list[Capture]:
     unused = {name for name, _ in model.named_parameters()} - evaluation.used_parameters()
     if unused:
         try:
-            training = _capture(model, evaluation.example, training=True)
+            training = _capture(model, evaluation.example, training=True, rebatched=rebatched)
         except Exception as error:
             logger.info(
                 "the train-mode graph could not be exported (%s); the eval graph alone is analysed", error

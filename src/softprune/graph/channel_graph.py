@@ -14,7 +14,7 @@ from softprune.graph.atoms import IntArray
 from softprune.graph.capture import capture
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.link import Linker
-from softprune.graph.records import Balance, Loose, Mix, Norm, Record
+from softprune.graph.records import Balance, Loose, Mix, Norm, Record, Suspect
 from softprune.graph.sites import Frozen, Site, find_sites
 
 
@@ -22,8 +22,8 @@ from softprune.graph.sites import Frozen, Site, find_sites
 class ChannelGraph:
     """Which channels of which modules are one, in the order of execution."""
 
-    model_class: str
     example: Example
+    """The call that was given, on a few of its samples."""
     sites: tuple[Site, ...]
     frozen: tuple[Frozen, ...]
     records: tuple[Record, ...]
@@ -35,8 +35,12 @@ class ChannelGraph:
     """Classes that are always kept."""
     outputs: tuple[IntArray, ...]
     """Atoms of the model's outputs."""
-    suspects: tuple[tuple[IntArray, str], ...]
-    """Atoms that an explicit size in forward() may fix, with the place: a trial cut decides."""
+    constants: tuple[IntArray, ...]
+    """Atoms of constants in forward()."""
+    suspects: tuple[Suspect, ...]
+    """What explicit sizes in forward() may fix: a trial cut decides."""
+    two_modes: bool
+    """Training runs more of the network than evaluation does."""
     unknown: dict[str, str]
     """Operators without a rule -> one place where they stand."""
 
@@ -44,15 +48,6 @@ class ChannelGraph:
     """The convolutions and linear layers, each once."""
     norms: tuple[Norm, ...]
     """The BatchNorms, each once."""
-
-    def site(self, name: str) -> Site:
-        """The site called `name`."""
-        for site in self.sites:
-            if site.name == name:
-                return site
-        raise ModelError(
-            f"'{name}' is not a site of this model. Its sites: {', '.join(s.name for s in self.sites)}."
-        )
 
     def freeze(self, atoms: IntArray, reason: str) -> ChannelGraph:
         """The same graph with the classes of `atoms` pinned, and sites that thereby lost everything frozen."""
@@ -101,22 +96,18 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     if not isinstance(model, nn.Module):
         raise ModelError(f"`model` must be a torch.nn.Module. Got {type(model).__name__}.")
     captures = capture(model, example)
-    linker = Linker(model, batch=captures[0].example.batch_size() or 1)
+    traced = captures[0].example
+    linker = Linker(model, batch=traced.batch_size() or 1)
     for captured in captures:
         linker.walk(captured)
     for name, loose in linker.loose.items():
-        if linker.claimed(name):
-            reason = f"'{name}' is also used outside its module"
-            linker.table.pin(loose.atoms, reason)
-            records: list[Mix | Norm] = [*linker.mixes.values(), *linker.norms.values()]
-            for record in records:
-                if name.rpartition(".")[0] == record.name:
-                    linker.table.pin(record.inputs, reason)
-                    linker.table.pin(record.outputs, reason)
+        record = linker.claimant(name)
+        if record is not None:
+            for atoms in (loose.atoms, record.inputs, record.outputs):
+                linker.table.pin(atoms, f"'{name}' is also used outside its module")
     sites, frozen = find_sites(linker)
     return ChannelGraph(
-        model_class=f"{type(model).__module__}.{type(model).__qualname__}",
-        example=captures[0].example,
+        example=Example.of(example).to_model(model).first(2) if captures[0].rebatched else traced,
         sites=sites,
         frozen=frozen,
         records=tuple(linker.records),
@@ -128,5 +119,7 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         pinned=linker.table.pinned(),
         outputs=tuple(linker.outputs),
         suspects=tuple(linker.suspects),
+        constants=tuple(linker.constants),
+        two_modes=len(captures) > 1,
         unknown=dict(linker.unknown),
     )

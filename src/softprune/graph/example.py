@@ -15,6 +15,11 @@ ExampleLike = Any
 """A tensor, a tuple of positional arguments, or ``(args, kwargs)`` with a tuple and a dict."""
 
 
+def per_sample(count: int, batch: int) -> int:
+    """A count over a whole batch, per sample; what does not depend on the batch counts as it is."""
+    return count // batch if count % batch == 0 else count
+
+
 @dataclass(frozen=True)
 class Example:
     """One call of the model: ``model(*args, **kwargs)``."""
@@ -62,9 +67,15 @@ class Example:
         return self.map(move)
 
     def batch_size(self) -> int | None:
-        """The common first dimension of all tensors, or None where they differ."""
-        sizes = {tensor.shape[0] if tensor.ndim else None for tensor in self.tensors()}
-        return sizes.pop() if len(sizes) == 1 else None
+        """The common first dimension of all tensors, or None where they differ or there is nothing behind it."""
+        tensors = self.tensors()
+        sizes = {tensor.shape[0] if tensor.ndim else None for tensor in tensors}
+        return sizes.pop() if len(sizes) == 1 and any(tensor.ndim > 1 for tensor in tensors) else None
+
+    def first(self, count: int) -> Example:
+        """The same call on at most `count` samples, where all tensors share their first dimension."""
+        batch = self.batch_size()
+        return self if batch is None or batch <= count else self.with_batch(count)
 
     def with_batch(self, size: int) -> Example:
         """The same call with every tensor's first dimension repeated (or cut) to `size`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from softprune.graph.aliasing import Aliases
 from softprune.graph.atoms import AtomTable, IntArray, collapse
+from softprune.graph.batchnorms import is_known_batch_norm
 from softprune.graph.capture import Capture
+from softprune.graph.example import per_sample
 from softprune.graph.modules import Void
-from softprune.graph.records import Balance, Call, Loose, Mix, Norm, Record, Source, Use
+from softprune.graph.records import Balance, Call, Loose, Mix, Norm, Record, Source, Suspect, Use, Wall
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,15 @@ class Value:
 
 
 Rule = Callable[["Linker", Node], Any]
+LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
+"""Modules whose `weight` and `bias` we know how to cut; what subclasses do with them is proved by the trial cut."""
+# fmt: off
+PLAIN_LAYERS = frozenset([
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
+])
+# fmt: on
+"""Modules whose whole forward is known, so that they may be given a bias or replaced."""
+
 RULES: dict[str, Rule] = {}
 """Operator name without overload and in-place underscore -> how channels pass through it."""
 
@@ -72,16 +87,23 @@ class Linker:
     mixes: dict[str, Mix] = field(default_factory=dict)
     norms: dict[str, Norm] = field(default_factory=dict)
     outputs: list[IntArray] = field(default_factory=list)
-    suspects: list[tuple[IntArray, str]] = field(default_factory=list)
-    """Atoms whose width an explicit size in forward() may fix, with the place in words: proved by a trial cut."""
+    constants: list[IntArray] = field(default_factory=list)
+    """Atoms of constants in forward(): no input reaches an output through them."""
+    suspects: list[Suspect] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     """Operators without a rule -> one place where they stand."""
+    sliced: set[Node] = field(default_factory=set)
+    """Tensors whose slices are bound already."""
     voids: dict[str, IntArray] = field(default_factory=dict)
     norm_nodes: dict[str, list[Node]] = field(default_factory=dict)
+    shared_norms: set[str] = field(default_factory=set)
+    """BatchNorms whose parameters another module has as well."""
     _values: dict[Node, Any] = field(default_factory=dict)
     _capture: Capture | None = None
     _owned: dict[int, str] = field(default_factory=dict)
     """id(parameter) of cut weights -> name of the record that cuts it."""
+    _names: dict[int, str] = field(default_factory=dict)
+    """id(module) -> its first name."""
 
     # --- walking -----------------------------------------------------------------------------------------------
 
@@ -89,6 +111,7 @@ class Linker:
         """Relate the channels of one captured forward pass."""
         self._capture = capture
         self._values = {}
+        aliases = Aliases(capture.nodes)
         for node in capture.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
@@ -98,6 +121,22 @@ class Linker:
                 self._values[node] = self._call(node)
             else:
                 self._values[node] = self.opaque(node, f"'{node.op}' nodes have no rule")
+            for stale in aliases.changed_by(node):
+                self._overwritten(stale, node)
+
+    def _overwritten(self, stale: Node, writer: Node) -> None:
+        """`writer` wrote into the memory of `stale`, which is read again: what it holds then has no rule."""
+        value = self._values.get(stale)
+        if isinstance(value, Value):
+            reason = f"{writer.target} in {self.where(writer)} overwrites a part of them"
+            self.table.pin(value.atoms, reason)
+            self._values[stale] = self._pinned_copy(value, reason)
+
+    def _pinned_copy(self, value: Value, reason: str) -> Value:
+        atom = self.table.fresh(1)
+        self.table.pin(atom, reason)
+        self.records.append(Wall((value.atoms.ravel(),), atom))
+        return Value(value.shape, atom.reshape((1,) * len(value.shape)))
 
     def _placeholder(self, node: Node) -> None:
         assert self._capture is not None
@@ -105,11 +144,14 @@ class Linker:
         if not isinstance(example, Tensor):
             self._values[node] = None
             return
-        name = self._capture.parameters.get(node.name)
+        name = self.parameter_name(node)
         if name is None:
             self._values[node] = self.pinned_value(
                 example, f"they are combined with the model's input '{node.name}'"
             )
+        elif not self.has_tensor(name):
+            self._values[node] = self.pinned_value(example, "they are combined with a constant in forward()")
+            self.constants.append(self._values[node].atoms.ravel())
         else:
             self._values[node] = node  # a parameter: read by the rule that knows what it is
 
@@ -124,11 +166,16 @@ class Linker:
         if name == "getitem":
             container: Any = self._values[node.args[0]]  # type: ignore[index]
             return container[node.args[1]] if isinstance(container, (list, tuple)) else container  # type: ignore[index]
-        if isinstance(self.model.get_submodule(self.module_of(node)[1]), Void):
+        if isinstance(self.module(self.module_of(node)[1]), Void):
             return self._void(node)
         known = RULES.get(name)
         if known is not None:
-            return known(self, node)
+            try:
+                return known(self, node)
+            except Exception:
+                # No rule foresees every way to call its operator; what it does not understand stays whole.
+                logger.debug("the rule for %s did not understand %s", name, node.format_node(), exc_info=True)
+                return self.opaque(node, f"{node.target} in {self.where(node)} is used in an unusual way")
         if not any(isinstance(leaf, Tensor) for leaf in _leaves(node.meta.get("val"))):
             return None
         operator_label = str(node.target)
@@ -139,7 +186,7 @@ class Linker:
     def _void(self, node: Node) -> Value:
         """The constant of a `Void`: its last operator gives it the layer's shape."""
         _, name = self.module_of(node)
-        module = self.model.get_submodule(name)
+        module = self.module(name)
         assert isinstance(module, Void)
         value = module.value
         shape = tuple(node.meta["val"].shape)
@@ -172,13 +219,29 @@ class Linker:
         path, _, attribute = name.rpartition(".")
         return getattr(self.model.get_submodule(path), attribute)
 
+    def has_tensor(self, name: str) -> bool:
+        """Whether `name` is a parameter or buffer, and no tensor that forward() makes."""
+        path, _, attribute = name.rpartition(".")
+        try:
+            module = self.model.get_submodule(path)
+        except AttributeError:
+            return False
+        return attribute in module._parameters or attribute in module._buffers
+
+    def module(self, name: str) -> nn.Module:
+        """A module by its name in the captured graph; the model itself where it has no such module."""
+        try:
+            return self.model.get_submodule(name)
+        except AttributeError:
+            return self.model
+
     def module_of(self, node: Node) -> tuple[str, str]:
         """(call key, module name) of the innermost module whose forward ran `node`."""
         stack = node.meta.get("nn_module_stack") or {}
         if not stack:
             return "", ""
         key, (name, _) = list(stack.items())[-1]
-        return key, name
+        return key, self._canonical(name)
 
     def where(self, node: Node) -> str:
         """The place of `node` in words."""
@@ -188,7 +251,7 @@ class Linker:
     def positions(self, count: int) -> int:
         """`count` output positions per sample; none in a train-mode graph, since costs are those of evaluation."""
         assert self._capture is not None
-        return 0 if self._capture.training else count // self.batch
+        return 0 if self._capture.training else per_sample(count, self.batch)
 
     # --- what rules say ----------------------------------------------------------------------------------------
 
@@ -200,13 +263,15 @@ class Linker:
 
     def opaque(self, node: Node, reason: str) -> Any:
         """Freeze what reaches `node`, and what leaves it."""
-        for argument in node.all_input_nodes:
-            for value in _flat(self.value(argument)):
-                self.table.pin(value.atoms, reason)
+        reached = [value for argument in node.all_input_nodes for value in _flat(self.value(argument))]
+        for value in reached:
+            self.table.pin(value.atoms, reason)
 
         def freeze(example: Any) -> Any:
             if isinstance(example, Tensor):
-                return self.pinned_value(example, reason)
+                left = self.pinned_value(example, reason)
+                self.records.append(Wall(tuple(value.atoms.ravel() for value in reached), left.atoms.ravel()))
+                return left
             if isinstance(example, (list, tuple)):
                 return [freeze(item) for item in example]
             return None
@@ -224,9 +289,9 @@ class Linker:
         """The output of a channel-wise operator: new atoms in the classes of `atoms`."""
         return Value(tuple(node.meta["val"].shape), self.table.follow(atoms))
 
-    def moved(self, node: Node, function: Callable[..., Any], values: Sequence[Value], wrap: Any) -> Any:
+    def moved(self, function: Callable[..., Any], values: Sequence[Value]) -> Any:
         """Run a data movement on the atoms themselves."""
-        moved = function(*wrap([_spread(value) for value in values]))
+        moved = function(*[_spread(value) for value in values])
 
         def read(result: Any) -> Any:
             if isinstance(result, Tensor):
@@ -236,70 +301,106 @@ class Linker:
 
         return read(moved)
 
-    def add_mix(self, node: Node, weight: Node, build: Callable[[str, bool], Mix], use: Use) -> bool:
-        """Record a convolution or linear layer; False where its weight is not one module's own parameter."""
-        owner = self._owner(node, weight)
-        if owner is None:
+    def add_mix(
+        self, node: Node, weight: Node, bias: Node | None, build: Callable[[str], Mix], use: Use
+    ) -> bool:
+        """Record a convolution or linear layer; False where its parameters are not one such module's own."""
+        owner = self._owner(node, weight, bias)
+        if owner is None or not isinstance(self.module(owner[0]), LAYERS):
             return False
         name, called = owner
-        parameter = self.tensor(self.parameter_name(weight) or "")
-        first = self._owned.setdefault(id(parameter), name)
-        selectable = called and not self._reads_inside(node)
-        record = self.mixes.get(first)
-        if record is None:
-            record = build(name, selectable)
-            self.mixes[name] = record
-        else:
-            self._share(record.uses[0], use)
-            if name != record.name and name not in record.aliases:
-                record.aliases = (*record.aliases, name)
+        first = self._claim(weight, bias, name)
+        use.module = name
+        fresh = build(name)
+        if fresh.groups > 1 and not called:
+            for atoms in (use.inputs, use.outputs):
+                self.table.pin(
+                    atoms, f"forward() calls '{name}' as a function, with its own number of groups"
+                )
+        fresh.selectable = fresh.selectable and called and not self._reads_inside(node)
+        # What a subclass computes around the operator is unknown; called from outside, it may not be replaced.
+        fresh.replaceable = called and type(self.module(name)) in PLAIN_LAYERS
+        record = self.mixes.setdefault(first, fresh)
+        if record is not fresh:
+            self._share(record, fresh, use)
         record.uses.append(use)
         self.records.append(Call(record, use))
         return True
 
-    def add_norm(self, node: Node, weight: Any, use: Use) -> bool:
-        """Record a BatchNorm; False where its parameters are not one module's own."""
-        owner = self._owner(node, weight)
-        if owner is None:
+    def add_norm(self, node: Node, weight: Any, bias: Node | None, use: Use) -> bool:
+        """Record a BatchNorm; False where its parameters are not one known BatchNorm's own."""
+        owner = self._owner(node, weight, bias)
+        if owner is None or not is_known_batch_norm(type(self.module(owner[0]))):
             return False
         name, called = owner
-        parameter = self.tensor(self.parameter_name(weight) or "")
-        if self._owned.setdefault(id(parameter), name) != name:
+        first = self._claim(weight, bias, name)
+        if first != name:
+            self.shared_norms |= {name, first}
+            if first in self.norms:
+                reason = f"the BatchNorms '{first}' and '{name}' share their parameters"
+                self.table.pin(self.norms[first].inputs, reason)
+                self.table.pin(self.norms[first].outputs, reason)
             return False
-        record = self.norms.get(name)
-        if record is None:
-            record = Norm(name, called and not self._reads_inside(node))
-            self.norms[name] = record
-        else:
-            self._share(record.uses[0], use)
+        use.module = name
+        fresh = Norm(name, selectable=called and not self._reads_inside(node))
+        record = self.norms.setdefault(name, fresh)
+        if record is not fresh:
+            self._share(record, fresh, use)
         record.uses.append(use)
         self.records.append(Call(record, use))
         self.norm_nodes.setdefault(name, []).append(node)
         return True
 
-    def claimed(self, name: str) -> bool:
-        """Whether the parameter `name` is cut by a convolution, linear layer or BatchNorm."""
-        return id(self.tensor(name)) in self._owned
+    def claimant(self, name: str) -> Mix | Norm | None:
+        """The convolution, linear layer or BatchNorm that cuts the parameter `name`."""
+        owner = self._owned.get(id(self.tensor(name)), "")
+        return self.mixes.get(owner) or self.norms.get(owner)
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _share(self, first: Use, other: Use) -> None:
-        self.table.union(first.inputs, other.inputs)
-        self.table.union(first.outputs, other.outputs)
+    def _canonical(self, name: str) -> str:
+        """The first of the names under which a module is registered."""
+        if not self._names:
+            self._names = {id(module): first for first, module in self.model.named_modules()}
+        return self._names.get(id(self.module(name)), name)
 
-    def _owner(self, node: Node, weight: Any) -> tuple[str, bool] | None:
-        """(module that holds `weight`, whether `node` ran in that module's own forward)."""
+    def _claim(self, weight: Node, bias: Node | None, name: str) -> str:
+        """Module `name` cuts these parameters, unless another module with the same weight does; who does."""
+        owner = self._owned.setdefault(id(self.tensor(self.parameter_name(weight) or "")), name)
+        if bias is not None:
+            self._owned.setdefault(id(self.tensor(self.parameter_name(bias) or "")), owner)
+        return owner
+
+    def _share(self, record: Mix | Norm, again: Mix | Norm, use: Use) -> None:
+        """The same weights once more: channels go together, and what one call forbids is forbidden."""
+        self.table.union(record.inputs, use.inputs)
+        self.table.union(record.outputs, use.outputs)
+        record.selectable &= again.selectable
+        if isinstance(record, Mix) and isinstance(again, Mix):
+            record.padded |= again.padded
+            record.replaceable &= again.replaceable
+            if record.groups != again.groups:
+                for atoms in (record.inputs, record.outputs):
+                    self.table.pin(atoms, f"the weight of '{record.name}' is used with different groups")
+
+    def _owner(self, node: Node, weight: Any, bias: Node | None) -> tuple[str, bool] | None:
+        """(module that holds both parameters, whether `node` ran in that module's own forward)."""
         name = self.parameter_name(weight)
-        if name is None:
+        if name is None or not self.has_tensor(name):
             return None
         tensor = self.tensor(name)
+        bias_name = self.parameter_name(bias)
+        if bias is not None and (bias_name is None or not self.has_tensor(bias_name)):
+            return None
+        shift = None if bias_name is None else self.tensor(bias_name)
         _, innermost = self.module_of(node)
-        module = self.model.get_submodule(innermost)
-        if any(
-            parameter is tensor for parameter in (*module._parameters.values(), *module._buffers.values())
-        ):
-            return innermost, True
-        return name.rpartition(".")[0], False
+        # By identity: a tied weight is captured under the name of its first owner.
+        for owner, called in ((innermost, True), (self._canonical(name.rpartition(".")[0]), False)):
+            module = self.module(owner)
+            own = (getattr(module, "weight", None), getattr(module, "running_mean", None))
+            if any(tensor is mine for mine in own) and getattr(module, "bias", None) is shift:
+                return owner, called
+        return None
 
     def _reads_inside(self, node: Node) -> bool:
         """Whether the operator's input was computed within the same call of its module."""

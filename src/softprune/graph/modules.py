@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -23,9 +26,14 @@ class Select(nn.Module):
         return f"{len(self.index)} of {self.source_width}"
 
 
-def select_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def select_input(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A forward pre-hook: `module` reads its input through its child `select`."""
-    return (module.select(args[0]), *args[1:])  # type: ignore[operator]
+    select: Any = module.select
+    if args:
+        return (select(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "input": select(kwargs["input"])}
 
 
 class Void(nn.Module):
@@ -42,20 +50,22 @@ class Void(nn.Module):
         if isinstance(layer, nn.modules.conv._ConvNd):
             self.geometry = tuple(_axis(layer, axis) for axis in range(len(layer.kernel_size)))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         if not self.geometry:
-            return self.value.expand(*x.shape[:-1], len(self.value)).clone()
+            return self.value.expand(*input.shape[:-1], len(self.value)).clone()
         sizes = [
             (size - 1) * stride - pads + reach + 1
             if self.transposed
             else (size + pads - reach - 1) // stride + 1
-            for size, (reach, stride, pads, _) in zip(x.shape[2:], self.geometry, strict=True)
+            for size, (reach, stride, pads, _) in zip(input.shape[2:], self.geometry, strict=True)
         ]
-        if self.transposed:
+        if output_size is not None:
+            sizes = list(output_size[-len(sizes) :])
+        elif self.transposed:
             sizes = [size + extra for size, (_, _, _, extra) in zip(sizes, self.geometry, strict=True)]
         shape = (1, len(self.value), *(1,) * len(sizes))
         # A copy, since what follows may write in place.
-        return self.value.view(shape).expand(x.shape[0], len(self.value), *sizes).clone()
+        return self.value.view(shape).expand(input.shape[0], len(self.value), *sizes).clone()
 
     def extra_repr(self) -> str:
         return f"{len(self.value)} channels, in place of {self.layer}"

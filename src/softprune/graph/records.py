@@ -21,6 +21,8 @@ class Use:
     outputs: IntArray
     positions: int
     """Output positions per sample: what one weight is multiplied with."""
+    module: str = ""
+    """The module that was called; modules with tied weights share one record."""
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Mix:
     """A convolution or linear layer: every output channel reads every input channel of its group."""
 
     name: str
-    """The module's name; `aliases` are other modules with the very same weight."""
+    """The module's name, the first of those that share its weight."""
     kind: str
     """"conv", "conv_transpose" or "linear"."""
     groups: int
@@ -38,9 +40,14 @@ class Mix:
     """Zeros are padded in: a constant other than zero does not stay constant."""
     selectable: bool
     """The module's own input is what the operator reads, so an index can be put before it."""
-    bias: bool
     uses: list[Use] = field(default_factory=list)
-    aliases: tuple[str, ...] = ()
+    replaceable: bool = True
+    """The module itself is called and its forward is known, so that it may get a bias, or give way to a constant."""
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other modules with the very same weight."""
+        return tuple(dict.fromkeys(use.module for use in self.uses if use.module != self.name))
 
     @property
     def inputs(self) -> IntArray:
@@ -125,6 +132,14 @@ class Source:
 
 
 @dataclass
+class Wall:
+    """An operator without a rule: everything around it stays, and each output may depend on every input."""
+
+    inputs: tuple[IntArray, ...]
+    outputs: IntArray
+
+
+@dataclass
 class Loose:
     """A parameter or buffer used outside a known module, with channels along one dimension."""
 
@@ -135,9 +150,20 @@ class Loose:
 
 @dataclass
 class Balance:
-    """Pieces of a tensor that must keep equally many channels each (chunk)."""
+    """Pieces of a tensor that must keep equally many channels each (chunk, split, slices)."""
 
     pieces: tuple[IntArray, ...]
 
 
-Record = Call | Map | Join | Gather | Source
+@dataclass(frozen=True)
+class Suspect:
+    """Channels whose number an explicit size in forward() may fix: a trial cut decides."""
+
+    atoms: IntArray
+    place: str
+    """In words."""
+    line: str
+    """Where in the source: suspects of one line share a verdict."""
+
+
+Record = Call | Map | Join | Gather | Source | Wall

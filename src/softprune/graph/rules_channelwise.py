@@ -130,7 +130,7 @@ def reduce(linker: Linker, node: Node) -> Any:
         # A sum over tied groups (radix of ResNeSt, say) leaves one channel per class.
         classes = linker.table.find(atoms)
         if (classes != classes.take([0], axis=dim)).any():
-            return linker.opaque(node, f"{node.target} in {linker.where(node)} adds different channels up")
+            return linker.opaque(node, f"{node.target} in {linker.where(node)} runs across them")
     example = node.meta["val"]
     first = example[0] if isinstance(example, (list, tuple)) else example
     keepdim = first.ndim == rank

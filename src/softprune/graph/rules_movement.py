@@ -1,12 +1,14 @@
 """Rules for operators that only move data: they are run on the atoms, then checked for what they bind.
 
-Sizes in forward() are Python numbers: torch.export cannot tell a literal from ``x.shape[1] // 2``. A slice, a split
-into given sizes or an index is taken as literal and freezes its channels. A view that takes channels apart ties
-them so that the result stays a rectangle, and is proved by a trial cut before anything relies on it.
+Sizes in forward() are Python numbers: torch.export cannot tell a literal from ``x.shape[1] // 2``. A view, split or
+slice that could be written in terms of the width ties its channels so that the pieces stay equal, and is a *suspect*
+until a trial cut has proved it. What can only be a literal (uneven pieces, single positions, an index) is pinned.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,25 +17,20 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from softprune.graph.atoms import PAD
+from softprune.graph.atoms import PAD, IntArray
 from softprune.graph.link import Linker, Value, operator_name, rule
 from softprune.graph.modules import Select
-from softprune.graph.records import Balance, Gather, Join, Map
+from softprune.graph.records import Balance, Gather, Join, Map, Suspect
 
 RESHAPES = ["view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as"]
 # fmt: off
 MOVES = [
-    "permute", "transpose", "t", "contiguous", "squeeze", "unsqueeze", "movedim", "swapaxes", "swapdims",
-    "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "flip", "roll",
-    "expand", "expand_as", "repeat_interleave",
+    "permute", "transpose", "t", "contiguous", "squeeze", "unsqueeze", "movedim", "swapaxes", "swapdims", "flip",
+    "expand_as", "repeat", "repeat_interleave", "pixel_unshuffle",
 ]
 # fmt: on
-# fmt: off
-BINDS = [
-    "slice", "narrow", "select", "split", "split_with_sizes", "tensor_split", "unbind", "index",
-    "index_select", "repeat",
-]
-# fmt: on
+SPLITS = ["split", "split_with_sizes", "tensor_split"]
+PICKS = ["select", "unbind", "roll"]
 
 
 def _move(linker: Linker, node: Node) -> Any:
@@ -50,11 +47,23 @@ def _move(linker: Linker, node: Node) -> Any:
         args, kwargs = pytree.tree_unflatten(filled, spec)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    return linker.moved(node, call, values, lambda spread: spread)
+    return linker.moved(call, values)
 
 
 def _unusual(linker: Linker, node: Node) -> Any:
     return linker.opaque(node, f"{node.target} in {linker.where(node)} is used in an unusual way")
+
+
+def _suspect(linker: Linker, node: Node, atoms: IntArray) -> None:
+    place = f"{node.target} in {linker.where(node)}"
+    linker.suspects.append(Suspect(atoms.ravel(), place, str(node.meta.get("stack_trace", place))))
+
+
+def _argument(node: Node, index: int, name: str, default: Any = None) -> Any:
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
+# --- views ---------------------------------------------------------------------------------------------------------
 
 
 def _bind_rectangle(linker: Linker, node: Node, value: Value) -> None:
@@ -63,12 +72,12 @@ def _bind_rectangle(linker: Linker, node: Node, value: Value) -> None:
     if len(wide) < 2:
         return
     widest = 1 if 1 in wide and len(wide) > 2 else max(wide, key=lambda dim: (value.atoms.shape[dim], -dim))
-    others = tuple(dim for dim in wide if dim != widest)
     head = value.atoms
-    for dim in others:
-        head = head.take([0], axis=dim)
+    for dim in wide:
+        if dim != widest:
+            head = head.take([0], axis=dim)
     linker.table.union(np.broadcast_to(head, value.atoms.shape), value.atoms)
-    linker.suspects.append((value.atoms.ravel(), f"{node.target} in {linker.where(node)}"))
+    _suspect(linker, node, value.atoms)
 
 
 @rule(*RESHAPES)
@@ -77,100 +86,205 @@ def reshape(linker: Linker, node: Node) -> Any:
     if not isinstance(output, Value):
         return _unusual(linker, node)
     _bind_rectangle(linker, node, output)
-    source = linker.value(node.args[0])
     sizes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
-    dims = [dim for dim, size in enumerate(output.atoms.shape) if size > 1]
-    if source.atoms.size > 1 and any(dim < len(sizes) and sizes[dim] != -1 for dim in dims):
-        linker.suspects.append((output.atoms.ravel(), f"{node.target} in {linker.where(node)}"))
+    _check_sizes(linker, node, output, sizes)
     return output
+
+
+@rule("expand")
+def expand(linker: Linker, node: Node) -> Any:
+    output = _move(linker, node)
+    if not isinstance(output, Value):
+        return _unusual(linker, node)
+    _check_sizes(linker, node, output, node.args[1])  # type: ignore[arg-type]
+    return output
+
+
+def _check_sizes(linker: Linker, node: Node, output: Value, sizes: Sequence[Any]) -> None:
+    """An explicit size where the channels are may be a literal."""
+    if any(output.varies_along(dim) and size != -1 for dim, size in enumerate(sizes)):
+        _suspect(linker, node, output.atoms)
 
 
 @rule(*MOVES)
 def move(linker: Linker, node: Node) -> Any:
     output = _move(linker, node)
-    if not isinstance(output, Value):
+    return output if isinstance(output, Value) else _unusual(linker, node)
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(linker: Linker, node: Node) -> Any:
+    """Each output channel is a block of input channels, spread over space."""
+    value, factor = linker.value(node.args[0]), node.args[1]
+    assert isinstance(factor, int)
+    if value.along(1) is None:
         return _unusual(linker, node)
-    if operator_name(node) in (
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "channel_shuffle",
-        "native_channel_shuffle",
-    ):
-        source = linker.value(node.args[0]).atoms
-        groups = node.args[1]
-        assert isinstance(groups, int)
-        if operator_name(node) == "pixel_shuffle" and source.size > 1:
-            blocks = source.reshape(-1, groups * groups)
-            linker.table.union(blocks[:, :1], blocks)
-        elif "channel" in operator_name(node) and source.size > 1:
-            rows = source.reshape(groups, -1)
-            linker.table.union(rows[:1], rows)
-        else:
-            _bind_rectangle(linker, node, output)
+    blocks = value.along(1).reshape(-1, factor * factor)
+    outputs = _counterparts(linker, list(blocks.T))
+    shape = tuple(node.meta["val"].shape)
+    return Value(shape, outputs.reshape(1, -1, *(1,) * (len(shape) - 2)))
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(linker: Linker, node: Node) -> Any:
+    output = _move(linker, node)
+    value, groups = linker.value(node.args[0]), node.args[1]
+    assert isinstance(groups, int)
+    if value.along(1) is None:
+        return _unusual(linker, node)
+    rows = value.along(1).reshape(groups, -1)
+    linker.table.union(rows[:1], rows)
     return output
+
+
+# --- joining -------------------------------------------------------------------------------------------------------
 
 
 @rule("cat", "concat", "stack")
 def concatenate(linker: Linker, node: Node) -> Any:
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    dim = _argument(node, 1, "dim", 0)
     values = [linker.value(source) for source in node.args[0]]  # type: ignore[union-attr]
-    output = _move(linker, node)
-    if not isinstance(output, Value) or not isinstance(dim, int):
+    if any(not isinstance(value, Value) for value in values):
         return _unusual(linker, node)
-    rank = len(output.shape)
+    shape = tuple(node.meta["val"].shape)
     stacked = operator_name(node) == "stack"
-    if stacked or output.along(dim % rank) is None:
-        # Joined along another dimension than the channels': the pieces' channels are counterparts.
-        first = values[0].atoms
-        if any(value.atoms.shape != first.shape for value in values):
-            return linker.opaque(
-                node, f"{operator_name(node)} in {linker.where(node)} mixes different layouts"
-            )
-        for value in values[1:]:
-            linker.table.union(first, value.atoms)
-            outputs = linker.table.follow(first)
-            linker.records.append(Join(first.ravel(), value.atoms.ravel(), outputs.ravel(), _equal, False))
-            first = outputs
-        return Value(output.shape, np.expand_dims(first, dim % rank) if stacked else first)
-    return output
+    place = dim % len(shape)
+    elsewhere = stacked or any(
+        value.varies_along(other)
+        for value in values
+        for other in range(len(value.atoms.shape))
+        if other != place
+    )
+    if not elsewhere:
+        rows = [np.broadcast_to(value.atoms.ravel(), (value.shape[place],)) for value in values]
+        layout = [1] * len(shape)
+        layout[place] = shape[place]
+        return Value(shape, np.concatenate(rows).reshape(layout))
+    # Joined along another dimension than the channels': the pieces' channels are counterparts.
+    arrays = [value.atoms for value in values]
+    along = not stacked and any(value.varies_along(place) for value in values)
+    if along or any(array.shape != arrays[0].shape for array in arrays):
+        return linker.opaque(node, f"{operator_name(node)} in {linker.where(node)} mixes different layouts")
+    outputs = _counterparts(linker, arrays)
+    return Value(shape, np.expand_dims(outputs, place) if stacked else outputs)
+
+
+def _counterparts(linker: Linker, arrays: Sequence[IntArray]) -> IntArray:
+    """Channels that stand in for each other over space or batch: one class, constant where all agree."""
+    merged = arrays[0]
+    for array in arrays[1:]:
+        linker.table.union(merged, array)
+        outputs = linker.table.follow(merged)
+        linker.records.append(Join(merged.ravel(), array.ravel(), outputs.ravel(), _equal, False))
+        merged = outputs
+    return merged
 
 
 def _equal(left: Tensor, right: Tensor) -> Tensor:
     return torch.where(left == right, left, torch.nan)
 
 
+# --- taking apart --------------------------------------------------------------------------------------------------
+
+
 @rule("chunk")
 def chunk(linker: Linker, node: Node) -> Any:
+    """A number of pieces, whatever the width: they must stay equally wide, but no literal is involved."""
     outputs = _move(linker, node)
+    source = linker.value(node.args[0])
     if outputs is None:
         return _unusual(linker, node)
-    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
-    source = linker.value(node.args[0])
-    assert isinstance(dim, int)
-    if source.varies_along(dim % len(source.shape)):
-        pieces = tuple(piece.atoms.ravel() for piece in outputs)
-        if len({len(piece) for piece in pieces}) > 1:
-            linker.table.pin(source.atoms, f"chunk in {linker.where(node)} cuts them into unequal pieces")
-        else:
-            linker.balances.append(Balance(pieces))
+    if source.varies_along(_argument(node, 2, "dim", 0) % len(source.shape)):
+        _balance(linker, node, [piece.atoms.ravel() for piece in outputs])
     return outputs
 
 
-@rule(*BINDS)
-def bind(linker: Linker, node: Node) -> Any:
-    """Movements whose arguments fix the channels they touch."""
-    if operator_name(node) in ("index", "index_select"):
-        return _index(linker, node)
+@rule(*SPLITS)
+def split(linker: Linker, node: Node) -> Any:
+    outputs = _move(linker, node)
+    source = linker.value(node.args[0])
+    if outputs is None:
+        return _unusual(linker, node)
+    pieces = [piece.atoms.ravel() for piece in outputs]
+    along = source.varies_along(_argument(node, 2, "dim", 0) % len(source.shape))
+    if along and _balance(linker, node, pieces):
+        _suspect(linker, node, source.atoms)
+    return outputs
+
+
+def _balance(linker: Linker, node: Node, pieces: Sequence[IntArray]) -> bool:
+    """Keep the pieces equally wide; pin them where they are not."""
+    if len({len(piece) for piece in pieces}) > 1:
+        reason = f"{operator_name(node)} in {linker.where(node)} cuts them into unequal pieces"
+        linker.table.pin(np.concatenate(pieces), reason)
+        return False
+    linker.balances.append(Balance(tuple(pieces)))
+    return True
+
+
+@rule("slice", "narrow")
+def take_slice(linker: Linker, node: Node) -> Any:
+    output = _move(linker, node)
+    if not isinstance(output, Value):
+        return _unusual(linker, node)
+    source, dim = linker.value(node.args[0]), _argument(node, 1, "dim", 0)
+    dim %= len(source.shape)
+    if source.varies_along(dim) and output.shape != source.shape:
+        atoms = source.along(dim)
+        if atoms is None:
+            return _unusual(linker, node)
+        _bind_slices(linker, node, dim, atoms)
+    return output
+
+
+def _bind_slices(linker: Linker, node: Node, dim: int, atoms: IntArray) -> None:
+    """Slices of one tensor: equal pieces may follow the width, others are literal up to their last bound."""
+    first, width = node.args[0], len(atoms)
+    assert isinstance(first, Node)
+    if first in linker.sliced:
+        return
+    linker.sliced.add(first)
+    slices = [_bounds(user, dim, width) for user in first.users if operator_name(user) in ("slice", "narrow")]
+    known = [bounds for bounds in slices if bounds is not None]
+    reason = f"{operator_name(node)} in {linker.where(node)} takes them apart at fixed positions"
+    if len(known) < len(slices):
+        linker.table.pin(atoms, reason)
+        return
+    edges = sorted({0, width, *(edge for start, end, _ in known for edge in (start, end))})
+    pieces = np.split(atoms, edges[1:-1])
+    if len({len(piece) for piece in pieces}) == 1:
+        linker.balances.append(Balance(tuple(pieces)))
+        _suspect(linker, node, atoms)
+    else:
+        last = max(end if end < width or strict else start for start, end, strict in known)
+        linker.table.pin(atoms[:last], reason)
+
+
+def _bounds(node: Node, dim: int, width: int) -> tuple[int, int, bool] | None:
+    """(start, end, whether it must reach the end) of a slice along `dim`; None if it is no range from the front."""
+    if _argument(node, 1, "dim", 0) % len(node.meta["val"].shape) != dim:
+        return 0, width, False
+    start = _argument(node, 2, "start", 0) or 0
+    if operator_name(node) == "narrow":
+        length = _argument(node, 3, "length")
+        plain = isinstance(start, int) and isinstance(length, int) and start >= 0
+        return (start, start + length, True) if plain else None
+    end = _argument(node, 3, "end")
+    end = sys.maxsize if end is None else end
+    plain = isinstance(start, int) and isinstance(end, int) and min(start, end) >= 0
+    return (start, min(end, width), False) if plain and _argument(node, 4, "step", 1) == 1 else None
+
+
+@rule(*PICKS)
+def pick(linker: Linker, node: Node) -> Any:
+    """Movements by position: what they touch keeps its place."""
     output = _move(linker, node)
     if output is None:
         return _unusual(linker, node)
     source = linker.value(node.args[0])
-    whole = isinstance(output, Value) and output.shape == source.shape
-    touched = source.atoms.size > 1 and not whole
-    if touched and not _same_channels(source, output):
-        linker.table.pin(
-            source.atoms, f"{operator_name(node)} in {linker.where(node)} takes them apart at fixed positions"
-        )
+    if source.atoms.size > 1 and not _same_channels(source, output):
+        reason = f"{operator_name(node)} in {linker.where(node)} takes them apart at fixed positions"
+        linker.table.pin(source.atoms, reason)
     return output
 
 
@@ -178,43 +292,34 @@ def _same_channels(source: Value, output: Any) -> bool:
     """Whether every piece still has all channels (the movement was along another dimension)."""
     pieces = output if isinstance(output, list) else [output]
     return all(
-        isinstance(piece, Value)
-        and piece.atoms.size == source.atoms.size
-        and np.array_equal(piece.atoms.ravel(), source.atoms.ravel())
+        isinstance(piece, Value) and np.array_equal(piece.atoms.ravel(), source.atoms.ravel())
         for piece in pieces
     )
 
 
-def _index(linker: Linker, node: Node) -> Any:
+@rule("index", "index_select")
+def index(linker: Linker, node: Node) -> Any:
     """Constant indices along channels: our own `Select` may be shortened, any other index freezes."""
-    if operator_name(node) == "index_select":
-        dim, given = node.args[1], node.args[2]
-    else:
-        indices = node.args[1]
-        assert isinstance(indices, (list, tuple))
-        places = [position for position, index in enumerate(indices) if index is not None]
-        if len(places) != 1:
-            return _unusual(linker, node)
-        dim, given = places[0], indices[places[0]]
-    name = linker.parameter_name(given)
     source = linker.value(node.args[0])
-    assert isinstance(dim, int)
-    if name is None or not isinstance(source, Value) or linker.tensor(name).ndim != 1:
-        return _unusual(linker, node)
-    atoms = source.along(dim)
-    if atoms is None:
-        return _unusual(linker, node)
-    index = linker.tensor(name).detach().cpu().numpy()
-    shape = tuple(node.meta["val"].shape)
-    layout = [1] * len(shape)
-    layout[dim] = len(index)
     _, owner = linker.module_of(node)
-    if isinstance(linker.model.get_submodule(owner), Select) and dim == 1:
-        outputs = linker.table.fresh(len(index))
-        linker.records.append(Gather(owner, atoms[index], atoms, outputs))
-        return Value(shape, outputs.reshape(layout))
-    linker.table.pin(atoms, f"a constant index in {linker.where(node)} picks them by position")
-    return Value(shape, atoms[index].reshape(layout) if source.atoms.size > 1 else source.atoms)
+    if operator_name(node) == "index_select" and isinstance(linker.module(owner), Select):
+        return _select(linker, node, owner, source)
+    if isinstance(source, Value) and source.atoms.size > 1:
+        return linker.opaque(node, f"an index in {linker.where(node)} picks them by position")
+    return _unusual(linker, node)
+
+
+def _select(linker: Linker, node: Node, owner: str, source: Value) -> Value:
+    chosen = linker.tensor(f"{owner}.index").cpu().numpy()
+    atoms = source.along(1)
+    assert atoms is not None
+    outputs = linker.table.fresh(len(chosen))
+    linker.records.append(Gather(owner, atoms[chosen], atoms, outputs))
+    shape = tuple(node.meta["val"].shape)
+    return Value(shape, outputs.reshape(1, -1, *(1,) * (len(shape) - 2)))
+
+
+# --- padding -------------------------------------------------------------------------------------------------------
 
 
 @rule("pad", "constant_pad_nd")
@@ -222,16 +327,9 @@ def pad(linker: Linker, node: Node) -> Any:
     value = linker.value(node.args[0])
     pads, rank = node.args[1], len(value.shape)
     assert isinstance(pads, (list, tuple))
-    mode = (
-        node.args[2]
-        if len(node.args) > 2 and isinstance(node.args[2], str)
-        else node.kwargs.get("mode", "constant")
-    )
-    fill = (
-        node.args[-1]
-        if len(node.args) > 2 and not isinstance(node.args[-1], str)
-        else node.kwargs.get("value")
-    )
+    named = operator_name(node) == "pad"  # pad(x, pads, mode, value); constant_pad_nd(x, pads, value)
+    mode = _argument(node, 2, "mode", "constant") if named else "constant"
+    fill = _argument(node, 3 if named else 2, "value")
     before = [0] * rank
     after = [0] * rank
     for place in range(len(pads) // 2):

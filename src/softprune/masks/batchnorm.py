@@ -13,16 +13,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ModelError
-from softprune.masks.gate import AffineGate, FixedGate, Gate
-
-_TORCH_CLASSES: tuple[type[_BatchNorm], ...] = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
+from softprune.graph.batchnorms import (
+    TIMM_BATCH_NORMS,
+    TORCH_BATCH_NORMS,
+    is_known_batch_norm,
+    is_timm_batch_norm,
 )
-# timm's BatchNorms that carry their activation, known by name so that timm need not be installed.
-_TIMM_CLASSES = ("BatchNormAct2d", "SyncBatchNormAct")
+from softprune.masks.gate import AffineGate, FixedGate, Gate
 
 _sync_forward = cast(Callable[[_BatchNorm, Tensor], Tensor], nn.SyncBatchNorm.forward)
 
@@ -195,7 +192,7 @@ def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
     if isinstance(bn, MaskedBatchNorm):
         raise ModelError(f"A BatchNorm can be masked once. Got {bn}. Use unmask_ on it first.")
     if not can_mask(bn):
-        known = ", ".join([cls.__name__ for cls in _TORCH_CLASSES] + [f"timm's {n}" for n in _TIMM_CLASSES])
+        known = ", ".join([c.__name__ for c in TORCH_BATCH_NORMS] + [f"timm's {n}" for n in TIMM_BATCH_NORMS])
         raise ModelError(
             f"Only these BatchNorms can be masked: {known}. "
             f"Got {type(bn).__module__}.{type(bn).__qualname__}. Leave it out of the sites."
@@ -235,12 +232,7 @@ def is_masked(module: nn.Module) -> bool:
 
 def can_mask(module: nn.Module) -> bool:
     """Whether the module is a plain BatchNorm of a known class. Subclasses may compute something else."""
-    cls = type(module)
-    return cls in _TORCH_CLASSES or _is_timm(cls)
-
-
-def _is_timm(cls: type) -> bool:
-    return cls.__name__ in _TIMM_CLASSES and cls.__module__.split(".")[0] == "timm"
+    return is_known_batch_norm(type(module))
 
 
 # One masked class for each plain one, so that types can be compared.
@@ -250,7 +242,7 @@ _masked_classes: dict[type[_BatchNorm], type[MaskedBatchNorm]] = {}
 def _masked_class(plain: type[_BatchNorm]) -> type[MaskedBatchNorm]:
     if plain not in _masked_classes:
         bases: list[type] = [_MaskedSync if issubclass(plain, nn.SyncBatchNorm) else MaskedBatchNorm, plain]
-        if _is_timm(plain):
+        if is_timm_batch_norm(plain):
             bases.insert(0, _MaskedAct)
         namespace = {"plain_class": plain, "__module__": __name__, "__doc__": MaskedBatchNorm.__doc__}
         _masked_classes[plain] = type(f"Masked{plain.__name__}", tuple(bases), namespace)

@@ -68,6 +68,16 @@ class Clock:
         self.forward.zero_()
         self.reading = self.forward.clone()
 
+    def end_step_unless(self, skipped: Tensor) -> None:
+        """The optimizer has stepped, unless `skipped` (a GradScaler's found_inf, on the device) is not zero.
+
+        A skipped step leaves both counters alone, so that the forwards which repeat it draw fresh noise.
+        """
+        taken = (skipped == 0).all().to(self.step.device)
+        self.step.add_(taken)
+        self.forward.mul_(~taken)
+        self.reading = self.forward.clone()
+
     def to(self, device: torch.device | str) -> "Clock":
         """Move the counters; the clock stays the same object."""
         self.step, self.forward = self.step.to(device), self.forward.to(device)

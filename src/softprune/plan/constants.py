@@ -29,7 +29,8 @@ def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray
         if isinstance(record, Call):
             layer, use = record.layer, record.use
             if isinstance(layer, Mix):
-                values[use.outputs] = _mixed(layer, model, values[use.inputs], len(use.outputs))
+                module = model.get_submodule(use.module)
+                values[use.outputs] = _mixed(layer, module, values[use.inputs], len(use.outputs))
                 continue
             values[use.outputs] = _normalised(model.get_submodule(layer.name), values[use.inputs])
             if layer.name in masks:
@@ -59,7 +60,7 @@ def _normalised(module: Any, inputs: FloatArray) -> FloatArray:
     return out
 
 
-def _mixed(record: Mix, model: nn.Module, inputs: FloatArray, width: int) -> FloatArray:
+def _mixed(record: Mix, module: Any, inputs: FloatArray, width: int) -> FloatArray:
     out: FloatArray = np.full(width, np.nan)
     by_group = inputs.reshape(record.groups, -1)
     zero = (by_group == 0).all(axis=1)
@@ -67,13 +68,12 @@ def _mixed(record: Mix, model: nn.Module, inputs: FloatArray, width: int) -> Flo
     constant = zero if record.padded else ~np.isnan(by_group).any(axis=1)
     if not constant.any():
         return out
-    module = model.get_submodule(record.name)
-    bias = _array(module.bias) if module.bias is not None else np.zeros(width)  # type: ignore[arg-type]
+    bias = _array(module.bias) if module.bias is not None else np.zeros(width)
     out = out.reshape(record.groups, -1)
     out[constant] = bias.reshape(record.groups, -1)[constant]
     live = constant & ~zero
     if live.any():
-        weight = _array(module.weight)  # type: ignore[arg-type]
+        weight = _array(module.weight)
         weight = weight.reshape(*weight.shape[:2], -1).sum(axis=2)
         grouped = weight.reshape(record.groups, -1, weight.shape[1])
         sums = np.einsum("goi,gi->go", grouped, np.nan_to_num(by_group))
@@ -82,7 +82,8 @@ def _mixed(record: Mix, model: nn.Module, inputs: FloatArray, width: int) -> Flo
 
 
 def _evaluated(evaluate: Evaluate, *columns: FloatArray) -> FloatArray:
-    return _array(evaluate(*(torch.from_numpy(column.copy()) for column in columns)))
+    out = _array(evaluate(*(torch.from_numpy(column.copy()) for column in columns)))
+    return np.where(np.isfinite(out), out, np.nan)  # the reciprocal of zero, say: nothing to calculate with
 
 
 def _mapped(record: Map, inputs: FloatArray) -> FloatArray:

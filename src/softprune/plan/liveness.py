@@ -7,6 +7,7 @@ Both only grow, so a few sweeps settle them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,7 +50,7 @@ class Liveness:
 
     def can_miss(self, mix: Mix) -> BoolArray:
         """The inputs that `mix` can do without: zeros, and constants that fold into its bias."""
-        folds = not mix.padded and mix.groups == 1
+        folds = mix.replaceable and not mix.padded and mix.groups == 1 and not mix.aliases
         first = self.values[mix.inputs]
         missable = ~np.isnan(first) if folds else first == 0
         for use in mix.uses[1:]:
@@ -58,6 +59,8 @@ class Liveness:
 
     def is_void(self, mix: Mix) -> bool:
         """Whether `mix` has nothing to compute: nobody demands it, or it gives a constant whatever comes in."""
+        if not mix.replaceable:
+            return False
         if not any(self.is_demanded(use.outputs).any() for use in mix.uses):
             return True
         if not self.can_miss(mix).all():
@@ -79,18 +82,28 @@ class Liveness:
     def _propagate(self) -> None:
         while True:
             before = (int(self.demanded.sum()), int(self.present.sum()))
-            for record in reversed(self.graph.records):
-                layer = record.layer if isinstance(record, Call) else record
-                if isinstance(layer, Mix):
-                    self._demand_inputs(layer)
-                elif isinstance(layer, (Norm, Gather)):
-                    self._follow(layer.inputs, layer.outputs)
-                    if isinstance(layer, Norm) and not layer.selectable:
-                        # No place for an index: what comes in goes out, zeroed where it was masked.
-                        self.present[self.graph.classes[layer.outputs[self.is_present(layer.inputs)]]] = True
+            for layer in self._backwards():
+                self._ask(layer)
             self.present |= self.demanded
             if before == (int(self.demanded.sum()), int(self.present.sum())):
                 return
+
+    def _backwards(self) -> Iterator[Mix | Norm | Gather]:
+        """What reads channels, from the outputs to the inputs."""
+        for record in reversed(self.graph.records):
+            layer = record.layer if isinstance(record, Call) else record
+            if isinstance(layer, (Mix, Norm, Gather)):
+                yield layer
+
+    def _ask(self, layer: Mix | Norm | Gather) -> None:
+        """Pass on what is demanded and present behind `layer` to what comes into it."""
+        if isinstance(layer, Mix):
+            self._demand_inputs(layer)
+            return
+        self._follow(layer.inputs, layer.outputs)
+        if isinstance(layer, Norm) and not layer.selectable:
+            # No place for an index: what comes in goes out, zeroed where it was masked.
+            self.present[self.graph.classes[layer.outputs[self.is_present(layer.inputs)]]] = True
 
     def _follow(self, inputs: IntArray, outputs: IntArray) -> None:
         """Channel by channel: what leaves must have come in."""
@@ -115,8 +128,8 @@ class Liveness:
         read = self.is_demanded(mix.outputs).reshape(mix.groups, -1).any(axis=1)
         needed &= np.repeat(read, len(mix.inputs) // mix.groups)
         self.demanded[classes[mix.inputs[needed]]] = True
-        if not needed.any():  # outputs that differ between its uses: it must read something to be computed
-            self.demanded[classes[mix.inputs]] = True
+        if not needed.any() and not self.is_present(mix.inputs).any():
+            self.present[classes[mix.inputs[0]]] = True  # it is called, so it must read something
 
     def _fill_balances(self) -> bool:
         changed = False
@@ -134,6 +147,8 @@ class Liveness:
                 continue
             inputs, outputs = mix.inputs.reshape(mix.groups, -1), mix.outputs.reshape(mix.groups, -1)
             remaining = self.groups_left(mix)
+            if not remaining:
+                continue
             most_outputs = max(int(self.is_present(outputs[group]).sum()) for group in remaining)
             most_inputs = max(1, *(len(self.group_inputs(mix, group)) for group in remaining))
             for group in remaining:
@@ -169,16 +184,16 @@ class Liveness:
 
     def _floor(self) -> bool:
         """Nothing can be called without channels: who kept none keeps one."""
-        for record in reversed(self.graph.records):
-            layer = record.layer if isinstance(record, Call) else record
-            if isinstance(layer, (Mix, Norm, Gather)) and not self.is_present(layer.outputs).any():
-                inputs = layer.inputs if isinstance(layer, (Norm, Gather)) else layer.outputs
-                there = np.flatnonzero(self.is_present(inputs))
-                choice = int(there[0]) if len(there) else 0
+        changed = False
+        for layer in self._backwards():
+            if not self.is_present(layer.outputs).any():
+                # Channel by channel, the one that comes in anyway; argmax of booleans is the first True, or 0.
+                choice = 0 if isinstance(layer, Mix) else int(self.is_present(layer.inputs).argmax())
                 self.present[self.graph.classes[layer.outputs[choice]]] = True
                 self.floored.append(layer.name)
-                return True
-        return False
+                self._ask(layer)
+                changed = True
+        return changed
 
     def _add(self, atoms: IntArray, count: int) -> bool:
         """Make up to `count` more of `atoms` present."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +138,7 @@ def _cut_mix(mix: Mix, live: Liveness, values: FloatArray) -> ModuleCut:
     groups = 1
     if mix.groups == 1:
         kept = come[~live.can_miss(mix)[come]] if mix.selectable else come
+        kept = kept if len(kept) else come[:1]  # zeros alone: one of them is enough
         extra = -len(kept) % live.round_to
         if extra and len(kept) < len(come):
             kept = np.sort(np.concatenate([kept, np.setdiff1d(come, kept)[:extra]]))
@@ -156,7 +158,7 @@ def _cut_mix(mix: Mix, live: Liveness, values: FloatArray) -> ModuleCut:
         groups=groups,
         select=_positions(kept, come) if selects else None,
         source_width=len(come) if selects else 0,
-        folded=bool((np.nan_to_num(constant) != 0).any()),
+        folded=mix.groups == 1 and bool((np.nan_to_num(constant) != 0).any()),
     )
 
 
@@ -190,15 +192,17 @@ def _params(
     parameters: Mapping[str, ParameterCut],
 ) -> int:
     total = sum(parameter.numel() for parameter in model.parameters())
-    records: list[Mix | Norm] = [*graph.mixes, *graph.norms]
-    for record in records:
-        cut, module = modules[record.name], model.get_submodule(record.name)
-        total -= sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        if isinstance(record, Mix) and not cut.void:
-            total += record.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
-            total += len(cut.outputs) if record.bias or cut.folded else 0
-        elif isinstance(record, Norm) and module.weight is not None:
-            total += 2 * len(cut.outputs)
+    for mix in graph.mixes:
+        cut, names = modules[mix.name], (mix.name, *mix.aliases)
+        layers: list[Any] = [model.get_submodule(name) for name in names]
+        biases = {id(layer.bias): layer.bias for layer in layers if layer.bias is not None}
+        total -= layers[0].weight.numel() + sum(bias.numel() for bias in biases.values())
+        if not cut.void:
+            total += mix.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
+            total += len(cut.outputs) * max(len(biases), int(cut.folded))
+    for norm in graph.norms:
+        if model.get_submodule(norm.name).weight is not None:
+            total -= 2 * (len(norm.outputs) - len(modules[norm.name].outputs))
     own = dict(model.named_parameters())
     for name, loose in parameters.items():
         if name in own:

@@ -150,13 +150,14 @@ class PrunePlan:
 
     def check_fits(self, model: nn.Module) -> None:
         """Raise a PlanError unless `model` is the dense model that this plan was made for."""
-        name = class_name(model)
-        if name != self.model:
+        # The module that defines a class may be called otherwise in another program (__main__, say).
+        if type(model).__name__ != self.model.rpartition(".")[2]:
             raise PlanError(
-                f"this plan is for {self.model}. Got a model of class {name}; build the class it was made for."
+                f"this plan is for {self.model}. Got a model of class {class_name(model)}; "
+                "build the class it was made for."
             )
         shapes = model_shapes(model)
-        for key in self.dense.keys() | shapes.keys():
+        for key in sorted(self.dense.keys() | shapes.keys()):
             if self.dense.get(key) != shapes.get(key):
                 raise PlanError(
                     f"this plan is for a {self.model} whose '{key}' is {self.dense.get(key, 'absent')}. "

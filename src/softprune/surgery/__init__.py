@@ -3,8 +3,8 @@
 from softprune.surgery.apply import apply_plan, plain_copy, plans_of
 from softprune.surgery.files import load, read_plans, save
 from softprune.surgery.optimizer import remap_optimizer
-from softprune.surgery.probe import prove_sizes
-from softprune.surgery.verify import Certificate, verify
+from softprune.surgery.trial import prove
+from softprune.surgery.verify import Certificate, verify, verify_plan
 
 __all__ = [
     "Certificate",
@@ -12,9 +12,10 @@ __all__ = [
     "load",
     "plain_copy",
     "plans_of",
-    "prove_sizes",
+    "prove",
     "read_plans",
     "remap_optimizer",
     "save",
     "verify",
+    "verify_plan",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import PlanError
+from softprune.errors import ModelError, PlanError
 from softprune.graph.modules import Select, Void, select_input
 from softprune.masks.hooks import unmask_model_
 from softprune.plan import ModuleCut, PrunePlan
@@ -26,7 +26,14 @@ def plans_of(model: nn.Module) -> tuple[PrunePlan, ...]:
 
 def plain_copy(model: nn.Module) -> nn.Module:
     """A deep copy of `model` without masks: the network as its class defines it."""
-    duplicate = copy.deepcopy(model)
+    try:
+        duplicate = copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(
+            f"softprune cuts a copy of the model, so that copy.deepcopy must take it. Got {type(error).__name__} from "
+            f"a {type(model).__name__}: {error}. Tensors that forward() computed and left on a module are the usual "
+            "cause (old-style weight_norm and spectral_norm: use torch.nn.utils.parametrizations)."
+        ) from error
     unmask_model_(duplicate)
     return duplicate
 
@@ -65,7 +72,7 @@ def _cut_module(
 ) -> None:
     module = model.get_submodule(name)
     if cut.void:
-        _replace(model, name, _void(module, cut, constants))
+        _replace(model, module, _void(module, cut, constants))
         return
     if cut.kind == "select":
         assert isinstance(module, Select)
@@ -95,7 +102,7 @@ def _cut_module(
         if isinstance(getattr(module, "select", None), nn.Module):
             raise PlanError(f"'{name}' has a Select already, which its own cut should have shortened.")
         module.add_module("select", Select(torch.tensor(cut.select, device=device), cut.source_width))
-        module.register_forward_pre_hook(select_input)
+        module.register_forward_pre_hook(select_input, with_kwargs=True)
 
 
 def _renew(owner: nn.Module, attribute: str, tensor: Tensor, renewed: Renewed) -> None:
@@ -155,6 +162,9 @@ def _add_bias(module: nn.Module, correction: Tensor) -> None:
             module.bias += correction  # type: ignore[operator]
 
 
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    path, _, attribute = name.rpartition(".")
-    model.get_submodule(path)._modules[attribute] = module
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put `new` in the place of `old`, under every name that it is registered by."""
+    for parent in list(model.modules()):
+        for attribute, child in parent._modules.items():
+            if child is old:
+                parent._modules[attribute] = new

@@ -28,7 +28,7 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
     plan = history[-1]
     names = {id(parameter): name for name, parameter in dense.named_parameters(remove_duplicate=False)}
     successors = dict(compact.named_parameters(remove_duplicate=False))
-    moves: list[tuple[Tensor, Tensor, dict[str, Any]]] = []
+    moves: list[tuple[Tensor, Tensor | None, dict[str, Any]]] = []
     groups: list[list[Tensor]] = []
     taken: set[int] = set()
     for group in optimizer.param_groups:
@@ -40,6 +40,7 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
                 continue
             successor = successors.get(name)
             if successor is None:
+                moves.append((parameter, None, {}))
                 continue
             kept.append(successor)
             taken.add(id(successor))
@@ -56,11 +57,15 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
                 taken.add(id(bias))
         groups.append(kept)
     # Everything that can fail has been done: only now is the optimizer touched.
+    compact_names = {id(parameter): name for name, parameter in successors.items()}
     for group, kept in zip(optimizer.param_groups, groups, strict=True):
+        if "param_names" in group:
+            known = dict(zip(map(id, group["params"]), group["param_names"], strict=True))
+            group["param_names"] = [compact_names.get(id(p)) or known[id(p)] for p in kept]
         group["params"] = kept
     for old, new, state in moves:
         optimizer.state.pop(old, None)
-        if state:
+        if new is not None and state:
             optimizer.state[new] = state
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,15 @@ from torch.utils import _pytree as pytree
 
 from softprune.errors import VerificationError
 from softprune.graph import Example, ExampleLike
-from softprune.surgery.apply import plans_of
+from softprune.masks import FixedGate, mask_
+from softprune.plan import PrunePlan
+from softprune.surgery.apply import apply_plan, plain_copy, plans_of
+from softprune.surgery.inputs import random_inputs
 
 TOLERANCE = 1e-10
 """Largest difference allowed in float64, relative to the largest output."""
+OWN_TOLERANCE = 1e-5
+"""The same for networks that run in their own dtype only."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,12 @@ class Certificate:
     inputs: tuple[str, ...]
     """Shapes of the inputs tried."""
     tolerance: float = TOLERANCE
+    dtype: str = "float64"
 
     def __str__(self) -> str:
         return (
             f"masked == compact: largest difference {self.max_difference:.1e} at output scale {self.scale:.1e} "
-            f"(float64, inputs {'; '.join(self.inputs)})"
+            f"({self.dtype}, inputs {'; '.join(self.inputs)})"
         )
 
 
@@ -47,29 +53,70 @@ def verify(
     tolerance: float = TOLERANCE,
     seed: int = 0,
 ) -> Certificate:
-    """Compare both networks in float64 and eval mode on `example` and on random inputs of other sizes.
+    """Compare both networks in float64 and eval mode on `example` and on random inputs of another size.
 
-    Raises a VerificationError that names the first module which differs. Neither network is changed.
+    A network whose forward() insists on its own dtype is compared in that, to `OWN_TOLERANCE`. Raises a
+    VerificationError that names the first module which differs. Neither network is changed.
     """
-    reference, candidate = _frozen_copy(masked), _frozen_copy(compact)
-    given = Example.of(example).to_model(reference)
+    try:
+        return _certify(_copy(masked, torch.float64), _copy(compact, torch.float64), example, tolerance, seed)
+    except _WrongDtype:
+        return _certify(_copy(masked), _copy(compact), example, max(tolerance, OWN_TOLERANCE), seed)
+
+
+def verify_plan(
+    plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike
+) -> Certificate:
+    """Prove that `network` with hard `masks` and `network` cut by `plan` are equal, as :func:`verify` does.
+
+    Constants that fold into a float32 bias are rounded there, so the proof is made on a float64 cut.
+    """
+    try:
+        return _certify(*_both(plan, network, masks, torch.float64), example, TOLERANCE)
+    except _WrongDtype:
+        return _certify(*_both(plan, network, masks), example, OWN_TOLERANCE)
+
+
+def _both(
+    plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> tuple[nn.Module, nn.Module]:
+    """The network with masks, and the network cut."""
+    reference = plain_copy(network).to(dtype).eval() if dtype is not None else plain_copy(network).eval()
+    candidate = apply_plan(plan, reference)
+    mask_sites_(reference, masks)
+    return reference, candidate
+
+
+def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Put fixed masks on the BatchNorms of a plain model, in place."""
+    for name, mask in masks.items():
+        mask_(model.get_submodule(name), FixedGate(mask))  # type: ignore[arg-type]
+
+
+def _copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    duplicate = copy.deepcopy(model).eval()
+    return duplicate if dtype is None else duplicate.to(dtype)
+
+
+class _WrongDtype(Exception):
+    """The network does not run in the dtype that was tried first."""
+
+
+def _certify(
+    reference: nn.Module, candidate: nn.Module, example: ExampleLike, tolerance: float, seed: int = 0
+) -> Certificate:
+    given = Example.of(example).to_model(reference).first(2)  # more would cost time and show nothing new
     worst, scale, tried = 0.0, 0.0, []
-    for attempt in (given, *_others(given, seed)):
-        try:
-            expected = _run(reference, attempt)
-        except Exception:
-            if attempt is given:
-                raise
-            continue  # the dense network itself does not take this size
+    for attempt, expected in _accepted(reference, given, seed):
         shape = _shapes(attempt)
         try:
-            got = _run(candidate, attempt)
+            got = outputs_of(candidate, attempt)
         except Exception as error:
             raise VerificationError(
                 f"a compact network must run wherever the masked one does. Got {type(error).__name__} on input "
                 f"{shape}: {error}. Nothing was changed; please report the network."
             ) from error
-        difference, size = _compare(expected, got)
+        difference, size = compare(expected, got)
         if not difference <= tolerance * max(size, 1e-30):
             culprit = _first_difference(reference, candidate, attempt, tolerance)
             raise VerificationError(
@@ -79,14 +126,28 @@ def verify(
             )
         worst, scale = max(worst, difference), max(scale, size)
         tried.append(shape)
-    return Certificate(worst, scale, tuple(tried), tolerance)
+    dtype = next((p.dtype for p in reference.parameters()), torch.float64)
+    return Certificate(worst, scale, tuple(tried), tolerance, str(dtype).removeprefix("torch."))
 
 
-def _frozen_copy(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).double().eval()
+def _accepted(reference: nn.Module, given: Example, seed: int) -> list[tuple[Example, list[Tensor]]]:
+    """The example and the first random input that the reference takes, with its outputs."""
+    try:
+        found = [(given, outputs_of(reference, given))]
+    except RuntimeError as error:
+        if any(parameter.dtype == torch.float64 for parameter in reference.parameters()):
+            raise _WrongDtype from error
+        raise
+    for attempt in random_inputs(given, seed):
+        try:
+            return [*found, (attempt, outputs_of(reference, attempt))]
+        except Exception:
+            continue  # the dense network itself does not take this size
+    return found
 
 
-def _run(model: nn.Module, example: Example) -> list[Tensor]:
+def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
+    """All tensors that one call of `model` returns."""
     with torch.no_grad():
         output = model(*example.args, **example.kwargs)
     return [leaf for leaf in pytree.tree_leaves(_plain(output)) if isinstance(leaf, Tensor)]
@@ -97,33 +158,7 @@ def _plain(output: Any) -> Any:
     return dict(output) if hasattr(output, "keys") and not isinstance(output, dict) else output
 
 
-def _others(given: Example, seed: int) -> list[Example]:
-    """Random inputs: the given sizes at another batch, and other spatial sizes."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def noise(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(tensor.device, tensor.dtype)
-
-    batch = given.batch_size()
-    base = given if batch is None else given.with_batch(2 if batch != 2 else 3)
-    same = base.map(lambda tensor: noise(tensor, tensor.shape))
-
-    def resized(tensor: Tensor) -> Tensor:
-        if tensor.ndim < 4:
-            return noise(tensor, tensor.shape)
-        space = [max(size // 2 + size // 8, 8) if size > 64 else size + 8 for size in tensor.shape[2:]]
-        return noise(tensor, (*tensor.shape[:2], *space))
-
-    return [same, base.map(resized)]
-
-
-def _shapes(example: Example) -> str:
-    return ", ".join("x".join(map(str, tensor.shape)) for tensor in example.tensors())
-
-
-def _compare(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:
+def compare(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:
     """(largest difference, largest reference value); infinite where shapes or NaNs differ."""
     if len(expected) != len(got):
         return math.inf, 1.0
@@ -139,6 +174,10 @@ def _compare(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, 
     return worst, scale
 
 
+def _shapes(example: Example) -> str:
+    return ", ".join("x".join(map(str, tensor.shape)) for tensor in example.tensors())
+
+
 def _first_difference(reference: nn.Module, candidate: nn.Module, example: Example, tolerance: float) -> str:
     """The first cut module, in order of execution, whose kept outputs differ."""
     plan = plans_of(candidate)[-1]
@@ -150,7 +189,7 @@ def _first_difference(reference: nn.Module, candidate: nn.Module, example: Examp
             continue
         dim = -1 if plan.modules[name].kind == "linear" else 1
         kept = dense.index_select(dim, torch.tensor(plan.modules[name].outputs, device=dense.device))
-        difference, size = _compare([kept], [small])
+        difference, size = compare([kept], [small])
         if not difference <= tolerance * max(size, 1e-30):
             return name
     return "the model's own forward"
@@ -165,7 +204,7 @@ def _outputs(model: nn.Module, names: Sequence[str], example: Example) -> dict[s
 
     handles = [model.get_submodule(name).register_forward_hook(remember(name)) for name in names]
     try:
-        _run(model, example)
+        outputs_of(model, example)
     finally:
         for handle in handles:
             handle.remove()

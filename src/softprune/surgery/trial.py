@@ -1,0 +1,191 @@
+"""A trial cut before anything relies on the analysis: what does not come out equal is frozen, with the reason.
+
+``x.view(b, 2, c // 2, h, w)`` and ``x.view(b, 2, 58, h, w)`` look the same to torch.export, and no rule knows every
+way to write a forward(). So every network is cut once with random masks, and compared with itself on a small random
+input: before a GPU-hour is spent, not after.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.errors import ModelError
+from softprune.graph import ChannelGraph, Example
+from softprune.graph.records import Suspect
+from softprune.masks.hooks import unmask_model_
+from softprune.plan import make_plan, required_sites
+from softprune.surgery.apply import apply_plan, plain_copy
+from softprune.surgery.inputs import noise, smallest
+from softprune.surgery.verify import compare, mask_sites_, outputs_of
+
+logger = logging.getLogger(__name__)
+
+TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-8}
+"""Relative to the largest output. A wrong cut is off by the size of the outputs themselves."""
+
+
+def prove(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
+    """`graph` with what a trial cut shows to be bound frozen."""
+    if not graph.sites or any(parameter.is_meta for parameter in model.parameters()):
+        return graph
+    with _without_onednn():
+        return _prove(graph, model)
+
+
+def _prove(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
+    trial = _Trial(graph, model)
+    if trial.failure(graph) is None:
+        return graph
+    trial.widen()  # from here on nothing is blamed on rounding
+    if trial.failure(graph, []) is not None:
+        raise ModelError(
+            f"a network must give the same outputs for the same input in eval mode. Two copies of this "
+            f"{type(model).__name__} differed: {trial.failure(graph, [])}. Take the randomness out of its forward()."
+        )
+    graph = _without_literals(trial, graph)
+    blame = _blame(trial, graph, [site.name for site in graph.sites])
+    return graph.only({name: f"a trial cut of it failed ({reason})" for name, reason in blame.items()})
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """oneDNN compiles a kernel for every new shape, and a cut network has nothing but new shapes, each used once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about its own other flags here
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def _without_literals(trial: _Trial, graph: ChannelGraph) -> ChannelGraph:
+    """Freeze the suspects, line by line of the source, whose sizes turn out to be literals."""
+    lines: dict[str, list[Suspect]] = {}
+    for suspect in graph.suspects:
+        lines.setdefault(suspect.line, []).append(suspect)
+    proved = graph
+    for line, suspects in lines.items():
+        others = proved
+        for suspect in graph.suspects:
+            others = others.freeze(suspect.atoms, "") if suspect.line != line else others
+        if trial.failure(others) is None:
+            continue
+        for suspect in suspects:
+            logger.info("sizes in %s are literals: its channels are frozen", suspect.place)
+            reason = f"its channels cannot be cut: {suspect.place} fixes their number by a literal size"
+            proved = proved.freeze(suspect.atoms, reason)
+    return proved
+
+
+def _blame(trial: _Trial, graph: ChannelGraph, names: Sequence[str]) -> dict[str, str]:
+    """The sites among `names` that cannot be cut -> why, by halving."""
+    failure = trial.failure(graph, names)
+    if failure is None:
+        return {}
+    if len(names) == 1:
+        return {names[0]: failure}
+    half = len(names) // 2
+    blame = {**_blame(trial, graph, names[:half]), **_blame(trial, graph, names[half:])}
+    rest = [name for name in names if name not in blame]
+    together = trial.failure(graph, rest)
+    return blame if together is None else dict.fromkeys(names, together)
+
+
+class _Trial:
+    """A copy of the network with shifts and statistics stirred, so that no constant is zero by accident."""
+
+    def __init__(self, graph: ChannelGraph, model: nn.Module) -> None:
+        self._twin = plain_copy(model).eval()
+        if next(self._twin.parameters()).dtype not in TOLERANCES:
+            self._twin.float()
+        generator = torch.Generator().manual_seed(0)
+
+        def stir(tensor: Tensor | None) -> None:
+            if tensor is not None:
+                change = 0.3 * torch.randn(tensor.shape, generator=generator)
+                tensor.add_(change.to(tensor.device, tensor.dtype))
+
+        with torch.no_grad():
+            for module in self._twin.modules():
+                if isinstance(module, _BatchNorm):
+                    stir(module.bias)
+                    stir(module.running_mean)
+        self._masks = _half(graph, generator)
+        self._input = self._accepted(graph.example.to_model(self._twin))
+
+    def widen(self) -> None:
+        """Go on in float64."""
+        self._twin.double()
+        self._input = self._input.to_model(self._twin)
+
+    def failure(self, graph: ChannelGraph, names: Sequence[str] | None = None) -> str | None:
+        """Why a cut by random masks (of the sites `names` alone) is not exact; None if it is."""
+        chosen = {site.name for site in graph.sites} if names is None else set(names)
+        masks = {name: mask for name, mask in self._masks.items() if name in chosen}
+        expected = self._masked_outputs(masks)
+        try:
+            cut = apply_plan(make_plan(graph, self._twin, masks), self._twin)
+            got = outputs_of(cut, self._input)
+            if graph.two_modes:
+                self._check_training(cut)
+        except Exception as error:
+            logger.debug("the trial cut failed", exc_info=True)
+            return (
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            )
+        difference, scale = compare(expected, got)
+        tolerance = TOLERANCES[next(self._twin.parameters()).dtype]
+        if difference <= tolerance * scale or not all(output.isfinite().all() for output in expected):
+            return None
+        return f"outputs of scale {scale:.2g} were off by {difference:.2g}"
+
+    def _accepted(self, given: Example) -> Example:
+        """A small random input; the example itself where the network takes no other."""
+        quick = noise(given if given.batch_size() is None else given.with_batch(2), 0, smallest)
+        for attempt in (quick, given):
+            try:
+                outputs_of(self._twin, attempt)
+            except Exception as error:
+                failure = error
+            else:
+                return attempt
+        raise ModelError(
+            f"the model must accept `example`. Got {type(failure).__name__} from {type(self._twin).__name__} in eval "
+            f"mode: {failure}. Pass an example that model(example) accepts."
+        ) from failure
+
+    def _masked_outputs(self, masks: dict[str, Tensor]) -> list[Tensor]:
+        mask_sites_(self._twin, masks)
+        try:
+            return outputs_of(self._twin, self._input)
+        finally:
+            unmask_model_(self._twin)
+
+    def _check_training(self, cut: nn.Module) -> None:
+        """The part that only training runs must fit as well."""
+        self._twin.train()
+        try:
+            outputs_of(self._twin, self._input)
+        except Exception:
+            return
+        finally:
+            self._twin.eval()
+        outputs_of(cut.train(), self._input)
+
+
+def _half(graph: ChannelGraph, generator: torch.Generator) -> dict[str, Tensor]:
+    """Random masks that drop half of every site, and all of some that may die."""
+    required = required_sites(graph)
+    masks = {}
+    for site in graph.sites:
+        mask = torch.rand(site.width, generator=generator) < 0.5
+        dies = float(torch.rand((), generator=generator)) < 0.1 and site.name not in required
+        if not mask.any():
+            mask[0] = True
+        masks[site.name] = mask & (not dies)
+    return masks
