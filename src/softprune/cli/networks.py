@@ -74,7 +74,7 @@ def evaluate(
     data: Annotated[str, typer.Option(help="The data set, for a compact folder outside its run.")] = "",
 ) -> None:
     """Test a run's network, masked and compact, or a compact folder."""
-    from softprune.train.evaluation import evaluate_folder
+    from softprune.train.assessment import evaluate_folder
 
     rows = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data)
     cells = []

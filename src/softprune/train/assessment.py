@@ -1,0 +1,76 @@
+"""Test a run's networks, or a compact folder, after the fact."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from softprune.errors import ConfigError
+from softprune.surgery import load
+from softprune.train.checkpoint import newest_path, read_newest
+from softprune.train.config import ModelConfig, RunConfig
+from softprune.train.cutting import restore_stage
+from softprune.train.distributed import join_world
+from softprune.train.eval_step import EvalTotals
+from softprune.train.evaluation import Evaluator
+from softprune.train.network import build_network
+from softprune.train.records import RunFolder
+from softprune.train.run import open_data, set_arithmetic
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of what :func:`evaluate_folder` found."""
+
+    name: str
+    totals: EvalTotals
+
+
+def evaluate_folder(
+    path: Path, *, device: str = "auto", data_dir: str | None = None, model: str = "", data: str = ""
+) -> list[Variant]:
+    """Test accuracy of a run's network as trained (masked) and compact, or of a compact folder alone.
+
+    A compact folder inside its run takes the network and the data from the run's configuration; elsewhere
+    ``model`` and ``data`` must say.
+    """
+    is_run = (path / "config.toml").is_file()
+    compact = path / "compact" if is_run else path
+    if not is_run and not (compact / "plan.json").is_file():
+        raise ConfigError(
+            "`softprune evaluate` takes the folder of a run (with config.toml) or of a compact network (with "
+            f"plan.json). Got {path}, which has neither."
+        )
+    config = _config_for(path if is_run else path.parent, model, data, data_dir)
+    world = join_world(device)
+    set_arithmetic(config, world.device)
+    images = open_data(config, world.device)
+    evaluator = Evaluator(images, config, world)
+    rows = []
+    folder = RunFolder(path)
+    if is_run and newest_path(folder.checkpoints) is not None:
+        stage = restore_stage(config, images, world, read_newest(folder.checkpoints)[1])
+        with stage.judged() as network:
+            name = "masked" if stage.pruner is not None else "trained"
+            rows.append(Variant(name, evaluator(network)))
+    if (compact / "plan.json").is_file():
+        dense = build_network(config.model.name, images.num_classes).to(world.device)
+        rows.append(Variant("compact", evaluator(load(compact, dense))))
+    if not rows:
+        raise ConfigError(f"A run must have a checkpoint to evaluate. Got none yet in {path}.")
+    return rows
+
+
+def _config_for(run: Path, model: str, data: str, data_dir: str | None) -> RunConfig:
+    if (run / "config.toml").is_file():
+        config = RunFolder(run).read_config()
+    elif model and data:
+        config = RunConfig()
+    else:
+        raise ConfigError(
+            "A compact folder outside its run needs --model and --data, as it does not say what it was trained "
+            f"on. Got {'only --model' if model else 'only --data' if data else 'neither'}."
+        )
+    if model:
+        config = dataclasses.replace(config, model=ModelConfig(name=model))
+    images = dataclasses.replace(config.data, name=data or config.data.name, dir=data_dir or config.data.dir)
+    return dataclasses.replace(config, data=images)
