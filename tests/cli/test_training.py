@@ -142,6 +142,14 @@ def test_a_folder_of_images_trains(softprune, images: Path) -> None:
     assert RunFolder("run").read_result()["data"] == "folder"
 
 
+def test_a_folder_of_images_resumes_in_mid_epoch(softprune, images: Path, tmp_path: Path) -> None:
+    arguments = ("train", "tiny.toml", *FOLDER, "--data-dir", str(images))
+    assert softprune(*arguments, "--out", "whole").exit_code == 0
+    assert softprune(*arguments, "--out", "pieces", "--time-limit", "0").exit_code == 75
+    assert softprune("resume", "pieces").exit_code == 0
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
+
+
 def test_a_broken_image_is_named_and_the_run_goes_on_once_it_is_mended(softprune, images: Path) -> None:
     broken = images / "train" / "dark" / "0.png"
     whole = broken.read_bytes()

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -32,7 +33,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     """A table; columns whose every cell begins with a digit, sign or dash are aligned to the right."""
     numeric = [all(row[i][:1] in "0123456789-+" for row in rows) and bool(rows) for i in range(len(columns))]
     if _out.is_terminal:
-        table = Table(title=title or None, title_justify="left")
+        table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for name, right in zip(columns, numeric, strict=True):
             table.add_column(name, justify="right" if right else "left", overflow="fold")
         for row in rows:

@@ -17,18 +17,22 @@ def print_result(result: Mapping[str, Any]) -> None:
         rows.append(
             [
                 row["variant"],
-                percent(row["top1"]),
-                percent(row["top5"]),
+                _with_sign(percent(row["top1"])),
+                _with_sign(percent(row["top5"])),
                 count(row["params"]),
-                cut(dense["params"], row["params"]),
+                _with_sign(cut(dense["params"], row["params"])),
                 count(row["macs"]),
-                cut(dense["macs"], row["macs"]),
+                _with_sign(cut(dense["macs"], row["macs"])),
                 "-" if size is None else f"{size / 1024:,.0f} KiB",
                 "-" if latency is None else f"{latency:.2f} ms",
             ]
         )
-    columns = ["", "top-1 %", "top-5 %", "params", "cut %", "MACs", "cut %", "file", "latency"]
+    columns = ["", "top-1", "top-5", "params", "cut", "MACs", "cut", "file", "latency"]
     print_table(f"{result['model']} on {result['data']}, {result['method']}", columns, rows)
+
+
+def _with_sign(number: str) -> str:
+    return number if number == "-" else f"{number}%"
 
 
 def write_report(run: Path) -> Path:
