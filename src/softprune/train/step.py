@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo import lookup_backend
 from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
@@ -137,6 +138,7 @@ class TrainStep:
         self._epoch = self._next = 0
         self._run: Callable[[], None] = self._first_run
         self._forward: Callable[[Tensor, Tensor], Tensor] = self._loss_of
+        self._compiled: list[Any] = []
 
         self._clock = Clock(feed.sampler.seed, self.device)
         self._position = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -337,8 +339,18 @@ class TrainStep:
         self._position.sub_(1)
 
     def _compile(self) -> None:
-        backend, options = self.options.compile_backend, dict(self.options.compile_options)
-        self._forward = torch.compile(self._loss_of, backend=backend, dynamic=False, options=options or None)
+        options = dict(self.options.compile_options)
+        backend = lookup_backend(self.options.compile_backend)
+
+        def keep(graph: Any, inputs: Any) -> Any:
+            # torch.compile may drop its entry, and with it the kernels, when any object that it guards dies. A
+            # recorded graph holds no reference to the kernels that it launches, so the step holds them.
+            patches = {"config_patches": options} if options else {}
+            compiled = backend(graph, inputs, **patches)
+            self._compiled.append(compiled)
+            return compiled
+
+        self._forward = torch.compile(self._loss_of, backend=keep, dynamic=False)
 
     def _snapshot(self) -> Snapshot:
         counters = [self._clock.step, self._clock.forward, self._position, self._rate]
