@@ -348,6 +348,7 @@ def test_a_strength_needs_a_pruner():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # full float32 is meant here
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("mode", ["cuda_graph", "compile", "compile+cuda_graph"])
 def test_on_a_gpu(mode, pieces):
