@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.budget.controller import Controller
 from softprune.budget.fit import CLOSE, Cut, Fitter
-from softprune.budget.measure import Measure, PlanCost
+from softprune.budget.latency import LatencyTable
+from softprune.budget.measure import Measure
 from softprune.budget.target import TargetLike, read_target
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph
@@ -39,7 +40,7 @@ class Budget:
         network: The network, with masked sites.
         floors: The fewest channels that each site keeps.
         round_to: Keep a multiple of this many channels.
-        latency: Tells the latency of a plan; for that target alone.
+        latency: The measured table, for a target of that kind.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Budget:
         network: nn.Module,
         floors: Mapping[str, int],
         round_to: int = 1,
-        latency: PlanCost | None = None,
+        latency: LatencyTable | None = None,
     ) -> None:
         self.target = read_target(target)
         if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
@@ -60,10 +61,9 @@ class Budget:
                 f"Got total_steps = {total_steps!r}."
             )
         self.total_steps = total_steps
-        self.network, self.floors, self.round_to = network, dict(floors), round_to
-        self.measure = Measure(self.target.key, graph, round_to=round_to, latency=latency)
-        self.dense = self.measure.dense(network)
-        self.limit = self.target.limit(self.dense)
+        self.graph, self.network = graph, network
+        self.floors, self.round_to = dict(floors), round_to
+        self._use(latency)
         self._check_possible()
         self.controller = Controller(total_steps)
         self.every = max(1, total_steps // _LOOKS)
@@ -75,13 +75,19 @@ class Budget:
             gate.override = torch.ones(site.width, dtype=torch.bool, device=self.settlement.in_force.device)
             gate.settlement = self.settlement
 
+    def _use(self, latency: LatencyTable | None) -> None:
+        self.latency = latency
+        self.measure = Measure(self.target.key, self.graph, round_to=self.round_to, latency=latency)
+        self.dense = self.measure.dense(self.network)
+        self.limit = self.target.limit(self.dense)
+
     def _check_possible(self) -> None:
         if self.limit >= self.dense:
             raise ConfigError(
                 f"A target must be below the dense network's own figure, {self.target.figure(self.dense)}. "
                 f"Got {self.target.figure(self.limit)}; train without a target instead."
             )
-        widths = {site.name: torch.zeros(site.width) for site in self.measure.graph.sites}
+        widths = {site.name: torch.zeros(site.width) for site in self.graph.sites}
         smallest = Fitter(widths, self.floors, self.round_to, self._cost, self.limit)
         floor = smallest.cost(smallest.at_rank(0))
         if floor > self.limit:
@@ -113,12 +119,12 @@ class Budget:
         """
         if step >= self.settle_at:
             self.settle(step=step)
-            _broadcast(*(self._override(site.name).view(torch.uint8) for site in self.measure.graph.sites))
+            _broadcast(*(self._override(site.name).view(torch.uint8) for site in self.graph.sites))
             return 0.0
         if self.settled:
             self.settlement.in_force.fill_(False)  # it was a trial, and training goes on
         fitter = self._fitter(self.network)
-        self._near = fitter.rank(self._near)
+        self._near = fitter.rank(self._near, within=1 + len(fitter.row) // 200)
         margin = torch.tensor(
             _log_odds(fitter.edge(self._near)) - _log_odds(self._threshold()), dtype=torch.float64
         )
@@ -177,7 +183,7 @@ class Budget:
     @torch.no_grad()
     def impose(self, copy: nn.Module) -> None:
         """Let a copy of the network (an EMA, say) evaluate with the decision in force here, if its gates are ours."""
-        for site in self.measure.graph.sites:
+        for site in self.graph.sites:
             gate = getattr(copy.get_submodule(site.name), "gate", None)
             if isinstance(gate, SoftGate) and gate.override is not None and gate.settlement is not None:
                 gate.override.copy_(self._override(site.name))
@@ -195,10 +201,14 @@ class Budget:
             "near": self._near,
             "settled": self.settled,
             "decision": {name: mask.cpu() for name, mask in self._decision().items()},
+            # What is measured comes out a little different each time.
+            "latency": None if self.latency is None else self.latency.to_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken, in place."""
+        if self.latency is not None and state.get("latency") is not None:
+            self._use(LatencyTable.from_dict(state["latency"]))
         for key, value in (
             ("key", self.target.key),
             ("limit", self.limit),
@@ -229,11 +239,11 @@ class Budget:
         return override
 
     def _decision(self) -> dict[str, Tensor]:
-        return {site.name: self._override(site.name).clone() for site in self.measure.graph.sites}
+        return {site.name: self._override(site.name).clone() for site in self.graph.sites}
 
     def _threshold(self) -> float:
         """The probability of being alive below which SCP drops a channel."""
-        return 1 - self._gate(self.measure.graph.sites[0].name).config.c
+        return 1 - self._gate(self.graph.sites[0].name).config.c
 
     def _cost(self, masks: Mapping[str, Tensor]) -> float:
         return self.measure(self.network, masks)
@@ -242,7 +252,7 @@ class Budget:
     def _fitter(self, network: nn.Module, first: Mapping[str, Tensor] | None = None) -> Fitter:
         """The channels of `network` in a row by how likely they are alive, those in `first` before the others."""
         alive = {}
-        for site in self.measure.graph.sites:
+        for site in self.graph.sites:
             gate, bn = self._gate(site.name), network.get_submodule(site.name)
             assert isinstance(bn, _BatchNorm)
             # In float64 even channels 38 standard deviations below the threshold have their order.

@@ -14,7 +14,7 @@ REACH = 0.5
 """The share of the training after which the margin should be zero: the paper's networks are sparse by then, and
 learning rates usually fall afterwards."""
 _INTEGRAL = 20.0
-_PROPORTIONAL = 3.0
+_PROPORTIONAL = 5.0
 _FASTEST = math.log(2.0)
 """The strength at most doubles or halves from one look to the next."""
 _RANGE = math.log(1000.0)

@@ -7,6 +7,7 @@ number of channels for each site.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -19,8 +20,9 @@ Counts = tuple[int, ...]
 Cost = Callable[[Mapping[str, Tensor]], float]
 
 CLOSE = 0.01
-"""How far under the limit a cut may end without a search for a better one."""
-_EXCHANGES = 16
+"""How far under the limit a cut may end, as a share of it."""
+_PATIENCE = 400
+"""Cuts that may be looked at to get closer than that."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,12 @@ class Fitter:
 
     # --- searching ---------------------------------------------------------------------------------------------
 
-    def rank(self, near: int | None = None) -> int:
+    def rank(self, near: int | None = None, *, within: int = 1) -> int:
         """The longest stretch of the row that stays within the limit, by bisection; 0 if none does.
 
-        `near`: where it was a little while ago, which saves most of the search.
+        Args:
+            near: Where it was a little while ago, which saves most of the search.
+            within: Stop when the answer is known up to this many channels.
         """
         low, high = 0, len(self.row) + 1
         if near is not None:
@@ -101,7 +105,7 @@ class Fitter:
                 high = below
             if low == below and self.cost(self.at_rank(above)) > self.limit:
                 high = above
-        while high - low > 1:
+        while high - low > within:
             middle = (low + high) // 2
             if self.cost(self.at_rank(middle)) <= self.limit:
                 low = middle
@@ -122,13 +126,18 @@ class Fitter:
     def refine(self, cut: Cut) -> Cut:
         """Bring `cut` below the limit if it is over it, then as near to it as single channels allow."""
         cut = self._grown(self._shrunk(cut))
-        for site in self._by_last(cut.counts)[:_EXCHANGES]:
-            if cut.cost >= (1 - CLOSE) * self.limit:
+        enough = len(self._known) + _PATIENCE
+        # No single channel fits into the gap: give a few up at one site, and fill the wider gap at another.
+        pairs = itertools.product((1, 2, 3), self._by_last(cut.counts), range(len(self.names)))
+        for steps, giver, taker in pairs:
+            if cut.cost >= (1 - CLOSE) * self.limit or len(self._known) > enough:
                 break
-            # No single channel fits into the gap: give one up elsewhere, and fill the wider gap otherwise.
-            less = self._less(cut, site)
-            other = cut if less is None else self._grown(less, {site})
-            cut = other if other.cost > cut.cost else cut
+            less: Cut | None = cut
+            for _ in range(steps):
+                less = None if less is None else self._less(less, giver)
+            if less is not None and taker != giver:
+                others = set(range(len(self.names))) - {taker}
+                cut = max(cut, self._grown(less, others), key=lambda trial: trial.cost)
         return cut
 
     def _shrunk(self, cut: Cut) -> Cut:

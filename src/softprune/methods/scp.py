@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softprune.budget import Budget, TargetLike
+from softprune.budget import Budget, TargetLike, measure_latency
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.inspection import Globs
@@ -25,6 +26,7 @@ class SoftPruner(Pruner):
         target: Instead of a strength, a budget: ``{"macs": 0.5}`` keeps at most half of the MACs; also params,
             channels and latency, and as an amount "50%" or the figure itself. The strength then finds itself.
         total_steps: Optimizer steps of the whole training, which a target needs to arrive in time.
+        latency_batch: Samples per call at which a latency target is measured; the example's by default.
         masks: The constants of the masks; the defaults are the authors'.
         include: Only these BatchNorms, by name with wildcards.
         exclude: Not these.
@@ -47,6 +49,7 @@ class SoftPruner(Pruner):
         strength: float | None = None,
         target: TargetLike | None = None,
         total_steps: int | None = None,
+        latency_batch: int | None = None,
         masks: MaskConfig | None = None,
         include: Globs = None,
         exclude: Globs = None,
@@ -75,17 +78,25 @@ class SoftPruner(Pruner):
         self.budget: Budget | None = None
         if target is not None:
             try:
-                self.budget = self._make_budget(target, total_steps)
+                self.budget = self._make_budget(target, total_steps, latency_batch)
             except BaseException:
                 self.detach()
                 raise
             self.strength = self.budget.controller.strength
         self._calls_until_look = 0
 
-    def _make_budget(self, target: TargetLike, total_steps: int | None) -> Budget:
-        floors = {site.name: self.floor(site) for site in self.sites}
+    def _make_budget(self, target: TargetLike, total_steps: int | None, latency_batch: int | None) -> Budget:
+        timed = isinstance(target, Mapping) and "latency" in target
         return Budget(
-            target, total_steps, graph=self.graph, network=self.model, floors=floors, round_to=self.round_to
+            target,
+            total_steps,
+            graph=self.graph,
+            network=self.model,
+            floors={site.name: self.floor(site) for site in self.sites},
+            round_to=self.round_to,
+            latency=measure_latency(self.graph, self.model, self.example, batch=latency_batch)
+            if timed
+            else None,
         )
 
     def _gate(self, number: int, site: Site) -> Gate:
@@ -130,7 +141,10 @@ class SoftPruner(Pruner):
             network = self.model if model is None else self._twin(model)
             self.budget.settle(network)
             self.budget.impose(network)
-        return super().compact(model)
+        compact = super().compact(model)
+        if self.budget is not None and self.budget.latency is not None:
+            self.budget.latency.report(self.plan(model), compact, self.example)
+        return compact
 
     def state_dict(self) -> dict[str, Any]:
         budget = {} if self.budget is None else {"budget": self.budget.state_dict()}

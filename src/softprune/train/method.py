@@ -53,7 +53,11 @@ def make_pruner(
     Strength, masks and the like go to the methods that have them; with a target, the strength finds itself.
     """
     check_method(config)
-    budget = {"target": config.target, "total_steps": total_steps}
+    budget = {
+        "target": config.target,
+        "total_steps": total_steps,
+        "latency_batch": config.latency_batch,
+    }
     settings: dict[str, Any] = {
         **(budget if config.target else {"strength": config.strength}),
         "masks": masks,

@@ -1,0 +1,298 @@
+"""Latency by table: what each layer takes at some widths on this machine, and between them by interpolation.
+
+A target needs the latency of thousands of cuts that nobody has built. The table has, for every convolution and linear
+layer, the time at five input by five output widths; for every BatchNorm (with a ReLU) and for an index on its channels
+the time at five widths; and what the whole dense network takes beyond the sum of its parts, which is taken as fixed.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from softprune.errors import ConfigError, ModelError
+from softprune.graph import ChannelGraph
+from softprune.graph.example import Example, ExampleLike
+from softprune.graph.records import Mix, Norm
+from softprune.plan import ModuleCut, PrunePlan
+from softprune.surgery import plain_copy
+
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("eager",)
+_SHARES = (0.25, 0.5, 0.75, 1.0)
+_ROUNDS, _SECONDS = 5, 0.002
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Milliseconds at some input widths (rows) and output widths (columns); one row if only the outputs matter."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    ms: tuple[tuple[float, ...], ...]
+
+    def __call__(self, inputs: int, outputs: int) -> float:
+        """The time at two widths; below the smallest measured width it is the time there."""
+        by_row = [float(np.interp(outputs, self.outputs, row)) for row in self.ms]
+        return float(np.interp(inputs, self.inputs, by_row))
+
+    def times(self, uses: int) -> Grid:
+        """The same for a layer that is called `uses` times."""
+        return Grid(self.inputs, self.outputs, tuple(tuple(uses * value for value in row) for row in self.ms))
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """The latency of any cut of one network, as measured on one machine. Call it with a plan."""
+
+    backend: str
+    device: str
+    batch: int | None
+    threads: int
+    layers: dict[str, Grid]
+    """Convolutions and linear layers, by width in and width out."""
+    norms: dict[str, Grid]
+    """BatchNorms with a ReLU, by width."""
+    indices: dict[str, Grid]
+    """A constant index in front of a layer or BatchNorm, by the number of channels that it picks."""
+    dense_ms: float
+    """The whole dense network, measured."""
+    rest_ms: float
+    """What it takes beyond its parts; the same for every cut."""
+    scale: float
+    """Below 1 where the parts together take longer than the network."""
+
+    def __call__(self, plan: PrunePlan) -> float:
+        """Milliseconds of the network that `plan` leaves, by the table."""
+        return self.rest_ms + self.scale * self._parts(plan.modules)
+
+    def _parts(self, modules: Mapping[str, ModuleCut]) -> float:
+        total = 0.0
+        for name, cut in modules.items():
+            grid = self.layers.get(name) or self.norms.get(name)
+            if grid is not None and not cut.void:
+                total += grid(len(cut.inputs), len(cut.outputs))
+            if cut.select is not None and name in self.indices:
+                total += self.indices[name](1, len(cut.select))
+        return total
+
+    def report(self, plan: PrunePlan, compact: nn.Module, example: Example) -> float:
+        """Log what the cut network takes beside what the table says; returns the measured milliseconds."""
+        call = example.to_model(compact)
+        call = call if self.batch is None else call.with_batch(self.batch)
+        device = next(compact.parameters()).device
+        training = compact.training
+        measured = time_ms(lambda: compact.eval()(*call.args, **call.kwargs), device)
+        compact.train(training)
+        logger.info(
+            "latency: %.3f ms by the table, %.3f ms measured; dense %.3f ms",
+            self(plan),
+            measured,
+            self.dense_ms,
+        )
+        return measured
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LatencyTable:
+        """The inverse of :meth:`to_dict`."""
+        grids = {
+            part: {name: Grid(**grid) for name, grid in values[part].items()}
+            for part in ("layers", "norms", "indices")
+        }
+        return cls(**{**values, **grids})
+
+
+@torch.no_grad()
+def measure_latency(
+    graph: ChannelGraph,
+    network: nn.Module,
+    example: ExampleLike,
+    *,
+    backend: str = "eager",
+    batch: int | None = None,
+) -> LatencyTable:
+    """Measure the layers of `network` where it is, in eval mode and in PyTorch's eager mode.
+
+    Args:
+        graph: The network's channel graph.
+        network: The network, masked or not; it is left as it was.
+        example: What it is called with.
+        backend: What the table is for. Only "eager" so far.
+        batch: Samples per call; as many as `example` has by default.
+    """
+    if backend not in BACKENDS:
+        raise ConfigError(f"A latency's backend must be one of {', '.join(BACKENDS)}. Got {backend!r}.")
+    call = Example.of(example).to_model(network)
+    if batch is not None:
+        if call.batch_size() is None:
+            raise ModelError(
+                "A batch size can be chosen where all tensors of the example share their first dimension. "
+                "Got others; pass an example of the size you want instead."
+            )
+        call = call.with_batch(batch)
+    plain = plain_copy(network).eval()
+    shapes = _input_shapes(plain, call)
+    device = next(plain.parameters()).device
+    bench = _Bench(device)
+    layers, norms, indices = {}, {}, {}
+    records: list[Mix | Norm] = [*graph.mixes, *graph.norms]
+    for record in records:
+        # A layer whose weight is used outside its module is no call that could be timed: part of the rest.
+        if record.name in shapes:
+            shape, uses = shapes[record.name], len(record.uses)
+            if isinstance(record, Mix):
+                layers[record.name] = bench.layer(record, plain.get_submodule(record.name), shape).times(uses)
+            else:
+                norms[record.name] = bench.widths(shape, _normalise).times(uses)
+            indices[record.name] = bench.widths(shape, _pick).times(uses)
+    dense_ms = time_ms(lambda: plain(*call.args, **call.kwargs), device)
+    parts = sum(grid.ms[-1][-1] for grid in (*layers.values(), *norms.values()))
+    logger.info("latency: %.3f ms measured, %.3f ms in %d parts", dense_ms, parts, len(layers) + len(norms))
+    return LatencyTable(
+        backend=backend,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        batch=call.batch_size(),
+        threads=torch.get_num_threads(),
+        layers=layers,
+        norms=norms,
+        indices=indices,
+        dense_ms=dense_ms,
+        rest_ms=max(dense_ms - parts, 0.0),
+        scale=min(dense_ms / max(parts, 1e-9), 1.0),
+    )
+
+
+@torch.no_grad()
+def time_ms(call: Callable[[], object], device: torch.device) -> float:
+    """The time of one call in milliseconds: the best of a few rounds, since a busy machine only ever adds."""
+
+    def run(count: int) -> float:
+        _synchronize(device)
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        _synchronize(device)
+        return (time.perf_counter() - began) / count
+
+    run(2)
+    count = max(1, round(_SECONDS / max(run(1), 1e-7)))
+    return 1000 * min(run(count) for _ in range(_ROUNDS))
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _input_shapes(network: nn.Module, call: Example) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    handles = []
+    for name, module in network.named_modules():
+
+        def note(module: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
+            if args and isinstance(args[0], Tensor):
+                shapes[name] = tuple(args[0].shape)
+
+        handles.append(module.register_forward_pre_hook(note))
+    network(*call.args, **call.kwargs)
+    for handle in handles:
+        handle.remove()
+    return shapes
+
+
+def _widths(width: int) -> tuple[int, ...]:
+    return tuple(sorted({1, *(max(1, round(share * width)) for share in _SHARES)}))
+
+
+class _Bench:
+    """Times layers over their widths, layers of one shape once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._known: dict[Any, Grid] = {}
+
+    def layer(self, record: Mix, module: nn.Module, shape: tuple[int, ...]) -> Grid:
+        """A layer. Groups keep their number, and a depthwise layer its one channel for each group."""
+        key = (repr(module), shape)
+        if key not in self._known:
+            self._known[key] = self._layer(record, module, shape)
+        return self._known[key]
+
+    def _layer(self, record: Mix, module: nn.Module, shape: tuple[int, ...]) -> Grid:
+        groups, width_in, width_out = record.groups, len(record.inputs), len(record.outputs)
+        if groups > 1 and groups == width_in:
+            inputs = _widths(width_in)
+            outputs = tuple(width_out // width_in * width for width in inputs)
+            times = [
+                self._layer_ms(record, module, shape, *at, at[0]) for at in zip(inputs, outputs, strict=True)
+            ]
+            return _rising((1,), outputs, [times])
+        inputs = tuple(groups * width for width in _widths(width_in // groups))
+        outputs = tuple(groups * width for width in _widths(width_out // groups))
+        rows = [[self._layer_ms(record, module, shape, i, o, groups) for o in outputs] for i in inputs]
+        return _rising(inputs, outputs, rows)
+
+    def _layer_ms(
+        self, record: Mix, module: nn.Module, shape: tuple[int, ...], inputs: int, outputs: int, groups: int
+    ) -> float:
+        trial, kernel = copy.deepcopy(module), _kernel(module)
+        sides = (outputs, inputs // groups)
+        if record.kind == "conv_transpose":
+            sides = (inputs, outputs // groups)
+        trial.weight = nn.Parameter(torch.randn(*sides, *kernel, device=self.device))
+        if trial.bias is not None:
+            trial.bias = nn.Parameter(torch.zeros(outputs, device=self.device))
+        if record.kind != "linear":
+            trial.groups = groups  # type: ignore[assignment]
+        place = len(shape) - 1 - len(kernel)
+        x = torch.randn(*shape[:place], inputs, *shape[place + 1 :], device=self.device)
+        return time_ms(lambda: trial(x), self.device)
+
+    def widths(self, shape: tuple[int, ...], build: Callable[[int, Tensor], Callable[[], object]]) -> Grid:
+        """What `build` makes of a number of channels and an input."""
+        key = (build, shape)
+        if key not in self._known:
+            x = torch.randn(*shape, device=self.device)
+            widths = _widths(shape[1])
+            self._known[key] = _rising(
+                (1,), widths, [[time_ms(build(width, x), self.device) for width in widths]]
+            )
+        return self._known[key]
+
+
+def _kernel(module: nn.Module) -> tuple[int, ...]:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return tuple(weight.shape[2:])
+
+
+def _normalise(width: int, x: Tensor) -> Callable[[], object]:
+    part = x[:, :width].contiguous()
+    ones, zeros = torch.ones(width, device=x.device), torch.zeros(width, device=x.device)
+    return lambda: torch.relu(torch.nn.functional.batch_norm(part, zeros, ones, ones, zeros))
+
+
+def _pick(width: int, x: Tensor) -> Callable[[], object]:
+    index = torch.arange(width, device=x.device)
+    return lambda: x.index_select(1, index)
+
+
+def _rising(inputs: tuple[int, ...], outputs: tuple[int, ...], ms: list[list[float]]) -> Grid:
+    """Times that never fall with a width: a narrower layer that seems slower was measured on a busy machine."""
+    steady = np.minimum.accumulate(np.minimum.accumulate(np.array(ms)[::-1, ::-1], axis=0), axis=1)[
+        ::-1, ::-1
+    ]
+    return Grid(inputs, outputs, tuple(tuple(float(value) for value in row) for row in steady))

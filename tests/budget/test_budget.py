@@ -1,0 +1,264 @@
+"""A target met in a plain PyTorch loop."""
+
+import copy
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import softprune as sp
+from softprune.errors import CheckpointError, ConfigError
+from softprune.masks import SoftGate
+
+STEPS = 20
+
+
+class Net(nn.Module):
+    """A residual block between two plain layers; small, but no channel costs more than a few percent."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
+        self.inner = nn.Sequential(nn.Conv2d(24, 40, 3, padding=1, bias=False), nn.BatchNorm2d(40), nn.ReLU())
+        self.outer = nn.Conv2d(40, 24, 3, padding=1, bias=False)
+        self.last = nn.Sequential(
+            nn.Conv2d(24, 48, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(48), nn.ReLU()
+        )
+        self.head = nn.Linear(48, 4)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(self.last(x + self.outer(self.inner(x))).mean((2, 3)))
+
+
+EXAMPLE = torch.zeros(2, 1, 6, 6)
+
+
+def batches(start=0):
+    for step in range(start, STEPS):
+        generator = torch.Generator().manual_seed(step)
+        y = torch.randint(4, (16,), generator=generator)
+        yield torch.randn(16, 1, 6, 6, generator=generator) + y.view(-1, 1, 1, 1), y
+
+
+def build(seed=0, **settings):
+    torch.manual_seed(seed)
+    model = Net()
+    pruner = sp.SoftPruner(model, EXAMPLE, **{"target": {"macs": 0.5}, "total_steps": STEPS, **settings})
+    optimizer = torch.optim.SGD(pruner.parameter_groups(weight_decay=2e-4), lr=0.1, momentum=0.9)
+    pruner.attach(optimizer)
+    return model, pruner, optimizer
+
+
+def train(model, pruner, optimizer, start=0, stop=STEPS):
+    model.train()
+    for _, (x, y) in zip(range(start, stop), batches(start), strict=False):
+        pruner.loss(F.cross_entropy(model(x), y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def figures(pruner, compact):
+    cost = sp.cost(compact, EXAMPLE[:1])
+    return {"macs": cost.macs, "params": cost.params, "channels": pruner.summary().channels}
+
+
+@pytest.mark.parametrize("target", [{"macs": 0.5}, {"params": "40%"}, {"channels": 70}])
+def test_the_target_is_met_in_one_run(target):
+    model, pruner, optimizer = build(target=target)
+    train(model, pruner, optimizer)
+    assert pruner.budget.settled
+    assert float(pruner.strength) == 0.0
+    compact = pruner.compact()
+    (key,) = target
+    kept = figures(pruner, compact)[key]
+    assert 0.99 * pruner.budget.limit <= kept <= pruner.budget.limit
+    x = torch.randn(5, 1, 6, 6)
+    torch.testing.assert_close(compact.eval()(x), model.eval()(x))
+
+
+def test_the_strength_moves_until_the_decision_settles():
+    model, pruner, optimizer = build()
+    first = float(pruner.strength)
+    train(model, pruner, optimizer, 0, 10)
+    assert float(pruner.strength) not in (0.0, first)
+    assert not pruner.budget.settled
+    train(model, pruner, optimizer, 10, pruner.budget.settle_at)
+    assert pruner.budget.settled
+    before = pruner.masks()
+    train(model, pruner, optimizer, pruner.budget.settle_at, STEPS)
+    assert all(torch.equal(before[name], mask) for name, mask in pruner.masks().items())
+
+
+def test_settled_masks_rule_training_too():
+    model, pruner, _ = build()
+    pruner.decide()
+    bn = model.inner[1]
+    dropped = ~pruner.masks()["inner.1"]
+    assert dropped.any()
+    out = []
+    bn.register_forward_hook(lambda module, args, y: out.append(y.detach()))
+    model.train()
+    model(torch.randn(8, 1, 6, 6))
+    assert (out[-1][:, dropped] == 0).all()
+    assert (out[-1][:, ~dropped].abs().amax((0, 2, 3)) > 0).all()
+    # Bank and gate draw the same, whoever is asked.
+    assert torch.equal(bn.gate.sample(bn), (~dropped).float())
+
+
+def test_compiled_code_sees_strength_and_decision_change_in_place():
+    model, pruner, _ = build()
+    model.train()
+    compiles = []
+
+    def backend(graph, inputs):
+        compiles.append(graph)
+        return graph.forward
+
+    x, y = next(batches())
+
+    def objective():
+        return pruner.loss(F.cross_entropy(model(x), y))
+
+    compiled = torch.compile(objective, backend=backend)
+    losses = []
+    for settle in (False, True):
+        if settle:
+            pruner.decide()
+        pruner.strength = 0.01 + settle
+        pruner.clock.forward.zero_()
+        expected = objective()
+        pruner.clock.forward.zero_()
+        losses.append(compiled())
+        torch.testing.assert_close(losses[-1], expected)
+    assert len(compiles) == 1, "nothing is compiled anew"
+    assert losses[0] != losses[1]
+
+
+def test_training_goes_on_softly_after_a_trial_cut():
+    model, pruner, optimizer = build()
+    train(model, pruner, optimizer, 0, 10)
+    trial = pruner.compact()
+    assert sp.cost(trial, EXAMPLE[:1]).macs <= pruner.budget.limit
+    assert pruner.budget.settled
+    train(model, pruner, optimizer, 10, 11)
+    assert not pruner.budget.settled
+
+
+def test_a_loop_that_ends_early_still_gets_a_cut_that_fits():
+    model, pruner, optimizer = build()
+    train(model, pruner, optimizer, 0, 7)
+    compact = pruner.compact()
+    assert 0.99 * pruner.budget.limit <= sp.cost(compact, EXAMPLE[:1]).macs <= pruner.budget.limit
+    x = torch.randn(5, 1, 6, 6)
+    torch.testing.assert_close(compact.eval()(x), model.eval()(x))
+
+
+def test_a_resumed_run_is_the_same_bit_for_bit():
+    model, pruner, optimizer = build()
+    train(model, pruner, optimizer)
+    other, pruner_b, optimizer_b = build()
+    for stop, start in ((11, 0), (19, 11)):
+        train(other, pruner_b, optimizer_b, start, stop)
+        states = copy.deepcopy((other.state_dict(), pruner_b.state_dict(), optimizer_b.state_dict()))
+        other, pruner_b, optimizer_b = build(seed=stop)
+        for part, state in zip((other, pruner_b, optimizer_b), states, strict=True):
+            part.load_state_dict(state)
+    train(other, pruner_b, optimizer_b, 19)
+    for (name, value), theirs in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(value, theirs), name
+    assert pruner.budget.controller.state_dict() == pruner_b.budget.controller.state_dict()
+    assert all(torch.equal(mask, pruner_b.masks()[name]) for name, mask in pruner.masks().items())
+
+
+def test_a_state_of_another_target_is_refused():
+    _, pruner, _ = build()
+    _, longer, _ = build(total_steps=STEPS + 1)
+    with pytest.raises(CheckpointError, match="total_steps"):
+        longer.load_state_dict(pruner.state_dict())
+    plain = sp.SoftPruner(Net(), EXAMPLE)
+    with pytest.raises(CheckpointError, match="with a target"):
+        plain.load_state_dict(pruner.state_dict())
+
+
+def test_an_average_of_weights_is_cut_and_judged_by_the_same_decision():
+    model, pruner, optimizer = build()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    model.train()
+    for x, y in batches():
+        pruner.loss(F.cross_entropy(model(x), y)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+    compact = pruner.compact(average)
+    assert sp.cost(compact, EXAMPLE[:1]).macs <= pruner.budget.limit
+    x = torch.randn(5, 1, 6, 6)
+    torch.testing.assert_close(compact.eval()(x), average.eval()(x))
+
+
+def test_a_cut_that_weights_made_costlier_is_mended():
+    _, pruner, _ = build()
+    pruner.decide()
+    before = {name: int(mask.sum()) for name, mask in pruner.masks().items()}
+    pruner.budget.limit *= 0.97
+    pruner.decide()
+    after = pruner.masks()
+    assert sp.cost(pruner.compact(), EXAMPLE[:1]).macs <= pruner.budget.limit
+    assert 0 < sum(before.values()) - sum(int(mask.sum()) for mask in after.values()) <= 6
+
+
+def test_rounding_holds_and_a_gap_is_told(caplog):
+    _, pruner, _ = build(round_to=8)
+    with caplog.at_level(logging.WARNING, logger="softprune"):
+        compact = pruner.compact()
+    assert all(int(mask.sum()) % 8 == 0 for mask in pruner.masks().values())
+    macs = sp.cost(compact, EXAMPLE[:1]).macs
+    assert macs <= pruner.budget.limit
+    assert (macs < 0.99 * pruner.budget.limit) == ("multiples of 8" in caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strength": 1e-4}, "exclude each other"),
+        ({"total_steps": None}, "needs `total_steps`"),
+        ({"total_steps": 0}, "needs `total_steps`"),
+        ({"target": None}, "goes with a `target`"),
+        ({"target": {"macs": 0.5, "params": 0.5}}, "one key"),
+        ({"target": {"macs": 1e-4}}, "within reach"),
+        ({"target": {"channels": 3}, "min_channels": 10}, "within reach"),
+        ({"target": {"params": 10**9}}, "below the dense"),
+    ],
+)
+def test_contradictions_and_the_impossible_are_refused_and_the_model_is_left_alone(settings, message):
+    model = Net()
+    with pytest.raises(ConfigError, match=message):
+        sp.SoftPruner(model, EXAMPLE, **{"target": {"macs": 0.5}, "total_steps": STEPS, **settings})
+    assert type(model.stem[1]) is nn.BatchNorm2d
+    assert not model._forward_pre_hooks
+
+
+def test_floors_are_those_of_inspect():
+    floor = sp.inspect(Net(), EXAMPLE).floor_macs
+    sp.SoftPruner(Net(), EXAMPLE, target={"macs": floor}, total_steps=10)
+    with pytest.raises(ConfigError, match="within reach"):
+        sp.SoftPruner(Net(), EXAMPLE, target={"macs": floor - 1}, total_steps=10)
+
+
+def test_without_a_target_gates_have_no_override():
+    model = Net()
+    pruner = sp.SoftPruner(model, EXAMPLE)
+    gates = [module.gate for module in model.modules() if hasattr(module, "gate")]
+    assert all(isinstance(gate, SoftGate) and gate.override is None for gate in gates)
+    assert float(pruner.strength) == pytest.approx(1e-4)
+
+
+def test_the_pruner_can_move():
+    model, pruner, _ = build()
+    pruner.decide()
+    model.to(torch.float64)
+    kept = pruner.masks()
+    model.to("cpu")
+    assert all(torch.equal(kept[name], mask) for name, mask in pruner.masks().items())

@@ -1,0 +1,122 @@
+"""The cut that fits, on costs made up for the purpose."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from softprune.budget import Cut, Fitter
+
+
+def chain_cost(widths_factor):
+    """Costs of a chain of layers: neighbours multiply."""
+
+    def cost(masks):
+        kept = [3, *(int(mask.sum()) for mask in masks.values()), 10]
+        return float(sum(f * a * b for f, a, b in zip(widths_factor, kept, kept[1:], strict=False)))
+
+    return cost
+
+
+def fitter(widths=(32, 64, 48), *, seed=0, share=0.5, round_to=1, floor=1, factors=(9, 9, 9, 1)):
+    generator = torch.Generator().manual_seed(seed)
+    alive = {f"s{i}": torch.rand(width, generator=generator) for i, width in enumerate(widths)}
+    cost = chain_cost(factors)
+    dense = cost({name: torch.ones(len(column)) for name, column in alive.items()})
+    return Fitter(alive, dict.fromkeys(alive, floor), round_to, cost, share * dense)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    widths=st.lists(st.integers(8, 64), min_size=2, max_size=5),
+    share=st.floats(0.15, 0.95),
+    seed=st.integers(0, 99),
+    round_to=st.sampled_from([1, 4]),
+)
+def test_never_over_the_limit_and_no_channel_more_would_fit(widths, share, seed, round_to):
+    fit = fitter(tuple(widths), seed=seed, share=share, round_to=round_to, factors=(9,) * (len(widths) + 1))
+    cut = fit.fit()
+    assert cut.cost == fit.cost(cut.counts)
+    floor = fit.cost(fit.at_rank(0))
+    assert cut.cost <= max(fit.limit, floor)
+    for site, count in enumerate(cut.counts):
+        assert 1 <= count <= widths[site]
+        assert count % round_to == 0 or count == widths[site]
+        if count < widths[site] and floor <= fit.limit:
+            more = list(cut.counts)
+            more[site] = min(count + round_to, widths[site])
+            assert fit.cost(tuple(more)) > fit.limit
+
+
+def test_one_percent_is_reached_even_on_the_small_default_network():
+    widths, factors = (32, 32, 64, 64, 128, 128), (576, 576, 144, 144, 36, 36, 1)
+    for seed in range(20):
+        for share in (0.2, 0.5, 0.8):
+            fit = fitter(widths, seed=seed, share=share, factors=factors)
+            assert 0.99 * fit.limit <= fit.fit().cost <= fit.limit
+
+
+def test_channels_stay_in_the_order_of_their_probability():
+    fit = fitter(seed=3)
+    masks = fit.masks(fit.fit().counts)
+    for name, mask in masks.items():
+        column = torch.from_numpy(fit.alive[fit.names.index(name)])
+        assert column[mask].min() > column[~mask].max()
+
+
+def test_the_rank_is_the_same_from_anywhere():
+    fit = fitter(widths=(200, 300, 100), seed=1)
+    exact = fit.rank()
+    assert fit.cost(fit.at_rank(exact)) <= fit.limit < fit.cost(fit.at_rank(exact + 1))
+    for near in (0, exact - 5, exact, exact + 5, 600):
+        assert fitter(widths=(200, 300, 100), seed=1).rank(near) == exact
+
+
+def test_the_edge_lies_between_the_last_that_stays_and_the_first_that_goes():
+    fit = fitter(seed=2)
+    rank = fit.rank()
+    assert fit.row[rank] <= fit.edge(rank) <= fit.row[rank - 1]
+
+
+def test_a_cut_in_force_is_mended_not_made_anew():
+    fit = fitter(seed=4)
+    good = fit.fit()
+    over = Cut(tuple(count + 1 for count in good.counts), fit.cost(tuple(count + 1 for count in good.counts)))
+    assert over.cost > fit.limit
+    mended = fit.refine(over)
+    assert 0.99 * fit.limit <= mended.cost <= fit.limit
+    assert sum(abs(a - b) for a, b in zip(mended.counts, over.counts, strict=True)) <= 8
+
+
+def test_an_exchange_closes_a_gap_that_no_single_channel_fits_into():
+    # Nine channels of 10, then such of 7: the row's order leaves 90 of 95, into which no seven fits.
+    alive = {"a": torch.linspace(0.99, 0.91, 9), "b": torch.linspace(0.5, 0.1, 12)}
+
+    def cost(masks):
+        return 10.0 * int(masks["a"].sum()) + 7.0 * int(masks["b"].sum())
+
+    fit = Fitter(alive, {"a": 0, "b": 0}, 1, cost, 95.0)
+    cut = fit.fit()
+    assert cut == Cut((8, 2), 94.0) or cut.cost == 95.0
+    assert 0.99 * fit.limit <= cut.cost
+
+
+def test_channels_that_nobody_reads_do_not_come_back():
+    alive = {"a": torch.linspace(0.9, 0.1, 10), "dead": torch.linspace(0.05, 0.01, 10)}
+    fit = Fitter(alive, {"a": 0, "dead": 0}, 1, lambda masks: 10.0 * int(masks["a"].sum()), 55.0)
+    assert fit.fit().counts == (5, 0)
+
+
+def test_equal_probabilities_are_cut_in_the_order_of_the_channels():
+    alive = {"a": torch.full((6,), 0.5)}
+    fit = Fitter(alive, {"a": 0}, 1, lambda masks: float(masks["a"].sum()), 4.0)
+    assert fit.masks(fit.fit().counts)["a"].tolist() == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("round_to", [4, 8])
+def test_a_width_that_is_no_multiple_may_stay_whole(round_to):
+    alive = {"a": torch.linspace(0.9, 0.1, 10)}
+    fit = Fitter(alive, {"a": 0}, round_to, lambda masks: float(masks["a"].sum()), 9.0)
+    assert fit.fit().counts == (8,)
+    assert fit.at_rank(9) == (10,)
+    assert fit.refine(Cut((10,), 10.0)).counts == (8,)

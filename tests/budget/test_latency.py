@@ -1,0 +1,128 @@
+"""Latency tables: the arithmetic on made-up times, and a real measurement that only has to be sane."""
+
+import pytest
+import torch
+from torch import nn
+
+import softprune as sp
+from softprune.budget import LatencyTable, measure_latency
+from softprune.budget.latency import Grid
+from softprune.errors import ConfigError
+from softprune.graph import trace
+from softprune.plan import make_plan
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1, groups=16),
+        nn.Conv2d(16, 24, 3, groups=2),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24, 5),
+    )
+
+
+def chain():
+    layers = list(network())
+    return nn.Sequential(*layers[:3], nn.Conv2d(16, 24, 3), *layers[5:])
+
+
+EXAMPLE = torch.zeros(2, 3, 8, 8)
+
+
+def test_times_between_the_measured_widths_are_interpolated():
+    grid = Grid((4, 8), (10, 20), ((1.0, 2.0), (3.0, 4.0)))
+    assert grid(4, 10) == 1.0
+    assert grid(6, 10) == 2.0
+    assert grid(6, 15) == 2.5
+    assert grid(1, 1) == 1.0, "below the smallest measured width nothing is promised"
+    assert grid.times(3)(8, 20) == 12.0
+
+
+def made_up_table(**changes):
+    layer, norm = Grid((1, 16), (1, 24), ((0.1, 1.0), (1.0, 2.0))), Grid((1,), (1, 16), ((0.0, 0.16),))
+    values = {
+        "backend": "eager",
+        "device": "cpu",
+        "batch": 1,
+        "threads": 1,
+        "layers": {"3": layer},
+        "norms": {"1": norm},
+        "indices": {},
+        "dense_ms": 3.0,
+        "rest_ms": 0.5,
+        "scale": 1.0,
+    }
+    return LatencyTable(**{**values, **changes})
+
+
+def test_a_plan_costs_the_sum_of_its_parts_and_the_rest():
+    model = chain()
+    graph = trace(model, EXAMPLE)
+    dense = make_plan(graph, model, {})
+    assert made_up_table()(dense) == pytest.approx(0.5 + 2.0 + 0.16)
+    assert made_up_table(scale=0.5)(dense) == pytest.approx(0.5 + 1.0 + 0.08)
+    half = make_plan(graph, model, {"1": torch.arange(16) % 8 < 4})
+    assert len(half.modules["1"].outputs) == 8
+    assert made_up_table()(half) < made_up_table()(dense)
+
+
+def test_a_table_survives_as_plain_values():
+    table = made_up_table()
+    assert LatencyTable.from_dict(table.to_dict()) == table
+
+
+def test_every_kind_of_layer_is_measured_and_the_model_left_alone():
+    model = network().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    table = measure_latency(trace(model, EXAMPLE), model, EXAMPLE, batch=4)
+    assert (table.batch, table.backend, table.device) == (4, "eager", "cpu")
+    assert set(table.layers) == {"0", "3", "4", "9"}
+    assert set(table.norms) == {"1", "5"}
+    assert all(value > 0 for grid in table.layers.values() for row in grid.ms for value in row)
+    for grid in table.layers.values():
+        assert list(grid.outputs) == sorted(grid.outputs)
+        assert all(list(row) == sorted(row) for row in grid.ms), "wider is never quicker"
+    dense = make_plan(trace(model, EXAMPLE), model, {})
+    assert table(dense) == pytest.approx(table.dense_ms, rel=0.3)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_unknown_backend_is_refused():
+    model = network()
+    with pytest.raises(ConfigError, match="one of eager"):
+        measure_latency(trace(model, EXAMPLE), model, EXAMPLE, backend="tensorrt")
+
+
+def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, caplog):
+    # A made-up clock: what is measured depends on sizes alone, so that the test does not on the machine.
+    calls = {"made": 0}
+
+    def fake_table(graph, model, example, *, batch):
+        calls["made"] += 1
+        widths = {"0": (3, 16), "3": (16, 24), "8": (24, 5)}
+        layers = {
+            name: Grid((1, i), (1, o), ((calls["made"] * 0.01, 0.5), (0.5, 1.0)))
+            for name, (i, o) in widths.items()
+        }
+        return made_up_table(layers=layers, norms={}, dense_ms=3.5, batch=batch)
+
+    monkeypatch.setattr("softprune.methods.scp.measure_latency", fake_table)
+    pruner = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10, latency_batch=2)
+    assert pruner.budget.dense == pytest.approx(3.5)
+    with caplog.at_level("INFO", logger="softprune"):
+        pruner.compact()
+    assert "measured; dense" in caplog.text
+    kept = pruner.budget.latency(pruner.plan())
+    assert 0.98 * 2.8 < kept <= 2.8
+    other = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10)
+    assert other.budget.latency != pruner.budget.latency
+    other.load_state_dict(pruner.state_dict())
+    assert other.budget.latency == pruner.budget.latency
+    assert other.budget.limit == pruner.budget.limit

@@ -1,0 +1,107 @@
+"""Targets through recipes and the trainer: met, resumed bit for bit, never fought by a schedule of the strength."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from softprune.errors import ConfigError
+from softprune.train.checkpoint import read_newest
+from softprune.train.config import MethodConfig, RunConfig, TrainConfig
+from softprune.train.method import check_method
+from softprune.train.progress import Listener
+from softprune.train.recipe import load_recipe
+from softprune.train.run import resume, start
+
+NETWORK = """
+from torch import nn
+
+def block(inputs, outputs, stride):
+    return [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+def net(num_classes):
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, num_classes)]
+    return nn.Sequential(*block(1, 16, 2), *block(16, 24, 1), *block(24, 32, 2), *head)
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "budget_networks.py").write_text(NETWORK)
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        '[model]\nname = "budget_networks:net"\n[data]\nbatch_size = 120\n[train]\nepochs = 3\nthreads = 1\n'
+    )
+    yield lambda *overrides: load_recipe(str(recipe), overrides)
+    torch.set_num_threads(threads)
+    sys.modules.pop("budget_networks", None)
+
+
+class StopAfter(Listener):
+    """Stops a run after some steps, as SIGTERM would."""
+
+    def __init__(self, monkeypatch, steps):
+        self.left = steps
+        monkeypatch.setattr(
+            "softprune.train.signals.StopWatch.reason", lambda _: "a test" if self.left <= 0 else None
+        )
+
+    def on_step(self, done):
+        self.left -= 1
+
+
+def figures(run: Path):
+    result = json.loads((run / "result.json").read_text())
+    rows = [
+        {k: v for k, v in row.items() if k not in ("seconds", "images_per_second")}
+        for row in result["epochs"]
+    ]
+    return result, rows
+
+
+def test_a_recipes_target_is_met_and_a_stopped_run_ends_the_same(config, tmp_path, monkeypatch):
+    settings = config("method.target.macs=50%", "train.ema=0.9")
+    assert settings.method.target == {"macs": "50%"}
+    start(settings, tmp_path / "whole", device="cpu")
+    result, rows = figures(tmp_path / "whole")
+    limit = result["dense"]["macs"] // 2
+    assert 0.99 * limit <= result["compact"]["macs"] <= limit
+    assert [row["variant"] for row in result["table"]] == ["dense", "masked", "compact"]
+    assert result["table"][1]["top1"] == result["table"][2]["top1"] == rows[-1]["test_top1"]
+    strengths = [row["strength"] for row in rows]
+    assert strengths[-1] == 0.0
+    assert len(set(strengths)) == 3, "the controller moves it, and no schedule puts it back"
+    with monkeypatch.context() as patch:
+        stopped = start(settings, tmp_path / "pieces", device="cpu", listener=StopAfter(patch, 17))
+    assert stopped.stopped == "a test"
+    resume(tmp_path / "pieces", device="cpu")
+    assert figures(tmp_path / "pieces")[1] == rows
+    whole, pieces = (read_newest(tmp_path / name / "checkpoints")[1] for name in ("whole", "pieces"))
+    assert all(torch.equal(value, pieces["model"][name]) for name, value in whole["model"].items())
+    assert (
+        whole["stage"]["pruner"]["budget"]["controller"] == pieces["stage"]["pruner"]["budget"]["controller"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("method.target.flops=0.5",), "macs, params, channels, latency"),
+        (("method.target.macs=2%", "method.target.params=0.5"), "one key"),
+        (("method.target.macs=0.5", "method.name=dense"), "prunes nothing"),
+        (("method.target.macs=0.5", "train.compact_at=1"), "cannot go with method.target"),
+    ],
+)
+def test_wrong_targets_are_refused_before_a_run(config, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        config(*overrides)
+
+
+def test_a_target_needs_a_method_that_can_pursue_it():
+    with pytest.raises(ConfigError, match="can pursue one: scp"):
+        check_method(MethodConfig(name="slimming", target={"macs": 0.5}))
+    RunConfig(method=MethodConfig(target={"macs": 0.5}), train=TrainConfig(epochs=1))
