@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sfp": {"ratio": 0.5},
     "fpgm": {"ratio_dist": 0.25, "ratio_norm": 0.25},
     "sss": {"strength": 2.0},
-    "variational": {"mu_below": 0.99, "sigma_below": 1.0},
+    "variational": {"mu_below": 0.99},
     "l1": {"ratio": 0.5},
     "random": {"ratio": 0.5},
 }

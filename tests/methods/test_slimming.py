@@ -113,6 +113,19 @@ def test_an_emptied_layer_is_no_error(network: type[nn.Module]) -> None:
     torch.testing.assert_close(pruner.compact().eval()(images), model.eval()(images))
 
 
+def test_scales_start_where_the_authors_start_them_but_not_again_after_a_resume() -> None:
+    pruner = SlimmingPruner(Chain(8), batch()[0], initial_scale=0.5)
+    optimizer = sgd(pruner)
+    assert (pruner.model[1].weight == 0.5).all()  # type: ignore[index]
+    train(pruner, optimizer)
+    weights = pruner.model[1].weight.detach().clone()  # type: ignore[index]
+    again = SlimmingPruner(Chain(8), batch()[0], initial_scale=0.5)
+    again.model.load_state_dict(pruner.model.state_dict())
+    again.load_state_dict(pruner.state_dict())
+    sgd(again)
+    assert again.model[1].weight.equal(weights)  # type: ignore[index]
+
+
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"`ratio` is the share of channels that goes.*Got 1"):
         SlimmingPruner(Chain(), batch()[0], ratio=1)

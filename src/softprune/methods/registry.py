@@ -109,7 +109,7 @@ REGISTRY: dict[str, Method] = {
         title="Variational Pruning",
         description="BatchNorm scales with a posterior; those that settle at zero go (a reconstruction)",
         paper="Zhao et al., CVPR 2019",
-        suggested={"strength": 2e-5},
+        suggested={"strength": 2e-6},
         reconstruction=True,
     ),
     "l1": Method(

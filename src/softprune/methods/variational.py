@@ -61,10 +61,11 @@ class VariationalPruner(AffinePruner, StoredPruner):
     Args:
         model: Any network with BatchNorms that an activation follows; masked in place.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        strength: Weight of the divergence; 1 / (number of training images) is the evidence lower bound.
+        strength: Weight of the divergence; 1 / (number of training images) would be the evidence lower bound.
         mu_below: A dropped channel's |mu| is below this.
         sigma_below: And its sigma below this.
-        sigma: Standard deviation at the start.
+        sigma: Standard deviation at the start. A scale that decays from 1 to 0 lets it grow by a factor of 1.4, so
+            that it must start well below `sigma_below`.
         include: Only these BatchNorms, by name with wildcards.
         exclude: Not these.
         round_to: Keep a multiple of this many channels at every site.
@@ -80,10 +81,10 @@ class VariationalPruner(AffinePruner, StoredPruner):
         model: nn.Module,
         example: ExampleLike,
         *,
-        strength: float = 2e-5,
+        strength: float = 2e-6,
         mu_below: float = 0.02,
         sigma_below: float = 0.01,
-        sigma: float = 0.05,
+        sigma: float = 0.005,
         include: Globs = None,
         exclude: Globs = None,
         round_to: int = 1,
