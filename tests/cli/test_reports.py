@@ -1,10 +1,7 @@
 """`report` and `compare`."""
 
-import copy
-import json
+import shutil
 from pathlib import Path
-
-from softprune.cli.reports import comparison_rows
 
 
 def test_report_of_a_finished_run(softprune, finished: Path) -> None:
@@ -20,21 +17,20 @@ def test_compare_prints_a_row_per_method_and_writes_a_page(softprune, finished: 
     assert (tmp_path / "page.html").stat().st_size > 5_000
     header, *rows = result.output.splitlines()[:3]
     assert "drop" in header
-    assert [row.split()[2] for row in rows] == ["dense", "scp"]
+    assert [row.split()[2] for row in rows] == ["Dense", "SCP"]
 
 
-def test_seeds_are_averaged_and_the_drop_is_against_the_runs_own_baseline(finished: Path) -> None:
-    first = json.loads((finished / "result.json").read_text())
-    second = copy.deepcopy(first)
-    second["seed"] = 1
-    second["last"]["top1"] = first["last"]["top1"] + 2.0
-    (row,) = comparison_rows([first, second])
-    assert row[4] == "2"
-    mean = first["last"]["top1"] + 1.0
-    assert row[5] == f"{mean:.2f} +- 1.41"
-    assert row[7] == f"{first['table'][0]['top1'] - mean:.2f} +- 1.41"
-    (alone,) = comparison_rows([first])
-    assert "+-" not in alone[5]
+def test_compare_takes_a_whole_sweep_and_writes_its_table(softprune, finished: Path, tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    for name in ("one", "two"):
+        shutil.copytree(finished, sweep / name)
+    (sweep / "begun").mkdir()
+    (sweep / "begun" / "config.toml").touch()
+    result = softprune("compare", str(sweep), "--out", "tables/table.md")
+    assert result.exit_code == 0, result.output
+    lines = (tmp_path / "tables" / "table.md").read_text().splitlines()
+    assert lines[2].split(" | ")[5] == "2"
+    assert "±" in lines[2]
 
 
 def test_an_unfinished_run_cannot_be_compared(softprune, tmp_path: Path) -> None:

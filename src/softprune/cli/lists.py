@@ -1,7 +1,7 @@
 """The lists: `methods`, `models`, `data`, `recipes`."""
 
 from softprune.cli.app import command
-from softprune.cli.output import print_table
+from softprune.cli.output import print_table, say
 
 
 @command
@@ -39,8 +39,11 @@ def data() -> None:
 
 @command
 def recipes() -> None:
-    """List the recipes, for `softprune train NAME`."""
+    """List the recipes, for `softprune train NAME`, and the sweeps, for `softprune sweep NAME`."""
     from softprune.train.recipe import recipe_names
     from softprune.train.reference import recipe_title
+    from softprune.train.sweep import sweep_names, sweep_title
 
     print_table("", ["recipe", "what it is"], [[name, recipe_title(name)] for name in recipe_names()])
+    say()
+    print_table("", ["sweep", "what it is"], [[name, sweep_title(name)] for name in sweep_names()])

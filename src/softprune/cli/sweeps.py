@@ -1,0 +1,143 @@
+"""`sweep`: a grid of runs side by side."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from softprune.cli.app import EXIT_STOPPED, command
+from softprune.cli.output import console, count, error_line, percent, print_table, say
+from softprune.cli.reports import print_comparison
+from softprune.cli.training import DataDir, TimeLimit, parse_time
+from softprune.train.sweeping import Job, SweepListener
+
+EXIT_FAILED = 1
+"""Some runs of the sweep failed."""
+
+
+@command
+def sweep(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A TOML file with recipes and a grid, or a name from `softprune recipes`.",
+            show_default=False,
+        ),
+    ],
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="Runs side by side, one process each.")
+    ] = 1,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the runs. [default: runs/NAME]")
+    ] = None,
+    data_dir: DataDir = None,
+    time_limit: TimeLimit = None,
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu, cuda, or several, as in cuda:0,cuda:1.")
+    ] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
+) -> None:
+    """Run a grid of recipes side by side; again, and it goes on where it stopped.
+
+    A finished run is left as it is, an unfinished one goes on from its newest checkpoint, and one that failed is
+    tried again. A failure stops no other run. SIGTERM, Ctrl-C and --time-limit let all runs save and exit with
+    code 75; code 1 says that some runs failed.
+    """
+    seconds = parse_time(time_limit)
+    from softprune.train.sweep import read_sweep
+    from softprune.train.sweeping import SweepRunner
+
+    planned = read_sweep(file, out, data_dir=data_dir)
+    if dry_run:
+        rows = [
+            [cell.name, cell.config.method.name, _status(cell.folder.path), cell.after or "-"]
+            for cell in planned.cells
+        ]
+        print_table(f"{len(planned.cells)} runs in {planned.folder}", ["run", "method", "", "after"], rows)
+        return
+    runner = SweepRunner(planned, jobs=jobs, devices=_devices(device), data_dir=data_dir)
+    with _watching() as listener:
+        reason = runner.run(listener, seconds)
+    done = [job.cell.folder.path for job in runner.jobs if job.state == "done"]
+    if done:
+        print_comparison(done)
+    failed = [job for job in runner.jobs if job.state in ("failed", "blocked")]
+    for job in failed:
+        words = (
+            job.last_words() if job.state == "failed" else [f"it comes after {job.cell.after}, which failed"]
+        )
+        error_line(f"{job.cell.name} {job.state}: {' / '.join(words)} ({job.log})")
+    if reason is not None:
+        say(f"Stopped by {reason}; everything is saved. The same command goes on.")
+        raise typer.Exit(EXIT_STOPPED)
+    say(f"{len(done)} of {len(runner.jobs)} runs done: {planned.folder}")
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _status(folder: Path) -> str:
+    if (folder / "result.json").is_file():
+        return "done"
+    return "begun" if (folder / "config.toml").is_file() else "new"
+
+
+def _devices(device: str) -> list[str]:
+    """Devices for the runs in turn; `auto` with several GPUs means all of them."""
+    if device != "auto":
+        return [part.strip() for part in device.split(",")]
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return [f"cuda:{number}" for number in range(gpus)] if gpus > 1 else ["auto"]
+
+
+class _Lines(SweepListener):
+    """One plain line when a run starts or ends."""
+
+    def on_change(self, job: Job) -> None:
+        say("  ".join([f"{job.state:<8}", job.cell.name, *_facts(job)]))
+
+
+class _Screen(SweepListener):
+    """A table of all runs that follows them."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def on_look(self, jobs: Sequence[Job]) -> None:
+        table = Table(title_justify="left")
+        for column in ("run", "state", "epoch", "top-1 %", "MACs", "time"):
+            table.add_column(column, justify="left" if column in ("run", "state") else "right")
+        for job in jobs:
+            table.add_row(job.cell.name, job.state, *_cells(job))
+        self._live.update(table)
+
+
+def _cells(job: Job) -> list[str]:
+    row = job.last_row() if job.state != "waiting" else None
+    time = f"{job.seconds:,.0f} s" if job.seconds else "-"
+    if row is None:
+        return ["-", "-", "-", time]
+    epochs = job.cell.config.train.epochs + job.cell.config.finetune.epochs
+    return [f"{row['epoch'] + 1}/{epochs}", percent(row["test_top1"]), count(row["macs"]), time]
+
+
+def _facts(job: Job) -> list[str]:
+    if job.state == "running":
+        return []
+    epoch, top1, macs, time = _cells(job)
+    facts = [f"epoch {epoch}", f"top-1 {top1}%", f"{macs} MACs", time]
+    return facts if job.state == "done" else [*facts, *job.last_words(1)]
+
+
+@contextmanager
+def _watching() -> Iterator[SweepListener]:
+    if not console().is_terminal:
+        yield _Lines()
+        return
+    with Live(console=console(), refresh_per_second=2) as live:
+        yield _Screen(live)

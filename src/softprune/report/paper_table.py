@@ -1,0 +1,195 @@
+"""The paper's table for a set of runs: one row per method, network and fine-tuning, the paper's figures beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .formats import cut
+from .grouping import Spread, spread, with_baselines
+from .paper import PaperFigures, paper_figures
+from .records import Moment, Run, Totals
+from .sections.headline import known_as
+
+FT = "-ft"
+"""How the name of a recipe ends that fine-tunes; without it, it is the name of the same recipe without."""
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """Means and spreads over the runs that differ in their seed alone."""
+
+    data: str
+    model: str
+    method: str
+    name: str
+    finetuned: bool
+    n: int
+    baseline: Spread
+    last: Spread
+    best: Spread
+    shipped: Spread
+    drop: Spread
+    channels: Spread
+    params: Spread
+    flops: Spread
+    macs: Spread
+    paper: PaperFigures | None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One run as one line of the table; a fine-tuned run gives two."""
+
+    run: Run
+    name: str
+    finetuned: bool
+    last: float | None
+    best: float | None
+    shipped: float | None
+
+
+def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> list[PaperRow]:
+    """The rows, by data set, network and the order in which the runs were given. `titles`: methods in words."""
+    entries = [entry for run in with_baselines(runs) for entry in _entries(run)]
+    names = {(e.run.data, e.run.model, e.name) for e in entries if e.run.name == e.name}
+    groups: dict[tuple[str, str, str, str, bool], list[_Entry]] = {}
+    for entry in entries:
+        run = entry.run
+        # What a fine-tuned run was before is a row of its own only where no run of its own says the same.
+        if entry.name != run.name and (run.data, run.model, entry.name) in names:
+            continue
+        groups.setdefault(
+            (run.data, run.model, _label(run, titles or {}), entry.name, entry.finetuned), []
+        ).append(entry)
+    rows = [_row(*key, members) for key, members in groups.items()]
+    order = {key: number for number, key in enumerate(dict.fromkeys((row.data, row.model) for row in rows))}
+    return sorted(rows, key=lambda row: (order[row.data, row.model], row.method != "Dense"))
+
+
+def _entries(run: Run) -> list[_Entry]:
+    last, best = _top1(run.last), _top1(run.best)
+    entries = [_Entry(run, run.name, run.finetuned, last, best, run.shipped_top1)]
+    before = run.variant("masked")
+    if run.finetuned and before is not None:
+        entries.insert(0, _Entry(run, run.name.removesuffix(FT), False, before.top1, None, None))
+    return entries
+
+
+def _label(run: Run, titles: Mapping[str, str]) -> str:
+    if run.method == "dense":
+        return "Dense"
+    title = titles.get(run.method, run.method)
+    return f"{title} without ReLU" if run.masks.get("use_relu") is False else title
+
+
+def _row(
+    data: str, model: str, method: str, name: str, finetuned: bool, members: Sequence[_Entry]
+) -> PaperRow:
+    def over(get: Callable[[_Entry], float | None]) -> Spread:
+        return spread(get(entry) for entry in members)
+
+    def less(get: Callable[[Totals], float | None]) -> Spread:
+        if method == "Dense":
+            return Spread(None, None, 0)
+        return over(lambda entry: cut(get(entry.run.dense), get(entry.run.compact)))
+
+    dense = method == "Dense"
+    return PaperRow(
+        data=known_as(data),
+        model=known_as(model),
+        method=method,
+        name=name,
+        finetuned=finetuned,
+        n=len(members),
+        baseline=over(lambda entry: entry.run.dense_top1),
+        last=over(lambda entry: entry.last),
+        best=over(lambda entry: entry.best),
+        shipped=over(lambda entry: entry.shipped),
+        drop=Spread(None, None, 0) if dense else over(_drop),
+        channels=less(lambda totals: _first(totals.paper_channels, totals.channels)),
+        params=less(lambda totals: _first(totals.paper_params, totals.params)),
+        flops=less(lambda totals: _first(totals.paper_flops, totals.macs)),
+        macs=less(lambda totals: totals.macs),
+        paper=paper_figures().get(name),
+    )
+
+
+def _drop(entry: _Entry) -> float | None:
+    baseline = entry.run.dense_top1
+    return None if baseline is None or entry.last is None else baseline - entry.last
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _top1(moment: Moment | None) -> float | None:
+    return moment.top1 if moment else None
+
+
+# --- as text -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Column:
+    head: str
+    digits: int
+    ours: Callable[[PaperRow], Spread]
+    theirs: Callable[[PaperFigures], float | None] | None = None
+
+
+COLUMNS = (
+    _Column("baseline", 2, lambda row: row.baseline, lambda paper: paper.baseline),
+    _Column("acc. last", 2, lambda row: row.last),
+    _Column("acc. best", 2, lambda row: row.best, lambda paper: paper.top1),
+    _Column("compact", 2, lambda row: row.shipped),
+    _Column("drop", 2, lambda row: row.drop, lambda paper: paper.drop),
+    _Column("channels cut", 1, lambda row: row.channels, lambda paper: paper.channels),
+    _Column("params cut", 1, lambda row: row.params, lambda paper: paper.params),
+    _Column("FLOPs cut", 1, lambda row: row.flops, lambda paper: paper.flops),
+    _Column("MACs cut", 1, lambda row: row.macs),
+)
+
+
+def table_cells(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
+    """The table as text: column heads, and the rows' cells. The paper's columns appear where a row has figures."""
+    quoted = any(row.paper is not None for row in rows)
+    heads = ["data", "model", "method", "FT", "run", "n"]
+    cells = [
+        [row.data, row.model, row.method, "O" if row.finetuned else "X", row.name, str(row.n)] for row in rows
+    ]
+    for column in COLUMNS:
+        heads.append(column.head)
+        for row, line in zip(rows, cells, strict=True):
+            line.append(_text(column.ours(row), column.digits))
+        if quoted and column.theirs is not None:
+            heads.append("paper")
+            for row, line in zip(rows, cells, strict=True):
+                figure = None if row.paper is None else column.theirs(row.paper)
+                line.append("-" if figure is None else f"{figure:.{column.digits}f}")
+    return heads, cells
+
+
+def markdown(rows: Sequence[PaperRow]) -> str:
+    """The table in Markdown, with what its columns mean."""
+    heads, cells = table_cells(rows)
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines += [f"| {' | '.join(line)} |" for line in cells]
+    return "\n".join([*lines, "", EXPLANATION, ""])
+
+
+EXPLANATION = (
+    "Percent; mean ± sample standard deviation over the n runs that differ in their seed alone. Baseline: the dense "
+    "network's top-1 after its last epoch. Acc. last and best: the pruned network after the last epoch, and at its "
+    "best test epoch, which is what the paper reports. Compact: the network that was written. Drop: baseline minus "
+    "last. Channels, params and FLOPs as the paper counts them where it has a rule for the network, exact elsewhere; "
+    "MACs exact. FT: fine-tuned after the cut; such a run also gives the row before it."
+)
+
+
+def _text(value: Spread, digits: int) -> str:
+    if value.mean is None:
+        return "-"
+    mean = f"{value.mean:.{digits}f}"
+    return mean if value.deviation is None else f"{mean} ± {value.deviation:.{digits}f}"

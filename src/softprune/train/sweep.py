@@ -1,0 +1,220 @@
+"""Sweeps: a TOML file that names recipes and a grid of settings, resolved into runs before any of them starts."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from softprune.errors import ConfigError
+from softprune.train import toml
+from softprune.train.config import RunConfig
+from softprune.train.method import check_method
+from softprune.train.recipe import find_recipe, load_recipe, read_toml
+from softprune.train.records import RunFolder
+from softprune.train.schema import nearest
+
+_TOP = ("name", "grid", "run")
+_RUN = ("recipe", "name", "set", "grid", "after")
+_AFTER = "{after}"
+"""In a value of `set`, the folder of the run named by `after`."""
+
+Point = dict[str, Any]
+"""One value for each key of a grid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of a sweep."""
+
+    name: str
+    """Unique in the sweep; the run's folder is called so."""
+    recipe: str
+    settings: tuple[str, ...]
+    """What ``softprune train --set`` takes."""
+    folder: RunFolder
+    config: RunConfig
+    point: Point
+    after: str | None = None
+    """The cell that must have finished before."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command that starts the run, or goes on with it."""
+        if self.folder.config.is_file():
+            return ["resume", str(self.folder.path)]
+        chosen = [part for setting in self.settings for part in ("--set", setting)]
+        return ["train", self.recipe, *chosen, "--out", str(self.folder.path)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid of runs and where they lie."""
+
+    name: str
+    folder: Path
+    cells: tuple[Cell, ...]
+
+
+def sweep_folder() -> Path:
+    """The folder of the sweeps that ship with softprune."""
+    return Path(str(resources.files("softprune"))) / "sweeps"
+
+
+def sweep_names() -> list[str]:
+    """Names of the sweeps that ship with softprune."""
+    return sorted(path.stem for path in sweep_folder().glob("*.toml"))
+
+
+def sweep_title(name: str) -> str:
+    """The first comment of a sweep that ships with softprune."""
+    first = (sweep_folder() / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
+    return first.lstrip("# ")
+
+
+def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: str | None = None) -> Sweep:
+    """The runs of a sweep (a TOML file, or the name of one that ships), all of them checked; nothing is written."""
+    path = Path(sweep)
+    if not path.is_file():
+        path = sweep_folder() / f"{sweep}.toml"
+    if not path.is_file():
+        raise ConfigError(
+            f"A sweep must be a TOML file or one of {', '.join(sweep_names())}. Got {str(sweep)!r}, which is neither."
+            f"{nearest(str(sweep), sweep_names())}"
+        )
+    try:
+        return _resolve(path, read_toml(path), out, data_dir)
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error}") from error
+
+
+def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data_dir: str | None) -> Sweep:
+    _only(values, _TOP, "a sweep")
+    name = str(values.get("name", path.stem))
+    folder = Path(out) if out is not None else Path("runs") / name
+    runs = values.get("run")
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+        raise ConfigError("A sweep must have at least one [[run]] with a recipe. Got none.")
+    cells: list[Cell] = []
+    for run in runs:
+        _only(run, _RUN, "[[run]]")
+        cells += _cells_of(run, values.get("grid", {}), path.parent, folder, data_dir, cells)
+    return Sweep(name, folder, tuple(cells))
+
+
+def _cells_of(
+    run: Mapping[str, Any],
+    grid: Any,
+    base: Path,
+    folder: Path,
+    data_dir: str | None,
+    before: Sequence[Cell],
+) -> list[Cell]:
+    recipe = run.get("recipe")
+    if not isinstance(recipe, str):
+        raise ConfigError(f"Every [[run]] must have a recipe: its name or a TOML file. Got {recipe!r}.")
+    beside = base / recipe
+    found = find_recipe(str(beside) if beside.suffix == ".toml" and beside.is_file() else recipe)
+    label = str(run.get("name", found.stem))
+    cells: list[Cell] = []
+    for point in _points({**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}):
+        after = _after(run.get("after"), point, before)
+        values = {**run.get("set", {}), **point}
+        # Runs that differ in their seed alone are repetitions and share a name.
+        shared = {key: value for key, value in point.items() if key != "seed"}
+        values["name"] = label + _suffix(shared)
+        if data_dir is not None:
+            values["data.dir"] = str(Path(data_dir).expanduser().resolve())
+        settings = tuple(_setting(key, value, after) for key, value in values.items())
+        config = load_recipe(str(found), settings)
+        check_method(config.method, compact_at=config.train.compact_at)
+        cell = Cell(
+            name=label + _suffix(point),
+            recipe=str(found),
+            settings=settings,
+            folder=RunFolder(folder / (label + _suffix(point))),
+            config=config,
+            point=point,
+            after=None if after is None else after.name,
+        )
+        if any(cell.name == other.name for other in (*before, *cells)):
+            raise ConfigError(
+                f"The runs of a sweep must have different names. Got {cell.name!r} twice; give one of them `name`."
+            )
+        _check_started(cell)
+        cells.append(cell)
+    return cells
+
+
+def _check_started(cell: Cell) -> None:
+    """A run that was started must have been started with these settings."""
+    if not cell.folder.config.is_file():
+        return
+    started = cell.folder.read_config()
+    if replace(started, data=replace(started.data, dir=cell.config.data.dir)) != cell.config:
+        raise ConfigError(
+            f"{cell.folder.path} holds a run with other settings than {cell.name!r} has now. Got a changed sweep or "
+            "recipe; give the run another name, the sweep another folder (--out), or remove the old run."
+        )
+
+
+def _checked_grid(grid: Any) -> dict[str, list[Any]]:
+    if not isinstance(grid, Mapping):
+        raise ConfigError(f"`grid` must be a table of settings with a list of values each. Got {grid!r}.")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"`grid` must give every setting a list of values. Got {key} = {values!r}.")
+    return dict(grid)
+
+
+def _points(grid: Mapping[str, list[Any]]) -> list[Point]:
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _suffix(point: Point) -> str:
+    """`-strength0.0001-seed2`: the last part of each key, with its value."""
+    parts = [f"{key.rpartition('.')[2]}{_shown(value)}" for key, value in point.items()]
+    return "".join(f"-{part}" for part in parts)
+
+
+def _shown(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text)
+
+
+def _after(label: Any, point: Point, before: Sequence[Cell]) -> Cell | None:
+    """The cell that a run waits for: of the run called `label`, the one with the same values in the grid."""
+    if label is None:
+        return None
+    same = [
+        cell
+        for cell in before
+        if cell.name == str(label) + _suffix(cell.point)
+        and all(point.get(key, value) == value for key, value in cell.point.items())
+    ]
+    if len(same) != 1:
+        known = sorted({cell.name for cell in before})
+        raise ConfigError(
+            "`after` must name one earlier [[run]], which has no setting in its grid that this one lacks. Got "
+            f"{label!r}, which fits {len(same)} of: {', '.join(known) or 'no run'}."
+        )
+    return same[0]
+
+
+def _setting(key: str, value: Any, after: Cell | None) -> str:
+    if isinstance(value, str) and _AFTER in value:
+        if after is None:
+            raise ConfigError(f"{_AFTER} is the folder of the run that `after` names. Got none for {key}.")
+        value = value.replace(_AFTER, str(after.folder.path))
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{toml.dumps({k: v}).strip()}" for k, v in value.items())
+        return f"{key}={{{inside}}}"
+    return f"{key}={toml.dumps({'x': value}).strip().removeprefix('x = ')}"
+
+
+def _only(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{where} can have {', '.join(known)}. Got {key!r}.{nearest(key, known)}")

@@ -1,0 +1,102 @@
+"""The paper's table: rows per method and fine-tuning, means over seeds, and the paper's figures beside ours."""
+
+from pathlib import Path
+
+import pytest
+
+from softprune.report import markdown, paper_figures, paper_rows, table_cells
+from softprune.report.records import Epoch, Moment, Run, Totals, Variant
+
+NOTHING = Totals()
+
+
+def run(name: str, method: str, seed: int = 0, top1: float = 90.0, **more: object) -> Run:
+    dense = Totals(macs=100, params=50, channels=10, paper_flops=210, paper_params=50, paper_channels=10)
+    compact = Totals(macs=40, params=20, channels=5, paper_flops=105, paper_params=30, paper_channels=4)
+    values = {
+        "path": Path(name),
+        "name": name,
+        "model": "vgg16",
+        "data": "cifar10",
+        "method": method,
+        "command": "",
+        "seed": seed,
+        "started": "",
+        "finished": "",
+        "wall_seconds": None,
+        "images_per_second": None,
+        "dense": dense,
+        "compact": dense if method == "dense" else compact,
+        "best": Moment(3, top1 + 1, None, NOTHING),
+        "last": Moment(5, top1, None, NOTHING),
+        **more,
+    }
+    return Run(**values)  # type: ignore[arg-type]
+
+
+def finetuned(name: str, seed: int = 0) -> Run:
+    row = Epoch(0, "finetune", *[None] * 8, totals=NOTHING)
+    table = (_variant("dense", None), _variant("masked", 12.0), _variant("compact", 91.0))
+    return run(name, "slimming", seed, 91.0, table=table, epochs=(row,))
+
+
+def _variant(name: str, top1: float | None) -> Variant:
+    return Variant(name, top1, None, None, None, None, None)
+
+
+def test_seeds_are_averaged_and_the_drop_is_against_the_dense_runs() -> None:
+    dense = [run("cifar10-vgg16-dense", "dense", seed, 93.0 + seed) for seed in (0, 1)]
+    pruned = [run("cifar10-vgg16-scp", "scp", seed, 92.0 + 2 * seed) for seed in (0, 1)]
+    first, second = paper_rows([*pruned, *dense], {"scp": "SCP"})
+    assert (first.method, first.drop.n, first.channels.n) == ("Dense", 0, 0)
+    assert (second.method, second.n, second.finetuned) == ("SCP", 2, False)
+    assert second.baseline.mean == 93.5
+    assert (second.last.mean, second.best.mean, second.drop.mean) == (93.0, 94.0, 0.5)
+    assert second.drop.deviation == pytest.approx(2**0.5)
+    # As the paper counts, where it does; MACs exactly.
+    assert (second.channels.mean, second.params.mean, second.flops.mean) == pytest.approx((60, 40, 50))
+    assert second.macs.mean == pytest.approx(60)
+    assert second.paper is paper_figures()["cifar10-vgg16-scp"]
+    assert second.paper.top1 == 93.79
+
+
+def test_a_fine_tuned_run_gives_both_rows() -> None:
+    before, after = paper_rows([finetuned("cifar10-vgg16-slimming-ft")])
+    assert (before.finetuned, before.last.mean, before.best.mean) == (False, 12.0, None)
+    assert (after.finetuned, after.last.mean, after.best.mean) == (True, 91.0, 92.0)
+    assert before.paper is not None
+    assert before.paper.top1 == 10.0
+    assert after.paper is not None
+    assert after.paper.top1 == 92.91
+    # A run of its own without fine-tuning says it better.
+    alone = run("cifar10-vgg16-slimming", "slimming", top1=11.0)
+    rows = paper_rows([finetuned("cifar10-vgg16-slimming-ft"), alone])
+    assert sorted((row.finetuned, row.last.mean, row.n) for row in rows) == [
+        (False, 11.0, 1),
+        (True, 91.0, 1),
+    ]
+
+
+def test_the_ablation_has_a_label_of_its_own() -> None:
+    (row,) = paper_rows([run("x", "scp", masks={"use_relu": False})], {"scp": "SCP"})
+    assert row.method == "SCP without ReLU"
+
+
+def test_the_papers_columns_appear_beside_ours() -> None:
+    rows = paper_rows([run("cifar10-vgg16-scp", "scp")])
+    heads, (cells,) = table_cells(rows)
+    line = dict(zip(heads, cells, strict=False))
+    assert line["FT"] == "X"
+    assert line["model"] == "VGG-16"
+    assert cells[heads.index("acc. best") + 1] == "93.79"
+    assert cells[heads.index("FLOPs cut") + 1] == "66.2"
+    assert "paper" not in table_cells(paper_rows([run("my own", "scp")]))[0]
+    text = markdown(rows)
+    assert text.splitlines()[0].count("|") == text.splitlines()[2].count("|") == len(heads) + 1
+
+
+def test_the_papers_figures_hang_together() -> None:
+    for figures in paper_figures().values():
+        if figures.top1 is not None and figures.baseline is not None:
+            assert figures.baseline - figures.top1 == pytest.approx(figures.drop, abs=0.005), figures
+    assert len(paper_figures()) == 51
