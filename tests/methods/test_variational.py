@@ -68,7 +68,7 @@ def test_standard_deviations_learn_with_the_optimizers_pace() -> None:
 
 def test_settled_channels_go_for_good() -> None:
     torch.manual_seed(0)
-    pruner = VariationalPruner(Chain(8), batch()[0])
+    pruner = VariationalPruner(Chain(8), batch()[0], sigma=0.05)
     norm, log_sigma = pruner.model.get_submodule("1"), pruner.extras["1"].value
     with torch.no_grad():
         norm.weight[:4] = 0.01  # type: ignore[index,operator]

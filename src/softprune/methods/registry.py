@@ -21,8 +21,8 @@ from softprune.methods.variational import VariationalPruner
 
 # fmt: off
 COMMON = (
-    "model", "example", "strength", "target", "total_steps", "masks", "include", "exclude", "round_to", "min_channels",
-    "seed",
+    "model", "example", "strength", "target", "total_steps", "latency_batch", "masks", "include", "exclude",
+    "round_to", "min_channels", "seed",
 )
 # fmt: on
 """Keywords that recipes have settings of their own for; all others are a method's options."""
