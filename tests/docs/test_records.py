@@ -1,0 +1,37 @@
+"""Tables in documents are what their commands render from the records."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from softprune.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_speed_page_is_rendered_from_its_record() -> None:
+    module = script("speed_page")
+    assert module.PAGE.read_text() == module.page(json.loads(module.RECORD.read_text()))
+
+
+def test_results_are_rendered_from_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = sorted(str(path.parent) for path in (ROOT / "results").glob("*/result.json"))
+    assert runs
+    page = tmp_path / "RESULTS.md"
+    monkeypatch.setattr("sys.argv", ["softprune", "compare", *runs, "--out", str(page)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert page.read_text() == (ROOT / "results" / "RESULTS.md").read_text()
