@@ -8,12 +8,13 @@ Every target is one run of the trainer for each seed. To compare with, runs of a
 has the same MACs as the budget's run to within --equal percent, or --search of them were tried: that search is what
 a budget saves. Runs lie under --work, each is resumed or read if it is there, and the record is written after each
 one, so that the command can be stopped and given again, or be run for several seeds at once and then with
---search 0 to collect.
+--search 0 to collect. --render writes the tables of all records into docs/budgets.md.
 """
 
 import argparse
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ FASTEST_CHANGE = 2.0
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Run what the command line asks for and return the record."""
     options = _parser().parse_args(arguments)
+    if options.render:
+        return {"rendered": render(Path(__file__).parents[1])}
     runs = Runs(options)
     for seed in options.seeds:
         for target in options.targets:
@@ -62,8 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--equal", type=float, default=2.0, help="percent by which equal MACs may differ")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all runs")
-    parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--out", type=Path, required=True, help="JSON record")
+    parser.add_argument("--work", type=Path, default=Path("runs/budgets"), help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=Path("budgets.json"), help="JSON record")
+    parser.add_argument("--render", action="store_true", help="write the records' tables into the document")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-dir", default="")
     parser.add_argument(
@@ -186,14 +190,21 @@ def _row(
     if fixed:
         near = min(fixed, key=lambda run: abs(_share(run, "macs") - row["macs"]))
         row["fixed"] = {
-            "strength": near["config"]["method"]["strength"],
-            "macs": _share(near, "macs"),
-            "params": _share(near, "params"),
-            "top1": near["last"]["top1"],
+            **_point(near),
             "equal": abs(_share(near, "macs") / row["macs"] - 1) <= equal / 100,
-            "tried": sorted(run["config"]["method"]["strength"] for run in fixed),
+            "tried": sorted(map(_point, fixed), key=lambda point: point["strength"]),
         }
     return row
+
+
+def _point(run: dict[str, Any]) -> dict[str, float]:
+    """A run with a fixed strength in short."""
+    return {
+        "strength": run["config"]["method"]["strength"],
+        "macs": _share(run, "macs"),
+        "params": _share(run, "params"),
+        "top1": run["last"]["top1"],
+    }
 
 
 def _share(result: dict[str, Any], key: str) -> float:
@@ -232,6 +243,22 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"| {len(fixed['tried'])} |"
         )
     return "\n".join(lines)
+
+
+def render(repository: Path) -> list[str]:
+    """Put the table of every record that docs/budgets.md names into it; returns their paths."""
+    document = repository / "docs" / "budgets.md"
+    rendered = []
+
+    def replaced(match: re.Match[str]) -> str:
+        made = json.loads((repository / match[1]).read_text(encoding="utf-8"))
+        rendered.append(match[1])
+        return f"<!-- table: {match[1]} -->\n{table(made['rows'])}\n<!-- end -->"
+
+    text = document.read_text(encoding="utf-8")
+    text = re.sub(r"<!-- table: (\S+) -->\n.*?<!-- end -->", replaced, text, flags=re.DOTALL)
+    document.write_text(text, encoding="utf-8")
+    return rendered
 
 
 def _write(made: dict[str, Any], path: Path) -> None:

@@ -82,14 +82,24 @@ def test_the_target_is_met_in_one_run(target):
 def test_the_strength_moves_until_the_decision_settles():
     model, pruner, optimizer = build()
     first = float(pruner.strength)
-    train(model, pruner, optimizer, 0, 10)
+    train(model, pruner, optimizer, 0, 6)
     assert float(pruner.strength) not in (0.0, first)
     assert not pruner.budget.settled
-    train(model, pruner, optimizer, 10, pruner.budget.settle_at)
+    train(model, pruner, optimizer, 6, pruner.budget.settle_at)
     assert pruner.budget.settled
     before = pruner.masks()
     train(model, pruner, optimizer, pruner.budget.settle_at, STEPS)
     assert all(torch.equal(before[name], mask) for name, mask in pruner.masks().items())
+
+
+@pytest.mark.parametrize(("total", "settle_at"), [(1000, 900), (200, 150), (60, 30), (2, 1)])
+def test_weights_have_time_to_adapt_to_the_decision(total, settle_at):
+    _, pruner, _ = build(total_steps=total)
+    assert pruner.budget.settle_at == settle_at
+    looks = [step for step in range(1, total + 1) if pruner.budget.next_look(step - 1) == step]
+    assert looks[-1] == total
+    assert settle_at in looks
+    assert len(looks) <= 111
 
 
 def test_settled_masks_rule_training_too():
@@ -139,11 +149,11 @@ def test_compiled_code_sees_strength_and_decision_change_in_place():
 
 def test_training_goes_on_softly_after_a_trial_cut():
     model, pruner, optimizer = build()
-    train(model, pruner, optimizer, 0, 10)
+    train(model, pruner, optimizer, 0, 6)
     trial = pruner.compact()
     assert sp.cost(trial, EXAMPLE[:1]).macs <= pruner.budget.limit
     assert pruner.budget.settled
-    train(model, pruner, optimizer, 10, 11)
+    train(model, pruner, optimizer, 6, 7)
     assert not pruner.budget.settled
 
 
@@ -160,7 +170,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit():
     model, pruner, optimizer = build()
     train(model, pruner, optimizer)
     other, pruner_b, optimizer_b = build()
-    for stop, start in ((11, 0), (19, 11)):
+    for stop, start in ((7, 0), (19, 7)):
         train(other, pruner_b, optimizer_b, start, stop)
         states = copy.deepcopy((other.state_dict(), pruner_b.state_dict(), optimizer_b.state_dict()))
         other, pruner_b, optimizer_b = build(seed=stop)

@@ -23,14 +23,16 @@ from softprune.masks import MaskedBatchNorm, Settlement, SoftGate, alive_probabi
 logger = logging.getLogger(__name__)
 
 SETTLE = 0.1
-"""The share of the training, at its end, in which the decision is in force and the weights adapt to it."""
+"""The share of the training, at its end, in which the decision is in force and the weights adapt to it ..."""
+SETTLE_STEPS = 50
+"""... but so many steps at least, in which running statistics forget the masks before, and half of all at most."""
 _LOOKS = 100
 
 
 class Budget:
     """Keeps one figure of a network below a limit at the end of a training of known length.
 
-    Until the last tenth of the training the masks are soft, and :meth:`look` moves the strength. Then the cut that
+    Until the last tenth (see ``SETTLE``) the masks are soft, and :meth:`look` moves the strength. Then the cut that
     fits is settled: the masks are its masks from there on, in training as in evaluation, and the sparsity loss ends.
 
     Args:
@@ -67,7 +69,7 @@ class Budget:
         self._check_possible()
         self.controller = Controller(total_steps)
         self.every = max(1, total_steps // _LOOKS)
-        self.settle_at = total_steps - round(SETTLE * total_steps)
+        self.settle_at = total_steps - max(round(SETTLE * total_steps), min(SETTLE_STEPS, total_steps // 2))
         self._near: int | None = None
         self.settlement = Settlement(next(network.parameters()).device)
         for site in graph.sites:

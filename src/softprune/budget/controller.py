@@ -16,8 +16,13 @@ learning rates usually fall afterwards."""
 _INTEGRAL = 20.0
 _PROPORTIONAL = 5.0
 _FASTEST = math.log(2.0)
-"""The strength at most doubles or halves from one look to the next."""
+"""The strength at most doubles or halves from one look to the next ..."""
+_LAG = 5
+"""... or within so many steps, where looks are closer: momentum lets nothing show sooner."""
 _RANGE = math.log(1000.0)
+"""How far the strength may move from where it began."""
+_CEILING = math.log(0.02)
+"""Where the sparsity loss outweighs what the task has to say about a channel, and all of them die alike."""
 
 
 def first_strength(total_steps: int) -> float:
@@ -53,8 +58,9 @@ class Controller:
         if self._last is not None:
             then, before = self._last
             change = _INTEGRAL * error * (done - then) + _PROPORTIONAL * (error - before)
-            self.level += min(max(change, -_FASTEST), _FASTEST)
-            self.level = min(max(self.level, self._start - _RANGE), self._start + _RANGE)
+            fastest = _FASTEST * min(1.0, (done - then) * self.total_steps / _LAG)
+            self.level += min(max(change, -fastest), fastest)
+            self.level = min(max(self.level, self._start - _RANGE), self._start + _RANGE, _CEILING)
         self._last = (done, error)
         return self.strength
 
