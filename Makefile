@@ -10,14 +10,15 @@ PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-
 EXTRAS := dev,vision,timm
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint types pytest clean
+.PHONY: help demo test lint types pytest property clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   train the small default network on the embedded digits, cut it, compare"
-	@echo "make test   lint, format, types and tests"
-	@echo "make lint   lint and format only"
-	@echo "make clean  remove the environment, caches and build outputs"
+	@echo "make demo      train the small default network on the embedded digits, cut it, compare"
+	@echo "make test      lint, format, types and tests"
+	@echo "make lint      lint and format only"
+	@echo "make property  masked == compact on 300 random networks"
+	@echo "make clean     remove the environment, caches and build outputs"
 
 # A half-made environment has no stamp and is made again from nothing. Compiling every file of torch would take
 # longer than the demo; Python compiles what it imports.
@@ -47,6 +48,9 @@ pytest: $(TEST)
 	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 test: lint types pytest
+
+property: $(TEST)
+	SOFTPRUNE_EXAMPLES=300 $(BIN)/python -m pytest tests/surgery/test_property.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -155,7 +155,7 @@ class Balance:
     pieces: tuple[IntArray, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Suspect:
     """Channels whose number an explicit size in forward() may fix: a trial cut decides."""
 

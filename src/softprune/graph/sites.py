@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph.batchnorms import is_known_batch_norm
 from softprune.graph.link import Linker
@@ -36,9 +37,8 @@ def find_sites(linker: Linker) -> tuple[tuple[Site, ...], tuple[Frozen, ...]]:
     sites: list[Site] = []
     frozen: list[Frozen] = []
     for name, module in linker.model.named_modules():
-        kind = type(module).__name__
         known = is_known_batch_norm(type(module))
-        if not known and "BatchNorm" not in kind:
+        if not known and not isinstance(module, _BatchNorm) and "BatchNorm" not in type(module).__name__:
             continue
         width = int(getattr(module, "num_features", 0))
         unusable = _unusable_because(linker, name, module, known)
@@ -63,6 +63,8 @@ def _unusable_because(linker: Linker, name: str, module: nn.Module, known: bool)
         return "the forward pass does not call it as a whole, or not at all"
     if getattr(module, "weight", None) is None or getattr(module, "bias", None) is None:
         return "it has no learned scale and shift (affine=False)"
+    if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+        return "its scale and shift do not train (requires_grad=False)"
     if not getattr(module, "track_running_stats", True):
         return "it keeps no running statistics, so its output in evaluation depends on the batch"
     return None

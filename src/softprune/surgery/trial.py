@@ -64,22 +64,33 @@ def _without_onednn() -> Iterator[None]:
 
 
 def _without_literals(trial: _Trial, graph: ChannelGraph) -> ChannelGraph:
-    """Freeze the suspects, line by line of the source, whose sizes turn out to be literals."""
-    lines: dict[str, list[Suspect]] = {}
-    for suspect in graph.suspects:
-        lines.setdefault(suspect.line, []).append(suspect)
+    """Freeze the suspects whose sizes turn out to be literals, each tried with all others frozen."""
     proved = graph
-    for line, suspects in lines.items():
+    groups = _connected(graph)
+    for group in groups:
         others = proved
         for suspect in graph.suspects:
-            others = others.freeze(suspect.atoms, "") if suspect.line != line else others
+            others = others if suspect in group else others.freeze(suspect.atoms, "")
         if trial.failure(others) is None:
             continue
-        for suspect in suspects:
+        for suspect in group:
             logger.info("sizes in %s are literals: its channels are frozen", suspect.place)
             reason = f"its channels cannot be cut: {suspect.place} fixes their number by a literal size"
             proved = proved.freeze(suspect.atoms, reason)
     return proved
+
+
+def _connected(graph: ChannelGraph) -> list[list[Suspect]]:
+    """Suspects that can only be tried together: those of one line of the source, and those with channels in common."""
+    groups: list[tuple[set[object], list[Suspect]]] = []
+    for suspect in graph.suspects:
+        marks: set[object] = {suspect.line, *graph.classes[suspect.atoms].tolist()}
+        members = [suspect]
+        for group in [group for group in groups if not group[0].isdisjoint(marks)]:
+            groups.remove(group)
+            marks, members = marks | group[0], group[1] + members
+        groups.append((marks, members))
+    return [members for _, members in groups]
 
 
 def _blame(trial: _Trial, graph: ChannelGraph, names: Sequence[str]) -> dict[str, str]:
@@ -115,7 +126,8 @@ class _Trial:
                 if isinstance(module, _BatchNorm):
                     stir(module.bias)
                     stir(module.running_mean)
-        self._masks = _half(graph, generator)
+        required = required_sites(graph)
+        self._mask_sets = (_half(graph, required, generator), _least(graph, required))
         self._input = self._accepted(graph.example.to_model(self._twin))
 
     def widen(self) -> None:
@@ -124,9 +136,15 @@ class _Trial:
         self._input = self._input.to_model(self._twin)
 
     def failure(self, graph: ChannelGraph, names: Sequence[str] | None = None) -> str | None:
-        """Why a cut by random masks (of the sites `names` alone) is not exact; None if it is."""
+        """Why a cut by trial masks (of the sites `names` alone) is not exact; None if it is."""
         chosen = {site.name for site in graph.sites} if names is None else set(names)
-        masks = {name: mask for name, mask in self._masks.items() if name in chosen}
+        for masks in self._mask_sets:
+            failure = self._failure(graph, {name: mask for name, mask in masks.items() if name in chosen})
+            if failure is not None:
+                return failure
+        return None
+
+    def _failure(self, graph: ChannelGraph, masks: dict[str, Tensor]) -> str | None:
         expected = self._masked_outputs(masks)
         try:
             cut = apply_plan(make_plan(graph, self._twin, masks), self._twin)
@@ -178,9 +196,8 @@ class _Trial:
         outputs_of(cut.train(), self._input)
 
 
-def _half(graph: ChannelGraph, generator: torch.Generator) -> dict[str, Tensor]:
+def _half(graph: ChannelGraph, required: frozenset[str], generator: torch.Generator) -> dict[str, Tensor]:
     """Random masks that drop half of every site, and all of some that may die."""
-    required = required_sites(graph)
     masks = {}
     for site in graph.sites:
         mask = torch.rand(site.width, generator=generator) < 0.5
@@ -189,3 +206,10 @@ def _half(graph: ChannelGraph, generator: torch.Generator) -> dict[str, Tensor]:
             mask[0] = True
         masks[site.name] = mask & (not dies)
     return masks
+
+
+def _least(graph: ChannelGraph, required: frozenset[str]) -> dict[str, Tensor]:
+    """Masks that drop all there is to drop, and so touch every size that forward() could have fixed."""
+    return {
+        site.name: torch.arange(site.width) >= site.width - (site.name in required) for site in graph.sites
+    }

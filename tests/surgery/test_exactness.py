@@ -1,0 +1,104 @@
+"""masked == compact: over the topology table, the paper's networks, and networks of other people."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from comparing import assert_exact, masked, random_masks, relative_difference
+from torch import nn
+
+from softprune import models
+from softprune.cost import cost
+from softprune.graph import ChannelGraph
+from softprune.inspection import floor_masks, read_graph
+from softprune.plan import make_plan, required_sites
+from softprune.surgery import apply_plan
+from topologies import TOPOLOGIES, randomise_
+
+
+@functools.cache
+def _topology(name: str) -> tuple[nn.Module, ChannelGraph]:
+    torch.manual_seed(0)
+    model = randomise_(TOPOLOGIES[name].build())
+    return model, read_graph(model, TOPOLOGIES[name].example())
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_topologies_under_random_masks(name: str, seed: int) -> None:
+    model, graph = _topology(name)
+    assert_exact(graph, model, random_masks(graph, seed, deaths=0.0 if seed < 2 else 0.5))
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_topologies_with_all_dead_that_may_die(name: str) -> None:
+    model, graph = _topology(name)
+    assert_exact(graph, model, floor_masks(graph, required_sites(graph)))
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_topologies_with_everything_dead(name: str) -> None:
+    # A floor keeps users from this, but the cut is exact all the same: a constant network.
+    model, graph = _topology(name)
+    assert_exact(graph, model, {site.name: torch.zeros(site.width, dtype=torch.bool) for site in graph.sites})
+
+
+@pytest.mark.parametrize("name", models.REGISTRY)
+def test_the_networks_of_the_paper(name: str) -> None:
+    entry = models.REGISTRY[name]
+    torch.manual_seed(0)
+    model = randomise_(models.build(name, 10))
+    channels, *space = entry.input_shape
+    example = torch.randn(1, channels, *(min(size, 64) for size in space))
+    graph = read_graph(model, example)
+    assert not [frozen for frozen in graph.frozen if "trial" in frozen.reason]
+    masks = random_masks(graph, 0, deaths=0.1)
+    plan = assert_exact(graph, model, masks)
+    assert plan.macs < 0.7 * plan.dense_macs
+    counted = cost(apply_plan(plan, model), example)
+    assert (counted.macs, counted.params) == (plan.macs, plan.params)
+    assert_exact(graph, model, floor_masks(graph, required_sites(graph)))
+
+
+def _foreign(name: str) -> nn.Module:
+    library, _, model = name.partition(":")
+    if library == "timm":
+        return pytest.importorskip("timm").create_model(model, num_classes=10)
+    torchvision = pytest.importorskip("torchvision")
+    return torchvision.models.get_model(model, weights=None, num_classes=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("torchvision:shufflenet_v2_x0_5", 0.6),
+        ("torchvision:mobilenet_v3_small", 0.7),
+        ("timm:resnetv2_18d", 1.0),  # GroupNorm: nothing to prune
+        ("timm:seresnext26t_32x4d", 0.8),
+        ("timm:rexnet_100", 0.9),  # adds into a slice of its own stream
+    ],
+)
+def test_networks_of_others(name: str, share: float) -> None:
+    torch.manual_seed(0)
+    try:
+        model = randomise_(_foreign(name))
+    except RuntimeError:
+        pytest.skip(f"this timm has no {name}")
+    graph = read_graph(model, torch.randn(1, 3, 64, 64))
+    assert not [frozen for frozen in graph.frozen if "trial" in frozen.reason]
+    plan = assert_exact(graph, model, random_masks(graph, 0, deaths=0.1))
+    assert plan.macs <= share * plan.dense_macs
+
+
+@pytest.mark.parametrize("name", ["chain", "pre-activation", "inverted residual", "dense"])
+def test_rounding_is_exact_too(name: str) -> None:
+    model, graph = _topology(name)
+    masks = random_masks(graph, 3)
+    plan = make_plan(graph, model, masks, round_to=4)
+    for mix in graph.mixes:
+        cut = plan.modules[mix.name]
+        assert cut.void or len(cut.outputs) % 4 == 0 or len(cut.outputs) == cut.width_out, mix.name
+    assert plan.macs >= make_plan(graph, model, masks).macs
+    wide = copy.deepcopy(model).double()
+    assert relative_difference(masked(wide, masks), apply_plan(plan, wide), graph.example) <= 1e-10

@@ -1,0 +1,41 @@
+"""masked == compact on random networks under random masks. `make property` asks for 300 networks."""
+
+import os
+
+import torch
+from comparing import assert_exact, random_masks
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from random_networks import RandomNet, Spec, specs
+from softprune.cost import cost
+from softprune.inspection import read_graph
+from softprune.plan import make_plan
+from softprune.surgery import apply_plan
+from topologies import randomise_
+
+EXAMPLES = int(os.environ.get("SOFTPRUNE_EXAMPLES", "12"))
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize="SOFTPRUNE_EXAMPLES" not in os.environ,
+    suppress_health_check=list(HealthCheck),
+    phases=[phase for phase in Phase if phase is not Phase.shrink or "SOFTPRUNE_EXAMPLES" in os.environ],
+)
+@given(spec=specs, seed=st.integers(0, 2**16))
+def test_masked_equals_compact(spec: Spec, seed: int) -> None:
+    model = randomise_(RandomNet(spec), spec.seed)
+    example = torch.randn(2, 3, 8, 8)
+    graph = read_graph(model, example)
+    assert not graph.unknown
+    # A view that is the same for two channels and two groups may be taken for a literal; nothing else may fail.
+    assert not [frozen for frozen in graph.frozen if "trial" in frozen.reason]
+    for number, deaths in enumerate((0.0, 0.3, 0.7)):
+        masks = random_masks(graph, seed + number, deaths=deaths)
+        plan = assert_exact(graph, model, masks)
+        counted = cost(apply_plan(plan, model), example)
+        assert (counted.macs, counted.params) == (plan.macs, plan.params)
+    everything = make_plan(graph, model, {})
+    assert (everything.macs, everything.params) == (everything.dense_macs, everything.dense_params)
