@@ -67,7 +67,7 @@ def run(pruner: Pruner, epochs: int = 2, first: int = 0) -> torch.optim.SGD:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @every_method
-def test_it_trains_and_its_cut_is_the_masked_network(method: str, topology: str, known_graphs: None) -> None:
+def test_it_trains_and_its_cut_is_the_masked_network(method: str, topology: str) -> None:
     kind = TOPOLOGIES[topology]
     torch.manual_seed(0)
     model = randomise_(kind.build())
@@ -108,7 +108,7 @@ def _call(model: nn.Module, example: Any) -> list[torch.Tensor]:
     return tree_leaves(model(*example) if isinstance(example, tuple) else model(example))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def known_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks are read once each, not once for each method; what is read does not depend on the weights."""
 
