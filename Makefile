@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.installed-run
 TEST := $(VENV)/.installed-test
 PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
-EXTRAS := dev,vision,timm
+EXTRAS := dev,vision,timm,onnx,lightning,accelerate
 PYTEST_ARGS ?=
 
 .PHONY: help demo test lint types pytest property clean
@@ -18,6 +18,7 @@ help:
 	@echo "make test      lint, format, types and tests"
 	@echo "make lint      lint and format only"
 	@echo "make property  masked == compact on 300 random networks"
+	@echo "make zoo    every torchvision CNN and timm family: cut by lot, proved exact; writes docs/zoo.md (an hour)"
 	@echo "make clean     remove the environment, caches and build outputs"
 
 # A half-made environment has no stamp and is made again from nothing. Compiling every file of torch would take
@@ -51,6 +52,10 @@ test: lint types pytest
 
 property: $(TEST)
 	SOFTPRUNE_EXAMPLES=300 $(BIN)/python -m pytest tests/surgery/test_property.py $(PYTEST_ARGS)
+
+zoo: $(TEST)
+	$(BIN)/python benchmarks/zoo.py
+	$(BIN)/python benchmarks/zoo.py --render
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

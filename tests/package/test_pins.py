@@ -36,7 +36,7 @@ def test_every_dependency_has_one_pin_that_it_allows(machine: str) -> None:
 
 
 def test_torch_and_torchvision_are_pinned_in_matching_pairs() -> None:
-    pairs = {(p.name, str(p.marker)): str(p.specifier) for p in _pins() if p.name.startswith("torch")}
+    pairs = {(p.name, str(p.marker)): str(p.specifier) for p in _pins() if p.name in ("torch", "torchvision")}
     markers = {marker for _, marker in pairs}
     assert len(markers) == 2
     for marker in markers:

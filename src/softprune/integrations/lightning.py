@@ -1,0 +1,139 @@
+"""A Lightning callback: joint training and pruning in a Trainer, without a change to training_step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from softprune.errors import ConfigError
+from softprune.graph import ExampleLike
+from softprune.methods import Pruner, SoftPruner
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise ImportError(
+        'softprune.integrations.lightning needs Lightning; pip install "softprune[lightning]".'
+    ) from error
+
+
+class SoftPruning(Callback):
+    """Prunes a LightningModule's network while it trains.
+
+    The callback makes the pruner before `configure_optimizers` is called and keeps it as `module.pruner`, so that the
+    optimizer can be made from `self.pruner.parameter_groups(weight_decay=...)`. What `training_step` returns goes
+    through `pruner.loss`; validation and test see the hard masks, which are what :meth:`compact` cuts out. The
+    pruner's state is part of Lightning's checkpoints.
+
+    With manual optimization, call `self.pruner.loss(...)` in `training_step` yourself.
+
+    Args:
+        example: What the network is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        network: Name of the LightningModule's attribute that is the network.
+        make: Makes the pruner from (network, example, **options); any class of `softprune.methods`.
+        options: The pruner's own: `strength=`, `target=`, `round_to=` ... A target's `total_steps` is the Trainer's
+            number of optimizer steps where it is not given.
+    """
+
+    pruner: Pruner | None
+
+    def __init__(
+        self,
+        example: ExampleLike,
+        *,
+        network: str = "model",
+        make: Callable[..., Pruner] = SoftPruner,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.example = example
+        self.network = network
+        self.make = make
+        self.options = options
+        self.pruner = None
+        self._state: dict[str, Any] | None = None
+        self._attached = False
+        self._plain_step: Callable[..., Any] | None = None
+
+    # --- what Lightning calls ------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or self.pruner is not None:
+            return
+        options = dict(self.options)
+        if options.get("target") is not None and "total_steps" not in options:
+            options["total_steps"] = int(trainer.estimated_stepping_batches)
+        self.pruner = self.make(_network(pl_module, self.network), self.example, **options)
+        pl_module.pruner = self.pruner  # type: ignore[assignment]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert self.pruner is not None
+        if self._state is not None:
+            self.pruner.load_state_dict(self._state)
+            self._state = None
+        if len(trainer.optimizers) != 1 and pl_module.automatic_optimization:
+            raise ConfigError(
+                f"the callback rides on one optimizer. Got {len(trainer.optimizers)}; use manual optimization, and "
+                "attach the pruner to the optimizer that steps the BatchNorms."
+            )
+        if not self._attached:
+            self.pruner.attach(trainer.optimizers[0])
+            self._attached = True
+        if pl_module.automatic_optimization and self._plain_step is None:
+            self._plain_step = pl_module.training_step
+            pl_module.training_step = functools.partial(  # type: ignore[method-assign]
+                _step_with_loss, self.pruner, pl_module.training_step
+            )
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert self.pruner is not None
+        self.pruner.end_epoch(trainer.current_epoch)
+        kept = sum(int(mask.sum()) for mask in self.pruner.masks().values())
+        total = sum(site.width for site in self.pruner.sites)
+        pl_module.log("softprune/channels_kept", kept / total, rank_zero_only=True)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._plain_step is not None:
+            del pl_module.training_step  # the class's own again
+            self._plain_step = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.pruner is None else {"pruner": self.pruner.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Applied when the fit starts, on whatever device the network is by then.
+        self._state = state_dict.get("pruner")
+
+    # --- what you call -------------------------------------------------------------------------------------------
+
+    def compact(self, model: nn.Module | None = None) -> nn.Module:
+        """The network with its silent channels cut out, verified equal; `model` may be an average of its weights."""
+        if self.pruner is None:
+            raise ConfigError(
+                "there must be a fit before there is something to cut. Got none; call trainer.fit."
+            )
+        self.pruner.decide()
+        return self.pruner.compact(model)
+
+
+def _network(module: LightningModule, name: str) -> nn.Module:
+    network = getattr(module, name, None)
+    if not isinstance(network, nn.Module):
+        children = ", ".join(repr(child) for child, _ in module.named_children())
+        raise ConfigError(
+            f"`network` must name a module of the LightningModule, one of {children or 'none'}. Got {name!r}."
+        )
+    return network
+
+
+def _step_with_loss(pruner: Pruner, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """training_step with the method's loss added to what it returns."""
+    output = step(*args, **kwargs)
+    if isinstance(output, Tensor):
+        return pruner.loss(output)
+    if isinstance(output, dict) and isinstance(output.get("loss"), Tensor):
+        return {**output, "loss": pruner.loss(output["loss"])}
+    return output  # None: Lightning skips the step

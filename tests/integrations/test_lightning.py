@@ -1,0 +1,116 @@
+"""The Lightning callback prunes while a Trainer trains, resumes, and leaves the module as it was."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from softprune.errors import ConfigError
+
+pytest.importorskip("torchvision")  # torchmetrics, which Lightning imports, looks for it
+L = pytest.importorskip("lightning.pytorch", reason='the "lightning" extra is not installed')
+
+from softprune.integrations.lightning import SoftPruning  # noqa: E402
+
+pytestmark = [
+    # Lightning's own, about the machine and about itself.
+    pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec."),
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+]
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8),
+        nn.ReLU(), nn.Flatten(), nn.Linear(128, 3),
+    )  # fmt: skip
+
+
+class Module(L.LightningModule):
+    """A plain LightningModule: only the optimizer knows of the pruner."""
+
+    def __init__(self, as_dict: bool = False) -> None:
+        super().__init__()
+        self.model = _network()
+        self.as_dict = as_dict
+        self.tasks: list[float] = []
+
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor | dict[str, Tensor]:
+        loss = F.cross_entropy(self.model(batch[0]), batch[1])
+        self.tasks.append(loss.item())
+        return {"loss": loss} if self.as_dict else loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.pruner.parameter_groups(weight_decay=1e-4), lr=0.05)
+
+
+def _loader() -> DataLoader:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(24, 1, 6, 6, generator=generator)
+    return DataLoader(TensorDataset(images, torch.arange(24) % 3), batch_size=8)
+
+
+def _trainer(folder: Path, epochs: int = 2, **options: object) -> L.Trainer:
+    settings = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, **options}
+    return L.Trainer(max_epochs=epochs, accelerator="cpu", devices=1, default_root_dir=folder, **settings)
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_prunes_and_cuts(as_dict: bool, tmp_path: Path) -> None:
+    module = Module(as_dict)
+    # So strong that the sparsity loss outweighs the task at once.
+    pruning = SoftPruning(torch.randn(2, 1, 6, 6), strength=1.0)
+    trainer = _trainer(tmp_path, epochs=8, enable_checkpointing=False, callbacks=[pruning])
+    trainer.fit(module, _loader())
+    assert int(pruning.pruner.clock.step) == 24
+    assert 0 < trainer.callback_metrics["softprune/channels_kept"] < 1
+    compact = pruning.compact()
+    assert sum(p.numel() for p in compact.parameters()) < sum(p.numel() for p in module.model.parameters())
+    module.eval()
+    x = torch.randn(3, 1, 6, 6)
+    torch.testing.assert_close(compact.eval()(x), module.model(x))
+    assert "training_step" not in vars(module)
+
+
+def test_resumes_from_lightnings_checkpoint(tmp_path: Path) -> None:
+    def fit(epochs: int, checkpoint: Path | None = None) -> tuple[Module, SoftPruning, L.Trainer]:
+        module, pruning = Module(), SoftPruning(torch.randn(2, 1, 6, 6), strength=1e-2, seed=3)
+        trainer = _trainer(tmp_path, epochs, enable_checkpointing=False, callbacks=[pruning])
+        trainer.fit(module, _loader(), ckpt_path=checkpoint, weights_only=False)
+        return module, pruning, trainer
+
+    whole, whole_pruning, _ = fit(4)
+    _, _, half = fit(2)
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, pruning, _ = fit(4, tmp_path / "half.ckpt")
+    assert int(pruning.pruner.clock.step) == int(whole_pruning.pruner.clock.step) == 12
+    assert resumed.tasks == whole.tasks[6:]
+    for name, tensor in whole.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+def test_a_target_takes_its_steps_from_the_trainer(tmp_path: Path) -> None:
+    module, pruning = Module(), SoftPruning(torch.randn(2, 1, 6, 6), target={"macs": 0.5})
+    trainer = _trainer(tmp_path, 4, enable_checkpointing=False, callbacks=[pruning])
+    trainer.fit(module, _loader())
+    pruning.compact()
+    plan = pruning.pruner.plan()
+    assert plan.macs <= 0.5 * plan.dense_macs
+
+
+def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"call trainer\.fit"):
+        SoftPruning(torch.randn(2, 1, 6, 6)).compact()
+    pruning = SoftPruning(torch.randn(2, 1, 6, 6), network="backbone")
+    with pytest.raises(ConfigError, match="one of 'model'"):
+        _trainer(tmp_path, enable_checkpointing=False, callbacks=[pruning]).fit(Module(), _loader())
+    monkeypatch.delitem(sys.modules, "softprune.integrations.lightning")
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    with pytest.raises(ImportError, match=r"softprune\[lightning\]"):
+        import softprune.integrations.lightning  # noqa: F401
