@@ -9,10 +9,9 @@ def methods() -> None:
     """List the pruning methods (`method.name` of a recipe)."""
     from softprune.methods import REGISTRY
 
-    rows = [[name, entry.description] for name, entry in REGISTRY.items()]
-    print_table(
-        "", ["method", "what it does"], [*rows, ["dense", "no pruning: the baseline to compare with"]]
-    )
+    rows = [[name, entry.description, ", ".join(entry.options)] for name, entry in REGISTRY.items()]
+    rows.append(["dense", "no pruning: the baseline to compare with", ""])
+    print_table("", ["method", "what it does", "method.options"], rows)
 
 
 @command
