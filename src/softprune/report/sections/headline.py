@@ -16,6 +16,7 @@ FAMILIES = {"vgg": "VGG", "resnet": "ResNet", "densenet": "DenseNet", "cifar": "
 
 METHODS = {
     "scp": "soft channel pruning",
+    "scp-target": "soft channel pruning at a target ratio",
     "slimming": "Network Slimming",
     "sfp": "soft filter pruning",
     "fpgm": "geometric-median pruning",
@@ -23,6 +24,7 @@ METHODS = {
     "variational": "variational pruning",
     "l1": "L1 filter pruning",
     "random": "random pruning",
+    "scratch": "a pruned shape from scratch",
 }
 
 
