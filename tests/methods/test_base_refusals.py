@@ -1,0 +1,148 @@
+"""Bad input gets an error that says the rule, what was got and what to do; the model stays as it was."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from tests.topologies import TOPOLOGIES
+from torch import Tensor, nn
+
+import softprune as sp
+from softprune.errors import CheckpointError, ConfigError, ModelError, PlanError
+
+CHAIN = TOPOLOGIES["chain"]
+
+
+def pruner_of(model: nn.Module | None = None, **options: object) -> sp.SoftPruner:
+    return sp.SoftPruner(model or CHAIN.build(), CHAIN.example(), **options)  # type: ignore[arg-type]
+
+
+class _Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.bn(x)) if x.sum() > 0 else x
+
+
+def test_a_model_without_batchnorm() -> None:
+    with pytest.raises(ModelError, match="without any BatchNorm: there is nothing to prune here"):
+        sp.SoftPruner(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.randn(1, 3, 8, 8))
+
+
+def test_a_model_whose_batchnorms_are_all_frozen_says_why() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Sigmoid(), nn.Conv2d(8, 2, 1))
+    with pytest.raises(ModelError, match=r"sigmoid\(0\) = 0\.5"):
+        sp.SoftPruner(model, torch.randn(1, 3, 8, 8))
+
+
+def test_an_example_of_the_wrong_shape() -> None:
+    with pytest.raises(ModelError, match=r"the model must accept `example`.*Pass an example"):
+        sp.inspect(CHAIN.build(), torch.randn(2, 7, 9, 9))
+    with pytest.raises(ModelError, match="`example` must be a tensor"):
+        sp.inspect(CHAIN.build(), 3)
+
+
+def test_a_model_that_torch_export_refuses() -> None:
+    with pytest.raises(ModelError, match=r"torch\.export refuses _Branching"):
+        sp.inspect(_Branching(), torch.randn(2, 3, 8, 8))
+
+
+def test_contradictory_and_impossible_arguments() -> None:
+    name = pruner_of().sites[0].name
+    with pytest.raises(ConfigError, match="contradict each other"):
+        pruner_of(include=[name], exclude=[name])
+    with pytest.raises(ConfigError, match="matches none; there are"):
+        pruner_of(exclude=["no.such.layer"])
+    with pytest.raises(ConfigError, match="strength"):
+        pruner_of(strength=-1.0)
+    with pytest.raises(ConfigError, match="round_to"):
+        pruner_of(round_to=0)
+    with pytest.raises(ConfigError, match="min_channels"):
+        pruner_of(min_channels=-1)
+
+
+def test_refused_models_stay_plain() -> None:
+    model = CHAIN.build()
+    classes = [type(module) for module in model.modules()]
+    with pytest.raises(ConfigError):
+        pruner_of(model, round_to=0)
+    assert [type(module) for module in model.modules()] == classes
+    assert not model._forward_pre_hooks
+
+
+def test_parameters_that_are_not_finite() -> None:
+    model = CHAIN.build()
+    with torch.no_grad():
+        next(model.parameters())[0] = float("nan")
+    with pytest.raises(ModelError, match=r"must be finite.*go back to a checkpoint"):
+        pruner_of(model)
+    pruner = pruner_of()
+    with torch.no_grad():
+        next(pruner.model.parameters())[0] = float("nan")
+    with pytest.raises(ModelError, match="must be finite"):
+        pruner.compact()
+
+
+def test_a_plan_for_another_model() -> None:
+    plan = pruner_of().plan()
+    with pytest.raises(PlanError, match=r"this plan is for .*Chain"):
+        sp.apply_plan(plan, TOPOLOGIES["residual"].build())
+    wider = CHAIN.build()
+    first = next(module for module in wider.modules() if isinstance(module, nn.Conv2d))
+    first.weight = nn.Parameter(torch.randn(first.out_channels + 1, *first.weight.shape[1:]))
+    with pytest.raises(PlanError, match="build the model with the arguments it was pruned with"):
+        sp.apply_plan(plan, wider)
+
+
+def test_a_site_that_vanished() -> None:
+    pruner = pruner_of()
+    nn.SyncBatchNorm.convert_sync_batchnorm(pruner.model)
+    pruner.model.train()
+    with pytest.raises(ModelError, match=r"convert_sync_batchnorm.*before making the pruner"):
+        pruner.loss(torch.zeros((), requires_grad=True))
+    with pytest.raises(ModelError, match="must stay in place"):
+        pruner.plan()
+
+
+def test_two_pruners_on_one_model() -> None:
+    pruner = pruner_of()
+    with pytest.raises(ModelError, match="one pruner at a time"):
+        pruner_of(pruner.model)
+
+
+def test_optimizers_that_do_not_fit() -> None:
+    pruner = pruner_of()
+    with pytest.raises(ConfigError, match="must train scale and shift of every site"):
+        pruner.attach(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+    pruner.attach(torch.optim.SGD(pruner.parameter_groups(1e-4), lr=0.1))
+    with pytest.raises(ConfigError, match="rides on one optimizer"):
+        pruner.attach(torch.optim.SGD(pruner.parameter_groups(1e-4), lr=0.1))
+
+
+def test_a_decayed_shift_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    pruner = pruner_of()
+    with caplog.at_level(logging.WARNING):
+        pruner.attach(torch.optim.SGD(pruner.model.parameters(), lr=0.1, weight_decay=1e-4))
+    assert "weight decay acts on the shifts" in caplog.text
+    spared = pruner_of()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        spared.attach(torch.optim.SGD(spared.parameter_groups(weight_decay=1e-4), lr=0.1))
+    assert not caplog.text
+
+
+def test_a_state_of_another_method_or_network() -> None:
+    state = pruner_of().state_dict()
+    with pytest.raises(CheckpointError, match="same method and sites"):
+        pruner_of().load_state_dict({**state, "method": "sfp"})
+    with pytest.raises(CheckpointError, match="same method and sites"):
+        pruner_of(exclude=[pruner_of().sites[0].name]).load_state_dict(state)
+
+
+def test_a_model_that_is_no_copy() -> None:
+    with pytest.raises(ModelError, match="must be a copy of the network"):
+        pruner_of().compact(nn.Linear(2, 2))

@@ -1,0 +1,187 @@
+"""Masked training is the same eager, compiled, accumulated, with skipped steps and after a resume."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.topologies import TOPOLOGIES
+from torch import Tensor, nn
+
+import softprune as sp
+
+CHAIN = TOPOLOGIES["chain"]
+
+
+class Loop:
+    """A network, its pruner and optimizer, and data: two of these with the same seed are the same."""
+
+    def __init__(self, *, fused: bool | None = None, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = CHAIN.build().train()
+        with torch.no_grad():
+            for module in self.model.modules():
+                if isinstance(module, nn.BatchNorm2d):  # near the edge, so that masks really are drawn
+                    module.bias.copy_(torch.linspace(-3, 0, module.num_features))
+        self.pruner = sp.SoftPruner(self.model, CHAIN.example(), strength=1e-2, seed=7, **options)
+        self.optimizer = torch.optim.SGD(
+            self.pruner.parameter_groups(1e-4), lr=0.05, momentum=0.9, fused=fused
+        )
+        self.pruner.attach(self.optimizer)
+        generator = torch.Generator().manual_seed(1)
+        self.images = torch.randn(6, 8, *CHAIN.shapes[0], generator=generator)
+        classes = self.model(CHAIN.example()).shape[1]
+        self.labels = torch.randint(classes, (6, 8), generator=generator)
+        self.pruner.clock.forward.zero_()
+
+    def objective(self, step: int) -> Tensor:
+        return self.pruner.loss(F.cross_entropy(self.model(self.images[step]), self.labels[step]))
+
+    def step(self, step: int) -> None:
+        self.objective(step).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def weights(self) -> Tensor:
+        return torch.cat([tensor.flatten().double() for tensor in self.model.state_dict().values()])
+
+
+def test_noise_differs_between_steps_and_forwards_and_repeats_with_the_seed() -> None:
+    loop, twin = Loop(), Loop()
+    losses, twins = [], []
+    for step in range(4):
+        losses.append(loop.objective(0).item())
+        twins.append(twin.objective(0).item())
+        if step == 1:
+            loop.optimizer.step()  # no gradient: only the clock moves
+            twin.optimizer.step()
+    assert losses == twins
+    assert len(set(losses)) == len(losses)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_compiled_training_is_eager_training(backend: str) -> None:
+    eager, compiled = Loop(), Loop()
+    function: Callable[[Tensor, Tensor], Tensor] = torch.compile(
+        lambda x, y: compiled.pruner.loss(F.cross_entropy(compiled.model(x), y)), backend=backend
+    )
+    for step in range(4):
+        eager.step(step)
+        function(compiled.images[step], compiled.labels[step]).backward()
+        compiled.optimizer.step()
+        compiled.optimizer.zero_grad()
+    torch.testing.assert_close(compiled.weights(), eager.weights(), rtol=1e-5, atol=1e-6)
+    for name, mask in eager.pruner.masks().items():
+        assert torch.equal(mask, compiled.pruner.masks()[name])
+    torch._dynamo.reset()
+
+
+def test_two_forwards_in_a_step_draw_two_masks_and_accumulate() -> None:
+    """Two half losses accumulated are the mean of two forwards in one graph."""
+    accumulated, joint = Loop(), Loop()
+    for piece in (0, 1):
+        (accumulated.objective(piece) / 2).backward()
+    ((joint.objective(0) + joint.objective(1)) / 2).backward()
+    for a, b in zip(accumulated.model.parameters(), joint.model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    accumulated.optimizer.step()
+    joint.optimizer.step()
+    assert int(accumulated.pruner.clock.step) == int(joint.pruner.clock.step) == 1
+    assert int(accumulated.pruner.clock.forward) == 0
+
+
+def test_a_step_that_a_grad_scaler_skips_does_not_count() -> None:
+    loop = Loop()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    before = loop.weights()
+    scaler.scale(loop.objective(0)).backward()
+    next(loop.model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+    scaler.step(loop.optimizer)
+    scaler.update()
+    loop.optimizer.zero_grad()
+    assert int(loop.pruner.clock.step) == 0
+    parameters = torch.cat([p.flatten().double() for p in loop.model.parameters()])
+    assert torch.isfinite(parameters).all()
+    scaler.scale(loop.objective(0)).backward()
+    scaler.step(loop.optimizer)
+    assert int(loop.pruner.clock.step) == 1
+    assert not torch.equal(before, loop.weights())
+
+
+def test_a_fused_optimizer_that_is_stepped_but_skips_does_not_count() -> None:
+    loop = Loop(fused=True)
+    loop.objective(0).backward()
+    loop.optimizer.grad_scale, loop.optimizer.found_inf = None, torch.ones(())  # as GradScaler leaves them
+    loop.optimizer.step()
+    assert int(loop.pruner.clock.step) == 0
+    loop.optimizer.found_inf = torch.zeros(())
+    loop.optimizer.step()
+    assert int(loop.pruner.clock.step) == 1
+
+
+def test_a_resumed_run_goes_on_exactly() -> None:
+    whole, first, second = Loop(), Loop(), Loop()
+    for step in range(5):
+        whole.step(step)
+    for step in range(2):
+        first.step(step)
+    state = copy.deepcopy(
+        {"m": first.model.state_dict(), "o": first.optimizer.state_dict(), "p": first.pruner.state_dict()}
+    )
+    second.model.load_state_dict(state["m"])
+    second.optimizer.load_state_dict(state["o"])
+    second.pruner.load_state_dict(state["p"])
+    for step in range(2, 5):
+        second.step(step)
+    assert torch.equal(second.weights(), whole.weights())
+
+
+def test_the_loss_is_the_task_loss_in_evaluation_and_without_gradients() -> None:
+    loop = Loop()
+    task = torch.tensor(1.5)
+    with torch.no_grad():
+        assert loop.pruner.loss(task) is task
+    loop.model.eval()
+    assert loop.pruner.loss(task) is task
+    loop.model.train()
+    assert float(loop.pruner.loss(task).detach()) != 1.5
+
+
+def test_an_optimizer_made_before_the_pruner_goes_on_working() -> None:
+    model = CHAIN.build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keys, parameters = list(model.state_dict()), [id(p) for p in model.parameters()]
+    pruner = sp.SoftPruner(model, CHAIN.example())
+    pruner.attach(optimizer)
+    assert list(model.state_dict()) == keys
+    assert [id(p) for p in model.parameters()] == parameters
+
+
+def test_a_copy_of_the_model_is_cut_by_its_own_weights() -> None:
+    loop = Loop()
+    average = torch.optim.swa_utils.AveragedModel(loop.model)
+    with torch.no_grad():
+        site = loop.pruner.sites[0]
+        average.module.get_submodule(site.name).bias[0] = -9.0  # type: ignore[index, operator]
+        loop.model.get_submodule(site.name).bias[0] = 9.0  # type: ignore[index, operator]
+    assert loop.pruner.masks()[site.name][0]
+    assert not loop.pruner.masks(average)[site.name][0]
+    small = loop.pruner.compact(average)
+    assert type(small) is type(loop.model)
+
+
+def test_detach_gives_the_plain_model_back() -> None:
+    loop = Loop()
+    loop.step(0)
+    model = loop.pruner.detach()
+    assert model is loop.model
+    assert {type(module) for module in model.modules()} == {
+        type(module) for module in CHAIN.build().modules()
+    }
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    sp.SoftPruner(model, CHAIN.example())  # and it can be pruned anew
