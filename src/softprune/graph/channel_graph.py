@@ -14,7 +14,7 @@ from softprune.graph.atoms import IntArray
 from softprune.graph.capture import capture
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.link import Linker
-from softprune.graph.records import Balance, Loose, Mix, Norm, Record, Suspect
+from softprune.graph.records import Balance, Charge, Loose, Mix, Norm, Record, Suspect
 from softprune.graph.sites import Frozen, Site, find_sites
 
 
@@ -28,6 +28,7 @@ class ChannelGraph:
     frozen: tuple[Frozen, ...]
     records: tuple[Record, ...]
     balances: tuple[Balance, ...]
+    charges: tuple[Charge, ...]
     loose: tuple[Loose, ...]
     classes: IntArray
     """Atom -> its class; atoms of one class are kept or cut together."""
@@ -114,6 +115,7 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         mixes=tuple(linker.mixes.values()),
         norms=tuple(linker.norms.values()),
         balances=tuple(linker.balances),
+        charges=tuple(linker.charges),
         loose=tuple(linker.loose.values()),
         classes=linker.table.classes(),
         pinned=linker.table.pinned(),

@@ -19,7 +19,19 @@ from softprune.graph.batchnorms import is_known_batch_norm
 from softprune.graph.capture import Capture
 from softprune.graph.example import per_sample
 from softprune.graph.modules import Void
-from softprune.graph.records import Balance, Call, Loose, Mix, Norm, Record, Source, Suspect, Use, Wall
+from softprune.graph.records import (
+    Balance,
+    Call,
+    Charge,
+    Loose,
+    Mix,
+    Norm,
+    Record,
+    Source,
+    Suspect,
+    Use,
+    Wall,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +95,7 @@ class Linker:
     table: AtomTable = field(default_factory=AtomTable)
     records: list[Record] = field(default_factory=list)
     balances: list[Balance] = field(default_factory=list)
+    charges: list[Charge] = field(default_factory=list)
     loose: dict[str, Loose] = field(default_factory=dict)
     mixes: dict[str, Mix] = field(default_factory=dict)
     norms: dict[str, Norm] = field(default_factory=dict)
@@ -277,6 +290,11 @@ class Linker:
             return None
 
         return freeze(node.meta.get("val"))
+
+    def suspect(self, node: Node, atoms: IntArray) -> None:
+        """An explicit size in `node` may fix the number of these channels."""
+        place = f"{node.target} in {self.where(node)}"
+        self.suspects.append(Suspect(atoms.ravel(), place, str(node.meta.get("stack_trace", place))))
 
     def fresh_value(self, node: Node, dim: int) -> Value:
         """The output of a parametric operator: new atoms along `dim`."""

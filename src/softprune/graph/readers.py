@@ -23,7 +23,7 @@ CLIPS = frozenset(["hardtanh", "clamp", "clamp_min"])
 NOT_SILENT = {"sigmoid": 0.5, "hardsigmoid": 0.5, "softplus": 0.69, "exp": 1.0, "log_sigmoid": -0.69}
 PASSES_ZERO = frozenset([
     "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "dropout",
-    "feature_dropout", "alpha_dropout", "clone", "to", "contiguous", "detach", "getitem", "cat", "view",
+    "feature_dropout", "alpha_dropout", "clone", "alias", "to", "contiguous", "detach", "getitem", "cat", "view",
     "reshape", "flatten", "permute", "transpose", "upsample_nearest2d", "upsample_bilinear2d", "chunk",
     "split", "split_with_sizes", "slice", "adaptive_avg_pool2d", "adaptive_max_pool2d", "pad", "squeeze",
     "unsqueeze",

@@ -149,6 +149,14 @@ class Loose:
 
 
 @dataclass
+class Charge:
+    """Multiply-accumulates outside the layers that we cut, for every channel that stays: a blur, a computed weight."""
+
+    atoms: IntArray
+    macs: int
+
+
+@dataclass
 class Balance:
     """Pieces of a tensor that must keep equally many channels each (chunk, split, slices)."""
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from softprune.graph.link import Linker, Value, rule
-from softprune.graph.records import Map, Mix, Use
+from softprune.graph.link import Linker, Value, operator_name, rule
+from softprune.graph.records import Charge, Map, Mix, Use
 
 
 def _argument(node: Node, index: int, name: str, default: Any = None) -> Any:
@@ -34,59 +34,78 @@ def transposed_convolution(linker: Linker, node: Node) -> Value:
 
 
 def _convolve(linker: Linker, node: Node, *, transposed: bool, groups: int) -> Value:
-    source, weight, bias = node.args[0], node.args[1], _argument(node, 2, "bias")
-    value = linker.value(source)
+    weight: Any = node.args[1]
+    bias = _argument(node, 2, "bias")
+    value = linker.value(node.args[0])
     inputs = value.along(1) if isinstance(value, Value) else None
-    shape = node.meta["val"].shape
-    if inputs is None or len(shape) != weight.meta["val"].ndim:  # type: ignore[union-attr]
-        return linker.opaque(
-            node, f"the convolution in {linker.where(node)} reads them along another dimension"
-        )
+    shape, weight_shape = node.meta["val"].shape, weight.meta["val"].shape
+    # A transposed convolution's weights act once per input position.
+    moved = node.args[0].meta["val"].shape if transposed else shape  # type: ignore[union-attr]
+    positions = linker.positions(math.prod(moved[2:]) * moved[0])
+    if inputs is None or len(shape) != len(weight_shape):
+        return _opaque(linker, node, positions, "the convolution in {} reads them along another dimension")
     output = linker.fresh_value(node, 1)
-    weight_shape = weight.meta["val"].shape  # type: ignore[union-attr]
-    # A transposed convolution leaves positions that fewer weights reach: its constants are no constants.
     kernel = weight_shape[2:]
+    # A transposed convolution leaves positions that fewer weights reach: its constants are no constants.
     padded = transposed or not _is_unpadded(_argument(node, 4, "padding", 0), kernel)
-    moved = value.shape if transposed else shape  # a transposed convolution's weights act per input position
-    use = Use(inputs, output.atoms.ravel(), linker.positions(math.prod(moved[2:]) * moved[0]))
 
     def build(name: str) -> Mix:
         kind = "conv_transpose" if transposed else "conv"
         return Mix(name, kind, groups, math.prod(kernel), padded, selectable=True)
 
-    if not linker.add_mix(node, weight, bias, build, use):  # type: ignore[arg-type]
-        return linker.opaque(
-            node, f"the weight of the convolution in {linker.where(node)} is not a module's own parameter"
-        )
-    if groups > 1 and len(inputs) == groups and shape[1] > groups:
-        # Depthwise with a multiplier: the outputs of one input go together.
-        grouped = output.atoms.reshape(groups, -1)
-        linker.table.union(grouped[:, :1], grouped)
+    use = Use(inputs, output.atoms.ravel(), positions)
+    if linker.add_mix(node, weight, bias, build, use):
+        if groups > 1 and len(inputs) == groups and shape[1] > groups:
+            # Depthwise with a multiplier: the outputs of one input go together.
+            grouped = output.atoms.reshape(groups, -1)
+            linker.table.union(grouped[:, :1], grouped)
+        return output
+    one_for_all = operator_name(weight) in ("expand", "expand_as", "repeat") if weight.args else False
+    if bias is None and one_for_all and groups == len(inputs) == shape[1] > 1 and not transposed:
+        return _filter(linker, node, value, positions * math.prod(kernel))
+    return _opaque(
+        linker, node, positions, "the weight of the convolution in {} is not a module's own parameter"
+    )
+
+
+def _filter(linker: Linker, node: Node, value: Value, macs: int) -> Value:
+    """Every channel by itself, with one kernel for all of them: a blur."""
+    output = linker.followed_value(node, value.atoms)
+    linker.records.append(Map(value.atoms, output.atoms, evaluate=None))
+    linker.charges.append(Charge(value.atoms.ravel(), macs))
+    linker.suspect(node, value.atoms)  # the number of groups, and of kernels, may be a literal
     return output
+
+
+def _opaque(linker: Linker, node: Node, positions: int, reason: str) -> Value:
+    """Freeze a layer as it is; its work stays."""
+    frozen: Value = linker.opaque(node, reason.format(linker.where(node)))
+    weights = math.prod(node.args[1].meta["val"].shape)  # type: ignore[union-attr]
+    linker.charges.append(Charge(frozen.atoms.ravel(), positions * weights))
+    return frozen
 
 
 @rule("linear")
 def linear(linker: Linker, node: Node) -> Value:
-    source, weight, bias = node.args[0], node.args[1], _argument(node, 2, "bias")
-    value = linker.value(source)
+    weight: Any = node.args[1]
+    bias = _argument(node, 2, "bias")
+    value = linker.value(node.args[0])
+    shape = node.meta["val"].shape
+    positions = linker.positions(math.prod(shape[:-1]))
     inputs = value.along(len(value.shape) - 1) if isinstance(value, Value) else None
     if inputs is None:
-        return linker.opaque(
-            node, f"the linear layer in {linker.where(node)} reads them along another dimension"
-        )
-    shape = node.meta["val"].shape
+        return _opaque(linker, node, positions, "the linear layer in {} reads them along another dimension")
     output = linker.fresh_value(node, len(shape) - 1)
-    use = Use(inputs, output.atoms.ravel(), linker.positions(math.prod(shape[:-1])))
 
     def build(name: str) -> Mix:
         # A Select picks along dimension 1.
         return Mix(name, "linear", 1, 1, padded=False, selectable=len(value.shape) == 2)
 
-    if not linker.add_mix(node, weight, bias, build, use):  # type: ignore[arg-type]
-        return linker.opaque(
-            node, f"the weight of the linear layer in {linker.where(node)} is not a module's own parameter"
-        )
-    return output
+    if linker.add_mix(node, weight, bias, build, Use(inputs, output.atoms.ravel(), positions)):
+        return output
+    return _opaque(
+        linker, node, positions, "the weight of the linear layer in {} is not a module's own parameter"
+    )
 
 
 @rule("batch_norm")

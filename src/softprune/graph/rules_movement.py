@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from softprune.graph.atoms import PAD, IntArray
 from softprune.graph.link import Linker, Value, operator_name, rule
 from softprune.graph.modules import Select
-from softprune.graph.records import Balance, Gather, Join, Map, Suspect
+from softprune.graph.records import Balance, Gather, Join, Map
 
 RESHAPES = ["view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as"]
 # fmt: off
@@ -54,11 +54,6 @@ def _unusual(linker: Linker, node: Node) -> Any:
     return linker.opaque(node, f"{node.target} in {linker.where(node)} is used in an unusual way")
 
 
-def _suspect(linker: Linker, node: Node, atoms: IntArray) -> None:
-    place = f"{node.target} in {linker.where(node)}"
-    linker.suspects.append(Suspect(atoms.ravel(), place, str(node.meta.get("stack_trace", place))))
-
-
 def _argument(node: Node, index: int, name: str, default: Any = None) -> Any:
     return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
 
@@ -77,7 +72,7 @@ def _bind_rectangle(linker: Linker, node: Node, value: Value) -> None:
         if dim != widest:
             head = head.take([0], axis=dim)
     linker.table.union(np.broadcast_to(head, value.atoms.shape), value.atoms)
-    _suspect(linker, node, value.atoms)
+    linker.suspect(node, value.atoms)
 
 
 @rule(*RESHAPES)
@@ -103,7 +98,7 @@ def expand(linker: Linker, node: Node) -> Any:
 def _check_sizes(linker: Linker, node: Node, output: Value, sizes: Sequence[Any]) -> None:
     """An explicit size where the channels are may be a literal."""
     if any(output.varies_along(dim) and size != -1 for dim, size in enumerate(sizes)):
-        _suspect(linker, node, output.atoms)
+        linker.suspect(node, output.atoms)
 
 
 @rule(*MOVES)
@@ -208,7 +203,7 @@ def split(linker: Linker, node: Node) -> Any:
     pieces = [piece.atoms.ravel() for piece in outputs]
     along = source.varies_along(_argument(node, 2, "dim", 0) % len(source.shape))
     if along and _balance(linker, node, pieces):
-        _suspect(linker, node, source.atoms)
+        linker.suspect(node, source.atoms)
     return outputs
 
 
@@ -254,7 +249,7 @@ def _bind_slices(linker: Linker, node: Node, dim: int, atoms: IntArray) -> None:
     pieces = np.split(atoms, edges[1:-1])
     if len({len(piece) for piece in pieces}) == 1:
         linker.balances.append(Balance(tuple(pieces)))
-        _suspect(linker, node, atoms)
+        linker.suspect(node, atoms)
     else:
         last = max(end if end < width or strict else start for start, end, strict in known)
         linker.table.pin(atoms[:last], reason)

@@ -347,11 +347,17 @@ def _check_finite(model: nn.Module) -> None:
 
 
 def _nothing_to_prune(model: nn.Module, frozen: Iterable[Any]) -> str:
-    reasons = [f"'{item.name}': {item.reason}" for item in frozen]
-    if not reasons:
+    names: dict[str, list[str]] = {}
+    for item in frozen:
+        names.setdefault(item.reason, []).append(f"'{item.name}'")
+    if not names:
         return (
             "softprune masks BatchNorms that an activation follows. "
             f"Got a {type(model).__name__} without any BatchNorm: there is nothing to prune here."
         )
-    shown = "; ".join(reasons[:5]) + (f"; and {len(reasons) - 5} more" if len(reasons) > 5 else "")
-    return f"no BatchNorm of this {type(model).__name__} can be masked: {shown}."
+    reasons = [
+        f"{', '.join(who[:2])}{f' and {len(who) - 2} more' if len(who) > 2 else ''}: {why}"
+        for why, who in names.items()
+    ]
+    shown = "; ".join(reasons[:5]) + (f"; and {len(reasons) - 5} more reasons" if len(reasons) > 5 else "")
+    return f"no BatchNorm of this {type(model).__name__} can be masked. {shown}."

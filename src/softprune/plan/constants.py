@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from softprune.graph import ChannelGraph
 from softprune.graph.atoms import PAD, IntArray
-from softprune.graph.records import Call, Evaluate, Gather, Join, Map, Mix, Source
+from softprune.graph.records import Call, Evaluate, Gather, Join, Loose, Map, Mix, Source
 
 FloatArray = NDArray[np.float64]
 
@@ -25,6 +25,9 @@ def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray
     """The constant value of every atom; NaN where the atom is live."""
     values: FloatArray = np.full(len(graph.classes), np.nan)
     values[PAD] = 0.0
+    for loose in graph.loose:
+        values[loose.atoms] = _loose_values(loose, model)
+    trained = np.concatenate([loose.atoms for loose in graph.loose]) if graph.loose else np.zeros(0, int)
     for record in graph.records:
         if isinstance(record, Call):
             layer, use = record.layer, record.use
@@ -38,7 +41,7 @@ def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray
         elif isinstance(record, Map):
             values[record.outputs] = _mapped(record, values[record.inputs])
         elif isinstance(record, Join):
-            values[record.outputs] = _joined(record, values[record.left], values[record.right])
+            values[record.outputs] = _joined(record, values, trained)
         elif isinstance(record, Gather):
             values[record.outputs] = values[record.inputs]
         elif isinstance(record, Source):
@@ -98,14 +101,27 @@ def _mapped(record: Map, inputs: FloatArray) -> FloatArray:
     return out.reshape(inputs.shape)
 
 
-def _joined(record: Join, left: FloatArray, right: FloatArray) -> FloatArray:
+def _joined(record: Join, values: FloatArray, trained: IntArray) -> FloatArray:
+    left, right = values[record.left], values[record.right]
     out: FloatArray = np.full(left.shape, np.nan)
     known = ~np.isnan(left) & ~np.isnan(right)
     if known.any():
         out[known] = _evaluated(record.evaluate, left[known], right[known])
     if record.absorbs_zero:
-        out[(left == 0) | (right == 0)] = 0.0
+        # A parameter that is zero now (a layer scale at its start, say) may be something else tomorrow.
+        silent_left = (left == 0) & ~np.isin(record.left, trained)
+        silent_right = (right == 0) & ~np.isin(record.right, trained)
+        out[silent_left | silent_right] = 0.0
     return out
+
+
+def _loose_values(loose: Loose, model: nn.Module) -> FloatArray | float:
+    """A parameter outside of layers, as far as it is one number per channel."""
+    path, _, attribute = loose.name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(path), attribute)
+    if not tensor.is_floating_point() or (loose.dim < 0 and tensor.numel() != 1):
+        return np.nan
+    return _array(tensor).ravel()
 
 
 def mixed_constant(weight: Tensor, kept: IntArray, values: FloatArray) -> Tensor:

@@ -59,8 +59,10 @@ def make_plan(
         modules=modules,
         aliases=aliases,
         parameters=parameters,
-        macs=sum(_macs(mix, modules[mix.name]) for mix in graph.mixes),
-        dense_macs=sum(_dense_macs(mix) for mix in graph.mixes),
+        macs=sum(_macs(mix, modules[mix.name]) for mix in graph.mixes)
+        + sum(charge.macs * int(live.is_present(charge.atoms).sum()) for charge in graph.charges),
+        dense_macs=sum(_dense_macs(mix) for mix in graph.mixes)
+        + sum(charge.macs * len(charge.atoms) for charge in graph.charges),
         params=_params(model, graph, modules, parameters),
         dense_params=sum(parameter.numel() for parameter in model.parameters()),
         floored=tuple(dict.fromkeys(live.floored)),

@@ -50,7 +50,8 @@ def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
     plan.check_fits(model)
     compact = plain_copy(model)
     renewed: Renewed = {}
-    for name, cut in plan.modules.items():
+    # Indices first: the layer that an index belongs to may be replaced, and the index with it.
+    for name, cut in sorted(plan.modules.items(), key=lambda item: item[1].kind != "select"):
         if cut.changes:
             names = (name, *(alias for alias, target in plan.aliases.items() if target == name))
             for module_name in names:
