@@ -15,9 +15,11 @@ def test_compare_prints_a_row_per_method_and_writes_a_page(softprune, finished: 
     result = softprune("compare", str(finished), str(finished / "dense"), "--out", "page.html")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "page.html").stat().st_size > 5_000
-    header, *rows = result.output.splitlines()[:3]
+    title, header, *rows = result.output.splitlines()[:4]
+    assert title == "tiny_networks:tiny on digits"
     assert "drop" in header
-    assert [row.split()[2] for row in rows] == ["Dense", "SCP"]
+    assert "paper" not in header
+    assert [row.split()[0] for row in rows] == ["Dense", "SCP"]
 
 
 def test_compare_takes_a_whole_sweep_and_writes_its_table(softprune, finished: Path, tmp_path: Path) -> None:

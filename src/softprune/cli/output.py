@@ -32,7 +32,12 @@ def error_line(text: str) -> None:
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table; columns whose every cell begins with a digit, sign or dash are aligned to the right."""
     numeric = [all(row[i][:1] in "0123456789-+" for row in rows) and bool(rows) for i in range(len(columns))]
-    if _out.is_terminal:
+    widths = [
+        max(len(name), *(len(row[i]) for row in rows)) if rows else len(name)
+        for i, name in enumerate(columns)
+    ]
+    # Folded into columns of two letters a table is harder to read than with long lines.
+    if _out.is_terminal and sum(widths) + 2 * len(widths) <= _out.width:
         table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for name, right in zip(columns, numeric, strict=True):
             table.add_column(name, justify="right" if right else "left", overflow="fold")
@@ -40,10 +45,6 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
             table.add_row(*row)
         _out.print(table, markup=False)
         return
-    widths = [
-        max(len(name), *(len(row[i]) for row in rows)) if rows else len(name)
-        for i, name in enumerate(columns)
-    ]
     if title:
         say(title)
     for row in [columns, *rows]:

@@ -62,8 +62,33 @@ def print_comparison(folders: Sequence[Path]) -> str:
     rows = paper_rows(
         [load_run(folder) for folder in folders], {name: entry.title for name, entry in REGISTRY.items()}
     )
-    print_table("", *table_cells(rows))
+    heads, cells = table_cells(rows)
+    where = {(row.data, row.model) for row in rows}
+    title = "{1} on {0}".format(*where.pop()) if len(where) == 1 else ""
+    print_table(title, *_without(heads, cells, _unneeded(heads, cells)))
     return markdown(rows)
+
+
+def _unneeded(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> set[int]:
+    """Columns that tell nothing on a screen: the same everywhere, or the same as their neighbours."""
+    same = {
+        i
+        for i, head in enumerate(heads)
+        if head in ("data", "model", "n") and len({row[i] for row in cells}) == 1
+    }
+    if len({(row[0], row[1]) for row in cells}) > 1:
+        same -= {0, 1}
+    empty = {i for i in range(len(heads)) if all(row[i] == "-" for row in cells)}
+    compact, last = heads.index("compact"), heads.index("acc. last")
+    repeated = {compact} if all(row[compact] in (row[last], "-") for row in cells) else set()
+    return same | empty | repeated
+
+
+def _without(
+    heads: Sequence[str], cells: Sequence[Sequence[str]], columns: set[int]
+) -> tuple[list[str], list[list[str]]]:
+    kept = [i for i in range(len(heads)) if i not in columns]
+    return [heads[i] for i in kept], [[row[i] for i in kept] for row in cells]
 
 
 def _finished_in(folder: Path) -> list[Path]:
