@@ -1,0 +1,141 @@
+"""What survives the disk, and a cut of a cut."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from comparing import masked, random_masks, relative_difference
+from torch import nn
+
+from softprune.errors import SoftpruneError
+from softprune.graph import ChannelGraph
+from softprune.inspection import read_graph
+from softprune.plan import make_plan
+from softprune.surgery import apply_plan, load, plans_of, save
+from topologies import TOPOLOGIES, Chain, Tied, randomise_
+
+
+def _cut(model: nn.Module, graph: ChannelGraph, seed: int = 0, deaths: float = 0.4) -> nn.Module:
+    return apply_plan(make_plan(graph, model, random_masks(graph, seed, deaths=deaths)), model)
+
+
+def _chain() -> Chain:
+    model = randomise_(Chain())
+    compact = _cut(model, read_graph(model, torch.randn(2, 3, 8, 8)), deaths=0)
+    assert isinstance(compact, Chain)
+    return compact
+
+
+@pytest.mark.parametrize(
+    "name", ["pre-activation", "dense", "inverted residual", "dead branch", "depthwise", "flatten", "tied"]
+)
+def test_a_cut_of_a_cut_and_back_from_disk(name: str, tmp_path: Path) -> None:
+    topology = TOPOLOGIES[name]
+    model, example = randomise_(topology.build()), topology.example()
+    once = _cut(model, read_graph(model, example), 1)
+    graph = read_graph(once, example)
+    masks = random_masks(graph, 2, deaths=0.3)
+    plan = make_plan(graph, once, masks)
+    twice = apply_plan(plan, once)
+    wide = copy.deepcopy(once).double()
+    assert relative_difference(masked(wide, masks), apply_plan(plan, wide), example) <= 1e-10
+    save(twice, tmp_path / "twice")
+    again = load(tmp_path / "twice", topology.build())
+    assert torch.equal(again(example), twice(example))
+    assert len(plans_of(again)) == len(plans_of(twice)) == 2
+
+
+def test_a_second_cut_shortens_the_index_of_the_first() -> None:
+    topology = TOPOLOGIES["pre-activation"]
+    model, example = randomise_(topology.build()), topology.example()
+    graph = read_graph(model, example)
+    keep = {site.name: torch.arange(site.width) % 2 == 0 for site in graph.sites}
+    keep["bn"] = torch.arange(8) < 5
+    once = apply_plan(make_plan(graph, model, keep), model)
+    graph = read_graph(once, example)
+    again = {site.name: torch.arange(site.width) < max(site.width // 2, 1) for site in graph.sites}
+    twice = apply_plan(make_plan(graph, once, again), once)
+    before = {name: len(m.index) for name, m in once.named_modules() if name.endswith("select")}  # type: ignore[arg-type]
+    after = {name: len(m.index) for name, m in twice.named_modules() if name.endswith("select")}  # type: ignore[arg-type]
+    assert before == {"blocks.0.bn1.select": 4, "blocks.1.bn1.select": 4, "bn.select": 5}
+    assert after == {"blocks.0.bn1.select": 2, "blocks.1.bn1.select": 2, "bn.select": 2}
+
+
+def test_tied_weights_are_tied_again(tmp_path: Path) -> None:
+    model = randomise_(Tied())
+    save(_cut(model, read_graph(model, torch.randn(2, 3, 8, 8)), 3, deaths=0), tmp_path / "tied")
+    again = load(tmp_path / "tied", Tied())
+    assert again.near.weight is again.far.weight
+
+
+def test_dtype_and_gradients_survive_the_disk(tmp_path: Path) -> None:
+    dense = Chain()
+    dense.fc.weight.requires_grad_(False)
+    model = randomise_(copy.deepcopy(dense)).double()
+    save(_cut(model, read_graph(model, torch.randn(2, 3, 8, 8))), tmp_path / "wide")
+    again = load(tmp_path / "wide", dense)
+    assert again.conv1.weight.dtype == torch.float64
+    assert again.conv1.weight.requires_grad
+    assert not again.fc.weight.requires_grad
+    assert not again.training
+
+
+def test_a_class_may_live_in_another_module(tmp_path: Path) -> None:
+    compact = _chain()
+    save(compact, tmp_path / "chain")
+    elsewhere = type("Chain", (Chain,), {"__module__": "__main__"})
+    assert torch.equal(load(tmp_path / "chain", elsewhere()).conv1.weight, compact.conv1.weight)
+
+
+def _edit(path: Path, key: str, value: object) -> None:
+    document = json.loads(path.read_text())
+    document[key] = value
+    path.write_text(json.dumps(document))
+
+
+def test_folders_mixed_from_two_networks(tmp_path: Path) -> None:
+    save(_chain(), tmp_path / "one")
+    other = randomise_(Chain())
+    plan = make_plan(read_graph(other, torch.randn(2, 3, 8, 8)), other, {"bn1": torch.arange(8) < 1})
+    save(apply_plan(plan, other), tmp_path / "two")
+    weights = (tmp_path / "two" / "weights.safetensors").read_bytes()
+    (tmp_path / "one" / "weights.safetensors").write_bytes(weights)
+    _refused(tmp_path / "one", Chain(), "does not match the checksum")
+    # With the checksum forged as well, the shapes still tell.
+    digest = json.loads((tmp_path / "two" / "plan.json").read_text())["weights_sha256"]
+    _edit(tmp_path / "one" / "plan.json", "weights_sha256", digest)
+    _refused(tmp_path / "one", Chain(), "weights must fit the plan")
+
+
+def test_documents_that_are_no_networks(tmp_path: Path) -> None:
+    folder = save(_chain(), tmp_path / "small")
+    for key, value, says in (
+        ("plans", [], "lacks its plans"),
+        ("weights_sha256", None, "lacks its plans or the checksum"),
+        ("format", "other", "not a softprune network"),
+    ):
+        before = json.loads((folder / "plan.json").read_text())
+        _edit(folder / "plan.json", key, value)
+        _refused(folder, Chain(), says)
+        _edit(folder / "plan.json", key, before[key])
+    load(folder, Chain())
+
+
+def test_a_changed_architecture_names_what_changed(tmp_path: Path) -> None:
+    save(_chain(), tmp_path / "small")
+    changed = Chain()
+    changed.fc = nn.Linear(6, 7)
+    _refused(tmp_path / "small", changed, r"'fc.bias' is \(5,\). Got \(7,\)")
+    added = Chain()
+    added.extra = nn.Linear(2, 2)
+    _refused(tmp_path / "small", added, "'extra.bias' is absent. Got")
+
+
+def _refused(folder: Path, model: nn.Module, says: str) -> None:
+    before, structure = copy.deepcopy(model.state_dict()), str(model)
+    with pytest.raises(SoftpruneError, match=says):
+        load(folder, model)
+    assert str(model) == structure
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
