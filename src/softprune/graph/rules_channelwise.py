@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -134,13 +135,15 @@ def reduce(linker: Linker, node: Node) -> Any:
     example = node.meta["val"]
     first = example[0] if isinstance(example, (list, tuple)) else example
     keepdim = first.ndim == rank
-    merged = any(value.varies_along(dim) for dim in dims)
+    name = operator_name(node)
+    merged = [dim for dim in dims if value.varies_along(dim)]
+    if name == "sum":
+        atoms, merged = _added_up(linker, atoms, merged), []
     head = atoms
     for dim in dims:
         head = head.take([0], axis=dim)
     if not keepdim:
         head = head.reshape([size for dim, size in enumerate(head.shape) if dim not in dims])
-    name = operator_name(node)
     evaluate = _identity if name in ("mean", "amax", "amin", "max", "min") and not merged else None
     keeps_zero = name != "std" and not merged  # the gradient of a standard deviation at zero is not finite
     outputs = linker.table.follow(head)
@@ -151,13 +154,33 @@ def reduce(linker: Linker, node: Node) -> Any:
     return result
 
 
+def _added_up(linker: Linker, atoms: IntArray, dims: list[int]) -> IntArray:
+    """The channels left when those along `dims` are added to each other: zero where all of them are."""
+    for dim in dims:
+        total, *others = np.split(atoms, atoms.shape[dim], axis=dim)
+        for other in others:
+            outputs = linker.table.follow(total)
+            linker.records.append(
+                Join(total.ravel(), other.ravel(), outputs.ravel(), operator.add, absorbs_zero=False)
+            )
+            total = outputs
+        atoms = total
+    return atoms
+
+
 @rule(*ALONG_SPACE)
 def along_space(linker: Linker, node: Node) -> Any:
     value = linker.value(node.args[0])
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    if not isinstance(dim, int) or value.varies_along(dim % len(value.shape)):
+    if not isinstance(dim, int) or _differ_along(linker, value, dim % len(value.shape)):
         return linker.opaque(node, f"{node.target} in {linker.where(node)} mixes them")
     return _record(linker, node, value, None, keeps_zero=False)
+
+
+def _differ_along(linker: Linker, value: Value, dim: int) -> bool:
+    """Whether channels that may be cut one without the other meet along `dim` (paths of an SKNet do not)."""
+    classes = linker.table.find(value.atoms)
+    return bool((classes != classes.take([0], axis=dim)).any())
 
 
 @rule("add", "sub", "rsub", "mul", "div", "maximum", "minimum", "true_divide")
