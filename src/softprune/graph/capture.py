@@ -40,6 +40,10 @@ class Capture:
             if node.op == "placeholder" and node.name in self.parameters and node.users
         }
 
+    def unused_parameters(self, model: nn.Module) -> set[str]:
+        """Names of the model's parameters that no operator reads."""
+        return {name for name, _ in model.named_parameters()} - self.used_parameters()
+
 
 def _export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
     with warnings.catch_warnings():
@@ -92,8 +96,7 @@ def capture(model: nn.Module, example: ExampleLike) -> list[Capture]:
     else:
         raise _explain(model, given, failure) from failure
     captures = [evaluation]
-    unused = {name for name, _ in model.named_parameters()} - evaluation.used_parameters()
-    if unused:
+    if evaluation.unused_parameters(model):
         try:
             training = _capture(model, evaluation.example, training=True, rebatched=rebatched)
         except Exception as error:

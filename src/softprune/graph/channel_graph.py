@@ -41,7 +41,7 @@ class ChannelGraph:
     suspects: tuple[Suspect, ...]
     """What explicit sizes in forward() may fix: a trial cut decides."""
     two_modes: bool
-    """Training runs more of the network than evaluation does."""
+    """Evaluation leaves parameters unused: training may run more of the network."""
     unknown: dict[str, str]
     """Operators without a rule -> one place where they stand."""
 
@@ -122,6 +122,6 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         outputs=tuple(linker.outputs),
         suspects=tuple(linker.suspects),
         constants=tuple(linker.constants),
-        two_modes=len(captures) > 1,
+        two_modes=bool(captures[0].unused_parameters(model)),
         unknown=dict(linker.unknown),
     )

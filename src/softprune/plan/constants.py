@@ -50,6 +50,8 @@ def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray
 
 
 def _array(tensor: Tensor) -> FloatArray:
+    if tensor.is_meta:
+        return np.full(tuple(tensor.shape), np.nan)
     return tensor.detach().to("cpu", torch.float64).numpy()
 
 

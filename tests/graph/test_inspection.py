@@ -1,0 +1,219 @@
+"""What inspect says: sites with their activation, frozen BatchNorms with the reason, how small a network can get."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import softprune as sp
+from softprune.errors import ModelError
+from softprune.graph import trace
+from softprune.graph.readers import ACTIVATIONS
+from softprune.inspection import floor_masks, read_graph
+from softprune.masks import KNOWN_ACTIVATIONS
+from softprune.plan import make_plan, required_sites
+from softprune.surgery import apply_plan
+from topologies import TOPOLOGIES, Chain, Residual, conv, pooled, randomise_
+
+IMAGE = torch.randn(2, 3, 8, 8)
+
+
+def test_every_activation_of_the_graph_has_a_dead_probability() -> None:
+    assert ACTIVATIONS <= KNOWN_ACTIVATIONS
+
+
+def test_every_batchnorm_is_a_site_or_frozen() -> None:
+    for name, topology in TOPOLOGIES.items():
+        model = topology.build()
+        found = sp.inspect(model, topology.example())
+        norms = [n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        assert sorted([s.name for s in found.sites] + [f.name for f in found.frozen]) == sorted(norms), name
+        assert all(frozen.reason for frozen in found.frozen)
+        assert found.floor_macs < found.macs, name
+        assert found.floor_params < found.params, name
+
+
+def test_the_floor_is_what_a_cut_to_the_floor_costs() -> None:
+    for topology in TOPOLOGIES.values():
+        model, example = randomise_(topology.build()), topology.example()
+        found = sp.inspect(model, example)
+        graph = read_graph(model, example)
+        compact = apply_plan(make_plan(graph, model, floor_masks(graph, found.required)), model)
+        counted = sp.cost(compact, example)
+        assert (counted.macs, counted.params) == (found.floor_macs, found.floor_params)
+
+
+def test_it_prints_as_a_table() -> None:
+    text = str(sp.inspect(Residual(), IMAGE, exclude="bn1"))
+    assert re.search(r"^bn +8 +site, relu, at least 1 channel stays \(every path passes here\)$", text, re.M)
+    assert re.search(r"^bn2 +8 +frozen: add reads it with no activation in between$", text, re.M)
+    assert re.search(r"^bn1 +6 +frozen: you excluded it$", text, re.M)
+    assert "1 sites with 8 channels, 2 frozen" in text
+
+
+def test_sites_that_carry_every_path_are_required() -> None:
+    required = {
+        "chain": {"bn1", "bn2"},
+        "residual": {"bn"},
+        "pre-activation": {"bn"},
+        "dense": {"bn"},
+        "squeeze-excite": {"bn1", "bn2"},
+        "option-A": {"bn"},  # zero channels are no path
+        "layer scale": {"bn1", "bn2"},  # nor is a parameter
+        "two inputs": {"bn"},
+        "two outputs": {"bn1", "bn2"},
+        "inverted residual": {"bn", "bn4"},
+        "u-net": {"bn1", "bn3"},
+        "shared": {"bn", "bn1", "bn2"},
+    }
+    for name, expected in required.items():
+        topology = TOPOLOGIES[name]
+        assert required_sites(trace(topology.build(), topology.example())) == expected, name
+
+
+class Walled(nn.Module):
+    """What is behind an operator without a rule still depends on what is before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+        self.middle = conv(8, 8)
+        self.norm = nn.GroupNorm(2, 8)
+        self.shift = nn.Parameter(torch.zeros(8, 1, 1))
+        self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.middle(F.relu(self.bn1(self.conv1(x))))) + self.shift
+        return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+
+def test_operators_without_a_rule_are_named_and_seen_through() -> None:
+    found = sp.inspect(Walled(), IMAGE)
+    assert found.unknown_operators == {"aten.group_norm.default": "'norm'"}
+    assert "operator without a rule: aten.group_norm.default in 'norm'" in str(found)
+    assert {site.name for site in found.sites} == {"bn1", "bn2"}
+    assert found.required == {"bn1", "bn2"}
+
+
+class AuxiliaryHead(nn.Module):
+    """A head that only training runs, as in GoogLeNet."""
+
+    def __init__(self, exportable: bool = True) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+        self.side, self.side_bn = conv(8, 4), nn.BatchNorm2d(4)
+        self.side_fc = nn.Linear(4, 5)
+        self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
+        self.fc = nn.Linear(6, 5)
+        self.exportable = exportable
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = F.relu(self.bn1(self.conv1(x)))
+        logits = self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+        if not self.training:
+            return logits
+        if (
+            not self.exportable and x.detach().mean().item() > 1e9
+        ):  # a branch on data, which torch.export refuses
+            return logits
+        return logits, self.side_fc(pooled(F.relu(self.side_bn(self.side(x)))))
+
+
+def test_a_head_that_only_training_runs_is_cut_as_well() -> None:
+    model = randomise_(AuxiliaryHead())
+    graph = read_graph(model, IMAGE)
+    assert graph.two_modes
+    assert {site.name for site in graph.sites} == {"bn1", "bn2", "side_bn"}
+    masks = {"bn1": torch.arange(8) < 3, "bn2": torch.arange(6) < 2, "side_bn": torch.arange(4) < 2}
+    plan = make_plan(graph, model, masks)
+    compact = apply_plan(plan, model)
+    assert compact.side.weight.shape[:2] == (2, 3)
+    assert plan.macs == sp.cost(compact, IMAGE).macs  # what evaluation runs
+    logits, side = compact.train()(IMAGE)
+    assert logits.shape == side.shape == (2, 5)
+
+
+def test_a_head_that_cannot_be_read_keeps_what_it_needs() -> None:
+    model = randomise_(AuxiliaryHead(exportable=False))
+    graph = read_graph(model, IMAGE)
+    assert [site.name for site in graph.sites] == ["bn2"]
+    assert "trial" in next(frozen.reason for frozen in graph.frozen if frozen.name == "bn1")
+    masks = {site.name: torch.arange(site.width) < 2 for site in graph.sites}
+    compact = apply_plan(make_plan(graph, model, masks), model)
+    logits, side = compact.train()(IMAGE)
+    assert logits.shape == side.shape == (2, 5)
+
+
+class FixedBatch(Chain):
+    """A literal batch size: the analysis takes the example as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.view(2, 3, 8, 8))
+
+
+def test_a_network_of_fixed_batch() -> None:
+    model = randomise_(FixedBatch())
+    with torch.no_grad():
+        model.bn1.bias[:4] = -9
+    pruner = sp.SoftPruner(model, IMAGE)
+    dense = sp.cost(model, IMAGE).macs
+    assert pruner.plan().dense_macs == dense
+    assert sp.cost(pruner.compact(), IMAGE).macs < dense
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Chain()
+
+    def forward(self, images: Tensor, *, scale: float, flags: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"logits": self.net(images * scale) + flags["bias"]}
+
+
+def test_examples_of_arguments_and_keywords() -> None:
+    example = ((IMAGE,), {"scale": 0.5, "flags": {"bias": torch.randn(2, 5)}})
+    model = randomise_(Keywords())
+    with torch.no_grad():
+        model.net.bn1.bias[:4] = -9
+    pruner = sp.SoftPruner(model, example)
+    assert pruner.compact().net.conv1.out_channels < 8
+
+
+def test_integer_inputs_stay_what_they_are() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(7, 6)
+            self.conv, self.bn = nn.Conv1d(6, 8, 3, padding=1), nn.BatchNorm1d(8)
+            self.fc = nn.Linear(8, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.fc(F.relu(self.bn(self.conv(self.embed(ids).transpose(1, 2)))).amax(2))
+
+    model = randomise_(Tokens())
+    with torch.no_grad():
+        model.bn.bias[:4] = -9
+    pruner = sp.SoftPruner(model, torch.randint(7, (2, 5)))
+    assert pruner.compact().conv.out_channels < 8
+
+
+def test_a_model_must_be_a_module_and_an_example_tensors() -> None:
+    with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module. Got function"):
+        sp.inspect(lambda x: x, IMAGE)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="must be a tensor, a tuple"):
+        sp.inspect(Chain(), {"x": IMAGE})
+
+
+def test_a_wrong_example_says_what_the_model_said() -> None:
+    with pytest.raises(ModelError, match=r"\(2, 4, 8, 8\).*expected input.* to have 3 channels"):
+        sp.inspect(Chain(), torch.randn(2, 4, 8, 8))
+
+
+def test_a_model_without_data_is_analysed_by_its_shapes() -> None:
+    with torch.device("meta"):
+        model = Residual()
+    found = sp.inspect(model, torch.empty(2, 3, 8, 8, device="meta"))
+    assert {site.name for site in found.sites} == {"bn", "bn1"}
