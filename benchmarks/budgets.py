@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--search", type=int, default=8, help="fixed strengths to try for equal MACs, per target"
     )
-    parser.add_argument("--equal", type=float, default=2.0, help="percent by which equal MACs may differ")
+    parser.add_argument("--equal", type=float, default=2.5, help="percent by which equal MACs may differ")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all runs")
     parser.add_argument("--work", type=Path, default=Path("runs/budgets"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("budgets.json"), help="JSON record")
@@ -88,7 +88,7 @@ class Runs:
 
     def fixed(self, seed: int, strength: float) -> dict[str, Any] | None:
         """The result of a run with a fixed strength."""
-        return self._run(f"strength-{strength:.3g}-seed{seed}", seed, f"method.strength={strength:.3g}")
+        return self._run(f"strength-{strength:.4g}-seed{seed}", seed, f"method.strength={strength:.4g}")
 
     def _run(self, name: str, seed: int, setting: str) -> dict[str, Any] | None:
         folder = self.options.work / name

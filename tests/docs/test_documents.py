@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["README.md", "docs/quickstart.md", "docs/how-it-works.md"]
+DOCUMENTS = ["README.md", "docs/quickstart.md", "docs/how-it-works.md", "docs/budgets.md"]
 
 
 def python_blocks(text: str) -> list[str]:

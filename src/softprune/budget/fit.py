@@ -99,12 +99,12 @@ class Fitter:
         if near is not None:
             reach = max(8, len(self.row) // 64)
             below, above = max(near - reach, 0), min(near + reach, len(self.row))
-            if self.cost(self.at_rank(below)) <= self.limit:
-                low = below
-            else:
+            if self.cost(self.at_rank(below)) > self.limit:
                 high = below
-            if low == below and self.cost(self.at_rank(above)) > self.limit:
-                high = above
+            elif self.cost(self.at_rank(above)) > self.limit:
+                low, high = below, above
+            else:
+                low = above
         while high - low > within:
             middle = (low + high) // 2
             if self.cost(self.at_rank(middle)) <= self.limit:
