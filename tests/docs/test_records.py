@@ -35,3 +35,17 @@ def test_results_are_rendered_from_their_records(tmp_path: Path, monkeypatch: py
         main()
     assert not ended.value.code
     assert page.read_text() == (ROOT / "results" / "RESULTS.md").read_text()
+
+
+def test_the_table_of_a_sweep_is_rendered_from_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = sorted((ROOT / "results").glob("*/TABLE.md"))
+    assert tables
+    for table in tables:
+        page = tmp_path / f"{table.parent.name}.md"
+        monkeypatch.setattr("sys.argv", ["softprune", "compare", str(table.parent), "--out", str(page)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        assert page.read_text() == table.read_text()

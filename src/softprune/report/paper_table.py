@@ -102,7 +102,7 @@ def _row(
         name=name,
         finetuned=finetuned,
         n=len(members),
-        baseline=over(lambda entry: entry.run.dense_top1),
+        baseline=_shared(over(lambda entry: entry.run.dense_top1)),
         last=over(lambda entry: entry.last),
         best=over(lambda entry: entry.best),
         shipped=over(lambda entry: entry.shipped),
@@ -113,6 +113,11 @@ def _row(
         macs=less(lambda totals: totals.macs),
         paper=paper_figures().get(name),
     )
+
+
+def _shared(baseline: Spread) -> Spread:
+    """Without a spread where all runs are held against the same number."""
+    return baseline if baseline.deviation else Spread(baseline.mean, None, baseline.n)
 
 
 def _drop(entry: _Entry) -> float | None:

@@ -12,7 +12,7 @@ from softprune.errors import ConfigError
 from softprune.train import toml
 from softprune.train.config import RunConfig
 from softprune.train.method import check_method
-from softprune.train.recipe import find_recipe, load_recipe, read_toml
+from softprune.train.recipe import find_recipe, load_recipe, read_toml, recipe_folder
 from softprune.train.records import RunFolder
 from softprune.train.schema import nearest
 
@@ -132,7 +132,7 @@ def _cells_of(
         check_method(config.method, compact_at=config.train.compact_at)
         cell = Cell(
             name=label + _suffix(point),
-            recipe=str(found),
+            recipe=found.stem if found.parent == recipe_folder() else str(found),
             settings=settings,
             folder=RunFolder(folder / (label + _suffix(point))),
             config=config,
