@@ -7,7 +7,7 @@ loss = pruner.loss(task_loss)   # the one changed line of your loop
 small = pruner.compact()        # an ordinary, smaller nn.Module, verified equal
 """
 
-from softprune import data, models
+from softprune import bench, data, export, models
 from softprune.cost import Cost, cost
 from softprune.errors import SoftpruneError
 from softprune.inspection import Inspection, inspect
@@ -29,8 +29,10 @@ __all__ = [
     "Summary",
     "__version__",
     "apply_plan",
+    "bench",
     "cost",
     "data",
+    "export",
     "inspect",
     "load",
     "models",
