@@ -66,15 +66,16 @@ TIMM = {
         "res2net50_14w_8s", "resnest14d", "resnet10t", "resnet26d", "ecaresnet26t", "resnetblur50",
         "seresnet18", "resnetv2_18", "rexnet_100", "rexnetr_100", "selecsls42", "legacy_seresnet18", "shvit_s1",
         "skresnet18", "starnet_s050", "tresnet_m", "vgg11_bn", "xception41p", "convmixer_768_32", "fastvit_t8",
-        "inception_next_atto", "efficientvit_b0", "efficientformer_l1", "edgenext_xx_small", "convnext_atto",
+        "inception_next_atto", "efficientvit_b0", "edgenext_xx_small", "convnext_atto",
         "nf_resnet26", "mambaout_femto",
     ],
     160: [
         "nasnetalarge", "pnasnet5large", "legacy_xception", "iformer_t",
     ],
     224: [
-        "levit_128s", "visformer_tiny", "efficientformerv2_s0", "nextvit_small", "tiny_vit_5m_224",
-        "mobilevit_xxs", "efficientvit_m0", "swiftformer_xs", "coatnet_nano_rw_224", "vit_tiny_patch16_224",
+        "levit_128s", "efficientformer_l1", "visformer_tiny", "efficientformerv2_s0", "nextvit_small",
+        "tiny_vit_5m_224", "mobilevit_xxs", "efficientvit_m0", "swiftformer_xs", "coatnet_nano_rw_224",
+        "vit_tiny_patch16_224",
     ],
     256: [
         "botnet26t_256", "halonet26t",

@@ -1,5 +1,6 @@
 """The Lightning callback prunes while a Trainer trains, resumes, and leaves the module as it was."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -102,6 +103,14 @@ def test_a_target_takes_its_steps_from_the_trainer(tmp_path: Path) -> None:
     pruning.compact()
     plan = pruning.pruner.plan()
     assert plan.macs <= 0.5 * plan.dense_macs
+
+
+def test_the_guide_runs_as_it_stands() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "integrations.md"
+    (code,) = re.findall(r"^```python\n(.*?)^```", guide.read_text(), flags=re.DOTALL | re.MULTILINE)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(code, guide.name, "exec"), namespace)
+    assert isinstance(namespace["compact"], nn.Module)
 
 
 def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ FROZEN: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda self, x: torch.einsum("bchw,bdhw->bcd", x, x).mean(2)[..., None, None] * x,
         "bmm|einsum",
     ),
-    "channel statistics": (lambda self, x: x / x.std(1, keepdim=True), "runs across"),
+    "channel statistics": (lambda self, x: x / (x.std(1, keepdim=True) + 0.1), "runs across"),
     "a constant per channel": (
         lambda self, x: x * torch.linspace(0.5, 1, 8).view(1, 8, 1, 1).to(x),
         "constant|literal|linspace",
@@ -573,3 +573,76 @@ def test_an_own_dtype_inside() -> None:
     assert pruner.certificate is not None
     assert pruner.certificate.dtype == "float32"
     assert pruner.certificate.max_difference <= 1e-5 * pruner.certificate.scale
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_constants_that_reach_a_depthwise_convolution(padding: int) -> None:
+    class Constants(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+            self.mix, self.bn2 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+            self.depthwise, self.bn3 = conv(8, 8, groups=8, padding=padding), nn.BatchNorm2d(8)
+            self.fc, self.side = nn.Linear(8, 5), nn.Linear(3, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            side = self.side(pooled(x))
+            x = F.hardswish(self.bn2(self.mix(F.relu(self.bn1(self.conv1(x))))))
+            return side + self.fc(pooled(F.relu(self.bn3(self.depthwise(x)))))
+
+    model = Constants()
+    graph = check(model)
+    dead = torch.zeros(8, dtype=torch.bool)
+    some = torch.arange(8) % 3 == 0
+    for first, second, third in ((dead, ~dead, some), (dead, some, ~some), (some, ~dead, dead)):
+        assert_exact(graph, model, {"bn1": first, "bn2": second, "bn3": third})
+
+
+def test_a_scale_and_shift_outside_layers_folds() -> None:
+    """timm's LearnableAffineBlock: what a dropped channel becomes is known, and the next 1x1 can do without it."""
+
+    class Affine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+            self.scale, self.shift = nn.Parameter(torch.tensor([1.5])), nn.Parameter(torch.tensor([0.0]))
+            self.conv2, self.bn2 = nn.Conv2d(8, 6, 1, bias=False), nn.BatchNorm2d(6)
+            self.fc = nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.bn1(self.conv1(x))) * self.scale + self.shift
+            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+    for shift in (0.0, 0.7):
+        model = Affine()
+        model.shift.data.fill_(shift)
+        graph = check(model)
+        plan = assert_exact(graph, model, {"bn1": torch.arange(8) < 3})
+        assert len(plan.modules["conv1"].outputs) == 3
+        assert plan.modules["conv2"].folded == (shift != 0)
+    model.scale.data.fill_(0.0)  # as some start: it will not stay zero, so nothing goes for it
+    plan = assert_exact(graph, model, {})
+    assert len(plan.modules["conv1"].outputs) == 8
+
+
+def test_the_work_of_layers_that_stay_whole_is_counted() -> None:
+    graph = check(Normed())
+    model = randomise_(Normed())
+    plan = assert_exact(graph, model, {"bn2": torch.arange(6) < 2})
+    assert plan.macs == 64 * 27 * 8 + 64 * 9 * 8 * 8 + 64 * 9 * 8 * 2 + 2 * 5
+
+
+def test_a_blur_of_as_many_kernels_as_there_are_channels() -> None:
+    class Blur(Nasty):
+        def more(self) -> None:
+            self.register_buffer("kernel", torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]])[None, None] / 16)
+
+        def middle(self, x: Tensor) -> Tensor:
+            kernels = self.kernel.expand(x.shape[1], -1, -1, -1)
+            return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), kernels, stride=2, groups=x.shape[1])
+
+    model = Blur()
+    graph = check(model)
+    assert site_names(graph) == {"bn1", "bn2"}
+    plan = assert_exact(graph, model, {"bn1": torch.arange(8) < 3, "bn2": torch.arange(6) < 2})
+    assert plan.macs == 64 * 27 * 3 + 16 * 9 * 3 + 16 * 9 * 3 * 2 + 2 * 5

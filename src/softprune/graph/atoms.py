@@ -8,6 +8,8 @@ do. Two atoms in one class are kept or cut together; a pinned class is always ke
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -95,17 +97,13 @@ class AtomTable:
         return np.arange(start, self._size, dtype=np.int64)
 
 
-def collapse(array: IntArray) -> IntArray:
+def collapse(array: NDArray[Any]) -> NDArray[Any]:
     """`array` with every dimension along which it does not vary reduced to size 1."""
+    # Repeated memory first: a tensor that was expanded is small.
+    array = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
     for dim in range(array.ndim):
         if array.shape[dim] > 1:
             head = array.take([0], axis=dim)
             if (array.take([1], axis=dim) == head).all() and (array == head).all():
                 array = head
     return np.ascontiguousarray(array)
-
-
-def channel_dim(array: IntArray) -> int | None:
-    """The one dimension along which `array` varies; None where it does not vary or varies along several."""
-    dims = [dim for dim, size in enumerate(array.shape) if size > 1]
-    return dims[0] if len(dims) == 1 else None

@@ -308,13 +308,16 @@ class Linker:
         return Value(tuple(node.meta["val"].shape), self.table.follow(atoms))
 
     def moved(self, function: Callable[..., Any], values: Sequence[Value]) -> Any:
-        """Run a data movement on the atoms themselves."""
-        moved = function(*[_spread(value) for value in values])
+        """Run a data movement on the atoms themselves, in the tensors' shapes but mostly without their memory."""
+        spread = [torch.from_numpy(value.atoms).expand(value.shape) for value in values]
+        try:
+            moved = function(*spread)
+        except RuntimeError:  # a view of repeated memory, or an operator that knows no integers
+            moved = function(*[tensor.double().contiguous() for tensor in spread])
 
         def read(result: Any) -> Any:
             if isinstance(result, Tensor):
-                array = result.numpy().astype(np.int64)
-                return Value(tuple(array.shape), collapse(array))
+                return Value(tuple(result.shape), collapse(result.numpy()).astype(np.int64))
             return [read(item) for item in result]
 
         return read(moved)
@@ -442,11 +445,6 @@ class Linker:
         if loose.dim >= 0:
             layout[loose.dim] = tensor.shape[loose.dim]
         return Value(tuple(tensor.shape), loose.atoms.reshape(layout))
-
-
-def _spread(value: Value) -> Tensor:
-    """The atoms in the tensor's full shape; float64 holds them exactly and every movement supports it."""
-    return torch.from_numpy(np.broadcast_to(value.atoms, value.shape).astype(np.float64))
 
 
 def _leaves(example: Any) -> list[Any]:

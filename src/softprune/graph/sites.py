@@ -63,8 +63,8 @@ def _unusable_because(linker: Linker, name: str, module: nn.Module, known: bool)
         return "the forward pass does not call it as a whole, or not at all"
     if getattr(module, "weight", None) is None or getattr(module, "bias", None) is None:
         return "it has no learned scale and shift (affine=False)"
-    if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-        return "its scale and shift do not train (requires_grad=False)"
+    if not all(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+        return "its scale and shift do not both train (requires_grad=False)"
     if not getattr(module, "track_running_stats", True):
         return "it keeps no running statistics, so its output in evaluation depends on the batch"
     return None

@@ -13,6 +13,7 @@ from softprune.graph.modules import Select, Void, select_input
 from softprune.masks.hooks import unmask_model_
 from softprune.plan import ModuleCut, PrunePlan
 from softprune.plan.constants import FloatArray, mixed_constant
+from softprune.surgery.quick import one_thread
 from softprune.surgery.slicing import slice_tensor, take
 
 HISTORY = "_softprune_plans"
@@ -42,6 +43,7 @@ Renewed = dict[int, tuple[nn.Parameter, nn.Parameter]]
 """id(old) -> (old, new): a parameter that two modules share is cut once and stays shared."""
 
 
+@one_thread()
 def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
     """A new module of `model`'s class that keeps what `plan` keeps; `model` is left as it was.
 

@@ -8,9 +8,7 @@ input: before a GPU-hour is spent, not after.
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +21,7 @@ from softprune.masks.hooks import unmask_model_
 from softprune.plan import make_plan, required_sites
 from softprune.surgery.apply import apply_plan, plain_copy
 from softprune.surgery.inputs import noise, smallest
+from softprune.surgery.quick import one_thread, without_onednn
 from softprune.surgery.verify import compare, mask_sites_, outputs_of
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ def prove(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     """`graph` with what a trial cut shows to be bound frozen."""
     if not graph.sites or any(parameter.is_meta for parameter in model.parameters()):
         return graph
-    with _without_onednn():
+    with one_thread(), without_onednn():
         return _prove(graph, model)
 
 
@@ -52,15 +51,6 @@ def _prove(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     graph = _without_literals(trial, graph)
     blame = _blame(trial, graph, [site.name for site in graph.sites])
     return graph.only({name: f"a trial cut of it failed ({reason})" for name, reason in blame.items()})
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    """oneDNN compiles a kernel for every new shape, and a cut network has nothing but new shapes, each used once."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about its own other flags here
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield
 
 
 def _without_literals(trial: _Trial, graph: ChannelGraph) -> ChannelGraph:

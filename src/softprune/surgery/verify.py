@@ -18,6 +18,7 @@ from softprune.masks import FixedGate, mask_
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import apply_plan, plain_copy, plans_of
 from softprune.surgery.inputs import random_inputs
+from softprune.surgery.quick import one_thread
 
 TOLERANCE = 1e-10
 """Largest difference allowed in float64, relative to the largest output."""
@@ -45,6 +46,7 @@ class Certificate:
         )
 
 
+@one_thread()
 def verify(
     masked: nn.Module,
     compact: nn.Module,
@@ -64,6 +66,7 @@ def verify(
         return _certify(_copy(masked), _copy(compact), example, max(tolerance, OWN_TOLERANCE), seed)
 
 
+@one_thread()
 def verify_plan(
     plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike
 ) -> Certificate:

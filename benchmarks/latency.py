@@ -1,0 +1,197 @@
+"""Milliseconds per forward of the paper's networks, dense against compact, on a CPU or a GPU.
+
+    python benchmarks/latency.py --device cpu  --out benchmarks/records/latency-cpu.json
+    python benchmarks/latency.py --device cuda --out benchmarks/records/latency-h200.json
+    python benchmarks/latency.py --render
+
+Without `--run MODEL=FOLDER` (the folder of a trained run), the channels that go are drawn by lot, the same share at
+every site, so that the share of MACs that goes is the one that the paper reports (ResNet-50: 54%, which are inner
+widths, since its shortcuts stay). A record that exists is extended: rows that it has are not measured again.
+"""
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from latency_table import render
+from torch import Tensor, nn
+
+import softprune
+from softprune import models
+from softprune.bench import compare
+from softprune.cost import fastest_multiple
+from softprune.cost.multiples import round_up
+from softprune.inspection import read_graph
+from softprune.plan import PrunePlan, make_plan, required_sites
+from softprune.train.environment import describe_environment
+
+ROOT = Path(__file__).parent
+RECORDS = ROOT / "records"
+DOCUMENT = ROOT.parent / "docs" / "latency.md"
+CUT = {"vgg16": 0.662, "resnet56": 0.515, "densenet40": 0.708, "resnet50": 0.543}
+"""Share of the FLOPs that SCP cuts in the paper's tables (CIFAR-10; ImageNet for ResNet-50)."""
+CLASSES = {"resnet50": 1000}
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Measure what the command line asks for and return the record."""
+    options = _parser().parse_args(arguments)
+    if options.render:
+        records = [
+            json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("latency-*.json"))
+        ]
+        options.document.write_text(render(records), encoding="utf-8")
+        return {}
+    deadline = time.monotonic() + options.time_limit
+    _full_precision()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    record = _open_record(options)
+    runs = dict(item.split("=", 1) for item in options.run)
+    for name, rounding in itertools.product(options.models, options.round_to):
+        wanted = [row for row in _wanted(name, rounding, options) if not _has(record, row)]
+        if not wanted or time.monotonic() > deadline:
+            continue
+        dense = models.build(name, CLASSES.get(name, 10)).eval()
+        example = torch.randn(1, *models.REGISTRY[name].input_shape)
+        multiple = fastest_multiple(options.device) if rounding == "auto" else int(rounding)
+        if name in runs:
+            compact = softprune.load(Path(runs[name]) / "compact", dense)
+        else:
+            compact = cut_by_lot(dense, example, CUT[name], multiple)
+        for key in wanted:
+            if time.monotonic() > deadline:
+                print("time limit reached; run again to go on")
+                return record
+            report = compare(
+                dense,
+                compact,
+                example,
+                backends=[key["backend"]],
+                batches=[key["batch"]],
+                device=options.device,
+                dtype=key["dtype"],
+                threads=options.threads,
+                channels_last=key["channels_last"],
+                compile_mode=options.compile_mode,
+                repeats=options.repeats,
+            )
+            row = key | {"multiple": multiple, "cut": "trained run" if name in runs else "by lot"}
+            row |= {k: v for k, v in report.rows[0].to_dict().items() if k not in row}
+            record["rows"].append(row)
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            print(json.dumps(row), flush=True)
+    return record
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RECORDS / "latency-cpu.json", help="extended if it exists"
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--models", nargs="+", default=list(CUT), choices=list(CUT))
+    parser.add_argument("--backends", nargs="+", default=None, help="[cpu: all three; cuda: eager compile]")
+    parser.add_argument("--batches", nargs="+", type=int, default=None, help="[cpu: 1 64; cuda: 1 64 256]")
+    parser.add_argument("--dtypes", nargs="+", default=None, help="[cpu: float32; cuda: float32 bfloat16]")
+    parser.add_argument("--round-to", nargs="+", default=["1", "auto"], help="multiples of channels, or auto")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 for PyTorch's choice")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--compile-mode", default="default")
+    parser.add_argument(
+        "--run", nargs="+", default=[], metavar="MODEL=FOLDER", help="take the cut of a trained run"
+    )
+    parser.add_argument(
+        "--time-limit", type=float, default=1e9, help="begin nothing new after so many seconds"
+    )
+    parser.add_argument("--render", action="store_true", help="only write docs/latency.md from the records")
+    parser.add_argument("--document", type=Path, default=DOCUMENT)
+    return parser
+
+
+def _wanted(name: str, rounding: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows of one network and rounding, as the keys that tell them apart."""
+    cuda = options.device.startswith("cuda")
+    backends = options.backends or (["eager", "compile"] if cuda else ["eager", "compile", "onnxruntime"])
+    batches = options.batches or ([1, 64, 256] if cuda else [1, 64])
+    dtypes = options.dtypes or (["float32", "bfloat16"] if cuda else ["float32"])
+    for backend, dtype, batch in itertools.product(backends, dtypes, batches):
+        yield {
+            "model": name,
+            "round_to": rounding,
+            "backend": backend,
+            "dtype": dtype,
+            "batch": batch,
+            # Tensor cores read half precision channels last; full precision is measured as PyTorch has it by default.
+            "channels_last": cuda and dtype != "float32",
+        }
+
+
+def _has(record: dict[str, Any], key: dict[str, Any]) -> bool:
+    return any(all(row[name] == value for name, value in key.items()) for row in record["rows"])
+
+
+def _full_precision() -> None:
+    """float32 means float32: no TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True  # both networks get their fastest algorithms
+
+
+def _open_record(options: argparse.Namespace) -> dict[str, Any]:
+    environment = describe_environment(torch.device(options.device)) | {"threads": torch.get_num_threads()}
+    if options.out.exists():
+        record = json.loads(options.out.read_text(encoding="utf-8"))
+        for key in ("device", "torch", "threads"):
+            if record["environment"][key] != environment[key]:
+                raise SystemExit(
+                    f"{options.out} was made with {key} {record['environment'][key]!r}. Got {environment[key]!r}: "
+                    "give another --out."
+                )
+        return record
+    return {
+        "format": 1,
+        "what": "milliseconds per forward, dense against compact",
+        "command": "python benchmarks/latency.py",
+        "environment": environment,
+        "repeats": options.repeats,
+        "compile_mode": options.compile_mode,
+        "rows": [],
+    }
+
+
+def cut_by_lot(
+    model: nn.Module, example: Tensor, share: float, multiple: int = 1, seed: int = 0
+) -> nn.Module:
+    """A compact network that lost `share` of its MACs: the same share of channels by lot at every site."""
+    graph = read_graph(model, example)
+    required = required_sites(graph)
+    generator = torch.Generator().manual_seed(seed)
+    lots = {site.name: torch.rand(site.width, generator=generator) for site in graph.sites}
+
+    def plan_at(kept: float) -> PrunePlan:
+        masks = {}
+        for site in graph.sites:
+            count = min(round_up(round(kept * site.width), multiple), site.width)
+            count = max(count, int(site.name in required))
+            masks[site.name] = lots[site.name].argsort().argsort() < count
+        return make_plan(graph, model, masks)
+
+    low, high = 0.0, 1.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        plan = plan_at(middle)
+        low, high = (low, middle) if plan.macs > (1 - share) * plan.dense_macs else (middle, high)
+    return softprune.apply_plan(plan_at(low), model).eval()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""docs/latency.md from its records: every number of that page is rendered here, none is typed."""
+
+from typing import Any
+
+
+def render(records: list[dict[str, Any]]) -> str:
+    """The whole page, a section for each device."""
+    lines = [
+        "# Latency",
+        "",
+        "Milliseconds per forward, dense against compact, in turns within one process: medians over blocks, and the",
+        "quartiles of the speed-up. *MACs* is what of them is left; *realised* the speed-up over the ratio of MACs.",
+        "*multiple*: widths are rounded up to it (`auto` measures which one is fastest on the machine). Rendered from",
+        "`benchmarks/records/latency-*.json` by `python benchmarks/latency.py --render`.",
+        "",
+    ]
+    for record in records:
+        environment = record["environment"]
+        lines += [
+            f"## {environment['device']}",
+            "",
+            f"torch {environment['torch']}, {environment['threads']} CPU threads, {record['repeats']} blocks each, "
+            f"float32 without TF32, torch.compile mode {record['compile_mode']}.",
+            "",
+            "| network | multiple | backend | dtype | batch | dense ms | compact ms | MACs | speed-up | realised |",
+            "|---|---:|---|---|---:|---:|---:|---:|---:|---:|",
+        ]
+        lines += [_line(row) for row in record["rows"]]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> str:
+    multiple = f"{row['multiple']} (auto)" if row["round_to"] == "auto" else str(row["multiple"])
+    cells = [row["model"], multiple, row["backend"], row["dtype"], str(row["batch"])]
+    if row["speed_up"] is None:
+        return "| " + " | ".join([*cells, "", "", "", row["note"], ""]) + " |"
+    low, high = row["speed_up_spread"]
+    cells += [
+        f"{row['dense']['median_ms']:.3f}",
+        f"{row['compact']['median_ms']:.3f}",
+        f"{100 / row['mac_ratio']:.1f}%",
+        f"{row['speed_up']:.2f} ({low:.2f} to {high:.2f})",
+        f"{row['realised']:.2f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
