@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from softprune.errors import ModelError
-from softprune.masks import Clock, FixedGate, MaskBank, MaskConfig, SoftGate, mask_
+from softprune.masks import Clock, FixedGate, MaskBank, MaskConfig, SoftGate, draw_chain, mask_
+from softprune.masks.hooks import hook_root_
 
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "leaky_relu": nn.LeakyReLU}
 
@@ -118,8 +119,6 @@ def test_inductor_trains_the_same():
         torch.testing.assert_close(results[1][name], value, rtol=1e-4, atol=1e-5)
 
 
-# torch silences this warning by patching showwarning, which a filter that raises does not reach.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_blocks_inside_an_eager_model_are_the_same():
     model, clock, sites = make_model()
     hook(model, clock)
@@ -231,3 +230,44 @@ def test_a_bank_is_for_masked_batchnorms():
 def test_a_loss_needs_a_site():
     with pytest.raises(ModelError, match="at least one site"):
         MaskBank([]).loss()
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_drawing_ahead_of_a_compiled_forward_is_the_same(backend):
+    model, clock, sites = make_model()
+    hook(model, clock)
+    expected = train(model, model, clock, site_losses(sites), forwards=2)
+
+    model, clock, sites = make_model()
+    hooks = hook_root_(model, clock, sites)
+    chain = draw_chain if backend is None else torch.compile(draw_chain, backend=backend)
+    call = model if backend is None else torch.compile(model, fullgraph=True, backend=backend)
+
+    def forward(x):
+        hooks.draw_ahead(chain)
+        return call(x)
+
+    assert_same(expected, train(forward, model, clock, hooks.bank.loss, forwards=2))
+    assert all(bn.folded is None for bn in sites)
+
+
+def test_a_loss_after_drawing_ahead_reads_the_row_that_was_drawn_from():
+    _, _, sites = make_model()
+    bank = MaskBank(sites)
+    bank.draw_ahead()
+    loss = bank.loss()
+    assert any(beta.grad_fn in _parents(loss.grad_fn) for beta, _ in bank._gathered)
+    copied = copy.deepcopy(bank)
+    assert copied._gathered is None
+    bank.clear()
+    torch.testing.assert_close(bank.loss(), loss)
+
+
+def _parents(node):
+    found, queue = set(), [node]
+    while queue:
+        current = queue.pop()
+        if current is not None and current not in found:
+            found.add(current)
+            queue += [parent for parent, _ in current.next_functions]
+    return found

@@ -11,6 +11,7 @@ from torch import nn
 from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.errors import CheckpointError, ConfigError
 from softprune.masks import Clock, MaskConfig, SoftGate, mask_
+from softprune.masks.hooks import hook_root_
 from softprune.train import step as step_module
 from softprune.train.feed import make_feed
 from softprune.train.optim import make_sgd, parameter_groups
@@ -41,11 +42,7 @@ class _Masks:
         self.sites = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
         for number, site in enumerate(self.sites):
             mask_(site, SoftGate(MaskConfig(), self.clock, number))
-        model.register_forward_pre_hook(self._begin_forward)
-
-    def _begin_forward(self, module, inputs):
-        if module.training:
-            self.clock.begin_forward()
+        self.draw_ahead = hook_root_(model, self.clock, self.sites).draw_ahead
 
     def attach(self, optimizer):
         optimizer.register_step_post_hook(lambda *_: self.clock.end_step())
@@ -348,7 +345,7 @@ def test_a_strength_needs_a_pruner():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # full float32 is meant here
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")  # Inductor's advice: TF32, split reductions
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("mode", ["cuda_graph", "compile", "compile+cuda_graph"])
 def test_on_a_gpu(mode, pieces):

@@ -2,7 +2,9 @@
 
 from softprune.masks.activations import KNOWN_ACTIVATIONS as KNOWN_ACTIVATIONS
 from softprune.masks.activations import dead_edges as dead_edges
+from softprune.masks.bank import Chain as Chain
 from softprune.masks.bank import MaskBank as MaskBank
+from softprune.masks.bank import draw_chain as draw_chain
 from softprune.masks.batchnorm import MaskedBatchNorm as MaskedBatchNorm
 from softprune.masks.batchnorm import can_mask as can_mask
 from softprune.masks.batchnorm import is_masked as is_masked

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from softprune.masks.bank import MaskBank
+from softprune.masks.bank import Chain, MaskBank
 from softprune.masks.batchnorm import MaskedBatchNorm, is_masked, unmask_
 from softprune.masks.noise import Clock
 
@@ -19,12 +19,22 @@ class RootHooks:
     def __init__(self, clock: Clock, modules: Iterable[MaskedBatchNorm]) -> None:
         self.clock = clock
         self.bank = MaskBank(modules)
+        self._drawn_ahead = False
+
+    def draw_ahead(self, chain: Chain) -> None:
+        """Do now what the next training forward would begin with."""
+        self.clock.begin_forward()
+        self.bank.draw_ahead(chain)
+        self._drawn_ahead = True
 
     def before(self, module: nn.Module, args: Any) -> None:
         """A training forward begins."""
-        if module.training:
+        if not module.training:
+            return
+        if not self._drawn_ahead:
             self.clock.begin_forward()
             self.bank.begin_forward()
+        self._drawn_ahead = False
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         """It is over."""

@@ -19,7 +19,7 @@ from torch._dynamo import lookup_backend
 from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
-from softprune.masks.noise import Clock
+from softprune.masks import Chain, Clock, draw_chain
 from softprune.train.capture import Snapshot, Stateful, capture_graph
 from softprune.train.feed import Feed
 from softprune.train.optim import match_gradients, match_layout, share_rate
@@ -36,6 +36,8 @@ class Pruning(Protocol):
     """What a step needs of a pruner (see softprune.methods)."""
 
     strength: Any
+
+    def draw_ahead(self, chain: Chain = ...) -> None: ...
 
     def loss(self, task: Tensor) -> Tensor: ...
 
@@ -138,6 +140,7 @@ class TrainStep:
         self._epoch = self._next = 0
         self._run: Callable[[], None] = self._first_run
         self._forward: Callable[[Tensor, Tensor], Tensor] = self._loss_of
+        self._chain: Chain = draw_chain
         self._compiled: list[Any] = []
 
         self._clock = Clock(feed.sampler.seed, self.device)
@@ -258,6 +261,8 @@ class TrainStep:
         pieces = self.feed.pieces(self._position)
         for number, piece in enumerate(pieces, start=1):
             with self._gradients_stay_here(number < len(pieces)):
+                if self.pruner is not None:
+                    self.pruner.draw_ahead(self._chain)
                 loss = self._forward(*piece)
                 (loss if len(pieces) == 1 else loss / len(pieces)).backward()
         if self.device.type == "cuda":
@@ -308,7 +313,7 @@ class TrainStep:
 
     def _try(self, mode: Mode) -> str | None:
         """Set steps up to run this way; if that fails, undo it and say why."""
-        self._forward, self._run = self._loss_of, self._step
+        self._forward, self._chain, self._run = self._loss_of, draw_chain, self._step
         if mode == "eager":
             return None
         snapshot = self._snapshot()
@@ -327,7 +332,7 @@ class TrainStep:
                     snapshot.restore()
         except Exception as error:
             log.debug("%s failed", mode, exc_info=True)
-            self._forward, self._run = self._loss_of, self._step
+            self._forward, self._chain, self._run = self._loss_of, draw_chain, self._step
             self.optimizer.zero_grad(set_to_none=True)
             snapshot.restore()
             return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
@@ -351,6 +356,7 @@ class TrainStep:
             return compiled
 
         self._forward = torch.compile(self._loss_of, backend=keep, dynamic=False)
+        self._chain = torch.compile(draw_chain, backend=keep, dynamic=False)
 
     def _snapshot(self) -> Snapshot:
         counters = [self._clock.step, self._clock.forward, self._position, self._rate]
