@@ -7,13 +7,18 @@
 Without `--run MODEL=FOLDER` (the folder of a trained run), the channels that go are drawn by lot, the same share at
 every site, so that the share of MACs that goes is the one that the paper reports (ResNet-50: 54%, which are inner
 widths, since its shortcuts stay). A record that exists is extended: rows that it has are not measured again.
+
+Compiling takes most of the time. To share a GPU machine's many cores, start several of these with one --lock FILE and
+an --out each: they compile side by side and time one after the other; --merge joins their records.
 """
 
 import argparse
+import fcntl
 import itertools
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +57,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if options.threads:
         torch.set_num_threads(options.threads)
     record = _open_record(options)
+    for other in options.merge:
+        record["rows"] += json.loads(other.read_text(encoding="utf-8"))["rows"]
+        _write(record, options.out)
     runs = dict(item.split("=", 1) for item in options.run)
     for name, rounding in itertools.product(options.models, options.round_to):
         wanted = [row for row in _wanted(name, rounding, options) if not _has(record, row)]
@@ -80,12 +88,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 channels_last=key["channels_last"],
                 compile_mode=options.compile_mode,
                 repeats=options.repeats,
+                alone=lambda: _holding(options.lock),
             )
             row = key | {"multiple": multiple, "cut": "trained run" if name in runs else "by lot"}
             row |= {k: v for k, v in report.rows[0].to_dict().items() if k not in row}
             record["rows"].append(row)
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            _write(record, options.out)
             print(json.dumps(row), flush=True)
     return record
 
@@ -112,6 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--time-limit", type=float, default=1e9, help="begin nothing new after so many seconds"
     )
+    parser.add_argument("--lock", type=Path, help="file that is locked while timing")
+    parser.add_argument("--merge", nargs="+", type=Path, default=[], help="records to take rows from")
     parser.add_argument("--render", action="store_true", help="only write docs/latency.md from the records")
     parser.add_argument("--document", type=Path, default=DOCUMENT)
     return parser
@@ -137,6 +147,24 @@ def _wanted(name: str, rounding: str, options: argparse.Namespace) -> Iterator[d
 
 def _has(record: dict[str, Any], key: dict[str, Any]) -> bool:
     return any(all(row[name] == value for name, value in key.items()) for row in record["rows"])
+
+
+@contextmanager
+def _holding(path: Path | None) -> Iterator[None]:
+    """Wait for the lock, and hold it."""
+    if path is None:
+        yield
+        return
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _write(record: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def _full_precision() -> None:

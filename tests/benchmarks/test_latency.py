@@ -43,6 +43,11 @@ def test_measures_extends_and_renders(latency, tmp_path, monkeypatch) -> None:
     row = both["rows"][0]
     assert 2.0 <= row["mac_ratio"] < 2.2
     assert row["realised"] == pytest.approx(row["speed_up"] / row["mac_ratio"])
+    merged = tmp_path / "latency-merged.json"
+    again = ["--out", str(merged), *tiny[2:], "--merge", str(out), "--lock", str(tmp_path / "lock")]
+    rows = latency.main([*again, "--batches", "2", "3", "--round-to", "1"])["rows"]
+    assert rows[:2] == both["rows"]
+    assert [row["batch"] for row in rows] == [1, 2, 3]
     page = latency.render([both])
     assert "| resnet20 | 1 | eager | float32 | 1 |" in page
     assert f"{100 / row['mac_ratio']:.1f}%" in page

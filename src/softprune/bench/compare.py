@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -103,6 +104,7 @@ def compare(
     channels_last: bool = False,
     compile_mode: str = "default",
     repeats: int = 15,
+    alone: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> BenchReport:
     """Time `dense` and `compact` side by side, in turns, on this machine.
 
@@ -118,6 +120,8 @@ def compare(
         channels_last: Keep images and weights in channels-last memory order.
         compile_mode: torch.compile's mode.
         repeats: Blocks of each, in turns.
+        alone: Entered while the clock runs, not while networks are made ready: a lock, say, for benchmarks that
+            compile side by side and must not time side by side.
     """
     chosen = [*backends]
     for name in chosen:
@@ -147,7 +151,7 @@ def compare(
         for backend in chosen:
             ready = _prepared(backend, (dense, compact), given, setting)
             for batch in batches:
-                row = _row(backend, ready, given.with_batch(batch), setting, repeats, macs)
+                row = _row(backend, ready, given.with_batch(batch), setting, repeats, macs, alone)
                 logger.debug("%s, batch %d: speed-up %s", backend, batch, row.speed_up or row.note)
                 rows.append(row)
     return BenchReport(tuple(rows), *macs)
@@ -171,6 +175,7 @@ def _row(
     setting: Setting,
     repeats: int,
     macs: list[int],
+    alone: Callable[[], AbstractContextManager[object]],
 ) -> BenchRow:
     batch = example.batch_size()
     assert batch is not None
@@ -179,7 +184,10 @@ def _row(
         # Every row compiles for its own shapes, and none runs into the limit of recompilations.
         torch.compiler.reset()
         calls = {"dense": ready[0](example), "compact": ready[1](example)}
-        timings = alternate(calls, repeats=repeats, finish=waiter(setting.device))
+        for call in calls.values():
+            call()  # compiles
+        with alone():
+            timings = alternate(calls, repeats=repeats, finish=waiter(setting.device))
     speed_up = paired_ratio(timings["dense"], timings["compact"]) if timings else None
     return BenchRow(
         backend=backend,
