@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     for other in options.merge:
         record["rows"] += json.loads(other.read_text(encoding="utf-8"))["rows"]
         _write(record, options.out)
-    masks = {"off": (False,), "on": (True,), "both": (False, True)}[options.masks]
+    # With masks first: its start-up must not find kernels that the other has compiled.
+    masks = {"off": (False,), "on": (True,), "both": (True, False)}[options.masks]
     wanted = itertools.product(options.models, options.variants, masks, options.precisions)
     for model, variant, masked, precision in wanted:
         key = {"model": model, "variant": variant, "masks": masked, "precision": precision}
