@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.methods import REGISTRY, RandomPruner
@@ -49,7 +51,10 @@ def trained(method: str, device: torch.device, **options: Any) -> tuple[str | No
     settings: dict[str, Any] = {"strength": STRONG[method]} if method in STRONG else {}
     if method == "scratch":
         settings["plan"] = RandomPruner(network(), bundle.example(), ratio=0.5).plan()
-    pruner = REGISTRY[method].build(model, example, seed=4, **settings)
+    if method == "scp with a target":
+        settings = {"target": {"macs": 0.5}, "total_steps": 6}
+    pruner = REGISTRY[method.partition(" ")[0]].build(model, example, seed=4, **settings)
+    pruner.steers_itself = False
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=2e-4), lr=0.1)
     pruner.attach(optimizer)
     feed = make_feed(bundle, EpochSampler(size=28, batch_size=8, seed=3), device=device)
@@ -59,12 +64,12 @@ def trained(method: str, device: torch.device, **options: Any) -> tuple[str | No
         feed,
         schedule=Schedule(base=0.1, kind="step", milestones=(5,)),
         pruner=pruner,
-        strength=Schedule(base=STRONG[method], warmup_steps=3) if pruner.penalised else None,
+        strength=Schedule(base=STRONG[method], warmup_steps=3) if method in STRONG else None,
         options=StepOptions(**options),
     )
     for epoch in range(2):
-        for _ in step.epoch(epoch):
-            pass
+        for position in step.epoch(epoch):
+            pruner.steer(epoch * step.steps + position + 1)
         pruner.end_epoch(epoch)
     tensors = [*model.state_dict().values(), *_tensors(pruner.state_dict()), *pruner.decide().values()]
     return step.mode, torch.cat([tensor.detach().double().flatten().cpu() for tensor in tensors])
@@ -95,11 +100,59 @@ def test_compiled_and_recorded_steps_are_the_eager_ones(method: str, monkeypatch
     torch.testing.assert_close(recorded, eager, rtol=1e-4, atol=1e-6)  # sums may run in another order
 
 
+class _Reads(TorchDispatchMode):
+    """Notes which storages are read that no operation under it has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, int]] = []
+        self._made: set[int] = set()
+        self._kept_alive: list[Any] = []  # so that no address comes twice
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = self._storages((args, kwargs or {}))
+        self.found += [(str(function), storage) for storage in given if storage not in self._made]
+        result = function(*args, **(kwargs or {}))
+        self._made.update(set(self._storages(result)) - set(given))
+        return result
+
+    def _storages(self, values: Any) -> list[int]:
+        tensors = [value for value in pytree.tree_leaves(values) if isinstance(value, Tensor)]
+        self._kept_alive += [tensor.untyped_storage() for tensor in tensors]
+        return [tensor.untyped_storage()._cdata for tensor in tensors]
+
+
+@pytest.mark.parametrize("method", [*REGISTRY, "scp with a target"])
+def test_every_step_reads_the_same_memory(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph reads where the recorded step has read: nothing there may be replaced by another tensor."""
+    reads: list[_Reads] = []
+    plain_step = TrainStep._step
+
+    def watched(step: TrainStep) -> None:
+        with _Reads() as seen:
+            plain_step(step)
+        reads.append(seen)
+
+    monkeypatch.setattr(TrainStep, "_step", watched)
+    trained(method, torch.device("cpu"), mode="eager")
+    assert len(reads) >= 6
+    # What is made at first use is made in the trial steps, before anything is recorded.
+    recorded, *replayed = reads[1:]
+    assert recorded.found
+    for step in replayed:
+        assert step.found == recorded.found
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")  # Inductor's advice: TF32, split reductions
 @pytest.mark.parametrize("mode", ["cuda_graph", "compile+cuda_graph"])
 @pytest.mark.parametrize("method", REGISTRY)
-def test_a_gpu_records_the_steps_of_every_method(method: str, mode: Any) -> None:
+def test_a_gpu_records_the_steps_of_every_method(
+    method: str, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.backends.cudnn, "allow_tf32", False
+    )  # methods that rank filters magnify rounding
     device = torch.device("cuda")
     _, eager = trained(method, device, mode="eager")
     ran, recorded = trained(method, device, mode=mode)

@@ -48,7 +48,8 @@ class Clock:
     """Root training forwards begun since the last step; the first one of a step is number 1."""
 
     reading: Tensor
-    """``forward`` as the forward in progress has read it: what its noise depends on."""
+    """``forward`` as the forward in progress has read it: what its noise depends on. Between two steps it is
+    ``forward`` itself: a tensor that stays, because a CUDA graph of a step goes on reading where it has read first."""
 
     def __init__(self, seed: int = 0, device: torch.device | str | None = None) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int):
@@ -56,7 +57,7 @@ class Clock:
         self.seed = seed
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.forward = torch.zeros((), dtype=torch.int64, device=device)
-        self.reading = self.forward.clone()
+        self.reading = self.forward
 
     def begin_forward(self) -> None:
         """A training forward of the whole model begins: fresh noise."""
@@ -66,7 +67,7 @@ class Clock:
         """The optimizer has stepped."""
         self.step.add_(1)
         self.forward.zero_()
-        self.reading = self.forward.clone()
+        self.reading = self.forward
 
     def end_step_unless(self, skipped: Tensor) -> None:
         """The optimizer has stepped, unless `skipped` (a GradScaler's found_inf, on the device) is not zero.
@@ -76,12 +77,13 @@ class Clock:
         taken = (skipped == 0).all().to(self.step.device)
         self.step.add_(taken)
         self.forward.mul_(~taken)
-        self.reading = self.forward.clone()
+        self.reading = self.forward
 
     def to(self, device: torch.device | str) -> "Clock":
         """Move the counters; the clock stays the same object."""
+        announced = self.reading is not self.forward
         self.step, self.forward = self.step.to(device), self.forward.to(device)
-        self.reading = self.reading.to(device)
+        self.reading = self.reading.to(device) if announced else self.forward
         return self
 
     def state_dict(self) -> dict[str, int]:
@@ -97,7 +99,7 @@ class Clock:
         self.seed = state["seed"]
         self.step.fill_(state["step"])
         self.forward.fill_(state["forward"])
-        self.reading = self.forward.clone()
+        self.reading = self.forward
 
     def __repr__(self) -> str:
         return f"Clock(seed={self.seed})"
