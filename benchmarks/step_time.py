@@ -6,6 +6,9 @@ masks and without.
 Images are synthetic, of CIFAR's shape. The record is written after every measurement, so that a run that
 meets its time limit keeps what it has; run it again with the same --out and it goes on with the rest.
 
+With and without masks are timed in turns in one process: separate ones get different convolution algorithms from
+cuDNN's search, which moves a step by more than masks cost.
+
 Compiling takes most of the time and needs no GPU. To share a GPU machine's many cores, start several of these with
 one --together FOLDER COUNT and an --out each: all compile at once, then time one after the other; --merge joins
 their records. Start-up times from such a run are marked, since the processes slow each other down.
@@ -23,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +62,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         _write(record, options.out)
     # With masks first: its start-up must not find kernels that the other has compiled.
     masks = {"off": (False,), "on": (True,), "both": (True, False)}[options.masks]
-    wanted = itertools.product(options.models, options.variants, masks, options.precisions)
-    for model, variant, masked, precision in wanted:
-        key = {"model": model, "variant": variant, "masks": masked, "precision": precision}
-        if any(all(row[name] == value for name, value in key.items()) for row in record["rows"]):
+    for model, variant, precision in itertools.product(options.models, options.variants, options.precisions):
+        key = {"model": model, "variant": variant, "precision": precision}
+        wanted = [key | {"masks": masked} for masked in masks]
+        wanted = [key for key in wanted if not any(key.items() <= row.items() for row in record["rows"])]
+        if not wanted:
             continue
         if time.monotonic() > deadline:
             print("time limit reached; run again to go on")
             break
-        row = key | _measure(key, options)
-        record["rows"].append(row)
+        for row in _measure(wanted, options):
+            record["rows"].append(row)
+            print(json.dumps(row), flush=True)
         _write(record, options.out)
-        print(json.dumps(row), flush=True)
     print(table(record["rows"]))
     return record
 
@@ -148,36 +153,59 @@ def _write(record: dict[str, Any], path: Path) -> None:
     partial.replace(path)
 
 
-def _measure(key: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """One row of the record; a failure is a result too."""
+def _measure(keys: list[dict[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of the record, timed in turns; a failure is a result too."""
     gc.collect()
     torch._dynamo.reset()
     if options.device.startswith("cuda"):
         torch.cuda.empty_cache()
-    torch.manual_seed(0)
-    try:
-        network = models.build(key["model"], 10).to(options.device).train()
-        began = time.perf_counter()
-        make = plain_steps if key["variant"] == "plain" else our_steps
-        steps, notes = make(network, key, options)
-        next(steps)
-        _wait(options.device)
-        startup = time.perf_counter() - began
-        with _alone(options):
-            blocks = _time_blocks(steps, options)
-        if options.profile and key["variant"] != "plain":
-            _profile(steps, options.profile)
-        return {
-            "ms_per_step": round(statistics.median(blocks), 4),
-            "ms_least": round(min(blocks), 4),
-            "ms_most": round(max(blocks), 4),
-            "blocks": len(blocks),
-            "startup_seconds": round(startup, 2),
+    started: list[_Started] = []
+    rows = []
+    for key in keys:
+        try:
+            started.append(_start(key, options))
+        except Exception as error:
+            rows.append(key | {"error": f"{type(error).__name__}: {error}"[:500]})
+    if not started:
+        return rows
+    with _alone(options):
+        blocks = _time_blocks([each.steps for each in started], options)
+    for each, times in zip(started, blocks, strict=True):
+        if options.profile and each.key["variant"] != "plain":
+            _profile(each.steps, options.profile)
+        row = {
+            "ms_per_step": round(statistics.median(times), 4),
+            "ms_least": round(min(times), 4),
+            "ms_most": round(max(times), 4),
+            "blocks": len(times),
+            "timed_steps": len(times) * options.steps,
+            "in_turns": len(started) > 1,
+            "startup_seconds": round(each.startup, 2),
             "started_beside_others": bool(options.together),
-            **notes(),
         }
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:500]}
+        rows.append(each.key | row | each.notes())
+    return rows
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A loop that has taken its first step."""
+
+    key: dict[str, Any]
+    steps: Iterator[Any]
+    notes: Callable[[], dict[str, Any]]
+    startup: float
+
+
+def _start(key: dict[str, Any], options: argparse.Namespace) -> _Started:
+    torch.manual_seed(0)
+    network = models.build(key["model"], 10).to(options.device).train()
+    began = time.perf_counter()
+    make = plain_steps if key["variant"] == "plain" else our_steps
+    steps, notes = make(network, key, options)
+    next(steps)
+    _wait(options.device)
+    return _Started(key, steps, notes, time.perf_counter() - began)
 
 
 @contextmanager
@@ -197,17 +225,20 @@ def _alone(options: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _time_blocks(steps: Iterator[Any], options: argparse.Namespace) -> list[float]:
-    for _ in range(min(10, options.steps)):
-        next(steps)
-    blocks = []
-    for _ in range(options.repeats):
-        _wait(options.device)
-        began = time.perf_counter()
-        for _ in range(options.steps):
+def _time_blocks(loops: list[Iterator[Any]], options: argparse.Namespace) -> list[list[float]]:
+    """Milliseconds per step of every loop in several blocks, which take turns."""
+    for steps in loops:
+        for _ in range(min(10, options.steps)):
             next(steps)
-        _wait(options.device)
-        blocks.append((time.perf_counter() - began) / options.steps * 1000)
+    blocks: list[list[float]] = [[] for _ in loops]
+    for _ in range(options.repeats):
+        for steps, times in zip(loops, blocks, strict=True):
+            _wait(options.device)
+            began = time.perf_counter()
+            for _ in range(options.steps):
+                next(steps)
+            _wait(options.device)
+            times.append((time.perf_counter() - began) / options.steps * 1000)
     return blocks
 
 

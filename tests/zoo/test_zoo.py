@@ -1,0 +1,77 @@
+"""A fast part of the zoo, and its page in step with its record."""
+
+import dataclasses
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RECORD = BENCHMARKS / "records" / "zoo.json"
+
+pytest.importorskip("torchvision", reason='the "vision" extra is not installed')
+pytest.importorskip("timm", reason='the "timm" extra is not installed')
+
+
+@pytest.fixture(scope="module")
+def zoo() -> ModuleType:
+    sys.path.insert(0, str(BENCHMARKS))
+    return importlib.import_module("zoo")
+
+
+@pytest.fixture(scope="module")
+def record() -> dict:
+    return json.loads(RECORD.read_text(encoding="utf-8"))
+
+
+# One of each kind: residual, shuffle, grouped, depthwise with SE and hardswish, inverted residual, concatenation.
+@pytest.mark.parametrize(
+    "name", ["resnet18", "shufflenet_v2_x0_5", "regnetx_002", "lcnet_050", "mobilenetv4_conv_small"]
+)
+def test_networks_are_cut_exactly(zoo: ModuleType, name: str) -> None:
+    entry = next(entry for entry in zoo.entries() if entry.name == name and entry.source != "softprune")
+    row = zoo.examine(dataclasses.replace(entry, size=64), steps=1)
+    assert row["status"] == "exact", row
+    assert row["loss_is_finite"]
+    assert row["macs_kept"] < 0.9
+    assert row["macs_kept"] >= 1 - row["macs_reachable"]
+    assert row["difference"] <= 1e-10 * row["scale"]
+    assert row["predicted"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("squeezenet1_0", "without any BatchNorm"), ("repvgg_a0", "add reads it")]
+)
+def test_networks_without_a_site_are_refused_with_the_reason(zoo: ModuleType, name: str, reason: str) -> None:
+    entry = next(entry for entry in zoo.entries() if entry.name == name)
+    row = zoo.examine(dataclasses.replace(entry, size=64), steps=1)
+    assert row["status"] == "refused"
+    assert reason in row["reason"]
+
+
+def test_a_crash_is_a_row(zoo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("out of luck")
+
+    entry = zoo.Entry("broken", "nowhere", broken)
+    monkeypatch.setattr(zoo, "entries", lambda: [entry])
+    record = zoo.main(["--out", str(tmp_path / "zoo.json")])
+    (row,) = record["rows"]
+    assert row["status"] == "crash"
+    assert "out of luck" in row["reason"]
+
+
+def test_the_page_is_rendered_from_the_record(zoo: ModuleType, record: dict) -> None:
+    assert zoo.DOCUMENT.read_text(encoding="utf-8") == zoo.render(record)
+
+
+def test_the_record_covers_every_network_and_keeps_the_promise(zoo: ModuleType, record: dict) -> None:
+    names = [(row["source"], row["name"]) for row in record["rows"]]
+    assert names == [(entry.source, entry.name) for entry in zoo.entries()]
+    states = [row["status"] for row in record["rows"]]
+    assert set(states) <= {"exact", "refused"}
+    assert states.count("exact") >= 0.9 * len(states)
+    assert all("BatchNorm" in row["reason"] for row in record["rows"] if row["status"] == "refused")
