@@ -39,8 +39,9 @@ import softprune
 from softprune import models
 from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.methods import SoftPruner
+from softprune.methods.decay import spare_shifts
 from softprune.train.feed import make_feed
-from softprune.train.optim import make_sgd, parameter_groups
+from softprune.train.optim import make_sgd
 from softprune.train.sampler import EpochSampler
 from softprune.train.schedule import Schedule
 from softprune.train.step import StepOptions, TrainStep
@@ -274,7 +275,7 @@ def our_steps(
         pruner = SoftPruner(network, torch.zeros(2, 3, 32, 32, device=device), strength=STRENGTH)
         groups = pruner.parameter_groups(weight_decay=2e-4)
     else:
-        groups = parameter_groups(network, 2e-4)
+        groups = spare_shifts(network, 2e-4)
     optimizer = make_sgd(groups, lr=0.1)
     if pruner is not None:
         pruner.attach(optimizer)
@@ -346,7 +347,7 @@ def plain_steps(
 ) -> tuple[Iterator[Any], Callable[[], dict[str, Any]]]:
     """The loop that most scripts have: a DataLoader, eager PyTorch with its defaults, SGD."""
     masks = _mask_naively(network) if key["masks"] else []
-    groups = parameter_groups(network, 2e-4)
+    groups = spare_shifts(network, 2e-4)
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
     loader = DataLoader(
         _Images(*_pixels(options)),

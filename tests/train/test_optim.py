@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from softprune.errors import ConfigError
-from softprune.train.optim import make_sgd, match_gradients, match_layout, parameter_groups, share_rate
+from softprune.methods.decay import spare_shifts
+from softprune.train.optim import make_sgd, match_gradients, match_layout, share_rate
 
 
 def _model():
@@ -15,27 +16,12 @@ def _model():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
 
 
-def test_shifts_and_biases_are_spared_from_weight_decay():
-    model = _model()
-    decayed, spared = parameter_groups(model, 2e-4)
-    assert (decayed["weight_decay"], spared["weight_decay"]) == (2e-4, 0.0)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    assert [names[id(p)] for p in decayed["params"]] == ["0.weight", "1.weight", "3.weight"]
-    assert [names[id(p)] for p in spared["params"]] == ["0.bias", "1.bias", "3.bias"]
-
-
-def test_frozen_parameters_and_empty_groups_are_left_out():
-    model = nn.Linear(2, 2, bias=False)
-    assert len(parameter_groups(model, 0.1)) == 1
-    assert parameter_groups(model.requires_grad_(False), 0.1) == []
-
-
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_same_as_pytorchs_own_with_a_number_for_a_rate(nesterov):
     ours, theirs = _model(), _model()
-    mine = make_sgd(parameter_groups(ours, 2e-4), lr=0.1, nesterov=nesterov)
+    mine = make_sgd(spare_shifts(ours, 2e-4), lr=0.1, nesterov=nesterov)
     reference = torch.optim.SGD(
-        parameter_groups(theirs, 2e-4), lr=0.1, momentum=0.9, nesterov=nesterov, foreach=False
+        spare_shifts(theirs, 2e-4), lr=0.1, momentum=0.9, nesterov=nesterov, foreach=False
     )
     x = torch.randn(5, 3, 4, 4)
     for step in range(4):
@@ -53,10 +39,10 @@ def test_same_as_pytorchs_own_with_a_number_for_a_rate(nesterov):
 
 def test_state_survives_saving_and_the_rate_is_shared_again():
     model = _model()
-    optimizer = make_sgd(parameter_groups(model, 0.0), lr=0.1)
+    optimizer = make_sgd(spare_shifts(model, 0.0), lr=0.1)
     model(torch.randn(5, 3, 4, 4)).sum().backward()
     optimizer.step()
-    other = make_sgd(parameter_groups(model, 0.0), lr=0.7)
+    other = make_sgd(spare_shifts(model, 0.0), lr=0.7)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     rate = torch.full((1,), 0.25)
     share_rate(other, rate)
@@ -69,7 +55,7 @@ def test_state_survives_saving_and_the_rate_is_shared_again():
 
 def test_momentum_and_gradients_follow_the_memory_order_of_the_weights():
     model = _model()
-    optimizer = make_sgd(parameter_groups(model, 0.0), lr=0.1)
+    optimizer = make_sgd(spare_shifts(model, 0.0), lr=0.1)
     weight = model[0].weight
     momentum = optimizer.state[weight]["momentum_buffer"]
     momentum.copy_(torch.randn_like(momentum))

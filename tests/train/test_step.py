@@ -12,9 +12,10 @@ from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.errors import CheckpointError, ConfigError
 from softprune.masks import Clock, MaskConfig, SoftGate, mask_
 from softprune.masks.hooks import hook_root_
+from softprune.methods.decay import spare_shifts
 from softprune.train import step as step_module
 from softprune.train.feed import make_feed
-from softprune.train.optim import make_sgd, parameter_groups
+from softprune.train.optim import make_sgd
 from softprune.train.sampler import EpochSampler
 from softprune.train.schedule import Schedule
 from softprune.train.step import NonFiniteLoss, StepOptions, TrainStep
@@ -112,7 +113,7 @@ class _Run:
             augmentation=Augmentation(pad=1, flip=True),
         )
         self.pruner = _Masks(self.model) if pruned else None
-        self.optimizer = make_sgd(parameter_groups(self.model, 2e-4), lr=0.1)
+        self.optimizer = make_sgd(spare_shifts(self.model, 2e-4), lr=0.1)
         if self.pruner is not None:
             self.pruner.attach(self.optimizer)
         self.average = _Average(self.model) if averaged else None
@@ -267,7 +268,7 @@ def test_accumulated_pieces_give_the_whole_batchs_gradient():
     for pieces in (1, 4):
         run = _Run(pruned=False, pieces=pieces)
         run.model[1], run.model[4] = nn.Identity(), nn.Identity()
-        run.optimizer.param_groups[:] = make_sgd(parameter_groups(run.model, 2e-4), lr=0.1).param_groups
+        run.optimizer.param_groups[:] = make_sgd(spare_shifts(run.model, 2e-4), lr=0.1).param_groups
         results.append(run.train(1))
     for one, four in zip(*(run.model.parameters() for run in results), strict=True):
         assert torch.allclose(one, four, rtol=1e-4, atol=1e-6)

@@ -17,6 +17,7 @@ from softprune.inspection import Globs, read_graph
 from softprune.masks import Chain, Clock, Gate, MaskedBatchNorm, draw_chain, mask_
 from softprune.masks.gate import check_rounding
 from softprune.masks.hooks import hook_root_, unmask_model_
+from softprune.methods.decay import spare_shifts
 from softprune.methods.summary import Summary
 from softprune.plan import PrunePlan, make_plan, required_sites
 from softprune.surgery import Certificate, apply_plan, verify_plan
@@ -220,12 +221,7 @@ class Pruner:
 
     def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Groups for an optimizer: weights and BatchNorm scales decay, shifts and biases do not (METHODS: 2e-4)."""
-        decay: list[nn.Parameter] = []
-        spared: list[nn.Parameter] = []
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                (spared if name.rpartition(".")[2] == "bias" else decay).append(parameter)
-        return [{"params": decay, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+        return spare_shifts(self.model, weight_decay)
 
     def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.before_step()

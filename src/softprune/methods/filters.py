@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -30,9 +29,3 @@ def filters_of(network: nn.Module, feeders: Mapping[str, str], site: str) -> Ten
     weight = network.get_submodule(feeders[site]).weight
     assert isinstance(weight, Tensor)
     return weight.detach().flatten(1)
-
-
-def all_decay(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """One group: the authors of these methods let weight decay act on everything."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [{"params": parameters, "weight_decay": weight_decay}]

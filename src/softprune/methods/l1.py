@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.inspection import Globs
-from softprune.methods.filters import all_decay, fed_by_filters, filters_of
+from softprune.methods.decay import all_decay
+from softprune.methods.filters import fed_by_filters, filters_of
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
 from softprune.methods.stored import OneShotPruner
 

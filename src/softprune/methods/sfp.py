@@ -11,7 +11,8 @@ from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.inspection import Globs
 from softprune.masks import FixedGate, Gate
-from softprune.methods.filters import all_decay, fed_by_filters, filters_of
+from softprune.methods.decay import all_decay
+from softprune.methods.filters import fed_by_filters, filters_of
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
 from softprune.methods.stored import StoredPruner
 

@@ -4,20 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from softprune.errors import ConfigError
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The authors' choice: weights and BatchNorm scales with weight decay, shifts and biases without."""
-    decayed: list[nn.Parameter] = []
-    spared: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            (spared if name.rpartition(".")[2] == "bias" else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
 
 
 def make_sgd(

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from softprune.data import DataBundle
 from softprune.methods import Pruner
+from softprune.methods.decay import spare_shifts
 from softprune.train.config import RunConfig
 from softprune.train.distributed import World
 from softprune.train.ema import WeightAverage
 from softprune.train.feed import make_feed
 from softprune.train.method import make_pruner
-from softprune.train.optim import make_sgd, parameter_groups
+from softprune.train.optim import make_sgd
 from softprune.train.sampler import EpochSampler
 from softprune.train.schedule import Schedule
 from softprune.train.step import StepOptions, TrainStep
@@ -199,9 +200,7 @@ def _make_optimizer(
     config: RunConfig, network: nn.Module, pruner: Pruner | None, finetune: bool
 ) -> torch.optim.Optimizer:
     decay = config.optimizer.weight_decay
-    groups = (
-        parameter_groups(network, decay) if pruner is None else pruner.parameter_groups(weight_decay=decay)
-    )
+    groups = spare_shifts(network, decay) if pruner is None else pruner.parameter_groups(weight_decay=decay)
     return make_sgd(
         groups,
         lr=config.finetune.lr if finetune else config.optimizer.lr,
