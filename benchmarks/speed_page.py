@@ -20,7 +20,7 @@ def page(record: dict[str, Any]) -> str:
 
 Rendered from `benchmarks/records/step_time.json` by `python benchmarks/speed_page.py`; measured by
 `benchmarks/step_time.py` on {record["date"]}: {environment["device"]}, torch {environment["torch"]}, batch
-{record["settings"]["batch"]}, bfloat16 autocast, synthetic images of CIFAR's shape, median of timed blocks.
+{record["settings"]["batch"]}, bfloat16 autocast, synthetic images of CIFAR's shape.
 
 *plain*: a PyTorch loop with a DataLoader of 8 workers, eager, with masks written straight from the paper's formulas.
 *eager*: softprune's step without compilation. *fast*: what `softprune train` does on a GPU by default: compiled, and
@@ -28,22 +28,28 @@ the whole step (batch, augmentation, noise, loss, backward, optimizer) one CUDA 
 
 {_overview(record["rows"])}
 
+Call 5 measured the fast steps: all five networks, each with and without masks in one process, because separate
+processes get different convolution algorithms from cuDNN's search, which moves a step by more than masks cost. Since
+then the fast steps have changed once more: small kernels go side by side into one launch (call 4 has ResNet-56 with it
+and without it, on an older version of the masks). The five networks have not been measured with that yet:
+
+```sh
+python benchmarks/step_time.py --variants fast --out benchmarks/records/step_time-next.json
+```
+
 ## Every measurement
 
-Rows marked "beside others" compiled while other processes did, and were then timed alone. Separate processes choose
-different convolution algorithms (cuDNN's search), which moves a step by about as much as masks cost: compare the
-repeated rows of one network before reading anything into a difference of a few percent.
+Rows marked "beside others" compiled while other processes did; the timing itself ran alone but for compilers (a
+median far above the least block was disturbed by one).
 
 {_all(record["rows"])}
 """
 
 
-def _fastest(rows: Rows, model: str, variant: str, masks: bool) -> float:
-    return min(
-        row["ms_per_step"]
-        for row in rows
-        if (row["model"], row["variant"], row["masks"]) == (model, variant, masks)
-    )
+def _pick(rows: Rows, model: str, variant: str, masks: bool) -> dict[str, Any]:
+    """The newest measurement of a kind."""
+    found = [row for row in rows if (row["model"], row["variant"], row["masks"]) == (model, variant, masks)]
+    return max(found, key=lambda row: row["call"])
 
 
 def _overview(rows: Rows) -> str:
@@ -53,31 +59,30 @@ def _overview(rows: Rows) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for model in dict.fromkeys(row["model"] for row in rows):
-        plain, eager = (_fastest(rows, model, variant, True) for variant in ("plain", "eager"))
-        bare, masked = (_fastest(rows, model, "fast", masks) for masks in (False, True))
-        started = min(
-            row["startup_seconds"]
-            for row in rows
-            if (row["model"], row["variant"], row["masks"]) == (model, "fast", True)
-        )
+        plain, eager = (_pick(rows, model, variant, True)["ms_least"] for variant in ("plain", "eager"))
+        bare, masked = (_pick(rows, model, "fast", masks) for masks in (False, True))
+        cost = 100 * (masked["ms_least"] / bare["ms_least"] - 1)
         lines.append(
-            f"| {model} | {plain:.2f} | {eager:.2f} | {bare:.2f} | {masked:.2f} | {100 * (masked / bare - 1):+.1f}% | "
-            f"{plain / masked:.0f}x | {started:.0f} |"
+            f"| {model} | {plain:.2f} | {eager:.2f} | {bare['ms_least']:.2f} | {masked['ms_least']:.2f} | "
+            f"{cost:+.1f}% | {plain / masked['ms_least']:.0f}x | {masked['startup_seconds']:.0f} |"
         )
-    return "\n".join(lines) + "\n\nMilliseconds per step, the fastest of the measurements of each kind below."
+    return (
+        "\n".join(lines)
+        + "\n\nMilliseconds per step, the least of the timed blocks in the newest call that has the kind."
+    )
 
 
 def _all(rows: Rows) -> str:
     lines = [
-        "| network | variant | masks | ms (least to most) | steps | start-up s | call |",
-        "|---|---|---|---|---|---|---|",
+        "| network | variant | masks | ms (least to most) | steps | start-up s | call | |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda row: (row["model"], row["variant"], row["masks"], row["call"])):
         beside = " beside others" if row["started_beside_others"] else ""
         lines.append(
             f"| {row['model']} | {row['variant']} | {'yes' if row['masks'] else 'no'} | {row['ms_per_step']:.3f} "
             f"({row['ms_least']:.3f} to {row['ms_most']:.3f}) | {row['timed_steps']} | "
-            f"{row['startup_seconds']:.0f}{beside} | {row['call']} |"
+            f"{row['startup_seconds']:.0f}{beside} | {row['call']} | {row['note']} |"
         )
     return "\n".join(lines)
 
