@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from softprune.cli import main
+from softprune.train.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +25,37 @@ def script(name: str) -> ModuleType:
 def test_speed_page_is_rendered_from_its_record() -> None:
     module = script("speed_page")
     assert module.PAGE.read_text() == module.page(json.loads(module.RECORD.read_text()))
+
+
+def test_what_is_missing_is_listed() -> None:
+    module = script("missing")
+    there = module.measured()
+    page = (module.RESULTS / "MISSING.md").read_text()
+    assert page == module.page(there)
+    for recipe, seed in there:
+        assert f"softprune train {recipe} --seed {seed} " not in page
+    for line in page.splitlines():
+        if line.startswith("softprune train"):
+            load_recipe(line.split()[2])
+        if line.startswith("softprune sweep"):
+            assert (ROOT / "src" / "softprune" / "sweeps" / f"{line.split()[2]}.toml").is_file()
+
+
+def test_figure_4_is_drawn_from_the_records() -> None:
+    module = script("figure4")
+    runs = module.runs()
+    assert runs
+    assert (module.RESULTS / "FIGURE4.md").read_text() == module.page(runs)
+    assert (module.RESULTS / "figure4.svg").read_text() == module.drawing(runs)
+
+
+def test_sparsity_is_saturated_where_it_stays_near_its_final_value() -> None:
+    module = script("figure4")
+    kept = [100, 60, 40, 50, 41, 40, 40]
+    run = {"dense": {"channels": 100}, "epochs": [{"channels": count} for count in kept]}
+    assert module.removed(run)[1] == 40
+    assert module.saturation(run) == 5
+    assert module.saturation({**run, "epochs": run["epochs"][-1:]}) == 1
 
 
 def test_results_are_rendered_from_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,127 @@
+"""The paper's figure 4 from our records: test accuracy and pruning ratio against epochs, and the claim checked.
+
+    python benchmarks/figure4.py
+
+Reads every run of SCP on CIFAR under results/, writes results/figure4.svg and results/FIGURE4.md.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#7b4b94", "#b8860b", "#2a9d8f", "#555555", "#e07a9a")
+LEFT, TOP, WIDTH, HEIGHT, GAP = 60, 34, 640, 170, 44
+NEAR = 1.0
+"""Points of the final ratio within which sparsity counts as saturated."""
+
+Run = dict[str, Any]
+
+
+def runs(folder: Path = RESULTS) -> list[Run]:
+    """The records of SCP with a fixed strength, by name."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/result.json"))]
+    return [record for record in records if record["method"] == "scp" and record["data"].startswith("cifar")]
+
+
+def removed(run: Run) -> list[float]:
+    """Percent of the channels removed after every epoch."""
+    return [100 * (1 - row["channels"] / run["dense"]["channels"]) for row in run["epochs"]]
+
+
+def accuracy(run: Run) -> list[float]:
+    """Test top-1 after every epoch."""
+    return [row["test_top1"] for row in run["epochs"]]
+
+
+def saturation(run: Run) -> int:
+    """The epoch after which the share of removed channels stays within NEAR points of its final value."""
+    values = removed(run)
+    far = [number for number, value in enumerate(values, start=1) if abs(value - values[-1]) > NEAR]
+    return far[-1] + 1 if far else 1
+
+
+def page(found: list[Run]) -> str:
+    """The page as Markdown."""
+    lines = [
+        "# Accuracy and pruning ratio against epochs",
+        "",
+        "The paper's figure 4, rendered from `results/*/result.json` by `python benchmarks/figure4.py`.",
+        "",
+        "![Test accuracy above, share of channels removed below, against epochs](figure4.svg)",
+        "",
+        "The paper says that the ratio saturates at about half of the training. *Saturated*: the first epoch from",
+        f"which the share of removed channels stays within {NEAR:g} point of its final value. *Half-way*: that share",
+        "after half of the epochs.",
+        "",
+        "| run | seed | epochs | saturated at epoch | of the training | half-way | final | accuracy half-way | final |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for run in found:
+        share, top1, epochs = removed(run), accuracy(run), len(run["epochs"])
+        half = epochs // 2 - 1
+        lines.append(
+            f"| {run['name']} | {run['seed']} | {epochs} | {saturation(run)} | {100 * saturation(run) / epochs:.0f}% | "
+            f"{share[half]:.1f}% | {share[-1]:.1f}% | {top1[half]:.2f} | {top1[-1]:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def drawing(found: list[Run]) -> str:
+    """The figure as SVG."""
+    bottom = TOP + 2 * HEIGHT + GAP
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {bottom + 40 + 16 * len(found)}" '
+        'font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    epochs = max(len(run["epochs"]) for run in found)
+    parts += _panel("test accuracy, %", TOP, 50, 100, epochs)
+    parts += _panel("channels removed, %", TOP + HEIGHT + GAP, 0, 100, epochs)
+    parts.append(f'<text x="{LEFT + WIDTH / 2:g}" y="{bottom + 32}" text-anchor="middle">epoch</text>')
+    for number, run in enumerate(found):
+        colour = COLOURS[number % len(COLOURS)]
+        parts.append(_line(accuracy(run), _scale(TOP, 50, 100), epochs, colour))
+        parts.append(_line(removed(run), _scale(TOP + HEIGHT + GAP, 0, 100), epochs, colour))
+        y = bottom + 48 + 16 * number
+        parts.append(f'<rect x="{LEFT}" y="{y - 8}" width="18" height="3" fill="{colour}"/>')
+        parts.append(f'<text x="{LEFT + 26}" y="{y - 3}">{run["name"]}, seed {run["seed"]}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _scale(top: float, low: float, high: float) -> Callable[[float], float]:
+    return lambda value: top + HEIGHT * (1 - (min(max(value, low), high) - low) / (high - low))
+
+
+def _panel(title: str, top: float, low: int, high: int, epochs: int) -> list[str]:
+    scale = _scale(top, low, high)
+    parts = [f'<text x="{LEFT}" y="{top - 10}" font-weight="bold">{title}</text>']
+    for value in range(low, high + 1, (high - low) // 5):
+        y = f"{scale(value):.1f}"
+        parts.append(f'<line x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y}" y2="{y}" stroke="#dddddd"/>')
+        parts.append(
+            f'<text x="{LEFT - 8}" y="{y}" text-anchor="end" dominant-baseline="middle">{value}</text>'
+        )
+    for epoch in range(0, epochs + 1, 20):
+        x = f"{LEFT + WIDTH * epoch / epochs:.1f}"
+        parts.append(f'<text x="{x}" y="{top + HEIGHT + 16}" text-anchor="middle">{epoch}</text>')
+    x = f"{LEFT + WIDTH / 2:g}"
+    parts.append(
+        f'<line x1="{x}" x2="{x}" y1="{top}" y2="{top + HEIGHT}" stroke="#999999" stroke-dasharray="4 3"/>'
+    )
+    return parts
+
+
+def _line(values: list[float], scale: Callable[[float], float], epochs: int, colour: str) -> str:
+    points = " ".join(
+        f"{LEFT + WIDTH * number / epochs:.1f},{scale(value):.1f}"
+        for number, value in enumerate(values, start=1)
+    )
+    return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+
+
+if __name__ == "__main__":
+    everything = runs()
+    (RESULTS / "FIGURE4.md").write_text(page(everything), encoding="utf-8")
+    (RESULTS / "figure4.svg").write_text(drawing(everything), encoding="utf-8")
