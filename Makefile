@@ -10,15 +10,15 @@ PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-
 EXTRAS := dev,vision,timm,onnx,lightning,accelerate
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint types pytest property clean
+.PHONY: help demo test lint types pytest property zoo clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train the small default network on the embedded digits, cut it, compare"
 	@echo "make test      lint, format, types and tests"
 	@echo "make lint      lint and format only"
-	@echo "make property  masked == compact on 300 random networks"
-	@echo "make zoo    every torchvision CNN and timm family: cut by lot, proved exact; writes docs/zoo.md (an hour)"
+	@echo "make property  masked == compact on 1,000 other random networks"
+	@echo "make zoo       every torchvision CNN and timm family: cut by lot, proved exact; writes docs/zoo.md (an hour)"
 	@echo "make clean     remove the environment, caches and build outputs"
 
 # A half-made environment has no stamp and is made again from nothing. Compiling every file of torch would take
@@ -51,7 +51,7 @@ pytest: $(TEST)
 test: lint types pytest
 
 property: $(TEST)
-	SOFTPRUNE_EXAMPLES=300 $(BIN)/python -m pytest tests/surgery/test_property.py $(PYTEST_ARGS)
+	SOFTPRUNE_EXAMPLES=1000 $(BIN)/python -m pytest tests/surgery/test_property.py $(PYTEST_ARGS)
 
 zoo: $(TEST)
 	$(BIN)/python benchmarks/zoo.py

@@ -109,13 +109,22 @@ def read_graph(
             "a model can be pruned by one pruner at a time. Got one whose BatchNorms are masked already; "
             "call detach() on its pruner first."
         )
+    included, excluded = _listed("include", include), _listed("exclude", exclude)
     graph = trace(model, example)
     graph = prove(graph.with_every_norm() if every_norm else graph, model)
-    return graph.only(_chosen(graph, _listed(include), _listed(exclude)))
+    return graph.only(_chosen(graph, included, excluded))
 
 
-def _listed(globs: Globs) -> list[str]:
-    return [] if globs is None else [globs] if isinstance(globs, str) else list(globs)
+def _listed(option: str, globs: Globs) -> list[str]:
+    if globs is None:
+        return []
+    listed = [globs] if isinstance(globs, str) else list(globs) if isinstance(globs, Iterable) else None
+    if listed is None or not all(isinstance(glob, str) for glob in listed):
+        raise ConfigError(
+            f"`{option}` must be a module name or several, with * and ? as wildcards. Got {globs!r}; "
+            "pass a string or a list of strings."
+        )
+    return listed
 
 
 def _chosen(graph: ChannelGraph, include: list[str], exclude: list[str]) -> dict[str, str]:

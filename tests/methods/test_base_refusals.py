@@ -65,6 +65,40 @@ def test_contradictory_and_impossible_arguments() -> None:
         pruner_of(min_channels=-1)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"latency_batch": 4}, "`latency_batch` goes with a latency target. Got 4 and target = None"),
+        ({"strength": 1e-3, "latency_batch": 1}, "`latency_batch` goes with a latency target"),
+        (
+            {"target": {"macs": 0.5}, "total_steps": 9, "latency_batch": 1},
+            "`latency_batch` goes with a latency target",
+        ),
+        ({"masks": 5}, "`masks` must be a MaskConfig. Got 5"),
+        ({"masks": {}}, "`masks` must be a MaskConfig. Got {}"),
+        ({"include": 5}, "`include` must be a module name or several"),
+        ({"exclude": ["bn1", 5]}, r"`exclude` must be .* Got \['bn1', 5\]; pass a string"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(options: dict[str, object], says: str) -> None:
+    model = CHAIN.build()
+    with pytest.raises(ConfigError, match=says):
+        pruner_of(model, **options)
+    pruner_of(model)  # it was left as it was
+
+
+def test_inspect_takes_names_only() -> None:
+    with pytest.raises(ConfigError, match="`include` must be a module name or several"):
+        sp.inspect(CHAIN.build(), CHAIN.example(), include=5)  # type: ignore[arg-type]
+
+
+def test_a_plan_that_is_none() -> None:
+    with pytest.raises(
+        PlanError, match=r"takes a PrunePlan and a model, in this order\. Got a str as the plan"
+    ):
+        sp.apply_plan("x", CHAIN.build())  # type: ignore[arg-type]
+
+
 def test_refused_models_stay_plain() -> None:
     model = CHAIN.build()
     classes = [type(module) for module in model.modules()]
@@ -146,3 +180,40 @@ def test_a_state_of_another_method_or_network() -> None:
 def test_a_model_that_is_no_copy() -> None:
     with pytest.raises(ModelError, match="must be a copy of the network"):
         pruner_of().compact(nn.Linear(2, 2))
+
+
+def test_buffers_may_be_infinite_and_statistics_may_not() -> None:
+    model = CHAIN.build()
+    model.register_buffer("causal", torch.full((3, 3), -torch.inf).triu(1))
+    assert pruner_of(model).sites
+    broken = CHAIN.build()
+    norm = next(module for module in broken.modules() if isinstance(module, nn.BatchNorm2d))
+    norm.running_mean[0] = torch.nan  # type: ignore[index]
+    with pytest.raises(ModelError, match="must be finite"):
+        pruner_of(broken)
+
+
+@pytest.mark.parametrize("strength", [-1.0, float("inf"), float("nan"), True, "a"])
+def test_a_strength_is_a_finite_number(strength: object) -> None:
+    with pytest.raises(ConfigError, match="finite number of at least 0"):
+        pruner_of(strength=strength)
+
+
+def test_parameters_without_values_are_named() -> None:
+    with pytest.raises(ModelError, match="a meta one"):
+        pruner_of(CHAIN.build().to("meta"))
+
+
+def test_what_rounding_keeps_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    pruner = pruner_of(round_to=64)
+    site = pruner.sites[0]
+    with torch.no_grad():
+        for each in pruner.sites:
+            pruner.model.get_submodule(each.name).bias[:2] = -9.0  # type: ignore[index, operator]
+    summary = pruner.summary()
+    assert (summary.sites[0].kept, summary.sites[0].rounded) == (site.width, 2)
+    assert "2 silent, kept by rounding or a floor" in str(summary)
+    with caplog.at_level(logging.WARNING):
+        pruner.compact()
+    assert "round_to=64 and min_channels=0 keep every silent channel" in caplog.text
+    assert "no channel was silent" not in caplog.text

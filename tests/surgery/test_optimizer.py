@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import pytest
@@ -82,6 +83,82 @@ def test_a_network_that_was_never_cut_is_refused_and_the_optimizer_left_alone() 
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == before
 
 
+def test_state_that_cannot_be_cut_starts_anew_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
+    """Adafactor keeps factors of the second moment, and takes a state without them for a whole one."""
+    topology = TOPOLOGIES["chain"]
+    model, example = randomise_(topology.build()), topology.example()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.01)
+    _descend(model, optimizer, example)
+    graph = trace(model, example)
+    small = apply_plan(make_plan(graph, model, random_masks(graph, 5)), model)
+    with caplog.at_level(logging.WARNING):
+        sp.remap_optimizer(optimizer, model, small)
+    assert "optimizer state of 'conv2.weight' starts anew, since its 'row_var' cannot be cut" in caplog.text
+    parameters = dict(small.named_parameters())
+    assert not optimizer.state.get(parameters["conv2.weight"])
+    assert optimizer.state[parameters["bn2.weight"]]["variance"].shape == parameters["bn2.weight"].shape
+    before = _output(small, example)
+    _descend(small, optimizer, example)
+    assert not torch.equal(before, _output(small, example))
+    assert optimizer.state[parameters["conv2.weight"]]["step"] == 1
+
+
+def test_lists_of_tensors_start_anew() -> None:
+    topology = TOPOLOGIES["chain"]
+    model, example = randomise_(topology.build()), topology.example()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    _descend(model, optimizer, example)
+    weight: Any = model.get_submodule("conv1").weight
+    optimizer.state[weight]["past"] = [torch.zeros_like(weight)]
+    graph = trace(model, example)
+    small = apply_plan(make_plan(graph, model, random_masks(graph, 5)), model)
+    sp.remap_optimizer(optimizer, model, small)
+    assert {name for name, p in small.named_parameters() if not optimizer.state.get(p)} == {"conv1.weight"}
+    _descend(small, optimizer, example)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_momentum_over_two_cuts_is_that_over_each(kind: str) -> None:
+    topology = TOPOLOGIES["depthwise"]
+    model, example = randomise_(topology.build()), topology.example()
+    make, options = OPTIMIZERS[kind]
+    optimizer = make(model.parameters(), **options)
+    _descend(model, optimizer, example)
+    one_by_one = make(model.parameters(), **options)
+    one_by_one.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    graph = trace(model, example)
+    middle = apply_plan(make_plan(graph, model, random_masks(graph, 5)), model)
+    graph = trace(middle, example)
+    small = apply_plan(make_plan(graph, middle, random_masks(graph, 6)), middle)
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in middle.parameters())
+
+    sp.remap_optimizer(one_by_one, model, middle)
+    sp.remap_optimizer(one_by_one, middle, small)
+    sp.remap_optimizer(optimizer, model, small)
+    compared = 0
+    for name, parameter in small.named_parameters():
+        assert optimizer.state[parameter].keys() == one_by_one.state[parameter].keys(), name
+        for key, value in optimizer.state[parameter].items():
+            torch.testing.assert_close(value, one_by_one.state[parameter][key], msg=f"{key} of {name}")
+            compared += value.numel()
+    assert compared
+    _descend(small, optimizer, example)
+
+
+@pytest.mark.parametrize("other", ["residual", "chain"])
+def test_a_network_that_compact_was_not_cut_from_is_refused(other: str) -> None:
+    topology = TOPOLOGIES["chain"]
+    model = randomise_(topology.build())
+    graph = trace(model, topology.example())
+    small = apply_plan(make_plan(graph, model, random_masks(graph, 1)), model)
+    stranger = small if other == "chain" else TOPOLOGIES[other].build()
+    optimizer = torch.optim.SGD(stranger.parameters(), lr=0.1)
+    before = [id(p) for p in optimizer.param_groups[0]["params"]]
+    with pytest.raises(PlanError, match="`dense` must be the network that `compact` was cut from"):
+        sp.remap_optimizer(optimizer, stranger, small)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == before
+
+
 def _descend(model: nn.Module, optimizer: torch.optim.Optimizer, example: Tensor) -> None:
     optimizer.zero_grad()
     model.eval()(example).square().mean().backward()
@@ -91,3 +168,9 @@ def _descend(model: nn.Module, optimizer: torch.optim.Optimizer, example: Tensor
 def _output(model: nn.Module, example: Tensor) -> Tensor:
     with torch.no_grad():
         return model.eval()(example)
+
+
+def test_an_optimizer_with_one_memory_for_all_parameters_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(PlanError, match="make a new one for the compact network"):
+        sp.remap_optimizer(torch.optim.LBFGS(model.parameters()), model, model)

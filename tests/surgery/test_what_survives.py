@@ -42,7 +42,7 @@ def test_a_compact_network_exports(name: str) -> None:
         _close(compact(*arguments), program.module()(*arguments))
 
 
-@pytest.mark.parametrize("name", ["pre-activation", "dead branch", "inverted residual", "chunk", "shared"])
+@pytest.mark.parametrize("name", TOPOLOGIES)
 def test_a_compact_network_compiles(name: str) -> None:
     _, compact, arguments = _compact(name)
     torch.compiler.reset()

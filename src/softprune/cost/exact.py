@@ -1,5 +1,6 @@
 """MACs and parameters of any model, counted on the operators that its forward really runs."""
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.cost.record import Cost, ModuleCost
 from softprune.errors import ModelError
+from softprune.graph.capture import ANALYSIS_BATCH
 from softprune.graph.example import Example, ExampleLike, per_sample
+
+logger = logging.getLogger(__name__)
 
 aten = torch.ops.aten
 
@@ -26,7 +30,7 @@ def count_exact(model: nn.Module, example: ExampleLike) -> Cost:
     The forward runs on tensors without data: no arithmetic happens and nothing of the model changes.
     """
     params = _params_by_module(model)
-    macs = _macs_by_module(model, Example.of(example).to_model(model))
+    macs = _macs_per_sample(model, Example.of(example).to_model(model))
     by_module = {}
     for name, module in model.named_modules():
         channels = module.num_features if isinstance(module, _BatchNorm) else 0
@@ -53,8 +57,21 @@ def _params_by_module(model: nn.Module) -> Counter[str]:
     return counts
 
 
-def _macs_by_module(model: nn.Module, example: Example) -> Counter[str]:
-    """MACs of every call, under the name of the innermost module in whose forward it happened."""
+def _macs_per_sample(model: nn.Module, example: Example) -> Counter[str]:
+    """At the batch size of the analysis, so that a plan and its compact network count alike; else as given."""
+    if example.batch_size() is not None:
+        try:
+            return _macs_by_module(model, example, ANALYSIS_BATCH)
+        except ModelError:
+            logger.debug("the model takes its own batch size only", exc_info=True)
+    return _macs_by_module(model, example)
+
+
+def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None) -> Counter[str]:
+    """MACs per sample of every call, under the name of the innermost module in whose forward it happened.
+
+    `batch`: the number of samples to count with, instead of the example's own.
+    """
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes: dict[int, Tensor] = {}
 
@@ -67,7 +84,7 @@ def _macs_by_module(model: nn.Module, example: Example) -> Counter[str]:
             fakes[id(tensor)] = copy.requires_grad_(tensor.is_floating_point())
         return fakes[id(tensor)]
 
-    counter = _MacCounter(batch=example.batch_size() or 1)
+    counter = _MacCounter(batch=batch or example.batch_size() or 1)
     with _unchanged(model):
         for module in model.modules():
             module.training = False
@@ -75,6 +92,9 @@ def _macs_by_module(model: nn.Module, example: Example) -> Counter[str]:
             parameters = {name: fake(p) for name, p in model.named_parameters(remove_duplicate=False)}
             buffers = {name: fake(b).detach() for name, b in model.named_buffers(remove_duplicate=False)}
             call = example.map(lambda tensor: fake_mode.from_tensor(tensor.detach()))
+            if batch is not None:
+                with fake_mode:
+                    call = call.with_batch(batch)
             with (
                 torch.enable_grad(),
                 torch.compiler.set_stance("force_eager"),

@@ -16,8 +16,9 @@ from softprune.graph.example import Example, ExampleLike
 
 logger = logging.getLogger(__name__)
 
-ANALYSIS_BATCH = 3
-"""Batch size of the analysis: not 1, so that squeezing and broadcasting cannot hide the batch dimension."""
+ANALYSIS_BATCH = 13
+"""Batch size of the analysis: not 1, so that squeezing and broadcasting cannot hide the batch dimension; and a prime
+that sizes are seldom multiples of, since a count that it divides is taken to grow with the batch."""
 
 
 @dataclass(frozen=True)

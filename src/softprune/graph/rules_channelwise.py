@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,9 @@ def keeps_zero(linker: Linker, node: Node) -> Any:
 
 def _over_space(linker: Linker, node: Node, evaluate: Evaluate | None) -> Any:
     value = linker.value(node.args[0])
-    if value.along(1) is None:
+    rank = re.search(r"([123])d", operator_name(node))
+    # Without a batch dimension, or with one too few, the operator's space is where the channels are.
+    if value.along(1) is None or (rank is not None and len(value.shape) != int(rank[1]) + 2):
         return linker.opaque(node, f"{node.target} in {linker.where(node)} mixes them")
     return _record(linker, node, value, evaluate)
 

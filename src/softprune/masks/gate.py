@@ -115,11 +115,16 @@ class SoftGate:
     @torch.no_grad()
     def own_decision(self, bn: _BatchNorm) -> Tensor:
         """:meth:`hard` without regard to an override."""
-        keep = hard_mask(dead_probability(bn.bias, bn.weight, self.config, self.activation), self.config)
+        keep = ~self.silent(bn)
         if self.round_to == 1 and self.min_channels == 0:
             return keep
         alive = alive_probability(bn.bias, bn.weight, self.config, self.activation)
         return round_up(keep, alive, self.round_to, self.min_channels)
+
+    @torch.no_grad()
+    def silent(self, bn: _BatchNorm) -> Tensor:
+        """Booleans, True where the channel is dead, whatever a multiple or a floor keeps."""
+        return ~hard_mask(dead_probability(bn.bias, bn.weight, self.config, self.activation), self.config)
 
     def loss(self, bn: _BatchNorm) -> Tensor | None:
         return sparsity_loss(bn.bias, bn.weight, self.config, self.activation)

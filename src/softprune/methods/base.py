@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from softprune.cost import fastest_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.inspection import Globs, read_graph
-from softprune.masks import Chain, Clock, Gate, MaskedBatchNorm, draw_chain, mask_
+from softprune.masks import Chain, Clock, Gate, MaskedBatchNorm, SoftGate, draw_chain, mask_
 from softprune.masks.gate import check_rounding
 from softprune.masks.hooks import hook_root_, unmask_model_
 from softprune.methods.decay import spare_shifts
@@ -60,8 +62,14 @@ class Pruner:
         strength: float = 0.0,
         seed: int = 0,
     ) -> None:
-        if not strength >= 0:
-            raise ConfigError(f"`strength` must be a number of at least 0. Got {strength!r}.")
+        if (
+            isinstance(strength, bool)
+            or not isinstance(strength, int | float)
+            or not 0 <= strength < math.inf
+        ):
+            raise ConfigError(
+                f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4."
+            )
         check_rounding(1 if round_to == "auto" else round_to, min_channels)
         _check_finite(model)
         self.graph = self._read(model, example, include, exclude)
@@ -257,8 +265,24 @@ class Pruner:
     def summary(self) -> Summary:
         """Width and kept channels per site, and the totals before and after. Prints as a table."""
         return Summary.of(
-            self.graph, self.masks(), self.plan(), {site.name: self.floor(site) for site in self.sites}
+            self.graph,
+            self.masks(),
+            self.plan(),
+            {site.name: self.floor(site) for site in self.sites},
+            self._rounded(self.model),
         )
+
+    def _rounded(self, network: nn.Module) -> dict[str, int]:
+        """Sites -> channels that are silent and stay, for the sake of a multiple or a floor."""
+        found = {}
+        for name, bn in self._masked.items():
+            gate = bn.gate
+            if isinstance(gate, SoftGate) and (gate.override is None or gate.settlement is not None):
+                here = network.get_submodule(name)
+                extra = int(gate.hard(here).sum() - gate.silent(here).logical_not().sum())  # type: ignore[arg-type]
+                if extra > 0:
+                    found[name] = extra
+        return found
 
     def compact(self, model: nn.Module | None = None) -> nn.Module:
         """A new module of the same class with the silent channels cut out, verified equal to the masked model.
@@ -273,7 +297,12 @@ class Pruner:
         logger.info("%s", self.certificate)
         compact = apply_plan(plan, network)
         if not any(cut.changes for cut in plan.modules.values()):
-            logger.warning("no channel was silent: the compact network is as large as the dense one")
+            why = "no channel was silent"
+            if self._rounded(network):
+                why = (
+                    f"round_to={self.round_to} and min_channels={self.min_channels} keep every silent channel"
+                )
+            logger.warning("%s: the compact network is as large as the dense one", why)
         return compact
 
     def detach(self) -> nn.Module:
@@ -342,7 +371,21 @@ class Pruner:
 
 
 def _check_finite(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter) or parameter.is_meta:
+            kind = "lazy" if nn.parameter.is_lazy(parameter) else "meta"
+            raise ModelError(
+                f"parameters must have values. Got '{name}', a {kind} one; run the model once, or load its weights, "
+                "before the pruner is made."
+            )
+    # Other buffers may hold infinities for good: attention masks, the bounds of observers.
+    statistics = (
+        (f"{name}.{key}", buffer)
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        for key, buffer in module.named_buffers(recurse=False)
+    )
+    for name, tensor in (*model.named_parameters(), *statistics):
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise ModelError(
                 f"parameters and statistics must be finite. Got NaN or infinity in '{name}'; go back to a checkpoint "

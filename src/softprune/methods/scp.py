@@ -64,6 +64,16 @@ class SoftPruner(Pruner):
             )
         if target is None and total_steps is not None:
             raise ConfigError(f"`total_steps` goes with a `target`. Got {total_steps!r} without one.")
+        if latency_batch is not None and not _is_timed(target):
+            raise ConfigError(
+                f"`latency_batch` goes with a latency target. Got {latency_batch!r} and target = {target!r}; leave it "
+                "out, or pass target={'latency': ...}."
+            )
+        if masks is not None and not isinstance(masks, MaskConfig):
+            raise ConfigError(
+                f"`masks` must be a MaskConfig. Got {masks!r}; pass softprune.MaskConfig(...), or None for the "
+                "authors' constants."
+            )
         self.mask_config = masks or MaskConfig()
         super().__init__(
             model,
@@ -86,7 +96,6 @@ class SoftPruner(Pruner):
         self._calls_until_look = 0
 
     def _make_budget(self, target: TargetLike, total_steps: int | None, latency_batch: int | None) -> Budget:
-        timed = isinstance(target, Mapping) and "latency" in target
         return Budget(
             target,
             total_steps,
@@ -95,7 +104,7 @@ class SoftPruner(Pruner):
             floors={site.name: self.floor(site) for site in self.sites},
             round_to=self.round_to,
             latency=measure_latency(self.graph, self.model, self.example, batch=latency_batch)
-            if timed
+            if _is_timed(target)
             else None,
         )
 
@@ -159,3 +168,7 @@ class SoftPruner(Pruner):
         super().load_state_dict(state)
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])
+
+
+def _is_timed(target: TargetLike | None) -> bool:
+    return isinstance(target, Mapping) and "latency" in target

@@ -20,6 +20,8 @@ class SiteSummary:
     width: int
     kept: int
     floor: int
+    rounded: int = 0
+    """Channels among the kept ones that are silent, and stay for the sake of a multiple or a floor."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,25 @@ class Summary:
 
     @classmethod
     def of(
-        cls, graph: ChannelGraph, masks: Mapping[str, Tensor], plan: PrunePlan, floors: Mapping[str, int]
+        cls,
+        graph: ChannelGraph,
+        masks: Mapping[str, Tensor],
+        plan: PrunePlan,
+        floors: Mapping[str, int],
+        rounded: Mapping[str, int],
     ) -> Summary:
         """Read masks and plan."""
         kept = {name: int(mask.sum()) for name, mask in masks.items()}
         return cls(
             sites=tuple(
-                SiteSummary(site.name, site.activation, site.width, kept[site.name], floors[site.name])
+                SiteSummary(
+                    site.name,
+                    site.activation,
+                    site.width,
+                    kept[site.name],
+                    floors[site.name],
+                    rounded.get(site.name, 0),
+                )
                 for site in graph.sites
             ),
             channels=sum(kept.values()),
@@ -60,8 +74,9 @@ class Summary:
         name = max(4, *(len(site.name) for site in self.sites))
         lines = [f"{'site':<{name}}  width  kept"]
         for site in self.sites:
-            at_floor = "  at its floor" if 0 < site.floor == site.kept < site.width else ""
-            lines.append(f"{site.name:<{name}}  {site.width:>5}  {site.kept:>4}{at_floor}")
+            remark = "  at its floor" if 0 < site.floor == site.kept < site.width else ""
+            remark += f"  {site.rounded} silent, kept by rounding or a floor" if site.rounded else ""
+            lines.append(f"{site.name:<{name}}  {site.width:>5}  {site.kept:>4}{remark}")
         for label, after, before in (
             ("channels", self.channels, self.dense_channels),
             ("MACs", self.macs, self.dense_macs),

@@ -1,7 +1,8 @@
 """From hard masks to the decision what every module keeps."""
 
+from softprune.plan.cuts import ModuleCut, ParameterCut
 from softprune.plan.make import make_plan
-from softprune.plan.prune_plan import ModuleCut, ParameterCut, PrunePlan
+from softprune.plan.prune_plan import PrunePlan
 from softprune.plan.required import required_sites
 
 __all__ = ["ModuleCut", "ParameterCut", "PrunePlan", "make_plan", "required_sites"]

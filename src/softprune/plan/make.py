@@ -14,8 +14,9 @@ from softprune.graph import ChannelGraph
 from softprune.graph.atoms import IntArray
 from softprune.graph.records import Call, Gather, Mix, Norm
 from softprune.plan.constants import FloatArray, constants
+from softprune.plan.cuts import Indices, ModuleCut, ParameterCut
 from softprune.plan.liveness import Liveness, depthwise
-from softprune.plan.prune_plan import Indices, ModuleCut, ParameterCut, PrunePlan, class_name, model_shapes
+from softprune.plan.prune_plan import PrunePlan, class_name, model_shapes
 
 
 def make_plan(

@@ -13,50 +13,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from softprune.errors import PlanError
+from softprune.plan.checks import check_plan, is_of_kind
+from softprune.plan.cuts import Indices, ModuleCut, ParameterCut, Shapes
 
 FORMAT = "softprune.plan"
 VERSION = 1
-KINDS = ("conv", "conv_transpose", "linear", "norm", "select")
-
-Indices = tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleCut:
-    """What one module keeps. Indices count the dense module's channels."""
-
-    kind: str
-    width_in: int
-    width_out: int
-    inputs: Indices
-    outputs: Indices
-    groups: int = 1
-    """Groups of the convolution after the cut."""
-    select: Indices | None = None
-    """Positions in the compact input tensor that this module reads; None: all of it, in order."""
-    source_width: int = 0
-    """Width of the compact input tensor, where `select` is given."""
-    void: bool = False
-    """The module computes nothing any more: it gives a constant."""
-    folded: bool = False
-    """Inputs that were constant moved into the bias (which the module has then)."""
-    zeroed: Indices = ()
-    """Outputs of a masked BatchNorm that stay for the shapes' sake, with scale and shift zero."""
-
-    @property
-    def changes(self) -> bool:
-        """Whether the module is touched at all."""
-        whole = len(self.inputs) == self.width_in and len(self.outputs) == self.width_out
-        return not whole or self.select is not None or self.void or self.folded or bool(self.zeroed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterCut:
-    """What a parameter outside known modules keeps, along one dimension."""
-
-    dim: int
-    width: int
-    kept: Indices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +26,7 @@ class PrunePlan:
 
     model: str
     """Class of the dense model."""
-    dense: dict[str, tuple[int, ...]]
+    dense: Shapes
     """Parameter and buffer shapes of the dense model: a plan fits no other."""
     sites: dict[str, Indices]
     """Channels that each masked BatchNorm keeps by its mask."""
@@ -105,6 +66,11 @@ class PrunePlan:
             raise PlanError(
                 f"a plan must be JSON. Got text that breaks at character {error.pos}: {error.msg}."
             ) from error
+        except (ValueError, RecursionError) as error:
+            # A number of thousands of digits, or thousands of brackets.
+            raise PlanError(
+                f"a plan must be JSON that softprune wrote. Got text that breaks: {error}."
+            ) from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise PlanError(f'a plan\'s "format" must be "{FORMAT}". Got {_shown(document)}.')
         if document.get("version") != VERSION:
@@ -113,40 +79,43 @@ class PrunePlan:
                 "use the softprune that wrote it."
             )
         body = document.get("plan")
-        if not isinstance(body, dict) or document.get("sha256") != _digest(
-            json.dumps(body, separators=(",", ":"), sort_keys=True)
-        ):
+        try:
+            digest = _digest(json.dumps(body, separators=(",", ":"), sort_keys=True))
+        except RecursionError:  # writing needs a deeper stack than reading did
+            digest = None
+        if not isinstance(body, dict) or digest is None or document.get("sha256") != digest:
             raise PlanError(
                 "the plan's content does not match its checksum: it was changed or damaged. Save it again."
             )
         try:
             return cls._from_body(body)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise PlanError(
                 f"the plan is malformed ({type(error).__name__}: {error}). Save it again."
             ) from error
 
     @classmethod
     def _from_body(cls, body: Mapping[str, Any]) -> PrunePlan:
-        modules = {name: _module_cut(cut) for name, cut in body["modules"].items()}
-        for name, cut in modules.items():
-            _check(name, cut)
-        return cls(
-            model=str(body["model"]),
-            dense={name: tuple(int(size) for size in shape) for name, shape in body["dense"].items()},
+        plan = cls(
+            model=_text(body["model"]),
+            dense={name: _indices(shape) for name, shape in body["dense"].items()},
             sites={name: _indices(kept) for name, kept in body["sites"].items()},
-            modules=modules,
-            aliases={str(name): str(target) for name, target in body["aliases"].items()},
+            modules={name: _module_cut(cut) for name, cut in body["modules"].items()},
+            aliases={name: _text(target) for name, target in body["aliases"].items()},
             parameters={
-                name: ParameterCut(dim=int(cut["dim"]), width=int(cut["width"]), kept=_indices(cut["kept"]))
+                name: ParameterCut(
+                    dim=_count(cut["dim"]), width=_count(cut["width"]), kept=_indices(cut["kept"])
+                )
                 for name, cut in body["parameters"].items()
             },
-            macs=int(body["macs"]),
-            dense_macs=int(body["dense_macs"]),
-            params=int(body["params"]),
-            dense_params=int(body["dense_params"]),
-            floored=tuple(str(name) for name in body["floored"]),
+            macs=_count(body["macs"]),
+            dense_macs=_count(body["dense_macs"]),
+            params=_count(body["params"]),
+            dense_params=_count(body["dense_params"]),
+            floored=tuple(_text(name) for name in body["floored"]),
         )
+        check_plan(plan)
+        return plan
 
     def check_fits(self, model: nn.Module) -> None:
         """Raise a PlanError unless `model` is the dense model that this plan was made for."""
@@ -162,6 +131,27 @@ class PrunePlan:
                 raise PlanError(
                     f"this plan is for a {self.model} whose '{key}' is {self.dense.get(key, 'absent')}. "
                     f"Got {shapes.get(key, 'absent')}; build the model with the arguments it was pruned with."
+                )
+        self._check_modules(model)
+
+    def _check_modules(self, model: nn.Module) -> None:
+        """Shapes do not tell everything: each name must be a module of the kind that the plan cuts, and only once."""
+        found = dict(model.named_modules(remove_duplicate=False))
+        names: dict[int, str] = {}
+        for name, target in {**{name: name for name in self.modules}, **self.aliases}.items():
+            module, cut = found.get(name), self.modules.get(target)
+            if module is None or cut is None or not is_of_kind(module, cut):
+                got = "no such module" if module is None else f"a {type(module).__name__}"
+                wanted = f"the module '{target}'" if cut is None else f"a module of kind {cut.kind!r}"
+                raise PlanError(
+                    f"this plan cuts '{name}' as {wanted}. Got {got} in {class_name(model)}; "
+                    "use the plan of this network."
+                )
+            first = names.setdefault(id(module), name)
+            if first != name:
+                raise PlanError(
+                    f"a plan must cut each module once. Got '{first}' and '{name}', which are one module of "
+                    f"{class_name(model)}; use the plan of this network."
                 )
 
 
@@ -184,35 +174,45 @@ def _shown(document: object) -> str:
     return repr(document.get("format")) if isinstance(document, dict) else type(document).__name__
 
 
+def _count(value: Any) -> int:
+    """A whole number as JSON writes it; int() would also take 1.9, "1" and true."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"numbers must be whole and not negative, got {value!r}")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"flags must be true or false, got {value!r}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"names must be strings, got {value!r}")
+    return value
+
+
 def _indices(values: Any) -> Indices:
-    return tuple(int(value) for value in values)
+    if not isinstance(values, list):
+        raise ValueError(f"indices and shapes must be lists, got {values!r}")
+    for value in values:
+        if type(value) is not int:
+            raise ValueError(f"indices and shapes must be whole numbers, got {value!r}")
+    return tuple(values)
 
 
 def _module_cut(cut: Mapping[str, Any]) -> ModuleCut:
     return ModuleCut(
         kind=cut["kind"],
-        width_in=int(cut["width_in"]),
-        width_out=int(cut["width_out"]),
+        width_in=_count(cut["width_in"]),
+        width_out=_count(cut["width_out"]),
         inputs=_indices(cut["inputs"]),
         outputs=_indices(cut["outputs"]),
-        groups=int(cut["groups"]),
+        groups=_count(cut["groups"]),
         select=None if cut["select"] is None else _indices(cut["select"]),
-        source_width=int(cut["source_width"]),
-        void=bool(cut["void"]),
-        folded=bool(cut["folded"]),
+        source_width=_count(cut["source_width"]),
+        void=_flag(cut["void"]),
+        folded=_flag(cut["folded"]),
         zeroed=_indices(cut["zeroed"]),
     )
-
-
-def _check(name: str, cut: ModuleCut) -> None:
-    if cut.kind not in KINDS:
-        raise ValueError(f"'{name}' is of unknown kind {cut.kind!r}")
-    for label, kept, width in (("inputs", cut.inputs, cut.width_in), ("outputs", cut.outputs, cut.width_out)):
-        if list(kept) != sorted(set(kept)) or (kept and not 0 <= kept[0] <= kept[-1] < width):
-            raise ValueError(f"'{name}' keeps {label} that are not rising indices below {width}")
-    if not cut.outputs:
-        raise ValueError(f"'{name}' keeps no output")
-    if cut.select is not None and (
-        not cut.select or not 0 <= min(cut.select) <= max(cut.select) < cut.source_width
-    ):
-        raise ValueError(f"'{name}' selects outside its input of width {cut.source_width}")

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import FileFormatError, PlanError
+from softprune.errors import FileFormatError, ModelError, PlanError
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import apply_plan, plans_of
 
@@ -39,11 +39,11 @@ def save(compact: nn.Module, folder: str | os.PathLike[str]) -> Path:
             f"`save` writes networks that softprune cut. Got a {type(compact).__name__} without a plan; "
             "pass what pruner.compact() or softprune.load() returned."
         )
+    tensors = {name: _storable(tensor) for name, tensor in _tensors(compact).items()}
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        tensors = {name: _storable(tensor) for name, tensor in compact.state_dict().items()}
         safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         document = {
             "format": FORMAT,
@@ -65,6 +65,13 @@ def load(folder: str | os.PathLike[str], model: Model) -> Model:
     `model` must be of the class, and built with the arguments, of the network that was pruned; its weights do not
     matter. The result is on `model`'s device, in the saved dtype, and in eval mode.
     """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ModelError(
+                f"`load` puts the weights on the device of `model`. Got '{name}' on the meta device, which holds no "
+                "data; build the model on a real device, or call model.to_empty(device=...) first (buffers that a "
+                "state_dict leaves out need their values then)."
+            )
     path = Path(folder)
     plans, digest = _read_plans(path)
     if _sha256(path / WEIGHTS) != digest:
@@ -91,6 +98,25 @@ def read_plans(folder: str | os.PathLike[str]) -> list[PrunePlan]:
     return _read_plans(Path(folder))[0]
 
 
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state of `model`, which must be tensors with data: a weights file holds nothing else."""
+    state = model.state_dict()
+    for name, entry in state.items():
+        if not isinstance(entry, Tensor):
+            path = name.rpartition(".")[0]
+            place = f"'{path}' ({type(model.get_submodule(path)).__name__})" if path else "the model itself"
+            raise ModelError(
+                f"a saved network holds tensors only. Got a {type(entry).__name__} as '{name}' from {place}, whose "
+                "get_extra_state() (or state_dict hook) cannot be stored; let it return a tensor, or nothing."
+            )
+        if entry.is_meta:
+            raise ModelError(
+                f"a saved network holds its weights. Got '{name}' on the meta device, which has no data; "
+                "load the weights first."
+            )
+    return state
+
+
 def _storable(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
@@ -112,7 +138,7 @@ def _read_plans(folder: Path) -> tuple[list[PrunePlan], str]:
         raise FileFormatError(
             f"a saved network is a folder with {WEIGHTS} and {PLAN}. Got no readable '{path}': {error.strerror}."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(
             f"'{path}' is not whole JSON ({error}). Save or copy the folder again."
         ) from error
@@ -127,11 +153,15 @@ def _read_plans(folder: Path) -> tuple[list[PrunePlan], str]:
         raise FileFormatError(
             f"'{path}' lacks its plans or the checksum of the weights. Save or copy it again."
         )
-    return [PrunePlan.from_json(json.dumps(plan)) for plan in plans], digest
+    try:
+        texts = [json.dumps(plan) for plan in plans]
+    except RecursionError as error:
+        raise FileFormatError(f"'{path}' is nested deeper than any plan. Save or copy it again.") from error
+    return [PrunePlan.from_json(text) for text in texts], digest
 
 
 def _check_tensors(compact: nn.Module, tensors: dict[str, Tensor]) -> None:
-    expected = {name: tuple(tensor.shape) for name, tensor in compact.state_dict().items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in _tensors(compact).items()}
     got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(expected.keys() | got.keys()):
         if expected.get(name) != got.get(name):

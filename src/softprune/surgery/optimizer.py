@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from softprune.errors import PlanError
 from softprune.plan import PrunePlan
@@ -20,12 +21,20 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
     """Let `optimizer` train `compact` instead of `dense`: same groups, momentum cut like the weights. In place.
 
     State of a parameter's shape (momentum, Adam's moments) is sliced as the parameter was; scalars are kept; a
-    parameter that was cut away leaves its group; one that folding added joins its weight's group.
+    parameter that was cut away leaves its group; one that folding added joins its weight's group. Where some of a
+    parameter's state cannot be cut (Adafactor's factors), all of it starts anew, and the log says so.
+
+    `dense` is the network that the optimizer trains; several cuts may lie between it and `compact`.
     """
+    if isinstance(optimizer, LBFGS):
+        raise PlanError(
+            "an optimizer must keep its state by parameter for it to be cut with them. Got LBFGS, whose memory "
+            "spans them all; make a new one for the compact network."
+        )
     history = plans_of(compact)
     if not history:
         raise PlanError("`compact` must be a network that softprune cut. Got one without a plan.")
-    plan = history[-1]
+    plans = _plans_since(dense, history)
     names = {id(parameter): name for name, parameter in dense.named_parameters(remove_duplicate=False)}
     successors = dict(compact.named_parameters(remove_duplicate=False))
     moves: list[tuple[Tensor, Tensor | None, dict[str, Any]]] = []
@@ -45,7 +54,7 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
             kept.append(successor)
             taken.add(id(successor))
             moves.append(
-                (parameter, successor, _sliced_state(plan, name, parameter, optimizer.state.get(parameter)))
+                (parameter, successor, _sliced_state(plans, name, parameter, optimizer.state.get(parameter)))
             )
             bias = successors.get(name.removesuffix("weight") + "bias") if name.endswith("weight") else None
             if (
@@ -69,15 +78,43 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
             optimizer.state[new] = state
 
 
+def _plans_since(dense: nn.Module, history: Sequence[PrunePlan]) -> Sequence[PrunePlan]:
+    """The cuts between `dense` and the network that `history` led to; the fewest that fit."""
+    for start in reversed(range(len(history))):
+        try:
+            history[start].check_fits(dense)
+        except PlanError as error:
+            if start == 0:
+                raise PlanError(
+                    "`dense` must be the network that `compact` was cut from, as it was before the cut. Got one that "
+                    f"fits none of its {len(history)} plans: {error} Pass the network that the optimizer trains."
+                ) from error
+        else:
+            return history[start:]
+    raise AssertionError("a history has a first plan")
+
+
 def _sliced_state(
-    plan: PrunePlan, name: str, parameter: Tensor, state: dict[str, Any] | None
+    plans: Sequence[PrunePlan], name: str, parameter: Tensor, state: dict[str, Any] | None
 ) -> dict[str, Any]:
     sliced: dict[str, Any] = {}
     for key, value in (state or {}).items():
-        if isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim > 0:
-            sliced[key] = slice_named(plan, name, value)
-        elif isinstance(value, Tensor) and value.ndim > 0:
-            logger.warning("optimizer state '%s' of '%s' has a shape of its own and starts anew", key, name)
+        if isinstance(value, Tensor) and value.ndim > 0:
+            if value.shape != parameter.shape:
+                return _anew(name, key)
+            for plan in plans:
+                value = slice_named(plan, name, value)
+            sliced[key] = value
+        elif isinstance(value, list | tuple | dict):  # tensors inside, whose shapes nobody knows
+            return _anew(name, key)
         else:
             sliced[key] = value
     return sliced
+
+
+def _anew(name: str, key: str) -> dict[str, Any]:
+    # No part of it is kept: an optimizer takes a state that is there for a whole one.
+    logger.warning(
+        "optimizer state of '%s' starts anew, since its '%s' cannot be cut like the weight", name, key
+    )
+    return {}

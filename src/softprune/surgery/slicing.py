@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softprune.plan import ModuleCut, ParameterCut, PrunePlan
-from softprune.plan.prune_plan import Indices
+from softprune.plan.cuts import Indices
 
 
 def take(tensor: Tensor, dim: int, kept: Indices) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from softprune.errors import VerificationError
+from softprune.errors import ModelError, VerificationError
 from softprune.graph import Example, ExampleLike
 from softprune.masks import FixedGate, mask_
 from softprune.plan import PrunePlan
@@ -22,6 +22,8 @@ from softprune.surgery.quick import one_thread
 
 TOLERANCE = 1e-10
 """Largest difference allowed in float64, relative to the largest output."""
+FAINT = 1e-5
+"""An output's scale is at least this share of the largest output's."""
 OWN_TOLERANCE = 1e-5
 """The same for networks that run in their own dtype only."""
 
@@ -31,9 +33,9 @@ class Certificate:
     """What was compared, and how close it was."""
 
     max_difference: float
-    """Largest |masked - compact| over all outputs and inputs tried."""
+    """Largest |masked - compact| of the output that was furthest off, over all inputs tried."""
     scale: float
-    """Largest |output| of the masked network."""
+    """Largest value of that output in the masked network."""
     inputs: tuple[str, ...]
     """Shapes of the inputs tried."""
     tolerance: float = TOLERANCE
@@ -108,7 +110,7 @@ class _WrongDtype(Exception):
 def _certify(
     reference: nn.Module, candidate: nn.Module, example: ExampleLike, tolerance: float, seed: int = 0
 ) -> Certificate:
-    given = Example.of(example).to_model(reference).first(2)  # more would cost time and show nothing new
+    given = Example.of(example).to_model(reference)
     worst, scale, tried = 0.0, 0.0, []
     for attempt, expected in _accepted(reference, given, seed):
         shape = _shapes(attempt)
@@ -127,7 +129,8 @@ def _certify(
                 f"{difference:.3g} at output scale {size:.3g} on input {shape}, first seen at '{culprit}'. Nothing was "
                 "changed; exclude that module from pruning, and please report the network."
             )
-        worst, scale = max(worst, difference), max(scale, size)
+        if difference * scale >= worst * size:
+            worst, scale = difference, size
         tried.append(shape)
     dtype = next((p.dtype for p in reference.parameters()), torch.float64)
     return Certificate(worst, scale, tuple(tried), tolerance, str(dtype).removeprefix("torch."))
@@ -135,13 +138,21 @@ def _certify(
 
 def _accepted(reference: nn.Module, given: Example, seed: int) -> list[tuple[Example, list[Tensor]]]:
     """The example and the first random input that the reference takes, with its outputs."""
-    try:
-        found = [(given, outputs_of(reference, given))]
-    except RuntimeError as error:
+    # More than two samples would cost time and show nothing new, but some networks take one batch size only.
+    for example in (given.first(2), given):
+        try:
+            found = [(example, outputs_of(reference, example))]
+            break
+        except Exception as error:
+            failure = error
+    else:
         if any(parameter.dtype == torch.float64 for parameter in reference.parameters()):
-            raise _WrongDtype from error
-        raise
-    for attempt in random_inputs(given, seed):
+            raise _WrongDtype from failure
+        raise ModelError(
+            "a network must run on its example for a cut to be proved. Got "
+            f"{type(failure).__name__}: {failure}. Pass an example that model.eval()(example) accepts."
+        ) from failure
+    for attempt in random_inputs(found[0][0], seed):
         try:
             return [*found, (attempt, outputs_of(reference, attempt))]
         except Exception:
@@ -162,19 +173,33 @@ def _plain(output: Any) -> Any:
 
 
 def compare(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:
-    """(largest difference, largest reference value); infinite where shapes or NaNs differ."""
-    if len(expected) != len(got):
+    """(difference, scale) of the output that is furthest off, relative to its own scale.
+
+    Infinities and NaNs must be the same ones; the difference is infinite where they, the shapes or the number of
+    outputs differ.
+    """
+    if len(expected) != len(got) or any(a.shape != b.shape for a, b in zip(expected, got, strict=True)):
         return math.inf, 1.0
-    worst, scale = 0.0, 0.0
-    for a, b in zip(expected, got, strict=True):
-        if a.shape != b.shape:
-            return math.inf, 1.0
-        if a.numel() == 0:
-            continue
-        difference = (a.double() - b.double()).abs().max().item()
-        worst = math.inf if math.isnan(difference) else max(worst, difference)
-        scale = max(scale, a.double().abs().max().item())
-    return worst, scale
+    pairs = [_difference(a.double(), b.double()) for a, b in zip(expected, got, strict=True) if a.numel()]
+    if not pairs:
+        return 0.0, 0.0
+    # An output that cancels to nearly nothing beside large ones is rounded as those are.
+    least = FAINT * max(scale for _, scale in pairs)
+    pairs = [(difference, max(scale, least)) for difference, scale in pairs]
+    return max(pairs, key=lambda pair: pair[0] / max(pair[1], 1e-30))
+
+
+def _difference(expected: Tensor, got: Tensor) -> tuple[float, float]:
+    """(largest difference, largest value) over what is finite."""
+    finite = expected.isfinite()
+    if not torch.equal(finite, got.isfinite()) or not torch.allclose(
+        expected[~finite], got[~finite], equal_nan=True
+    ):
+        return math.inf, 1.0
+    if not finite.any():
+        return 0.0, 0.0
+    expected, got = expected[finite], got[finite]
+    return (expected - got).abs().max().item(), expected.abs().max().item()
 
 
 def _shapes(example: Example) -> str:
@@ -183,6 +208,8 @@ def _shapes(example: Example) -> str:
 
 def _first_difference(reference: nn.Module, candidate: nn.Module, example: Example, tolerance: float) -> str:
     """The first cut module, in order of execution, whose kept outputs differ."""
+    if not plans_of(candidate):
+        return "the model's own forward"
     plan = plans_of(candidate)[-1]
     names = [name for name, cut in plan.modules.items() if not cut.void and name not in plan.floored]
     expected, got = _outputs(reference, names, example), _outputs(candidate, names, example)
@@ -191,6 +218,8 @@ def _first_difference(reference: nn.Module, candidate: nn.Module, example: Examp
         if not isinstance(dense, Tensor) or not isinstance(small, Tensor):
             continue
         dim = -1 if plan.modules[name].kind == "linear" else 1
+        if dense.shape[dim] != plan.modules[name].width_out:
+            continue  # the reference is not what the candidate was cut from
         kept = dense.index_select(dim, torch.tensor(plan.modules[name].outputs, device=dense.device))
         difference, size = compare([kept], [small])
         if not difference <= tolerance * max(size, 1e-30):

@@ -53,11 +53,9 @@ def make_pruner(
     Strength, masks and the like go to the methods that have them; with a target, the strength finds itself.
     """
     check_method(config)
-    budget = {
-        "target": config.target,
-        "total_steps": total_steps,
-        "latency_batch": config.latency_batch,
-    }
+    budget: dict[str, Any] = {"target": config.target, "total_steps": total_steps}
+    if "latency" in config.target:
+        budget["latency_batch"] = config.latency_batch
     settings: dict[str, Any] = {
         **(budget if config.target else {"strength": config.strength}),
         "masks": masks,
