@@ -1,7 +1,10 @@
 """`report` and `compare`."""
 
+import errno
 import shutil
 from pathlib import Path
+
+import pytest
 
 
 def test_report_of_a_finished_run(softprune, finished: Path) -> None:
@@ -33,6 +36,22 @@ def test_compare_takes_a_whole_sweep_and_writes_its_table(softprune, finished: P
     lines = (tmp_path / "tables" / "table.md").read_text().splitlines()
     assert lines[2].split(" | ")[5] == "2"
     assert "±" in lines[2]
+
+
+def test_a_table_that_cannot_be_written_is_one_clear_message(
+    softprune, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "table.md").write_text("before")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("softprune.train.files.os.fsync", full)
+    result = softprune("compare", str(finished), "--out", "table.md")
+    assert result.exit_code == 2
+    assert "room for table.md" in result.stderr
+    assert "make room, then compare again" in result.stderr
+    assert (tmp_path / "table.md").read_text() == "before"
 
 
 def test_an_unfinished_run_cannot_be_compared(softprune, tmp_path: Path) -> None:

@@ -97,6 +97,16 @@ def test_mistakes_end_in_one_clear_message(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_file_in_the_way_of_the_run_is_named(softprune, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    for out in ("taken", "taken/run"):
+        result = softprune("train", "tiny.toml", "--out", out)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("error: A new run must have a folder")
+        assert "taken is not a folder" in result.stderr
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
 def test_a_recipe_with_a_typo_names_the_file_and_the_key(softprune, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[train]\nepoch = 3\n")
     result = softprune("train", "mine.toml")

@@ -96,7 +96,10 @@ def test_cifar100_uses_fine_labels_and_its_own_constants(tmp_path):
 
 
 def test_missing_files_say_where_they_belong_and_how_to_get_them(tmp_path):
-    with pytest.raises(DataError, match=r"batches-py\. Got none of them.*kriz.*--data-dir.*download"):
+    with pytest.raises(
+        DataError,
+        match=r"batches-py\. Got none of them.*kriz.*--data-dir.*--set data\.download=true.*`download=True`",
+    ):
         load_cifar(CIFAR10, tmp_path)
     _write100(tmp_path)
     (tmp_path / CIFAR100.folder / "test").unlink()

@@ -1,6 +1,8 @@
 """Images in folders."""
 
+import builtins
 import logging
+import re
 
 import pytest
 import torch
@@ -133,4 +135,25 @@ def test_no_classes(root):
 def test_without_torchvision(root, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchvision", None)
     with pytest.raises(DataError, match=r'pip install "softprune\[vision\]"'):
+        _load(root)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("operator torchvision::nms does not exist"), OSError("libtorch.so: undefined symbol")],
+    ids=["operator", "symbol"],
+)
+def test_a_torchvision_of_another_torch(root, monkeypatch, error):
+    importing = builtins.__import__
+
+    def broken(name, *rest, **more):
+        if name == "torchvision":
+            raise error
+        return importing(name, *rest, **more)
+
+    monkeypatch.setattr("builtins.__import__", broken)
+    monkeypatch.setattr("softprune.data.folder.version", lambda package: "0.1.2")
+    with pytest.raises(
+        DataError, match=rf"torchvision 0\.1\.2 with torch {re.escape(torch.__version__)}: .*matches"
+    ):
         _load(root)

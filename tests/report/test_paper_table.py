@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from softprune.report import markdown, paper_figures, paper_rows, table_cells
+from softprune.report import PaperRow, markdown, paper_figures, paper_rows, table_cells
 from softprune.report.records import Epoch, Moment, Run, Totals, Variant
 
 NOTHING = Totals()
@@ -58,6 +58,35 @@ def test_seeds_are_averaged_and_the_drop_is_against_the_dense_runs() -> None:
     assert second.macs.mean == pytest.approx(60)
     assert second.paper is paper_figures()["cifar10-vgg16-scp"]
     assert second.paper.top1 == 93.79
+
+
+def scp(strength: float, seed: int = 0, top1: float = 90.0, **method: object) -> Run:
+    settings = {"seed": seed, "method": {"name": "scp", "strength": strength, **method}}
+    return run("digits", "scp", seed, top1, config=settings)
+
+
+def run_column(rows: list[PaperRow]) -> list[tuple[str, str]]:
+    heads, cells = table_cells(rows)
+    return [(line[heads.index("run")], line[heads.index("n")]) for line in cells]
+
+
+def test_experiments_of_one_name_are_rows_of_their_own() -> None:
+    rows = paper_rows([scp(6e-5, 0, 90.0), scp(1e-4, 0, 80.0), scp(6e-5, 1, 92.0)])
+    assert [(row.name, row.n, row.last.mean) for row in rows] == [("digits", 2, 91.0), ("digits", 1, 80.0)]
+    assert run_column(rows) == [("digits (strength 6e-5)", "2"), ("digits (strength 1e-4)", "1")]
+    assert "digits (strength 6e-5)" in markdown(rows)
+    # What only one of them sets is said of both.
+    rows = paper_rows([scp(1e-4), scp(1e-4, warmup=3)])
+    assert run_column(rows) == [("digits (no warmup)", "1"), ("digits (warmup 3)", "1")]
+
+
+def test_one_experiment_with_several_seeds_is_one_row() -> None:
+    assert run_column(paper_rows([scp(1e-4, 0), scp(1e-4, 1)])) == [("digits", "2")]
+    # Each builds on the run of its own seed.
+    runs = [scp(1e-4, seed, options={"plan": f"/sweep/scp-seed{seed}"}) for seed in (0, 1, 10)]
+    assert run_column(paper_rows(runs)) == [("digits", "3")]
+    others = [scp(1e-4, 0, options={"plan": f"/{sweep}/scp-seed0"}) for sweep in ("a", "b")]
+    assert [n for _, n in run_column(paper_rows(others))] == ["1", "1"]
 
 
 def test_a_fine_tuned_run_gives_both_rows() -> None:

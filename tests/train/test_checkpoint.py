@@ -45,7 +45,11 @@ def test_a_damaged_newest_falls_back_and_says_so(
     }
     newest.write_bytes(damaged[damage])
     with caplog.at_level(logging.WARNING):
-        path, state = checkpoint.read_newest(tmp_path)
+        assert checkpoint.read_newest(tmp_path)[0].name == "step-0000000001.ckpt"
+    assert "Reading the checkpoint before it" in caplog.text
+    assert newest.read_bytes() == damaged[damage], "who only reads changes nothing"
+    with caplog.at_level(logging.WARNING):
+        path, state = checkpoint.read_newest(tmp_path, mend=True)
     assert (path.name, state["step"]) == ("step-0000000001.ckpt", 1)
     assert "step-0000000002.damaged" in caplog.text
     # The damaged file must not count as one of the two kept: the good one survives the next save.
@@ -79,6 +83,8 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     (tmp_path / ".step-0000000002.ckpt.123.tmp").write_bytes(b"half")
     checkpoint.read_newest(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2, "the writer may be alive: only who holds the lock deletes"
+    checkpoint.read_newest(tmp_path, mend=True)
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.ckpt"]
 
 

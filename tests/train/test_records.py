@@ -1,12 +1,15 @@
 """The files of a run's folder, and what is said when one is missing or of another kind."""
 
+import errno
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from softprune.errors import ConfigError, FileFormatError
+from softprune.errors import CheckpointError, ConfigError, FileFormatError
 from softprune.train.config import RunConfig
 from softprune.train.environment import describe_environment
 from softprune.train.events import EventWriter
@@ -22,6 +25,111 @@ def test_history_replaces_torn_lines(tmp_path: Path) -> None:
     folder.append_metrics({"epoch": 1, "loss": 0.5})
     rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert rows == [{"epoch": 0, "loss": 1.5}, {"epoch": 1, "loss": 0.5}]
+
+
+def test_a_full_disk_under_the_metrics_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("softprune.train.records.open", full, raising=False)
+    with pytest.raises(CheckpointError, match=r"room for metrics\.jsonl.*make room, then `softprune resume`"):
+        folder.append_metrics({"epoch": 0})
+
+
+def test_a_folder_holds_one_run(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "a" / "b" / "run", RunConfig(name="first"))
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.create(folder.path, RunConfig(name="second"))
+    assert folder.read_config().name == "first"
+    assert [path.name for path in folder.path.iterdir()] == ["config.toml"]
+
+
+def test_a_configuration_is_new_also_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("softprune.train.files.os.link", refuse)
+    folder = RunFolder.create(tmp_path / "run", RunConfig(name="first"))
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.create(folder.path, RunConfig(name="second"))
+    assert folder.read_config().name == "first"
+
+
+@pytest.mark.parametrize("where", ["file", "file/run", "file/deep/run", "nowhere"])
+def test_no_run_begins_where_a_file_is_in_the_way(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=rf"{where}: .*/(file|nowhere) is not a folder.*--out") as caught:
+        RunFolder.create(tmp_path / where, RunConfig())
+    assert "resume" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "nowhere"]
+
+
+@pytest.mark.parametrize("missing", [(), ("new",), ("new", "deep")], ids=["there", "new", "deep"])
+def test_no_run_begins_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]
+) -> None:
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("softprune.train.files.os.fsync", read_only)
+    with pytest.raises(ConfigError, match=r"can be made and written to.*Read-only.*--out") as caught:
+        RunFolder.create(tmp_path.joinpath(*missing), RunConfig())
+    assert "resume" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_run_begins_below_a_parent_that_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"too long.*--out"):
+        RunFolder.create(tmp_path / "new" / ("x" * 300) / "run", RunConfig())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_works_on_a_run(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    with folder.lock():
+        with pytest.raises(CheckpointError, match=rf"which process {os.getpid()} on .* resume"):
+            folder.lock().__enter__()
+        RunFolder.open(folder.path).read_config()
+    with folder.lock():
+        pass
+
+
+def test_a_lock_ends_with_its_process_also_if_that_has_children(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    locked, tell = os.pipe()
+    worker_waits, release = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with folder.lock():
+            if os.fork() == 0:  # a loader's worker, which outlives the run
+                os.close(release)
+                os.read(worker_waits, 1)
+                os._exit(0)
+            os.write(tell, b"1")
+            signal.pause()
+    os.read(locked, 1)
+    with pytest.raises(CheckpointError, match=f"process {child} "):
+        folder.lock().__enter__()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with folder.lock():
+        pass
+    for descriptor in (locked, tell, worker_waits, release):
+        os.close(descriptor)
+
+
+def test_a_lock_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    folder.lock_file.mkdir()
+    with pytest.raises(CheckpointError, match="must be writable"):
+        folder.lock().__enter__()
 
 
 def test_json_has_no_nan() -> None:

@@ -1,5 +1,6 @@
 """The whole run: what it leaves behind, and that stopping and going on changes nothing."""
 
+import dataclasses
 import json
 import logging
 import re
@@ -11,10 +12,14 @@ import torch
 from tiny import assert_same, final_state, metrics
 
 import softprune
+from softprune.data import ArrayDataset, load_data
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
+from softprune.train.checkpoint import read_newest, save_checkpoint
 from softprune.train.config import RunConfig
+from softprune.train.loop import Trainer
 from softprune.train.network import build_network
 from softprune.train.progress import Listener
+from softprune.train.recipe import load_recipe
 from softprune.train.run import Outcome, dense_config, resume, start
 
 Tiny = Callable[..., RunConfig]
@@ -216,8 +221,78 @@ def test_a_loss_that_is_not_finite_names_the_step_the_images_and_the_checkpoint(
     message = str(caught.value)
     assert re.search(r"in step 6[0-9] \(epoch 2, batch [0-9]\)", message)
     assert "indices [" in message
-    assert "the last good checkpoint is" in message
-    assert "step-0000000060.ckpt" in message
+    assert re.search(r"The last checkpoint with finite weights is \S*step-0000000060\.ckpt", message)
+    # What it says to do can be done.
+    recipe, weights = re.findall(r"softprune train (\S+) --set optimizer\.lr=\.\.\. --set (\S+)`", message)[0]
+    again = load_recipe(recipe, ("optimizer.lr=1e-6", weights, "schedule.factor=1", "train.epochs=1"))
+    assert start(again, tmp_path / "again").result is not None
+
+
+@pytest.mark.parametrize("name", ["3.weight", "1.running_var"])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_weights_that_are_not_finite_are_never_saved(
+    tiny: Tiny, tmp_path: Path, name: str, bad: float
+) -> None:
+    class Spoil(Listener):
+        def on_step(self, done: int) -> None:
+            if done == 11:
+                spoilt[0] = True
+
+    spoilt, original = [False], Trainer.save
+
+    def save(trainer: Trainer) -> Path | None:
+        if spoilt[0]:
+            with torch.no_grad():
+                trainer.stage.network.state_dict()[name].view(-1)[0] = bad
+        return original(trainer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "save", save)
+        with pytest.raises(
+            SoftpruneError, match=rf"must be finite.*in {name} after step 11 \(epoch 0"
+        ) as caught:
+            start(tiny("records.checkpoint_steps=6"), tmp_path / "run", listener=Spoil())
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000000006.ckpt"]
+    assert f"--set model.weights={tmp_path / 'run'}" in str(caught.value)
+
+
+def test_weights_are_looked_at_before_an_epoch_is_written(tiny: Tiny, tmp_path: Path) -> None:
+    class Spoil(Listener):
+        def on_step(self, done: int) -> None:
+            if done == 30:
+                torch.nn.init.constant_(trainers[0].stage.network[3].weight, float("nan"))
+
+    trainers: list[Trainer] = []
+    made = Trainer._begin_clock
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_begin_clock", lambda trainer: (trainers.append(trainer), made(trainer))[1])
+        with pytest.raises(
+            SoftpruneError, match="There is no checkpoint yet: start anew with `softprune train"
+        ):
+            start(tiny(), tmp_path / "run", listener=Spoil())
+    assert metrics(tmp_path / "run") == []
+
+
+def test_going_on_with_other_images_is_refused(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        start(tiny("train.epochs=1"), tmp_path / "run", listener=StopAt(patch, 3))
+    data = load_data("digits")
+    fewer = ArrayDataset(data.train.images[:-5], data.train.labels[:-5], data.train.mean, data.train.std)
+    renamed = tuple("abcdefghij")
+    for other, found in (
+        (dataclasses.replace(data, train=fewer), r"Got 1432 training images instead of 1437\. .* --data-dir"),
+        (dataclasses.replace(data, class_names=renamed), "classes of other names"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("softprune.train.run.load_data", lambda *_, other=other, **__: other)
+            with pytest.raises(CheckpointError, match=found):
+                resume(tmp_path / "run")
+    path, state = read_newest(tmp_path / "run" / "checkpoints")
+    del state["data"]  # as older checkpoints are
+    save_checkpoint(path.parent, 3, state)
+    assert resume(tmp_path / "run").result is not None
 
 
 def test_an_edited_configuration_is_not_mixed_with_an_old_checkpoint(

@@ -47,7 +47,8 @@ def test_values_become_what_the_annotations_say() -> None:
         ({"steps": 0}, ["steps must be 1 or more", "Got 0"]),
         ({"inner": 3}, ["inner is a section"]),
         ({"inner": {"rate": 1.0}}, ["inner.rate must be at least 0 and less than 1"]),
-        ({"inner": {"rate": float("nan")}}, ["inner.rate must be a number"]),
+        ({"inner": {"rate": float("nan")}}, ["inner.rate must be a finite number", "Got nan"]),
+        ({"inner": {"rate": float("inf")}}, ["inner.rate must be a finite number", "Got inf"]),
         (
             {"inner": {"kind": "cosin"}},
             ["inner.kind must be one of 'step', 'cosine'", "Did you mean 'cosine'?"],

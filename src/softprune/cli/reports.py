@@ -42,8 +42,9 @@ def compare(
     if out is None:
         return
     if out.suffix == ".md":
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(table, encoding="utf-8")
+        from softprune.train.files import write_atomically
+
+        write_atomically(out, table.encode(), then="compare again")
         say(f"Table: {out}")
         return
     from softprune.report import render_comparison

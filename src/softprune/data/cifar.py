@@ -107,7 +107,7 @@ def _find(cifar: Cifar, root: Path, download: bool) -> Path:
         f"{cifar.name} needs the official Python files {', '.join(wanted)} in {folder}. Got {got}. "
         f"Download {cifar.url} (SHA-256 {cifar.sha256}) and unpack it in {root} with `tar xzf`, "
         "say where the unpacked folder is with --data-dir (load_data's `root`), or let softprune fetch it "
-        "with download=True."
+        "with --set data.download=true (load_data's `download=True`)."
     )
 
 

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +157,20 @@ def _require_torchvision() -> None:
             f"Images from folders are cropped by torchvision, which cannot be imported ({error}). "
             'Install it with `pip install "softprune[vision]"`.'
         ) from error
+    except (RuntimeError, OSError, AttributeError) as error:  # its compiled part does not fit this PyTorch
+        raise DataError(
+            "Images from folders are cropped by torchvision, which must be built for the PyTorch that is installed. "
+            f"Got torchvision {_installed('torchvision')} with torch {torch.__version__}: {error}. Install the "
+            "torchvision that matches this torch (https://pytorch.org/get-started/previous-versions lists the pairs)."
+        ) from error
+
+
+def _installed(package: str) -> str:
+    """The version of a package, also of one that cannot be imported."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of unknown version"
 
 
 def _classes(root: Path, split: str) -> list[str]:

@@ -70,18 +70,29 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Groups in the order of their first run, each with a label of its own."""
     members: dict[str, list[Run]] = {}
     for run in runs:
-        members.setdefault(_identity(run), []).append(run)
+        members.setdefault(identity(run), []).append(run)
     groups = list(members.values())
     return [Group(label, tuple(group)) for label, group in zip(_labels(groups), groups, strict=True)]
 
 
 def settings(run: Run) -> dict[str, Any]:
     """The configuration flat, without what is incidental."""
-    flat = dict(flatten(run.config))
-    return {key: flat[key] for key in flat if key not in INCIDENTAL and not key.startswith(INCIDENTAL_TABLES)}
+    return {
+        key: _of_any_seed(value, run.seed)
+        for key, value in dict(flatten(run.config)).items()
+        if key not in INCIDENTAL and not key.startswith(INCIDENTAL_TABLES)
+    }
 
 
-def _identity(run: Run) -> str:
+def _of_any_seed(value: Any, seed: int | None) -> Any:
+    """A repetition that builds on another run (a plan, weights) names the one of its own seed: .../scp-seed0."""
+    if not isinstance(value, str):
+        return value
+    return re.sub(rf"(?<![a-zA-Z])(seed|s)([-_=]?){seed}(?!\d)", r"\1\2*", value)
+
+
+def identity(run: Run) -> str:
+    """What was done, as text: the same for runs that differ in nothing but their seed."""
     return json.dumps([run.model, run.data, run.method, sorted(settings(run).items())], default=str)
 
 
@@ -90,7 +101,16 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     labels = [_common_name(group) for group in groups]
     if "" in labels or len(set(labels)) < len(labels):
         firsts = [group[0] for group in groups]
-        labels = [_distinction(run, firsts) for run in firsts]
+        labels = [f" {DOT} ".join(_differences(run, firsts)) or run.name for run in firsts]
+    return _numbered(labels)
+
+
+def tell_apart(runs: Sequence[Run]) -> list[str]:
+    """For runs of different experiments, what sets each apart from the others."""
+    return _numbered([f" {DOT} ".join(_differences(run, runs)) for run in runs])
+
+
+def _numbered(labels: Sequence[str]) -> list[str]:
     return [
         label if labels.count(label) == 1 else f"{label} ({labels[: index + 1].count(label)})"
         for index, label in enumerate(labels)
@@ -108,7 +128,7 @@ def _common_name(group: Sequence[Run]) -> str:
     return re.sub(r"[-_. ]*(seed|s)?[-_. =]*\d*$", "", prefix)
 
 
-def _distinction(run: Run, others: Sequence[Run]) -> str:
+def _differences(run: Run, others: Sequence[Run]) -> list[str]:
     """The method, and the settings in which the compared experiments differ, at most three of them."""
     mine, all_settings = settings(run), [settings(other) for other in others]
     parts = [
@@ -125,7 +145,10 @@ def _distinction(run: Run, others: Sequence[Run]) -> str:
         parts.append(f"{leaf} {_written(value)}")
         if len(parts) == 3:
             break
-    return f" {DOT} ".join(parts) or run.name
+    if not parts:  # it is set apart by what only the others have
+        theirs = sorted({key for other in all_settings for key in other} - set(mine))
+        parts = [f"no {key.rsplit('.', 1)[-1]}" for key in theirs[:3]]
+    return parts
 
 
 def _written(value: Any) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .formats import cut
-from .grouping import Spread, spread, with_baselines
+from .grouping import Spread, identity, spread, tell_apart, with_baselines
 from .paper import PaperFigures, paper_figures
 from .records import Moment, Run, Totals
 from .sections.headline import known_as
@@ -23,6 +23,8 @@ class PaperRow:
     model: str
     method: str
     name: str
+    apart: str
+    """What sets it apart from a row of the same name; empty where no other row has it."""
     finetuned: bool
     n: int
     baseline: Spread
@@ -53,16 +55,16 @@ def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> 
     """The rows, by data set, network and the order in which the runs were given. `titles`: methods in words."""
     entries = [entry for run in with_baselines(runs) for entry in _entries(run)]
     names = {(e.run.data, e.run.model, e.name) for e in entries if e.run.name == e.name}
-    groups: dict[tuple[str, str, str, str, bool], list[_Entry]] = {}
+    # Rows that would read alike, each with its experiments: the same name does not make the same settings.
+    alike: dict[tuple[str, str, str, str, bool], dict[str, list[_Entry]]] = {}
     for entry in entries:
         run = entry.run
         # What a fine-tuned run was before is a row of its own only where no run of its own says the same.
         if entry.name != run.name and (run.data, run.model, entry.name) in names:
             continue
-        groups.setdefault(
-            (run.data, run.model, _label(run, titles or {}), entry.name, entry.finetuned), []
-        ).append(entry)
-    rows = [_row(*key, members) for key, members in groups.items()]
+        key = (run.data, run.model, _label(run, titles or {}), entry.name, entry.finetuned)
+        alike.setdefault(key, {}).setdefault(identity(run), []).append(entry)
+    rows = [row for key, experiments in alike.items() for row in _rows(*key, list(experiments.values()))]
     order = {key: number for number, key in enumerate(dict.fromkeys((row.data, row.model) for row in rows))}
     return sorted(rows, key=lambda row: (order[row.data, row.model], row.method != "Dense"))
 
@@ -83,6 +85,16 @@ def _label(run: Run, titles: Mapping[str, str]) -> str:
     return f"{title} without ReLU" if run.masks.get("use_relu") is False else title
 
 
+def _rows(
+    data: str, model: str, method: str, name: str, finetuned: bool, experiments: Sequence[Sequence[_Entry]]
+) -> list[PaperRow]:
+    rows = [_row(data, model, method, name, finetuned, members) for members in experiments]
+    if len(rows) == 1:
+        return rows
+    apart = tell_apart([members[0].run for members in experiments])
+    return [replace(row, apart=text) for row, text in zip(rows, apart, strict=True)]
+
+
 def _row(
     data: str, model: str, method: str, name: str, finetuned: bool, members: Sequence[_Entry]
 ) -> PaperRow:
@@ -100,6 +112,7 @@ def _row(
         model=known_as(model),
         method=method,
         name=name,
+        apart="",
         finetuned=finetuned,
         n=len(members),
         baseline=_shared(over(lambda entry: entry.run.dense_top1)),
@@ -162,7 +175,8 @@ def table_cells(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
     quoted = any(row.paper is not None for row in rows)
     heads = ["data", "model", "method", "FT", "run", "n"]
     cells = [
-        [row.data, row.model, row.method, "O" if row.finetuned else "X", row.name, str(row.n)] for row in rows
+        [row.data, row.model, row.method, "O" if row.finetuned else "X", _run_cell(row), str(row.n)]
+        for row in rows
     ]
     for column in COLUMNS:
         heads.append(column.head)
@@ -191,6 +205,10 @@ EXPLANATION = (
     "last. Channels, params and FLOPs as the paper counts them where it has a rule for the network, exact elsewhere; "
     "MACs exact. FT: fine-tuned after the cut; such a run also gives the row before it."
 )
+
+
+def _run_cell(row: PaperRow) -> str:
+    return f"{row.name} ({row.apart})" if row.apart else row.name
 
 
 def _text(value: Spread, digits: int) -> str:

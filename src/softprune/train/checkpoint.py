@@ -62,9 +62,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def read_newest(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The newest checkpoint of ``folder`` that is whole. Damaged newer ones are set aside, with a warning."""
-    remove_leftovers(folder)
+def read_newest(folder: Path, *, mend: bool = False) -> tuple[Path, dict[str, Any]]:
+    """The newest checkpoint of ``folder`` that is whole; damaged newer ones are skipped with a warning.
+
+    ``mend`` is for who holds the run's lock: it also sets damaged files aside and deletes what a killed process left
+    behind. To anybody else such a file may be one that the run is about to write.
+    """
+    if mend:
+        remove_leftovers(folder)
     paths = _newest_first(folder)
     if not paths:
         raise CheckpointError(
@@ -75,6 +80,9 @@ def read_newest(folder: Path) -> tuple[Path, dict[str, Any]]:
         try:
             return path, read_checkpoint(path)
         except CheckpointError as error:
+            if not mend:
+                logger.warning("%s Reading the checkpoint before it.", error)
+                continue
             aside = path.with_suffix(".damaged")
             path.replace(aside)
             logger.warning("%s It is now %s; going back to the checkpoint before it.", error, aside.name)

@@ -247,6 +247,12 @@ class RunConfig(Section):
                 "train.compact_at cannot go with method.target, which is a figure of the whole network. Got "
                 f"train.compact_at = {self.train.compact_at}; use 0 to cut only at the end."
             )
+        if self.train.compact_at and self.train.ema:
+            raise ConfigError(
+                "train.ema cannot go with train.compact_at: the cut takes the weights as they are, and the average "
+                f"of the larger network would be lost. Got train.ema = {self.train.ema} and train.compact_at = "
+                f"{self.train.compact_at}; set one of them to 0."
+            )
         if self.data.batch_size % self.train.accumulate:
             raise ConfigError(
                 f"train.accumulate must divide data.batch_size = {self.data.batch_size}. Got "

@@ -12,8 +12,9 @@ from softprune.train.config import RunConfig
 from softprune.train.distributed import World, join_world
 from softprune.train.loop import rebuild_network
 from softprune.train.network import build_network
+from softprune.train.recalibration import recalibrate
 from softprune.train.records import RunFolder
-from softprune.train.run import open_data
+from softprune.train.run import open_data, set_arithmetic
 from softprune.train.stage import Stage
 
 
@@ -27,16 +28,25 @@ def restore_stage(config: RunConfig, data: DataBundle, world: World, state: dict
 def compact_run(
     run: Path, out: Path | None = None, *, device: str = "auto", data_dir: str | None = None
 ) -> tuple[Path, Cost, Cost]:
-    """Write the compact network of a run's newest checkpoint; returns its folder, the dense cost and its cost."""
+    """Write the compact network of a run's newest checkpoint; returns its folder, the dense cost and its cost.
+
+    Of a finished run it is the network that the run itself wrote, on the same device. Several processes that
+    recalibrated looked at a share of each batch, where this one looks at all of it.
+    """
     folder = RunFolder.open(run)
     config = folder.read_config()
     if config.method.name == "dense":
         raise ConfigError(f"A network must be pruned to be cut. Got the dense baseline {run}.")
     world = join_world(device)
+    set_arithmetic(config, world.device)
     data = open_data(config, world.device, data_dir)
     stage = restore_stage(config, data, world, read_newest(folder.checkpoints)[1])
     with stage.judged() as network:
-        compact = network if stage.pruner is None else stage.pruner.compact()
-    target = save(compact, out or folder.compact)
+        compact = network
+        if stage.pruner is not None:
+            compact = stage.pruner.compact()
+            if config.train.recalibrate:
+                recalibrate(compact, stage.step.feed, config.train.recalibrate)
+        target = save(compact, out or folder.compact)
     dense = build_network(config.model.name, data.num_classes)
     return target, cost(dense, data.example(1)), cost(compact, data.example(1, world.device))

@@ -1,48 +1,123 @@
-"""Write files so that a reader sees the old content or the new, never a part, also after a crash."""
+"""Write files so that a reader sees the old content or the new, never a part, also after a crash; and locks."""
 
 import contextlib
 import errno
+import fcntl
+import logging
 import os
+import platform
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 from softprune.errors import CheckpointError
 
+logger = logging.getLogger(__name__)
+
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_GO_ON = "`softprune resume` goes on"
 
 
-def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[bytes], *, then: str = _GO_ON) -> None:
     """Write under a temporary name beside ``path``, force it to disk, then rename it into place.
 
     When the disk is full the temporary file is removed and a CheckpointError says how much was missing;
-    whatever was at ``path`` before is untouched.
+    whatever was at ``path`` before is untouched. ``then`` ends the message: what to do once there is room.
     """
-    pieces = [content] if isinstance(content, bytes) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        with _written_beside(path, content) as temporary:
+            os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise unwritable(path, error, then) from error
+
+
+def create_file(path: Path, content: bytes) -> None:
+    """Write a file that must be new, whole or not at all; an OSError (FileExistsError if it is there) if not."""
+    with _written_beside(path, content) as temporary:
+        try:
+            os.link(temporary, path)  # as a rename, but refused where there is a file
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with open(path, "xb") as file:
+                file.write(content)
+    _sync_folder(path.parent)
+
+
+def unwritable(path: Path, error: OSError, then: str = _GO_ON) -> CheckpointError:
+    """What to tell the user when ``path`` could not be written."""
+    if error.errno not in _NO_SPACE:
+        return CheckpointError(
+            f"The folder of {path.name} must be writable. Got {error.strerror or error} at {path}. "
+            f"Nothing that was saved before is lost; mend the folder, then {then}."
+        )
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    return CheckpointError(
+        f"The disk must have room for {path.name}. Got {error.strerror or error}, with "
+        f"{shutil.disk_usage(folder).free / 2**20:.1f} MiB free at {path.parent}. Everything saved before is "
+        f"intact: make room, then {then}."
+    )
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, content: bytes | Iterable[bytes]) -> Iterator[Path]:
+    """A temporary file beside ``path`` with the content, on disk; gone afterwards, if not renamed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
         with open(temporary, "wb") as file:
-            for piece in pieces:
+            for piece in [content] if isinstance(content, bytes) else content:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except OSError as error:
+        yield temporary
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        if error.errno not in _NO_SPACE:
-            raise CheckpointError(
-                f"The run's folder must be writable. Got {error.strerror or error} at {path}. "
-                "Nothing that was saved before is lost; mend the folder, then `softprune resume` goes on."
-            ) from error
-        free = shutil.disk_usage(path.parent).free
-        raise CheckpointError(
-            f"The disk must have room for {path.name}. Got {error.strerror or error}, with "
-            f"{free / 2**20:.1f} MiB free at {path.parent}. Everything saved before is intact: make room, "
-            "then `softprune resume` goes on."
-        ) from error
+
+
+_held: set[IO[str]] = set()
+"""Locks of this process."""
+
+
+def _let_go_in_child() -> None:
+    # A forked child (a loader's worker) shares the lock, and would keep it when we are killed.
+    for file in _held:
+        file.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold the lock file ``path``, which says who holds it; a BlockingIOError with those words if another does.
+
+    The kernel gives the lock back when the process ends, however it ends. The file stays: were it deleted, two
+    processes could hold locks on two files of the same name.
+    """
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise BlockingIOError(error.errno, file.read().strip() or "another process") from None
+        except OSError as error:  # some network file systems have none
+            logger.warning(
+                "%s cannot be locked (%s): see to it that no other process writes there", path, error
+            )
+        _held.add(file)
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}\n")
+            file.flush()
+            yield
+        finally:
+            _held.discard(file)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -1,5 +1,7 @@
 """The end of a run: the last cut, the compact network's folder, the table, and result.json."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,22 +36,29 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         return _write(trainer, table, accounts.dense_cost, accounts.dense, network)
     baseline = _baseline(trainer.folder)
     table = [_row(trainer, "dense", dense, baseline.get("top1"), baseline.get("top5"), accounts.dense)]
-    if trainer.stage.pruner is not None:
-        compact = trainer.conclude_pruning()
-    else:
-        compact = trainer.stage.network
-    assert trainer.pruned is not None
-    pruned = trainer.pruned
-    masks = {site["name"]: _mask(site) for site in pruned["sites"]}
-    counted, totals = accounts.of_network(compact, masks)
-    masked_network = trainer.stage.network if trainer.stage.pruner is not None else None
-    table.append(_row(trainer, "masked", masked_network, pruned["top1"], pruned["top5"], accounts.dense))
-    table[-1]["file_bytes"] = table[0]["file_bytes"]
-    tested = trainer.evaluator(compact.eval())
-    table.append(_row(trainer, "compact", compact, tested.top1, tested.top5, totals))
-    if trainer.world.is_writer:
-        save(compact, trainer.folder.compact)
+    with _compact(trainer) as compact:
+        assert trainer.pruned is not None
+        pruned = trainer.pruned
+        masks = {site["name"]: _mask(site) for site in pruned["sites"]}
+        counted, totals = accounts.of_network(compact, masks)
+        masked_network = trainer.stage.network if trainer.stage.pruner is not None else None
+        table.append(_row(trainer, "masked", masked_network, pruned["top1"], pruned["top5"], accounts.dense))
+        table[-1]["file_bytes"] = table[0]["file_bytes"]
+        tested = trainer.evaluator(compact.eval())
+        table.append(_row(trainer, "compact", compact, tested.top1, tested.top5, totals))
+        if trainer.world.is_writer:
+            save(compact, trainer.folder.compact)
     return _write(trainer, table, counted, totals, compact)
+
+
+@contextmanager
+def _compact(trainer: Trainer) -> Iterator[nn.Module]:
+    """The compact network: cut now or, where it was fine-tuned, with the weights that it was judged by."""
+    if trainer.stage.pruner is not None:
+        yield trainer.conclude_pruning()
+    else:
+        with trainer.stage.judged() as network:
+            yield network
 
 
 def _row(

@@ -6,10 +6,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.data import DataBundle
-from softprune.errors import ConfigError, SoftpruneError
+from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.plan import PrunePlan
 from softprune.surgery import apply_plan, plans_of, remap_optimizer
 from softprune.train.accounts import Accounts
@@ -117,9 +119,7 @@ class Trainer:
                 if action == _SAVE:
                     self.save()
         except NonFiniteLoss as error:
-            last = newest_path(self.folder.checkpoints)
-            where = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
-            raise SoftpruneError(f"{error} ({where})") from error
+            raise SoftpruneError(f"{error} {self._way_back()}") from error
         except RuntimeError as error:
             if "deterministic" not in str(error):
                 raise
@@ -157,6 +157,7 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         """Judge the network, write the epoch's line, and move on to the next."""
+        self._check_weights()
         stage, step = self.stage, self.stage.step
         totals = step.totals()
         self._count_time()
@@ -251,15 +252,51 @@ class Trainer:
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         return Stage(self.config, network, self.data, self.world, **carried)
 
+    def _check_weights(self) -> None:
+        """Refuse weights that are not finite, in any process: nothing can go on from them."""
+        bad = _not_finite(self.stage.network)
+        if self.world.largest(len(bad)) == 0:
+            return
+        listed = f"{', '.join(bad[:3]) or 'another process'}{', ...' if len(bad) > 3 else ''}"
+        steps = self.stage.step.steps
+        step = self.epoch * steps + self.batch - 1
+        raise SoftpruneError(
+            f"The weights and BatchNorm's statistics must be finite. Got infinity or NaN in {listed} after step "
+            f"{step} (epoch {step // steps}, batch {step % steps}). Lower the learning rate or the strength. "
+            f"{self._way_back()}"
+        )
+
+    def _way_back(self) -> str:
+        """What to do when training has diverged. A run keeps its settings, so other ones are another run."""
+        rate = "finetune.lr" if self.in_finetuning else "optimizer.lr"
+        again = f"softprune train {self._recipe()} --set {rate}=..."
+        last = newest_path(self.folder.checkpoints)
+        if last is None:
+            return f"There is no checkpoint yet: start anew with `{again}`."
+        kept = f"The last checkpoint with finite weights is {last}"
+        if self.cuts:
+            return f"{kept}; as the network was cut in training, start anew with `{again}`."
+        weights = f"--set model.weights={self.folder.path}"
+        return f"{kept}: start from its weights with `{again} {weights}`, or anew without `{weights}`."
+
+    def _recipe(self) -> Path:
+        """The configuration to start the run from again; a baseline is started by the run that it is in."""
+        whole = RunFolder(self.folder.path.parent)
+        return (
+            whole.config if self.folder.path == whole.dense and whole.config.is_file() else self.folder.config
+        )
+
     def save(self) -> Path | None:
         """Write a checkpoint. All processes must call it together; one writes."""
         stage = self.stage.state_dict()
+        self._check_weights()
         self._count_time()
         self._saved_at = time.monotonic()
         if not self.world.is_writer:
             return None
         state = {
             "config": config_to_dict(self.config),
+            "data": _describe_data(self.data),
             "epoch": self.epoch,
             "batch": self.batch,
             "cuts": self.cuts,
@@ -277,6 +314,7 @@ class Trainer:
         return save_checkpoint(self.folder.checkpoints, step, state)
 
     def _restore(self, state: dict[str, Any]) -> None:
+        self._check_data(state)
         self.epoch, self.batch = state["epoch"], state["batch"]
         self.cuts, self.pruned, self.history = state["cuts"], state["pruned"], state["history"]
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
@@ -285,6 +323,23 @@ class Trainer:
         finetune = self.in_finetuning and state["stage"]["pruner"] is None
         self.stage = self._stage(network, finetune=finetune, state=state["stage"])
         set_random_state(state["random"], self.world.device)
+
+    def _check_data(self, state: dict[str, Any]) -> None:
+        """Refuse to go on with other images, whose order and labels would be others from here on."""
+        now = _describe_data(self.data)
+        then = state.get("data", now)  # an older checkpoint does not say
+        if now == then:
+            return
+        found = [
+            f"{now[key]} {key} instead of {then[key]}"
+            for key in ("training images", "test images", "classes")
+            if now[key] != then[key]
+        ]
+        raise CheckpointError(
+            "A run must go on with the images that it began with. Got "
+            f"{', '.join(found) or 'classes of other names'}. Put the images back or say where they are with "
+            f"--data-dir, or start a new run with `softprune train {self._recipe()}`."
+        )
 
     def _begin_clock(self) -> None:
         self._counted_at = self._saved_at = time.monotonic()
@@ -301,6 +356,30 @@ def _strength(stage: Stage, step: int) -> float | None:
     if stage.step.strength is not None:
         return stage.step.strength(step)
     return None if stage.pruner is None or not stage.pruner.penalised else float(stage.pruner.strength)
+
+
+def _describe_data(data: DataBundle) -> dict[str, Any]:
+    """What a checkpoint remembers of the images, to notice when they are others."""
+    return {
+        "training images": len(data.train),
+        "test images": len(data.test),
+        "classes": data.num_classes,
+        "class names": list(data.class_names),
+    }
+
+
+def _not_finite(network: nn.Module) -> list[str]:
+    """The names of the parameters and BatchNorm statistics that hold infinity or NaN.
+
+    Other buffers are left alone: a mask of minus infinities, say, is meant.
+    """
+    tensors = dict(network.named_parameters())
+    for name, module in network.named_modules():
+        if isinstance(module, _BatchNorm):
+            tensors.update(module.named_buffers(name, recurse=False))  # type: ignore[arg-type]
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    finite = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()]).tolist()
+    return [name for name, fine in zip(tensors, finite, strict=True) if not fine]
 
 
 def rebuild_network(config: RunConfig, data: DataBundle, state: dict[str, Any]) -> nn.Module:

@@ -5,6 +5,7 @@ A few batches through the network as it was cut replace them by what it really s
 """
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -14,7 +15,11 @@ from softprune.train.feed import Feed
 
 @torch.no_grad()
 def recalibrate(network: nn.Module, feed: Feed, batches: int) -> None:
-    """Set every BatchNorm's running statistics to their mean over ``batches`` training batches, in place."""
+    """Set every BatchNorm's running statistics to their mean over ``batches`` training batches, in place.
+
+    Several processes must call it together: each sees its share of the batches, and all take the first one's
+    statistics, as in training.
+    """
     norms = [
         module
         for module in network.modules()
@@ -41,3 +46,7 @@ def recalibrate(network: nn.Module, feed: Feed, batches: int) -> None:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         network.train(training)
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        for norm in norms:
+            for buffer in norm.buffers():
+                dist.broadcast(buffer, src=0)

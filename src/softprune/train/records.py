@@ -1,14 +1,16 @@
 """The run's folder: where its files lie, the line per epoch in metrics.jsonl, and result.json."""
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from softprune.errors import ConfigError, FileFormatError
+from softprune.errors import CheckpointError, ConfigError, FileFormatError
 from softprune.train.config import RunConfig
-from softprune.train.files import write_atomically
+from softprune.train.files import create_file, hold_lock, unwritable, write_atomically
 from softprune.train.recipe import dump_config, read_config
 
 RESULT_FORMAT = 1
@@ -28,19 +30,22 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.dense = self.path / "dense"
         self.events = self.path / "tensorboard"
+        self.lock_file = self.path / ".lock"
 
     @classmethod
     def create(cls, path: Path | str, config: RunConfig) -> "RunFolder":
         """Make the folder of a new run and write its configuration; refuses a folder that already holds
-        one."""
+        one, and leaves nothing behind where that cannot be done."""
         folder = cls(path)
-        if folder.config.exists():
-            raise ConfigError(
-                f"A new run must have a folder of its own. Got {folder.path}, which holds a run already. "
-                f"Go on with it (`softprune resume {folder.path}`), or name another with --out."
-            )
-        folder.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder.config, dump_config(config).encode())
+        missing = [each for each in (folder.path, *folder.path.parents) if not os.path.lexists(each)]
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            create_file(folder.config, dump_config(config).encode())
+        except OSError as error:
+            for each in missing:
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+            raise _no_new_run(folder, error) from error
         return folder
 
     @classmethod
@@ -53,6 +58,22 @@ class RunFolder:
             )
         return folder
 
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only process that writes this run; reading it needs no lock."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(hold_lock(self.lock_file))
+            except BlockingIOError as error:
+                raise CheckpointError(
+                    f"A run must be worked on by one process at a time. Got {self.path}, which {error.strerror} is "
+                    "working on. Wait until it ends, or stop it with SIGTERM (it saves first); then "
+                    f"`softprune resume {self.path}` goes on."
+                ) from None
+            except OSError as error:
+                raise unwritable(self.lock_file, error) from error
+            yield
+
     def read_config(self) -> RunConfig:
         """The run's resolved configuration."""
         return read_config(self.config)
@@ -63,8 +84,11 @@ class RunFolder:
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add one epoch's line. A line torn by a crash is mended by :meth:`write_history` on resume."""
-        with open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(_line(row))
+        try:
+            with open(self.metrics, "a", encoding="utf-8") as file:
+                file.write(_line(row))
+        except OSError as error:
+            raise unwritable(self.metrics, error) from error
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write result.json."""
@@ -73,6 +97,28 @@ class RunFolder:
     def read_result(self) -> dict[str, Any]:
         """result.json, or an error that says why there is none to read."""
         return read_result(self.result)
+
+
+def _no_new_run(folder: RunFolder, error: OSError) -> ConfigError:
+    """Why no run can begin in ``folder``."""
+    if os.path.lexists(folder.config):
+        return ConfigError(
+            f"A new run must have a folder of its own. Got {folder.path}, which holds a run already. "
+            f"Go on with it (`softprune resume {folder.path}`), or name another with --out."
+        )
+    file = next(
+        (
+            each
+            for each in (folder.path, *folder.path.parents)
+            if os.path.lexists(each) and not os.path.isdir(each)
+        ),
+        None,
+    )
+    reason = f"{file} is not a folder" if file is not None else error.strerror or str(error)
+    return ConfigError(
+        f"A new run must have a folder that can be made and written to. Got {folder.path}: {reason}. "
+        "Nothing was written; name another folder with --out."
+    )
 
 
 def read_result(path: Path) -> dict[str, Any]:

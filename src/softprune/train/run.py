@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,9 @@ def start(
         if world.is_writer:
             RunFolder.create(path, config)
         world.barrier()
-        return _run(config, RunFolder(path), data, world, time_limit, listener or Listener())
+        folder = RunFolder(path)
+        with _claim(folder, world):
+            return _run(config, folder, data, world, time_limit, listener or Listener())
 
 
 def resume(
@@ -74,9 +77,15 @@ def resume(
     config = folder.read_config()
     if data_dir is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=data_dir))
-    with _World(device) as world:
+    with _World(device) as world, _claim(folder, world):
         data = open_data(config, world.device)
         return _run(config, folder, data, world, time_limit, listener or Listener())
+
+
+def _claim(folder: RunFolder, world: World) -> AbstractContextManager[None]:
+    """Holds the run's lock in the process that writes. Nobody writes a finished run, which may lie on a
+    read-only disk."""
+    return folder.lock() if world.is_writer and not folder.result.is_file() else nullcontext()
 
 
 def dense_config(config: RunConfig) -> RunConfig:
@@ -112,7 +121,8 @@ def _run(
                 listener.on_stage("training the dense baseline")
                 if world.is_writer and not baseline.config.exists():
                     RunFolder.create(baseline.path, dense_config(config))
-                reason, _ = _train(dense_config(config), baseline, data, world, listener, stop)
+                with _claim(baseline, world):
+                    reason, _ = _train(dense_config(config), baseline, data, world, listener, stop)
                 if reason is not None:
                     return outcome(None, reason)
             listener.on_stage(f"training and pruning ({config.method.name})")
@@ -123,7 +133,7 @@ def _run(
 def _train(
     config: RunConfig, folder: RunFolder, data: DataBundle, world: World, listener: Listener, stop: StopWatch
 ) -> tuple[str | None, dict[str, Any] | None]:
-    state = _newest_state(config, folder)
+    state = _newest_state(config, folder, mend=world.is_writer)
     trainer = Trainer(config, folder, data, world, listener=listener, stop=stop, state=state)
     reason = trainer.run()
     if reason is not None:
@@ -133,11 +143,11 @@ def _train(
     return None, result
 
 
-def _newest_state(config: RunConfig, folder: RunFolder) -> dict[str, Any] | None:
+def _newest_state(config: RunConfig, folder: RunFolder, *, mend: bool) -> dict[str, Any] | None:
     """What to go on from; None when the run has not come as far as its first checkpoint."""
     if newest_path(folder.checkpoints) is None:
         return None
-    path, state = read_newest(folder.checkpoints)
+    path, state = read_newest(folder.checkpoints, mend=mend)
     saved = config_from_dict(state["config"])
     # Where the data lies may change between two machines; nothing else may.
     if dataclasses.replace(saved, data=dataclasses.replace(saved.data, dir=config.data.dir)) != config:

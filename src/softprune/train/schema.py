@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import inspect
 import itertools
+import math
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -104,8 +105,8 @@ def _check_type(key: str, value: Any, annotation: Any) -> Any:
     # bool is an int to Python, but `epochs = true` is a mistake.
     if not isinstance(value, annotation) or (isinstance(value, bool) and annotation is int):
         raise _wrong_type(key, value, annotation)
-    if annotation is float and value != value:
-        raise ConfigError(f"{key} must be a number. Got nan.")
+    if annotation is float and not math.isfinite(value):
+        raise ConfigError(f"{key} must be a finite number. Got {value}.")
     return value
 
 

@@ -62,6 +62,9 @@ class Stage:
         clock: dict[str, int] | None = None,
     ) -> None:
         self.network, self.world = network, world
+        if config.train.channels_last:
+            # It gives the weights new places, which the optimizer and the average must follow from the start.
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.pruner: Pruner | None = None
         if not finetune and config.method.name != "dense":
             self.pruner = make_pruner(

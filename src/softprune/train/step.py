@@ -65,7 +65,7 @@ class NonFiniteLoss(SoftpruneError):
         super().__init__(
             f"The loss must be finite. Got infinity or NaN in step {step} (epoch {epoch}, batch {position}), "
             f"whose images have the indices {indices}. Lower the learning rate or the strength, or look at "
-            "these images, and go on from the last checkpoint."
+            "these images."
         )
 
 
