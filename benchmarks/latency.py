@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import softprune
 from softprune import models
 from softprune.bench import compare
-from softprune.cost import fastest_multiple
+from softprune.cost import fastest_multiple, fitting_multiple
 from softprune.cost.multiples import round_up
 from softprune.inspection import read_graph
 from softprune.plan import PrunePlan, make_plan, required_sites
@@ -67,7 +67,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             continue
         dense = models.build(name, CLASSES.get(name, 10)).eval()
         example = torch.randn(1, *models.REGISTRY[name].input_shape)
-        multiple = fastest_multiple(options.device) if rounding == "auto" else int(rounding)
+        widths = [site.width for site in softprune.inspect(dense, example).sites]
+        fastest = fastest_multiple(options.device) if rounding == "auto" else int(rounding)
+        multiple = fitting_multiple(fastest, widths)
         if name in runs:
             compact = softprune.load(Path(runs[name]) / "compact", dense)
         else:

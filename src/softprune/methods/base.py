@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from softprune.cost import fastest_multiple
+from softprune.cost import fastest_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.inspection import Globs, read_graph
@@ -78,7 +78,9 @@ class Pruner:
         self.model = model
         self.example = self.graph.example
         device = next(model.parameters()).device
-        self.round_to = fastest_multiple(device) if round_to == "auto" else round_to
+        if round_to == "auto":
+            round_to = fitting_multiple(fastest_multiple(device), [site.width for site in self.graph.sites])
+        self.round_to = round_to
         self.required = required_sites(self.graph)
         self.min_channels = min_channels
         self.certificate = None
