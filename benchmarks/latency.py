@@ -67,9 +67,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             continue
         dense = models.build(name, CLASSES.get(name, 10)).eval()
         example = torch.randn(1, *models.REGISTRY[name].input_shape)
-        widths = [site.width for site in softprune.inspect(dense, example).sites]
-        fastest = fastest_multiple(options.device) if rounding == "auto" else int(rounding)
-        multiple = fitting_multiple(fastest, widths)
+        multiple = _fast_multiple(dense, example, options.device) if rounding == "auto" else int(rounding)
         if name in runs:
             compact = softprune.load(Path(runs[name]) / "compact", dense)
         else:
@@ -127,6 +125,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--render", action="store_true", help="only write docs/latency.md from the records")
     parser.add_argument("--document", type=Path, default=DOCUMENT)
     return parser
+
+
+def _fast_multiple(dense: nn.Module, example: Tensor, device: str) -> int:
+    """What round_to="auto" would take."""
+    widths = [site.width for site in read_graph(dense, example).sites]
+    return fitting_multiple(fastest_multiple(device), widths)
 
 
 def _wanted(name: str, rounding: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -171,9 +171,11 @@ def _measure(keys: list[dict[str, Any]], options: argparse.Namespace) -> list[di
         return rows
     with _alone(options):
         blocks = _time_blocks([each.steps for each in started], options)
+        for each in started:
+            if options.profile and each.key["variant"] != "plain":
+                print(json.dumps(each.key), flush=True)
+                _profile(each.steps, options.profile)
     for each, times in zip(started, blocks, strict=True):
-        if options.profile and each.key["variant"] != "plain":
-            _profile(each.steps, options.profile)
         row = {
             "ms_per_step": round(statistics.median(times), 4),
             "ms_least": round(min(times), 4),

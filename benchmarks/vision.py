@@ -1,4 +1,4 @@
-"""torchvision and timm for the benchmarks, beside whatever torch is installed."""
+"""torchvision and timm for benchmarks and tests, beside whatever torch is installed."""
 
 import importlib.util
 import logging
@@ -10,18 +10,23 @@ import torch
 _schemas: list[torch.library.Library] = []
 
 
-def import_torchvision() -> ModuleType:
-    """torchvision, also beside a torch that its compiled operators do not fit.
+def declare_operators() -> None:
+    """Make `import torchvision` work beside a torch that its compiled operators do not fit.
 
     torchvision's x86 wheels on PyPI are built for CUDA. Beside a CPU-only torch their library does not load and the
-    import fails where it describes operators nobody defined; declaring their schemas is enough, since no network
-    here calls them. A torchvision that fits must not meet these schemas: they would clash with its own.
+    import fails where it describes operators nobody defined; declaring their schemas is enough, since nothing here
+    calls them. A torchvision that fits must not meet these schemas: they would clash with its own.
     """
-    if not _schemas and torch.version.cuda is None and not _library_loads() and not _declared():
+    if not _schemas and torch.version.cuda is None and not _library_loads():
         library = torch.library.Library("torchvision", "FRAGMENT")
-        for operator in ("nms", "qnms"):
+        for operator in ("nms", "qnms"):  # newer torchvisions have the quantised one too
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _schemas.append(library)  # the schemas live as long as their Library
+
+
+def import_torchvision() -> ModuleType:
+    """torchvision, beside whatever torch is installed."""
+    declare_operators()
     import torchvision
 
     return torchvision
@@ -36,12 +41,8 @@ def import_timm() -> ModuleType:
     return timm
 
 
-def _declared() -> bool:
-    """Whether the schemas are there already (the tests' conftest declares them, too)."""
-    return hasattr(torch.ops.torchvision, "nms")
-
-
 def _library_loads() -> bool:
+    """Whether torchvision's operators can be loaded into this torch (True without torchvision)."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return True

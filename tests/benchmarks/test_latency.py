@@ -2,20 +2,15 @@
 
 import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from softprune import cost, models
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
 def latency():
-    sys.path.insert(0, str(BENCHMARKS))
     return importlib.import_module("latency")
 
 

@@ -2,14 +2,10 @@
 
 import importlib
 import json
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 pytest.importorskip("torchvision", reason='the "vision" extra is not installed')
 pytest.importorskip("timm", reason='the "timm" extra is not installed')
@@ -17,7 +13,6 @@ pytest.importorskip("timm", reason='the "timm" extra is not installed')
 
 @pytest.fixture(scope="module")
 def beside() -> ModuleType:
-    sys.path.insert(0, str(BENCHMARKS))
     return importlib.import_module("beside_torch_pruning")
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -18,7 +17,6 @@ pytest.importorskip("timm", reason='the "timm" extra is not installed')
 
 @pytest.fixture(scope="module")
 def zoo() -> ModuleType:
-    sys.path.insert(0, str(BENCHMARKS))
     return importlib.import_module("zoo")
 
 

@@ -32,6 +32,9 @@ class Gate(Protocol):
     def hard(self, bn: _BatchNorm) -> Tensor:
         """Booleans, True where the channel is kept: what evaluation uses and what a cut would do."""
 
+    def silent(self, bn: _BatchNorm) -> Tensor:
+        """Booleans, True where the channel is dead; a multiple or a floor may keep it all the same."""
+
     def loss(self, bn: _BatchNorm) -> Tensor | None:
         """This BatchNorm's part of the sparsity loss, if the method has one."""
 
@@ -123,7 +126,6 @@ class SoftGate:
 
     @torch.no_grad()
     def silent(self, bn: _BatchNorm) -> Tensor:
-        """Booleans, True where the channel is dead, whatever a multiple or a floor keeps."""
         return ~hard_mask(dead_probability(bn.bias, bn.weight, self.config, self.activation), self.config)
 
     def loss(self, bn: _BatchNorm) -> Tensor | None:
@@ -166,6 +168,9 @@ class FixedGate:
 
     def hard(self, bn: _BatchNorm) -> Tensor:
         return self.mask
+
+    def silent(self, bn: _BatchNorm) -> Tensor:
+        return ~self.hard(bn)
 
     def loss(self, bn: _BatchNorm) -> Tensor | None:
         return None

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from softprune.cost import fastest_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError
+from softprune.finite import not_finite
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.inspection import Globs, read_graph
-from softprune.masks import Chain, Clock, Gate, MaskedBatchNorm, SoftGate, draw_chain, mask_
+from softprune.masks import Chain, Clock, Gate, MaskedBatchNorm, draw_chain, mask_
 from softprune.masks.gate import check_rounding
 from softprune.masks.hooks import hook_root_, unmask_model_
 from softprune.methods.decay import spare_shifts
@@ -278,12 +278,10 @@ class Pruner:
         """Sites -> channels that are silent and stay, for the sake of a multiple or a floor."""
         found = {}
         for name, bn in self._masked.items():
-            gate = bn.gate
-            if isinstance(gate, SoftGate) and (gate.override is None or gate.settlement is not None):
-                here = network.get_submodule(name)
-                extra = int(gate.hard(here).sum() - gate.silent(here).logical_not().sum())  # type: ignore[arg-type]
-                if extra > 0:
-                    found[name] = extra
+            here = network.get_submodule(name)
+            count = int((bn.gate.hard(here) & bn.gate.silent(here)).sum())  # type: ignore[arg-type]
+            if count:
+                found[name] = count
         return found
 
     def compact(self, model: nn.Module | None = None) -> nn.Module:
@@ -380,19 +378,12 @@ def _check_finite(model: nn.Module) -> None:
                 f"parameters must have values. Got '{name}', a {kind} one; run the model once, or load its weights, "
                 "before the pruner is made."
             )
-    # Other buffers may hold infinities for good: attention masks, the bounds of observers.
-    statistics = (
-        (f"{name}.{key}", buffer)
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm)
-        for key, buffer in module.named_buffers(recurse=False)
-    )
-    for name, tensor in (*model.named_parameters(), *statistics):
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ModelError(
-                f"parameters and statistics must be finite. Got NaN or infinity in '{name}'; go back to a checkpoint "
-                "from before training diverged."
-            )
+    bad = not_finite(model)
+    if bad:
+        raise ModelError(
+            f"parameters and statistics must be finite. Got NaN or infinity in '{bad[0]}'; go back to a checkpoint "
+            "from before training diverged."
+        )
 
 
 def _nothing_to_prune(model: nn.Module, frozen: Iterable[Any]) -> str:

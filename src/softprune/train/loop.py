@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.data import DataBundle
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
+from softprune.finite import not_finite
 from softprune.plan import PrunePlan
 from softprune.surgery import apply_plan, plans_of, remap_optimizer
 from softprune.train.accounts import Accounts
@@ -254,7 +253,7 @@ class Trainer:
 
     def _check_weights(self) -> None:
         """Refuse weights that are not finite, in any process: nothing can go on from them."""
-        bad = _not_finite(self.stage.network)
+        bad = not_finite(self.stage.network)
         if self.world.largest(len(bad)) == 0:
             return
         listed = f"{', '.join(bad[:3]) or 'another process'}{', ...' if len(bad) > 3 else ''}"
@@ -366,20 +365,6 @@ def _describe_data(data: DataBundle) -> dict[str, Any]:
         "classes": data.num_classes,
         "class names": list(data.class_names),
     }
-
-
-def _not_finite(network: nn.Module) -> list[str]:
-    """The names of the parameters and BatchNorm statistics that hold infinity or NaN.
-
-    Other buffers are left alone: a mask of minus infinities, say, is meant.
-    """
-    tensors = dict(network.named_parameters())
-    for name, module in network.named_modules():
-        if isinstance(module, _BatchNorm):
-            tensors.update(module.named_buffers(name, recurse=False))  # type: ignore[arg-type]
-    tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    finite = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()]).tolist()
-    return [name for name, fine in zip(tensors, finite, strict=True) if not fine]
 
 
 def rebuild_network(config: RunConfig, data: DataBundle, state: dict[str, Any]) -> nn.Module:

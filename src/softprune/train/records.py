@@ -10,7 +10,8 @@ from typing import Any
 
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
 from softprune.train.config import RunConfig
-from softprune.train.files import create_file, hold_lock, unwritable, write_atomically
+from softprune.train.files import create_file, unwritable, write_atomically
+from softprune.train.lock import hold_lock
 from softprune.train.recipe import dump_config, read_config
 
 RESULT_FORMAT = 1
