@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.masks import Chain, Clock, draw_chain
+from softprune.train.alignment import align_channels
 from softprune.train.capture import Snapshot, Stateful, capture_graph
 from softprune.train.feed import Feed
 from softprune.train.optim import match_gradients, match_layout, share_rate
@@ -33,7 +34,7 @@ _LADDER: tuple[Mode, ...] = ("compile+cuda_graph", "cuda_graph", "compile", "eag
 
 
 # Networks for small images are hundreds of kernels that each keep the GPU busy for microseconds, such as the casts of
-# every weight: side by side in one launch they take a fifth less time (benchmarks/step_time.py).
+# every weight: here they go side by side into one launch (benchmarks/records/step_time.json, call 4).
 _INDUCTOR_ON_CUDA = {"combo_kernels": True}
 
 
@@ -85,6 +86,8 @@ class StepOptions:
     """The backend of torch.compile."""
     compile_options: tuple[tuple[str, Any], ...] = ()
     """Settings of the backend."""
+    align_channels: bool | None = None
+    """Whether compiled convolutions of odd widths are widened by zeros; None: in bfloat16 on CUDA, where it pays."""
 
 
 @dataclass(frozen=True)
@@ -353,10 +356,15 @@ class TrainStep:
         if self.options.compile_backend == "inductor" and self.device.type == "cuda":
             options = {**_INDUCTOR_ON_CUDA, **options}
         backend = lookup_backend(self.options.compile_backend)
+        align = self.options.align_channels
+        if align is None:
+            align = self.options.bf16 and self.device.type == "cuda"
 
         def keep(graph: Any, inputs: Any) -> Any:
-            # torch.compile may drop its entry, and with it the kernels, when any object that it guards dies. A
-            # recorded graph holds no reference to the kernels that it launches, so the step holds them.
+            # A recorded graph holds no reference to the kernels and constants that it uses, and torch.compile may
+            # drop its entry when an object that it guards dies: the step holds them, to be on the safe side.
+            if align:
+                align_channels(graph)
             patches = {"config_patches": options} if options else {}
             compiled = backend(graph, inputs, **patches)
             self._compiled.append(compiled)
