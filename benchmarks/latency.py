@@ -61,13 +61,14 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         record["rows"] += json.loads(other.read_text(encoding="utf-8"))["rows"]
         _write(record, options.out)
     runs = dict(item.split("=", 1) for item in options.run)
-    for name, rounding in itertools.product(options.models, options.round_to):
-        wanted = [row for row in _wanted(name, rounding, options) if not _has(record, row)]
+    for name, rounding, dtype in itertools.product(options.models, options.round_to, _dtypes(options)):
+        wanted = [row for row in _wanted(name, rounding, dtype, options) if not _has(record, row)]
         if not wanted or time.monotonic() > deadline:
             continue
         dense = models.build(name, CLASSES.get(name, 10)).eval()
         example = torch.randn(1, *models.REGISTRY[name].input_shape)
-        multiple = _fast_multiple(dense, example, options.device) if rounding == "auto" else int(rounding)
+        with _holding(options.lock):
+            multiple = int(rounding) if rounding != "auto" else _fast_multiple(dense, example, dtype, options)
         if name in runs:
             compact = softprune.load(Path(runs[name]) / "compact", dense)
         else:
@@ -127,19 +128,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _fast_multiple(dense: nn.Module, example: Tensor, device: str) -> int:
+def _fast_multiple(dense: nn.Module, example: Tensor, dtype: str, options: argparse.Namespace) -> int:
     """What round_to="auto" would take."""
     widths = [site.width for site in read_graph(dense, example).sites]
-    return fitting_multiple(fastest_multiple(device), widths)
+    return fitting_multiple(fastest_multiple(options.device, getattr(torch, dtype)), widths)
 
 
-def _wanted(name: str, rounding: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The rows of one network and rounding, as the keys that tell them apart."""
+def _dtypes(options: argparse.Namespace) -> list[str]:
+    cuda = options.device.startswith("cuda")
+    return options.dtypes or (["float32", "bfloat16"] if cuda else ["float32"])
+
+
+def _wanted(name: str, rounding: str, dtype: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows of one network, rounding and type, as the keys that tell them apart."""
     cuda = options.device.startswith("cuda")
     backends = options.backends or (["eager", "compile"] if cuda else ["eager", "compile", "onnxruntime"])
     batches = options.batches or ([1, 64, 256] if cuda else [1, 64])
-    dtypes = options.dtypes or (["float32", "bfloat16"] if cuda else ["float32"])
-    for backend, dtype, batch in itertools.product(backends, dtypes, batches):
+    for backend, batch in itertools.product(backends, batches):
         yield {
             "model": name,
             "round_to": rounding,
