@@ -120,7 +120,7 @@ def compare(
         channels_last: Keep images and weights in channels-last memory order.
         compile_mode: torch.compile's mode.
         repeats: Blocks of each, in turns.
-        alone: Entered while the clock runs, not while networks are made ready: a lock, say, for benchmarks that
+        alone: Entered while the device works, not while networks are compiled: a lock, say, for benchmarks that
             compile side by side and must not time side by side.
     """
     chosen = [*backends]
@@ -184,8 +184,10 @@ def _row(
         # Every row compiles for its own shapes, and none runs into the limit of recompilations.
         torch.compiler.reset()
         calls = {"dense": ready[0](example), "compact": ready[1](example)}
-        for call in calls.values():
-            call()  # compiles
+        # The first call compiles, or tries out convolutions on the device.
+        with nullcontext() if backend == "compile" else alone():
+            for call in calls.values():
+                call()
         with alone():
             timings = alternate(calls, repeats=repeats, finish=waiter(setting.device))
     speed_up = paired_ratio(timings["dense"], timings["compact"]) if timings else None
