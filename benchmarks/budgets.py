@@ -19,10 +19,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from softprune.budget import read_target
-from softprune.train.environment import command_line, describe_environment
+from softprune.train.environment import command_line
 from softprune.train.recipe import load_recipe
 from softprune.train.run import resume, start
 
@@ -148,20 +146,22 @@ def next_strength(known: list[tuple[float, float]], aim: float, first: float) ->
 def record(options: argparse.Namespace, runs: Runs) -> dict[str, Any]:
     """What the finished runs say."""
     rows = []
+    environments: list[dict[str, Any]] = []
     for seed in options.seeds:
         for target in options.targets:
             file = options.work / f"{target.replace('=', '-')}-seed{seed}" / "result.json"
             if file.is_file():
                 result = json.loads(file.read_text(encoding="utf-8"))
-                rows.append(_row(seed, target, result, runs.all_fixed(seed), options.equal))
-    device = torch.device("cuda" if torch.cuda.is_available() and options.device != "cpu" else "cpu")
+                fixed = runs.all_fixed(seed)
+                rows.append(_row(seed, target, result, fixed, options.equal))
+                environments += [run["environment"] for run in (result, *fixed)]
     return {
         "format": 1,
         "benchmark": "budgets",
         "command": command_line(),
         "recipe": options.recipe,
         "settings": options.set,
-        "environment": describe_environment(device),
+        "environments": [made for place, made in enumerate(environments) if made not in environments[:place]],
         "rows": rows,
         "mean": _means(rows),
     }

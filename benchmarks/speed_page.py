@@ -28,14 +28,10 @@ the whole step (batch, augmentation, noise, loss, backward, optimizer) one CUDA 
 
 {_overview(record["rows"])}
 
-Call 5 measured the fast steps: all five networks, each with and without masks in one process, because separate
-processes get different convolution algorithms from cuDNN's search, which moves a step by more than masks cost. Since
-then the fast steps have changed once more: small kernels go side by side into one launch (call 4 has ResNet-56 with it
-and without it, on an older version of the masks). The five networks have not been measured with that yet:
-
-```sh
-python benchmarks/step_time.py --variants fast --out benchmarks/records/step_time-next.json
-```
+Fast steps are timed with and without masks in turns in one process (calls 5 to 7), because separate processes get
+different convolution algorithms from cuDNN's search, which moves a step by more than masks cost. What made them faster
+since call 5: small kernels go side by side into one launch (call 6), and convolutions of odd widths are widened by
+zeros, which only DenseNet-40 has of these five (call 7).
 
 ## Every measurement
 
@@ -59,16 +55,17 @@ def _overview(rows: Rows) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for model in dict.fromkeys(row["model"] for row in rows):
-        plain, eager = (_pick(rows, model, variant, True)["ms_least"] for variant in ("plain", "eager"))
-        bare, masked = (_pick(rows, model, "fast", masks) for masks in (False, True))
-        cost = 100 * (masked["ms_least"] / bare["ms_least"] - 1)
+        plain, eager = (_pick(rows, model, variant, True)["ms_per_step"] for variant in ("plain", "eager"))
+        bare, masked = (_pick(rows, model, "fast", masks)["ms_per_step"] for masks in (False, True))
+        cold = _pick([row for row in rows if not row.get("warm_cache")], model, "fast", True)
         lines.append(
-            f"| {model} | {plain:.2f} | {eager:.2f} | {bare['ms_least']:.2f} | {masked['ms_least']:.2f} | "
-            f"{cost:+.1f}% | {plain / masked['ms_least']:.0f}x | {masked['startup_seconds']:.0f} |"
+            f"| {model} | {plain:.2f} | {eager:.2f} | {bare:.2f} | {masked:.2f} | {100 * (masked / bare - 1):+.1f}% | "
+            f"{plain / masked:.0f}x | {cold['startup_seconds']:.0f} |"
         )
     return (
         "\n".join(lines)
-        + "\n\nMilliseconds per step, the least of the timed blocks in the newest call that has the kind."
+        + "\n\nMilliseconds per step, the median over timed blocks in the newest call that has the kind. Start-up is"
+        "\nwith masks and an empty compiler's cache, in the newest call that had one."
     )
 
 
@@ -79,6 +76,7 @@ def _all(rows: Rows) -> str:
     ]
     for row in sorted(rows, key=lambda row: (row["model"], row["variant"], row["masks"], row["call"])):
         beside = " beside others" if row["started_beside_others"] else ""
+        beside += " (cached)" if row.get("warm_cache") else ""
         lines.append(
             f"| {row['model']} | {row['variant']} | {'yes' if row['masks'] else 'no'} | {row['ms_per_step']:.3f} "
             f"({row['ms_least']:.3f} to {row['ms_most']:.3f}) | {row['timed_steps']} | "
