@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--search", type=int, default=8, help="fixed strengths to try for equal MACs, per target"
     )
-    parser.add_argument("--equal", type=float, default=2.5, help="percent by which equal MACs may differ")
+    parser.add_argument("--equal", type=float, default=2.0, help="percent by which equal MACs may differ")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all runs")
     parser.add_argument("--work", type=Path, default=Path("runs/budgets"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("budgets.json"), help="JSON record")

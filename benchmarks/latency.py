@@ -41,6 +41,8 @@ DOCUMENT = ROOT.parent / "docs" / "latency.md"
 CUT = {"vgg16": 0.662, "resnet56": 0.515, "densenet40": 0.708, "resnet50": 0.543}
 """Share of the FLOPs that SCP cuts in the paper's tables (CIFAR-10; ImageNet for ResNet-50)."""
 CLASSES = {"resnet50": 1000}
+GRAPHS = "+graphs"
+"""Of a backend's name: recorded as a CUDA graph."""
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -61,8 +63,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         record["rows"] += json.loads(other.read_text(encoding="utf-8"))["rows"]
         _write(record, options.out)
     runs = dict(item.split("=", 1) for item in options.run)
-    for name, rounding, dtype in itertools.product(options.models, options.round_to, _dtypes(options)):
-        wanted = [row for row in _wanted(name, rounding, dtype, options) if not _has(record, row)]
+    kinds = itertools.product(options.models, options.round_to, _dtypes(options), options.gathers)
+    for name, rounding, dtype, gathers in kinds:
+        wanted = [row for row in _wanted(name, rounding, dtype, gathers, options) if not _has(record, row)]
         if not wanted or time.monotonic() > deadline:
             continue
         dense = models.build(name, CLASSES.get(name, 10)).eval()
@@ -72,7 +75,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         if name in runs:
             compact = softprune.load(Path(runs[name]) / "compact", dense)
         else:
-            compact = cut_by_lot(dense, example, CUT[name], multiple)
+            compact = cut_by_lot(dense, example, CUT[name], multiple, gathers=gathers == "yes")
         for key in wanted:
             if time.monotonic() > deadline:
                 print("time limit reached; run again to go on")
@@ -81,13 +84,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 dense,
                 compact,
                 example,
-                backends=[key["backend"]],
+                backends=[key["backend"].removesuffix(GRAPHS)],
                 batches=[key["batch"]],
                 device=options.device,
                 dtype=key["dtype"],
                 threads=options.threads,
                 channels_last=key["channels_last"],
-                compile_mode=options.compile_mode,
+                compile_mode="reduce-overhead" if key["backend"].endswith(GRAPHS) else "default",
                 repeats=options.repeats,
                 alone=lambda: _holding(options.lock),
             )
@@ -108,13 +111,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="+", default=list(CUT), choices=list(CUT))
-    parser.add_argument("--backends", nargs="+", default=None, help="[cpu: all three; cuda: eager compile]")
+    parser.add_argument(
+        "--backends", nargs="+", default=None, help="[cpu: all three; cuda: eager compile compile+graphs]"
+    )
     parser.add_argument("--batches", nargs="+", type=int, default=None, help="[cpu: 1 64; cuda: 1 64 256]")
     parser.add_argument("--dtypes", nargs="+", default=None, help="[cpu: float32; cuda: float32 bfloat16]")
     parser.add_argument("--round-to", nargs="+", default=["1", "auto"], help="multiples of channels, or auto")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 for PyTorch's choice")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--compile-mode", default="default")
+    parser.add_argument(
+        "--gathers", nargs="+", default=["yes"], choices=("yes", "no"), help="indices into shared streams"
+    )
     parser.add_argument(
         "--run", nargs="+", default=[], metavar="MODEL=FOLDER", help="take the cut of a trained run"
     )
@@ -139,15 +146,18 @@ def _dtypes(options: argparse.Namespace) -> list[str]:
     return options.dtypes or (["float32", "bfloat16"] if cuda else ["float32"])
 
 
-def _wanted(name: str, rounding: str, dtype: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The rows of one network, rounding and type, as the keys that tell them apart."""
+def _wanted(
+    name: str, rounding: str, dtype: str, gathers: str, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """The rows of one network and cut, as the keys that tell them apart."""
     cuda = options.device.startswith("cuda")
-    backends = options.backends or (["eager", "compile"] if cuda else ["eager", "compile", "onnxruntime"])
+    backends = options.backends or ["eager", "compile", f"compile{GRAPHS}" if cuda else "onnxruntime"]
     batches = options.batches or ([1, 64, 256] if cuda else [1, 64])
     for backend, batch in itertools.product(backends, batches):
         yield {
             "model": name,
             "round_to": rounding,
+            "gathers": gathers == "yes",
             "backend": backend,
             "dtype": dtype,
             "batch": batch,
@@ -202,34 +212,36 @@ def _open_record(options: argparse.Namespace) -> dict[str, Any]:
         "command": "python benchmarks/latency.py",
         "environment": environment,
         "repeats": options.repeats,
-        "compile_mode": options.compile_mode,
         "rows": [],
     }
 
 
 def cut_by_lot(
-    model: nn.Module, example: Tensor, share: float, multiple: int = 1, seed: int = 0
+    model: nn.Module, example: Tensor, share: float, multiple: int = 1, seed: int = 0, *, gathers: bool = True
 ) -> nn.Module:
-    """A compact network that lost `share` of its MACs: the same share of channels by lot at every site."""
+    """A compact network that lost `share` of its MACs: the same share of channels by lot at every site.
+
+    Without gathers it is the same decision, and loses less.
+    """
     graph = read_graph(model, example)
     required = required_sites(graph)
     generator = torch.Generator().manual_seed(seed)
     lots = {site.name: torch.rand(site.width, generator=generator) for site in graph.sites}
 
-    def plan_at(kept: float) -> PrunePlan:
+    def plan_at(kept: float, gathers: bool = True) -> PrunePlan:
         masks = {}
         for site in graph.sites:
             count = min(round_up(round(kept * site.width), multiple), site.width)
             count = max(count, int(site.name in required))
             masks[site.name] = lots[site.name].argsort().argsort() < count
-        return make_plan(graph, model, masks)
+        return make_plan(graph, model, masks, gathers=gathers)
 
     low, high = 0.0, 1.0
     for _ in range(12):
         middle = (low + high) / 2
         plan = plan_at(middle)
         low, high = (low, middle) if plan.macs > (1 - share) * plan.dense_macs else (middle, high)
-    return softprune.apply_plan(plan_at(low), model).eval()
+    return softprune.apply_plan(plan_at(low, gathers), model).eval()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ def render(records: list[dict[str, Any]]) -> str:
         "",
         "Milliseconds per forward, dense against compact, in turns within one process: medians over blocks, and the",
         "quartiles of the speed-up. *MACs* is what of them is left; *realised* the speed-up over the ratio of MACs.",
-        "*multiple*: widths are rounded up to it (`auto` measures which one is fastest on the machine). Rendered from",
-        "`benchmarks/records/latency-*.json` by `python benchmarks/latency.py --render`.",
+        "*multiple*: widths are rounded up to it (`auto` measures which one is fastest on the machine).",
+        "*compile+graphs*: torch.compile with CUDA graphs. Channels go by lot, as many as to lose the paper's share of",
+        "MACs. Rendered from `benchmarks/records/latency-*.json` by `python benchmarks/latency.py --render`;",
+        "[bench.md](bench.md) says what multiples and gathers are for.",
         "",
     ]
     for record in records:
@@ -20,7 +22,7 @@ def render(records: list[dict[str, Any]]) -> str:
             f"## {environment['device']}",
             "",
             f"torch {environment['torch']}, {environment['threads']} CPU threads, {record['repeats']} blocks each, "
-            f"float32 without TF32, torch.compile mode {record['compile_mode']}.",
+            f"float32 without TF32. {record.get('remarks', '')}".rstrip(),
             "",
             "| network | multiple | backend | dtype | batch | dense ms | compact ms | MACs | speed-up | realised |",
             "|---|---:|---|---|---:|---:|---:|---:|---:|---:|",
@@ -32,6 +34,7 @@ def render(records: list[dict[str, Any]]) -> str:
 
 def _line(row: dict[str, Any]) -> str:
     multiple = f"{row['multiple']} (auto)" if row["round_to"] == "auto" else str(row["multiple"])
+    multiple += "" if row["gathers"] else ", no gathers"
     cells = [row["model"], multiple, row["backend"], row["dtype"], str(row["batch"])]
     if row["speed_up"] is None:
         return "| " + " | ".join([*cells, "", "", "", row["note"], ""]) + " |"

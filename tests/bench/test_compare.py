@@ -78,6 +78,7 @@ def test_models_keep_mode_and_dtype() -> None:
     [
         ({"backends": ("tensorrt",)}, "a backend is one of eager, compile, onnxruntime"),
         ({"dtype": "int8"}, "`dtype` is one of"),
+        ({"compile_mode": "fast"}, "`compile_mode` is one of"),
         ({"repeats": 0}, "at least 1"),
     ],
 )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from softprune.surgery.files import read_plans
+
 
 def test_inspect_a_network_from_the_registry_and_ones_own(softprune) -> None:
     result = softprune("inspect", "digits_net")
@@ -61,6 +63,31 @@ def test_compact_cuts_an_unfinished_run(softprune, tmp_path: Path) -> None:
     assert (tmp_path / "small" / "plan.json").is_file()
     assert (tmp_path / "small" / "weights.safetensors").is_file()
     assert not (tmp_path / "run" / "compact").exists()
+
+
+def test_compact_takes_multiples_and_leaves_gathers_out(softprune, finished: Path, tmp_path: Path) -> None:
+    result = softprune(
+        "compact", str(finished), "--out", str(tmp_path / "eights"), "--round-to", "8", "--no-gathers"
+    )
+    assert result.exit_code == 0
+    plan = read_plans(tmp_path / "eights")[0]
+    usual = read_plans(finished / "compact")[0]
+    assert plan.sites == usual.sites
+    assert plan.macs >= usual.macs
+    for cut in plan.modules.values():
+        assert cut.select is None
+        assert len(cut.outputs) % 8 == 0 or len(cut.outputs) == cut.width_out
+    scores = [
+        softprune("evaluate", str(folder), *where).output.splitlines()[1].split()[1:3]
+        for folder, where in (
+            (finished / "compact", ()),
+            (tmp_path / "eights", ("--model", "tiny_networks:tiny", "--data", "digits")),
+        )
+    ]
+    assert scores[0] == scores[1]
+    refused = softprune("compact", str(finished), "--out", str(tmp_path / "no"), "--round-to", "0")
+    assert refused.exit_code != 0
+    assert not (tmp_path / "no").exists()
 
 
 def test_compact_refuses_a_dense_run(softprune, finished: Path) -> None:

@@ -58,9 +58,11 @@ def _larger(tensor: Tensor) -> Tensor:
     return torch.randn(3, tensor.shape[1], *space, generator=generator).to(tensor.dtype)
 
 
-def assert_exact(graph: ChannelGraph, model: nn.Module, masks: dict[str, Tensor]) -> PrunePlan:
+def assert_exact(
+    graph: ChannelGraph, model: nn.Module, masks: dict[str, Tensor], **options: Any
+) -> PrunePlan:
     """masked == compact in float64 and float32, and the compact network is what the plan predicts."""
-    plan = make_plan(graph, model, masks)
+    plan = make_plan(graph, model, masks, **options)
     compact = apply_plan(plan, model)
     wide = copy.deepcopy(model).double()
     assert relative_difference(masked(wide, masks), apply_plan(plan, wide), graph.example) <= 1e-10

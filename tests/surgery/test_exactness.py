@@ -1,16 +1,16 @@
 """masked == compact: over the topology table, the paper's networks, and networks of other people."""
 
-import copy
 import functools
 
 import pytest
 import torch
-from comparing import assert_exact, masked, random_masks, relative_difference
+from comparing import assert_exact, random_masks
 from torch import nn
 
 from softprune import models
 from softprune.cost import cost
 from softprune.graph import ChannelGraph
+from softprune.graph.modules import Select
 from softprune.inspection import floor_masks, read_graph
 from softprune.plan import make_plan, required_sites
 from softprune.surgery import apply_plan
@@ -95,10 +95,35 @@ def test_networks_of_others(name: str, share: float) -> None:
 def test_rounding_is_exact_too(name: str) -> None:
     model, graph = _topology(name)
     masks = random_masks(graph, 3)
-    plan = make_plan(graph, model, masks, round_to=4)
+    plan = assert_exact(graph, model, masks, round_to=4)
     for mix in graph.mixes:
         cut = plan.modules[mix.name]
         assert cut.void or len(cut.outputs) % 4 == 0 or len(cut.outputs) == cut.width_out, mix.name
+    for norm in graph.norms:
+        cut = plan.modules[norm.name]
+        assert cut.select is None or len(cut.outputs) % 4 == 0, norm.name
     assert plan.macs >= make_plan(graph, model, masks).macs
-    wide = copy.deepcopy(model).double()
-    assert relative_difference(masked(wide, masks), apply_plan(plan, wide), graph.example) <= 1e-10
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("seed", range(2))
+def test_without_gathers_nothing_is_indexed_and_all_is_exact(name: str, seed: int) -> None:
+    model, graph = _topology(name)
+    masks = random_masks(graph, seed, deaths=0.3 * seed)
+    plan = assert_exact(graph, model, masks, gathers=False)
+    compact = apply_plan(plan, model)
+    assert _indices(compact) == _indices(model)  # what a network gathers itself stays
+    usual = make_plan(graph, model, masks)
+    assert usual.macs <= plan.macs <= plan.dense_macs
+
+
+def test_gathers_are_what_the_cut_of_a_concatenation_lives_on() -> None:
+    model, graph = _topology("dense")
+    masks = random_masks(graph, 3)
+    usual, whole = (make_plan(graph, model, masks, gathers=gathers) for gathers in (True, False))
+    assert _indices(apply_plan(usual, model)) > 0
+    assert usual.macs < whole.macs
+
+
+def _indices(model: nn.Module) -> int:
+    return sum(isinstance(module, Select) for module in model.modules())

@@ -26,6 +26,8 @@ DTYPES = {
     "float64": torch.float64,
 }
 
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow:
@@ -118,7 +120,7 @@ def compare(
         dtype: "float32", "bfloat16", "float16" or "float64": weights and inputs.
         threads: CPU threads; 0 leaves them as they are.
         channels_last: Keep images and weights in channels-last memory order.
-        compile_mode: torch.compile's mode.
+        compile_mode: torch.compile's mode; "reduce-overhead" records CUDA graphs, which small batches need.
         repeats: Blocks of each, in turns.
         alone: Entered while the device works, not while networks are compiled: a lock, say, for benchmarks that
             compile side by side and must not time side by side.
@@ -129,6 +131,8 @@ def compare(
             raise ConfigError(f"a backend is one of {', '.join(BACKENDS)}. Got {name!r}.")
     if dtype not in DTYPES:
         raise ConfigError(f"`dtype` is one of {', '.join(DTYPES)}. Got {dtype!r}.")
+    if compile_mode not in COMPILE_MODES:
+        raise ConfigError(f"`compile_mode` is one of {', '.join(COMPILE_MODES)}. Got {compile_mode!r}.")
     if repeats < 1:
         raise ConfigError(f"`repeats` must be at least 1. Got {repeats}.")
     given = Example.of(example)

@@ -43,16 +43,27 @@ def compact(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder to write. [default: RUN/compact]")
     ] = None,
+    round_to: Annotated[
+        int | None,
+        typer.Option("--round-to", help="Fill widths up to this multiple, with zeros. [default: the run's]"),
+    ] = None,
+    gathers: Annotated[
+        bool,
+        typer.Option("--gathers/--no-gathers", help="Let layers read a part of a stream through an index."),
+    ] = True,
     device: Device = "auto",
     data_dir: DataDir = None,
 ) -> None:
     """Cut the network of a run, finished or not.
 
-    The folder then holds weights.safetensors and plan.json; `softprune.load(FOLDER, network)` reads it.
+    The folder then holds weights.safetensors and plan.json; `softprune.load(FOLDER, network)` reads it. Multiples and
+    gathers change how fast it is, never what it computes: `softprune bench` compares.
     """
     from softprune.train.cutting import compact_run
 
-    folder, before, after = compact_run(run, out, device=device, data_dir=data_dir)
+    folder, before, after = compact_run(
+        run, out, device=device, data_dir=data_dir, round_to=round_to, gathers=gathers
+    )
     rows = [
         ["dense", f"{before.params:,}", f"{before.macs:,}"],
         ["compact", f"{after.params:,}", f"{after.macs:,}"],

@@ -76,6 +76,10 @@ def bench(
     channels_last: Annotated[
         bool, typer.Option("--channels-last", help="Channels-last memory order.")
     ] = False,
+    compile_mode: Annotated[
+        str,
+        typer.Option("--compile-mode", help="torch.compile's mode; reduce-overhead records CUDA graphs."),
+    ] = "default",
     repeats: Annotated[int, typer.Option("--repeats", help="Timed blocks of each network, in turns.")] = 15,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also write a JSON record to this file.")
@@ -106,6 +110,7 @@ def bench(
         dtype=dtype,
         threads=threads,
         channels_last=channels_last,
+        compile_mode=compile_mode,
         repeats=repeats,
     )
     columns = [

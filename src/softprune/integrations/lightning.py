@@ -109,14 +109,14 @@ class SoftPruning(Callback):
 
     # --- what you call -------------------------------------------------------------------------------------------
 
-    def compact(self, model: nn.Module | None = None) -> nn.Module:
-        """The network with its silent channels cut out, verified equal; `model` may be an average of its weights."""
+    def compact(self, model: nn.Module | None = None, **options: Any) -> nn.Module:
+        """The network with its silent channels cut out, verified equal; arguments as in the pruner's own `compact`."""
         if self.pruner is None:
             raise ConfigError(
                 "there must be a fit before there is something to cut. Got none; call trainer.fit."
             )
         self.pruner.decide()
-        return self.pruner.compact(model)
+        return self.pruner.compact(model, **options)
 
 
 def _network(module: LightningModule, name: str) -> nn.Module:

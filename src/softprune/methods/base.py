@@ -258,11 +258,18 @@ class Pruner:
             for name, bn in self._masked.items()
         }
 
-    def plan(self, model: nn.Module | None = None) -> PrunePlan:
-        """The decision as data: what every module would keep if the network were cut now."""
+    def plan(
+        self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
+    ) -> PrunePlan:
+        """The decision as data: what every module would keep if the network were cut now. Arguments: see compact."""
         network = self.model if model is None else self._twin(model)
         _check_finite(network)
-        return make_plan(self.graph, self._evaluated(network), self.masks(model), round_to=self.round_to)
+        if round_to is not None:
+            check_rounding(round_to, 0)
+        multiple = self.round_to if round_to is None else round_to
+        return make_plan(
+            self.graph, self._evaluated(network), self.masks(model), round_to=multiple, gathers=gathers
+        )
 
     def summary(self) -> Summary:
         """Width and kept channels per site, and the totals before and after. Prints as a table."""
@@ -284,15 +291,23 @@ class Pruner:
                 found[name] = count
         return found
 
-    def compact(self, model: nn.Module | None = None) -> nn.Module:
+    def compact(
+        self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
+    ) -> nn.Module:
         """A new module of the same class with the silent channels cut out, verified equal to the masked model.
 
-        `model` may be a copy of the trained network (an EMA, say) whose weights are to be cut instead. Nothing of
-        either is changed; if the result were not exact, a VerificationError is raised and there is no result.
+        Nothing of the model is changed; if the result were not exact, a VerificationError is raised and there is no
+        result. How much is cut never changes what is computed, only how fast a machine may be at it.
+
+        Args:
+            model: A copy of the trained network (an EMA, say) whose weights are to be cut instead.
+            round_to: Fill the widths up to this multiple, with silent channels as zeros; None: the pruner's own.
+            gathers: Whether layers may read a part of a shared stream (a residual sum, a concatenation) through an
+                index. Without, they read all of it: fewer, larger operations, which small batches may prefer.
         """
         network = self._evaluated(self.model if model is None else self._twin(model))
         masks = self.masks(model)
-        plan = self.plan(model)
+        plan = self.plan(model, round_to=round_to, gathers=gathers)
         self.certificate = verify_plan(plan, network, masks, self.example)
         logger.info("%s", self.certificate)
         compact = apply_plan(plan, network)

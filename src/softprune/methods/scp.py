@@ -145,12 +145,20 @@ class SoftPruner(Pruner):
             self.budget.settle()
         return super().decide()
 
-    def compact(self, model: nn.Module | None = None) -> nn.Module:
+    def compact(
+        self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
+    ) -> nn.Module:
         if self.budget is not None:
+            if not gathers or round_to not in (None, self.round_to):
+                raise ConfigError(
+                    "a target is met by the cut that it was counted with: with gathers, and in the pruner's own "
+                    f"multiples of {self.round_to}. Got round_to={round_to}, gathers={gathers}, which keep more; make "
+                    "the pruner with that round_to, or train with a strength instead of a target."
+                )
             network = self.model if model is None else self._twin(model)
             self.budget.settle(network)
             self.budget.impose(network)
-        compact = super().compact(model)
+        compact = super().compact(model, round_to=round_to, gathers=gathers)
         if self.budget is not None and self.budget.latency is not None:
             self.budget.latency.report(self.plan(model), compact, self.example)
         return compact

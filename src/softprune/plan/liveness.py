@@ -29,6 +29,8 @@ class Liveness:
     values: FloatArray
     """Constants per atom, NaN for live ones."""
     round_to: int = 1
+    gathers: bool = True
+    """Whether layers may read a part of their input through an index."""
     floored: list[str] = field(default_factory=list)
     """Modules that kept one channel although nobody reads them."""
     demanded: BoolArray = field(init=False)
@@ -47,6 +49,10 @@ class Liveness:
 
     def is_demanded(self, atoms: IntArray) -> BoolArray:
         return self.demanded[self.graph.classes[atoms]]
+
+    def selects(self, layer: Mix | Norm) -> bool:
+        """Whether `layer` may read a part of what comes in."""
+        return self.gathers and layer.selectable
 
     def can_miss(self, mix: Mix) -> BoolArray:
         """The inputs that `mix` can do without: zeros, and constants that fold into its bias."""
@@ -101,7 +107,7 @@ class Liveness:
             self._demand_inputs(layer)
             return
         self._follow(layer.inputs, layer.outputs)
-        if isinstance(layer, Norm) and not layer.selectable:
+        if isinstance(layer, Norm) and not self.selects(layer):
             # No place for an index: what comes in goes out, zeroed where it was masked.
             self.present[self.graph.classes[layer.outputs[self.is_present(layer.inputs)]]] = True
 
@@ -117,7 +123,7 @@ class Liveness:
             multiplier = len(mix.outputs) // len(mix.inputs)
             outputs = mix.outputs.reshape(-1, multiplier)[:, 0]
             self.present[classes[mix.inputs[self.is_present(outputs)]]] = True
-            if not mix.selectable:
+            if not self.selects(mix):
                 self.present[classes[outputs[self.is_present(mix.inputs)]]] = True
             if not self.is_void(mix):
                 self.demanded[classes[mix.inputs[self.is_demanded(outputs) & ~self.can_miss(mix)]]] = True
@@ -161,14 +167,14 @@ class Liveness:
     def groups_left(self, mix: Mix) -> list[int]:
         """The groups of `mix` that are still computed."""
         present = self.is_present(mix.outputs).reshape(mix.groups, -1).any(axis=1)
-        if not mix.selectable:
+        if not self.selects(mix):
             present |= self.is_present(mix.inputs).reshape(mix.groups, -1).any(axis=1)
         return np.flatnonzero(present).tolist()
 
     def group_inputs(self, mix: Mix, group: int) -> IntArray:
         """The inputs that one group must read, by their number within the group."""
         present = self.is_present(mix.inputs).reshape(mix.groups, -1)[group]
-        if mix.selectable:
+        if self.selects(mix):
             present = present & ~self.can_miss(mix).reshape(mix.groups, -1)[group]
         return np.flatnonzero(present)
 
@@ -180,6 +186,10 @@ class Liveness:
             if self.is_void(mix) or (mix.groups > 1 and not depthwise(mix)):
                 continue
             changed |= self._add(mix.outputs, -int(self.is_present(mix.outputs).sum()) % self.round_to)
+        for norm in self.graph.norms:
+            if self.selects(norm):  # the others have the width of what comes in
+                here = norm.outputs[self.is_present(norm.inputs)]
+                changed |= self._add(here, -int(self.is_present(here).sum()) % self.round_to)
         return changed
 
     def _floor(self) -> bool:

@@ -25,16 +25,18 @@ def make_plan(
     masks: Mapping[str, Tensor],
     *,
     round_to: int = 1,
+    gathers: bool = True,
 ) -> PrunePlan:
     """Decide what every module keeps, given the hard mask (True = keep) of each site.
 
     `model` is the dense model with its current weights: a dropped channel behind a second BatchNorm is a constant
     that depends on them. Sites without a mask keep everything. The result is exact: no channel that matters to an
-    output goes.
+    output goes. Widths are filled up to a multiple of `round_to` by channels that are silent. Without `gathers` no
+    layer reads a part of a shared stream through an index: it reads all, and silences what is masked.
     """
     hard = _checked_masks(graph, masks)
     values = constants(graph, model, hard)
-    live = Liveness(graph, values, round_to).settle()
+    live = Liveness(graph, values, round_to, gathers).settle()
     modules: dict[str, ModuleCut] = {}
     aliases: dict[str, str] = {}
     for record in graph.records:
@@ -140,7 +142,7 @@ def _cut_mix(mix: Mix, live: Liveness, values: FloatArray) -> ModuleCut:
         return ModuleCut(**widths, inputs=(), outputs=outputs, void=True)  # type: ignore[arg-type]
     groups = 1
     if mix.groups == 1:
-        kept = come[~live.can_miss(mix)[come]] if mix.selectable else come
+        kept = come[~live.can_miss(mix)[come]] if live.selects(mix) else come
         kept = kept if len(kept) else come[:1]  # zeros alone: one of them is enough
         extra = -len(kept) % live.round_to
         if extra and len(kept) < len(come):

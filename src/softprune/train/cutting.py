@@ -26,12 +26,19 @@ def restore_stage(config: RunConfig, data: DataBundle, world: World, state: dict
 
 
 def compact_run(
-    run: Path, out: Path | None = None, *, device: str = "auto", data_dir: str | None = None
+    run: Path,
+    out: Path | None = None,
+    *,
+    device: str = "auto",
+    data_dir: str | None = None,
+    round_to: int | None = None,
+    gathers: bool = True,
 ) -> tuple[Path, Cost, Cost]:
     """Write the compact network of a run's newest checkpoint; returns its folder, the dense cost and its cost.
 
     Of a finished run it is the network that the run itself wrote, on the same device. Several processes that
-    recalibrated looked at a share of each batch, where this one looks at all of it.
+    recalibrated looked at a share of each batch, where this one looks at all of it. `round_to` and `gathers` as in
+    Pruner.compact.
     """
     folder = RunFolder.open(run)
     config = folder.read_config()
@@ -43,8 +50,13 @@ def compact_run(
     stage = restore_stage(config, data, world, read_newest(folder.checkpoints)[1])
     with stage.judged() as network:
         compact = network
+        if stage.pruner is None and (round_to is not None or not gathers):
+            raise ConfigError(
+                "A network's widths and gathers are chosen when it is cut. Got a run in its fine-tuning, whose cut is "
+                "done; leave --round-to and --no-gathers out, or set method.round_to before training."
+            )
         if stage.pruner is not None:
-            compact = stage.pruner.compact()
+            compact = stage.pruner.compact(round_to=round_to, gathers=gathers)
             if config.train.recalibrate:
                 recalibrate(compact, stage.step.feed, config.train.recalibrate)
         target = save(compact, out or folder.compact)
