@@ -65,3 +65,21 @@ def test_dense_runs_stand_in_as_the_baseline_of_runs_without_one(make_run: Make)
     alone, beside = with_baselines([load_run(folder)]), with_baselines([load_run(folder), dense, elsewhere])
     assert alone[0].dense_top1 is None
     assert beside[0].dense_top1 == dense.shipped_top1
+
+
+def test_runs_of_one_name_are_told_apart_by_what_had_an_effect(make_run: Make) -> None:
+    fixed, other = load_run(make_run("fixed")[0]), load_run(make_run("vgg", "vgg16")[0])
+    folder, record = make_run("budget")
+    record["config"]["method"]["target"] = {"macs": 0.5}
+    (folder / "result.json").write_text(json.dumps(record))
+    labels = [group.label for group in group_runs([fixed, load_run(folder), other])]
+    assert labels == [
+        f"{fixed.name} · strength 1e-4",
+        f"{fixed.name} · macs 0.5",
+        other.name,
+    ]
+
+
+def test_a_dense_network_has_no_settings_of_a_method(make_run: Make) -> None:
+    dense = [load_run(make_run(f"d{level}", method="dense", level=level)[0]) for level in (0.5, 1.0)]
+    assert len(group_runs(dense)) == 1

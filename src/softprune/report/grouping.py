@@ -76,11 +76,15 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """The configuration flat, without what is incidental."""
+    """The configuration flat, without what is incidental and what had no effect."""
+    values = dict(flatten(run.config))
+    targeted = any(key.startswith("method.target.") for key in values)
+    dropped = INCIDENTAL | ({"method.strength"} if targeted else set())  # a target finds its own strength
+    tables = (*INCIDENTAL_TABLES, *(["method."] if run.method == "dense" else []))
     return {
         key: _of_any_seed(value, run.seed)
-        for key, value in dict(flatten(run.config)).items()
-        if key not in INCIDENTAL and not key.startswith(INCIDENTAL_TABLES)
+        for key, value in values.items()
+        if key not in dropped and not key.startswith(tables)
     }
 
 
@@ -97,11 +101,20 @@ def identity(run: Run) -> str:
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The names that runs share, without the seed; or, where groups share a name, what tells them apart."""
+    """The names that runs share, without the seed; and, where groups share a name, what tells them apart."""
+    firsts = [group[0] for group in groups]
     labels = [_common_name(group) for group in groups]
-    if "" in labels or len(set(labels)) < len(labels):
-        firsts = [group[0] for group in groups]
+    if "" in labels or len(set(labels)) == 1 < len(labels):
         labels = [f" {DOT} ".join(_differences(run, firsts)) or run.name for run in firsts]
+    else:
+        sharing = {
+            label: [run for run, name in zip(firsts, labels, strict=True) if name == label]
+            for label in labels
+        }
+        labels = [
+            f" {DOT} ".join([label, *_differences(run, sharing[label])])
+            for run, label in zip(firsts, labels, strict=True)
+        ]
     return _numbered(labels)
 
 

@@ -16,10 +16,14 @@ def style_of(index: int) -> str:
     return f"g{index % HUES} dash{index // HUES}" if index >= HUES else f"g{index % HUES}"
 
 
-def group_legend(groups: Sequence[Group], class_: str = "", switches: bool = False) -> Markup:
-    """With ``switches``, the script turns each entry into a button that shows or hides its group."""
+def group_legend(
+    groups: Sequence[Group], class_: str = "", switches: bool = False, members: Sequence[int] | None = None
+) -> Markup:
+    """With ``switches``, the script turns each entry into a button that shows or hides its group. ``members``: those
+    that the figure shows, where it does not show all."""
     items = []
-    for index, group in enumerate(groups):
+    for index in range(len(groups)) if members is None else members:
+        group = groups[index]
         stroke = el(
             "svg", line_path([(1, 6), (21, 6)], style_of(index)), viewBox="0 0 22 12", aria_hidden="true"
         )

@@ -43,7 +43,7 @@ def _network(
     rows = _rows(sites, groups, kept)
     deep = len(sites) > ROWS_SHOWN
     chart = twice(lambda canvas: _profile(canvas, sites, kept)) if deep else rows
-    parts = [el("h3", known_as(model)), group_legend(groups), chart]
+    parts = [el("h3", known_as(model)), group_legend(groups, members=members), chart]
     identifier = "profile-" + "-".join(map(str, members))
     return [figure(identifier, *parts)] + (
         [fold(f"All {len(sites)} layers, one row each", rows)] if deep else []
