@@ -32,7 +32,7 @@ from softprune.bench import compare
 from softprune.cost import fastest_multiple, fitting_multiple
 from softprune.cost.multiples import round_up
 from softprune.inspection import read_graph
-from softprune.plan import PrunePlan, make_plan, required_sites
+from softprune.plan import PrunePlan, make_plan
 from softprune.train.environment import describe_environment
 
 ROOT = Path(__file__).parent
@@ -221,20 +221,18 @@ def cut_by_lot(
 ) -> nn.Module:
     """A compact network that lost `share` of its MACs: the same share of channels by lot at every site.
 
-    Without gathers it is the same decision, and loses less.
+    No site is emptied, so that coarse multiples may lose less. Without gathers it is the same decision, and loses less.
     """
     graph = read_graph(model, example)
-    required = required_sites(graph)
     generator = torch.Generator().manual_seed(seed)
     lots = {site.name: torch.rand(site.width, generator=generator) for site in graph.sites}
 
     def plan_at(kept: float, gathers: bool = True) -> PrunePlan:
         masks = {}
         for site in graph.sites:
-            count = min(round_up(round(kept * site.width), multiple), site.width)
-            count = max(count, int(site.name in required))
+            count = min(max(round_up(round(kept * site.width), multiple), multiple), site.width)
             masks[site.name] = lots[site.name].argsort().argsort() < count
-        return make_plan(graph, model, masks, gathers=gathers)
+        return make_plan(graph, model, masks, round_to=multiple, gathers=gathers)
 
     low, high = 0.0, 1.0
     for _ in range(12):

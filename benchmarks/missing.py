@@ -9,6 +9,11 @@ import json
 from pathlib import Path
 
 RESULTS = Path(__file__).parents[1] / "results"
+RECORDS = Path(__file__).parent / "records"
+BUDGETS = (
+    "--recipe cifar10-resnet56-scp --data-dir data --seeds 0 --strengths 3.2e-5 4.4e-5 5e-5 --search 2 "
+    "--work results/budgets-cifar10 --out benchmarks/records/budgets-cifar10.json --set"
+)
 SETTINGS = "--set train.precision=bf16 --set train.channels_last=true"
 WANTED: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = (
     (
@@ -75,6 +80,12 @@ def measured(folder: Path = RESULTS) -> set[tuple[str, int]]:
     return {(record["name"].replace("-without-relu", "-norelu"), record["seed"]) for record in records}
 
 
+def _budgets_compared() -> int:
+    """Budgets on CIFAR-10 that have a run of fixed strength and equal MACs beside them."""
+    record = json.loads((RECORDS / "budgets-cifar10.json").read_text(encoding="utf-8"))
+    return sum(row["fixed"] is not None and row["fixed"]["equal"] for row in record["rows"])
+
+
 def page(there: set[tuple[str, int]]) -> str:
     """The page as Markdown."""
     lines = [
@@ -97,6 +108,11 @@ def page(there: set[tuple[str, int]]) -> str:
         lines += ["", f"## {title}", "", "```sh"]
         lines += [f"softprune sweep {sweep} --jobs 4 --data-dir data" for sweep in sweeps]
         lines += ["```"]
+    compared = _budgets_compared()
+    if compared < 2:
+        lines += ["", "## ResNet-56 on CIFAR-10: fixed strengths with the MACs of the budgets' runs", ""]
+        lines += [f"{compared} of 2 budgets have one.", "", "```sh"]
+        lines += [f"python benchmarks/budgets.py {BUDGETS} {SETTINGS.replace('--set ', '')}", "```"]
     return "\n".join(lines) + "\n"
 
 

@@ -64,3 +64,12 @@ def test_the_share_that_goes_is_met(latency, multiple: int) -> None:
     assert 0.3 < kept <= 0.5
     widths = {module.out_channels for module in small.modules() if isinstance(module, torch.nn.Conv2d)}
     assert all(width % multiple == 0 for width in widths)
+
+
+def test_a_multiple_as_wide_as_a_site_empties_none(latency) -> None:
+    model, example = models.build("resnet20", 10), torch.randn(1, 3, 32, 32)
+    small = latency.cut_by_lot(model, example, 0.9, 16)
+    assert 0.1 < cost(small, example).macs / cost(model, example).macs < 0.9
+    widths = {module.out_channels for module in small.modules() if isinstance(module, torch.nn.Conv2d)}
+    assert 16 in widths
+    assert all(width % 16 == 0 for width in widths)  # those of the residual streams, too
