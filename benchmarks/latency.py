@@ -66,8 +66,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     kinds = itertools.product(options.models, options.round_to, _dtypes(options), options.gathers)
     for name, rounding, dtype, gathers in kinds:
         wanted = [row for row in _wanted(name, rounding, dtype, gathers, options) if not _has(record, row)]
-        if not wanted or time.monotonic() > deadline:
-            continue
+        if (
+            not wanted
+            or time.monotonic() > deadline
+            or (name in runs and (rounding, gathers) != ("1", "yes"))
+        ):
+            continue  # a trained run has its cut already
         dense = models.build(name, CLASSES.get(name, 10)).eval()
         example = torch.randn(1, *models.REGISTRY[name].input_shape)
         with _holding(options.lock):
@@ -95,6 +99,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 alone=lambda: _holding(options.lock),
             )
             row = key | {"multiple": multiple, "cut": "trained run" if name in runs else "by lot"}
+            row["commit"] = describe_environment(torch.device(options.device))["git"]
             row |= {k: v for k, v in report.rows[0].to_dict().items() if k not in row}
             record["rows"].append(row)
             _write(record, options.out)

@@ -52,6 +52,22 @@ def test_compiled_networks_are_measured() -> None:
     assert row.mac_ratio == 1
 
 
+def test_the_mode_of_the_compiler_is_used_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+
+    def compile(model, *, dynamic, mode):
+        modes.append(mode)
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile)
+    model = Dense().eval()
+    options = {"backends": ("eager", "compile"), "compile_mode": "reduce-overhead", "repeats": 1}
+    rows = compare(model, model, torch.randn(1, 3, 8, 8), channels_last=True, **options).rows
+    assert modes == ["reduce-overhead", "reduce-overhead"]
+    assert [row.compile_mode for row in rows] == ["", "reduce-overhead"]
+    assert all(row.to_dict()["channels_last"] for row in rows)
+
+
 def test_what_a_backend_cannot_do_is_a_note() -> None:
     model = Dense().eval()
     report = compare(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from softprune.methods.base import Pruner
 from softprune.surgery.files import read_plans
 
 
@@ -88,6 +89,28 @@ def test_compact_takes_multiples_and_leaves_gathers_out(softprune, finished: Pat
     refused = softprune("compact", str(finished), "--out", str(tmp_path / "no"), "--round-to", "0")
     assert refused.exit_code != 0
     assert not (tmp_path / "no").exists()
+
+
+def test_compact_hands_its_options_on(softprune, finished: Path, tmp_path: Path, monkeypatch) -> None:
+    asked = {}
+    cut = Pruner.compact
+
+    def compact(self, model=None, **options):
+        asked.update(options)
+        return cut(self, model, **options)
+
+    monkeypatch.setattr(Pruner, "compact", compact)
+    softprune("compact", str(finished), "--out", str(tmp_path / "a"), "--round-to", "4", "--no-gathers")
+    assert asked == {"round_to": 4, "gathers": False}
+
+
+def test_a_cut_of_another_kind_needs_a_folder_of_its_own(softprune, finished: Path) -> None:
+    before = (finished / "compact" / "plan.json").read_text()
+    for option in (["--round-to", "8"], ["--no-gathers"]):
+        result = softprune("compact", str(finished), *option)
+        assert result.exit_code == 2
+        assert "--out" in result.stderr
+    assert (finished / "compact" / "plan.json").read_text() == before
 
 
 def test_compact_refuses_a_dense_run(softprune, finished: Path) -> None:

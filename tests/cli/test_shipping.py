@@ -51,6 +51,14 @@ def test_bench_prints_rows_and_writes_a_record(softprune, finished: Path, tmp_pa
     assert record["environment"]["torch"]
 
 
+def test_bench_hands_the_compilers_mode_on(softprune, finished: Path, monkeypatch) -> None:
+    asked = {}
+    monkeypatch.setattr("softprune.bench.compare", lambda *args, **options: asked.update(options) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        raise softprune("bench", str(finished), "--compile-mode", "max-autotune").exception
+    assert asked["compile_mode"] == "max-autotune"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

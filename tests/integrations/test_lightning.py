@@ -76,6 +76,9 @@ def test_prunes_and_cuts(as_dict: bool, tmp_path: Path) -> None:
     module.eval()
     x = torch.randn(3, 1, 6, 6)
     torch.testing.assert_close(compact.eval()(x), module.model(x))
+    fours = pruning.compact(round_to=4)
+    assert all(part.out_channels % 4 == 0 for part in fours.modules() if isinstance(part, nn.Conv2d))
+    torch.testing.assert_close(fours.eval()(x), module.model(x))
     assert "training_step" not in vars(module)
 
 

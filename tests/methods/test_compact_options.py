@@ -57,7 +57,7 @@ def test_mistakes(pruner: sp.SoftPruner) -> None:
 def test_a_target_is_met_by_the_cut_that_it_was_counted_with() -> None:
     pruner = sp.SoftPruner(models.build("resnet20", 10), EXAMPLE, target={"macs": 0.5}, total_steps=10)
     for options in ({"gathers": False}, {"round_to": 8}):
-        with pytest.raises(ConfigError, match="a target is met by the cut that it was counted with"):
+        with pytest.raises(ConfigError, match="a target is met by one cut"):
             pruner.compact(**options)  # type: ignore[arg-type]
     limit = 0.5 * sp.cost(models.build("resnet20", 10), EXAMPLE[:1]).macs
     assert sp.cost(pruner.compact(round_to=1), EXAMPLE[:1]).macs <= limit

@@ -3,16 +3,18 @@
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from comparing import masked, random_masks, relative_difference
+from comparing import assert_exact, masked, random_masks, relative_difference
 from torch import nn
 
+from softprune import models
 from softprune.errors import SoftpruneError
-from softprune.graph import ChannelGraph
+from softprune.graph import ChannelGraph, Void
 from softprune.inspection import read_graph
-from softprune.plan import make_plan
+from softprune.plan import PrunePlan, make_plan, required_sites
 from softprune.surgery import apply_plan, load, plans_of, save
 from topologies import TOPOLOGIES, Chain, Tied, randomise_
 
@@ -139,3 +141,28 @@ def _refused(folder: Path, model: nn.Module, says: str) -> None:
         load(folder, model)
     assert str(model) == structure
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["resnet20", "densenet40"])
+@pytest.mark.parametrize("options", [{}, {"round_to": 8}, {"gathers": False}])
+def test_branches_that_died_in_one_cut_shrink_in_the_next(name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = randomise_(models.build(name, 10))
+    graph = read_graph(model, torch.randn(1, 3, 32, 32))
+    masks = random_masks(graph, 0)
+    free = [site.name for site in graph.sites if site.name not in required_sites(graph)]
+    for dead in free[3:9:3]:
+        masks[dead][:] = False
+    once = apply_plan(make_plan(graph, model, masks, **options), model)
+    voids = [name for name, module in once.named_modules() if isinstance(module, Void)]
+    assert voids
+    again = read_graph(once, torch.randn(1, 3, 32, 32))
+    assert not [frozen for frozen in again.frozen if "trial" in frozen.reason]
+    plan = assert_exact(again, once, random_masks(again, 1))
+    assert any(plan.modules[name].changes for name in voids)
+    twice = apply_plan(plan, once)
+    fresh = models.build(name, 10)
+    for each in plans_of(twice):
+        fresh = apply_plan(PrunePlan.from_json(each.to_json()), fresh)
+    fresh.load_state_dict(twice.state_dict())
+    torch.testing.assert_close(fresh.eval()(again.example.args[0]), twice.eval()(again.example.args[0]))

@@ -74,6 +74,35 @@ def test_results_and_gradients_stay_and_widths_are_multiples(memory_format: torc
     assert widths == [(16, 3), (16, 16), (16, 16), (16, 16), (16, 32), (8, 16)]
 
 
+W, B = torch.randn(13, 12, 3, 3, dtype=torch.double), torch.randn(13, dtype=torch.double)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.conv2d(x, W, B, padding=1),
+        lambda x: F.conv2d(x, W, B, dilation=2),
+        lambda x: F.conv2d(x, W, padding="same"),
+        lambda x: F.conv2d(x, W, bias=None, padding=1),
+        lambda x: F.conv2d(weight=W, input=x, stride=2, bias=B),
+        lambda x: F.conv2d(x, W, B, (2, 1), (1, 0), 1, 1),
+        lambda x: F.conv2d(x, W).view(-1),
+        lambda x: (lambda y: y.as_strided(y.shape, y.stride()))(F.conv2d(x, W)),
+        lambda x: F.conv2d(x[0], W, B),
+        lambda x: torch.vmap(lambda image: F.conv2d(image[None], W, B))(x),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+def test_every_way_to_call_a_convolution(call: Any) -> None:
+    def backend(graph: GraphModule, inputs: Any) -> Any:
+        align_channels(graph)
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    images = torch.randn(2, 12, 9, 9, dtype=torch.double)
+    got = torch.compile(call, backend=backend, dynamic=False)(images)
+    torch.testing.assert_close(got, call(images), rtol=1e-12, atol=1e-12)
+
+
 def test_even_widths_are_left_alone() -> None:
     network = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))
     before: list[str] = []

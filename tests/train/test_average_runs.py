@@ -61,3 +61,17 @@ def test_compacting_a_recalibrated_run_again_changes_nothing(
     torch.manual_seed(99)
     compact_run(tmp_path / "run", device="cpu")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run" / "compact").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [(("finetune.epochs=1",), "past its cut"), (("train.recalibrate=3",), "belong to one cut")],
+)
+def test_a_cut_of_another_kind_is_refused_where_it_would_compute_something_else(
+    tiny: Tiny, tmp_path: Path, settings: tuple[str, ...], message: str
+) -> None:
+    start(tiny("train.epochs=1", *settings), tmp_path / "run")
+    for options in ({"round_to": 8}, {"gathers": False}):
+        with pytest.raises(ConfigError, match=message):
+            compact_run(tmp_path / "run", tmp_path / "other", device="cpu", **options)
+    assert not (tmp_path / "other").exists()

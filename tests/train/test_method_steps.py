@@ -125,6 +125,35 @@ def test_steps_with_widened_convolutions_are_the_eager_ones(monkeypatch: pytest.
     assert sum(counts) == 2  # on a CPU it is not asked for
 
 
+def test_what_cannot_be_widened_is_compiled_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(graph: Any) -> int:
+        for node in [node for node in graph.graph.nodes if node.op == "output"]:
+            graph.graph.erase_node(node)
+        raise RuntimeError("no room\nfor zeros")
+
+    monkeypatch.setattr(step_module, "align_channels", broken)
+    cpu = torch.device("cpu")
+    mode, compiled = trained("scp", cpu, mode="compile", compile_backend="aot_eager", align_channels=True)
+    assert mode == "compile"
+    assert "stay as they are: RuntimeError: no room for zeros" in caplog.text
+    torch.testing.assert_close(compiled, trained("scp", cpu, mode="eager")[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "cuda", "wanted"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_convolutions_are_widened_in_bfloat16_on_cuda(
+    bf16: bool, cuda: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = TrainStep.__new__(TrainStep)
+    step.options, step.device = StepOptions(bf16=bf16), torch.device("cuda" if cuda else "cpu")
+    assert step._aligns() is wanted
+    step.options = StepOptions(bf16=bf16, align_channels=not wanted)
+    assert step._aligns() is not wanted
+
+
 class _Reads(TorchDispatchMode):
     """Notes which storages are read that no operation under it has made."""
 

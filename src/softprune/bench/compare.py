@@ -38,6 +38,9 @@ class BenchRow:
     dtype: str
     batch: int
     threads: int
+    channels_last: bool
+    compile_mode: str
+    """torch.compile's mode; empty for other backends."""
     dense: Timing | None
     compact: Timing | None
     speed_up: float | None
@@ -122,8 +125,8 @@ def compare(
         channels_last: Keep images and weights in channels-last memory order.
         compile_mode: torch.compile's mode; "reduce-overhead" records CUDA graphs, which small batches need.
         repeats: Blocks of each, in turns.
-        alone: Entered while the device works, not while networks are compiled: a lock, say, for benchmarks that
-            compile side by side and must not time side by side.
+        alone: Entered while the clock runs and while convolutions are tried out, not while networks are compiled: a
+            lock, say, for benchmarks that compile side by side and must not time side by side.
     """
     chosen = [*backends]
     for name in chosen:
@@ -201,6 +204,8 @@ def _row(
         dtype=str(setting.dtype).removeprefix("torch."),
         batch=batch,
         threads=setting.threads,
+        channels_last=setting.channels_last,
+        compile_mode=setting.compile_mode if backend == "compile" else "",
         dense=timings.get("dense"),
         compact=timings.get("compact"),
         speed_up=speed_up and speed_up[0],

@@ -57,7 +57,8 @@ def compact(
     """Cut the network of a run, finished or not.
 
     The folder then holds weights.safetensors and plan.json; `softprune.load(FOLDER, network)` reads it. Multiples and
-    gathers change how fast it is, never what it computes: `softprune bench` compares.
+    gathers change how fast it is, never what it computes; such a cut needs a folder of its own, and `softprune bench`
+    compares.
     """
     from softprune.train.cutting import compact_run
 

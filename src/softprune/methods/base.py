@@ -264,8 +264,7 @@ class Pruner:
         """The decision as data: what every module would keep if the network were cut now. Arguments: see compact."""
         network = self.model if model is None else self._twin(model)
         _check_finite(network)
-        if round_to is not None:
-            check_rounding(round_to, 0)
+        _check_cut(round_to, gathers)
         multiple = self.round_to if round_to is None else round_to
         return make_plan(
             self.graph, self._evaluated(network), self.masks(model), round_to=multiple, gathers=gathers
@@ -301,7 +300,8 @@ class Pruner:
 
         Args:
             model: A copy of the trained network (an EMA, say) whose weights are to be cut instead.
-            round_to: Fill the widths up to this multiple, with silent channels as zeros; None: the pruner's own.
+            round_to: Fill what convolutions give, and what BatchNorms read of a stream, up to this multiple, with
+                silent channels as zeros; None: the pruner's own. Pieces of a split and dead branches stay as they are.
             gathers: Whether layers may read a part of a shared stream (a residual sum, a concatenation) through an
                 index. Without, they read all of it: fewer, larger operations, which small batches may prefer.
         """
@@ -311,9 +311,13 @@ class Pruner:
         self.certificate = verify_plan(plan, network, masks, self.example)
         logger.info("%s", self.certificate)
         compact = apply_plan(plan, network)
-        if not any(cut.changes for cut in plan.modules.values()):
+        if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
             why = "no channel was silent"
-            if self._rounded(network):
+            if not all(mask.all() for mask in masks.values()):
+                why = (
+                    "every silent channel stays, for the sake of multiples or of streams that are read whole"
+                )
+            elif self._rounded(network):
                 why = (
                     f"round_to={self.round_to} and min_channels={self.min_channels} keep every silent channel"
                 )
@@ -383,6 +387,13 @@ class Pruner:
                 )
             model = inner
         return model
+
+
+def _check_cut(round_to: int | None, gathers: bool) -> None:
+    if round_to is not None:
+        check_rounding(round_to, 0)
+    if not isinstance(gathers, bool):
+        raise ConfigError(f"`gathers` must be True or False. Got {gathers!r}.")
 
 
 def _check_finite(model: nn.Module) -> None:

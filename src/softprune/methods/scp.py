@@ -151,9 +151,9 @@ class SoftPruner(Pruner):
         if self.budget is not None:
             if not gathers or round_to not in (None, self.round_to):
                 raise ConfigError(
-                    "a target is met by the cut that it was counted with: with gathers, and in the pruner's own "
-                    f"multiples of {self.round_to}. Got round_to={round_to}, gathers={gathers}, which keep more; make "
-                    "the pruner with that round_to, or train with a strength instead of a target."
+                    "a target is met by one cut, the one that it was counted with: with gathers, in multiples of "
+                    f"{self.round_to}. Got gathers={gathers!r}, round_to={round_to!r}; give `round_to` to the pruner "
+                    "itself, and for a cut without gathers train with a strength instead of a target."
                 )
             network = self.model if model is None else self._twin(model)
             self.budget.settle(network)

@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from softprune.graph.modules import Select
+from softprune.graph.modules import Select, Void
 from softprune.plan.cuts import Indices, ModuleCut, Shapes
 
 if TYPE_CHECKING:
     from softprune.plan.prune_plan import PrunePlan
 
-KINDS = ("conv", "conv_transpose", "linear", "norm", "select")
+KINDS = ("conv", "conv_transpose", "linear", "norm", "select", "source")
 
 
 def check_plan(plan: PrunePlan) -> None:
@@ -73,11 +73,11 @@ def _check(name: str, cut: ModuleCut) -> None:
         raise ValueError(f"'{name}' keeps no output")
     if not cut.inputs and not cut.void and cut.kind != "select":
         raise ValueError(f"'{name}' keeps no input, which only a void module may")
-    if cut.kind == "norm" and cut.inputs != cut.outputs:
-        raise ValueError(f"'{name}' is a BatchNorm, whose inputs and outputs must be the same")
+    if cut.kind in ("norm", "source") and cut.inputs != cut.outputs:
+        raise ValueError(f"'{name}' is of kind {cut.kind!r}, whose inputs and outputs must be the same")
     if cut.kind != "norm" and cut.zeroed:
         raise ValueError(f"'{name}' has zeroed outputs, which only BatchNorms have")
-    if cut.kind in ("norm", "select") and (cut.void or cut.folded):
+    if cut.kind in ("norm", "select", "source") and (cut.void or cut.folded):
         raise ValueError(f"'{name}' is void or folded, which only convolutions and linear layers can be")
     if cut.groups < 1 or len(cut.inputs) % cut.groups or len(cut.outputs) % cut.groups:
         raise ValueError(
@@ -110,6 +110,8 @@ def _check_shapes(name: str, cut: ModuleCut, own: Shapes) -> None:
         fits = cut.width_in == cut.width_out and widths == {cut.width_out} and (affine or not cut.zeroed)
     elif cut.kind == "select":
         fits = own.get("index") == (cut.width_out,)
+    elif cut.kind == "source":
+        fits = own.get("value") == (cut.width_out,) == (cut.width_in,) and cut.select is None
     else:
         fits = _weight_fits(cut, own.get("weight", ()))
     if not fits:
@@ -152,5 +154,7 @@ def is_of_kind(module: nn.Module, cut: ModuleCut) -> bool:
             return isinstance(module, nn.Linear)
         case "norm":
             return isinstance(module, _BatchNorm)
+        case "source":
+            return isinstance(module, Void)
         case _:
             return isinstance(module, Select) and module.source_width == cut.width_in

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from softprune.graph import ChannelGraph
 from softprune.graph.atoms import IntArray
-from softprune.graph.records import Call, Gather, Mix, Norm
+from softprune.graph.records import Call, Gather, Mix, Norm, Source
 from softprune.plan.constants import FloatArray
 
 BoolArray = NDArray[np.bool_]
@@ -187,7 +187,8 @@ class Liveness:
                 continue
             changed |= self._add(mix.outputs, -int(self.is_present(mix.outputs).sum()) % self.round_to)
         for norm in self.graph.norms:
-            if self.selects(norm):  # the others have the width of what comes in
+            # The others have the width of what comes in; and what nobody demands may be as narrow as it likes.
+            if self.selects(norm) and self.is_demanded(norm.outputs).any():
                 here = norm.outputs[self.is_present(norm.inputs)]
                 changed |= self._add(here, -int(self.is_present(here).sum()) % self.round_to)
         return changed
@@ -202,6 +203,11 @@ class Liveness:
                 self.present[self.graph.classes[layer.outputs[choice]]] = True
                 self.floored.append(layer.name)
                 self._ask(layer)
+                changed = True
+        for record in self.graph.records:
+            if isinstance(record, Source) and not self.is_present(record.outputs).any():
+                self.present[self.graph.classes[record.outputs[0]]] = True
+                self.floored.append(record.name)
                 changed = True
         return changed
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph
 from softprune.graph.atoms import IntArray
-from softprune.graph.records import Call, Gather, Mix, Norm
+from softprune.graph.records import Call, Gather, Mix, Norm, Source
 from softprune.plan.constants import FloatArray, constants
 from softprune.plan.cuts import Indices, ModuleCut, ParameterCut
 from softprune.plan.liveness import Liveness, depthwise
@@ -48,6 +48,8 @@ def make_plan(
             modules[layer.name] = _cut_norm(layer, live, hard.get(layer.name))
         elif isinstance(layer, Gather):
             modules[layer.name] = _cut_gather(layer, live)
+        elif isinstance(layer, Source):
+            modules[layer.name] = _cut_source(layer, live)
     parameters = {
         loose.name: ParameterCut(
             dim=loose.dim, width=len(loose.atoms), kept=_kept(live.is_present(loose.atoms))
@@ -132,6 +134,12 @@ def _cut_gather(gather: Gather, live: Liveness) -> ModuleCut:
         select=tuple(where[int(atom)] for atom in gather.inputs[outputs]),
         source_width=len(source),
     )
+
+
+def _cut_source(source: Source, live: Liveness) -> ModuleCut:
+    kept = _kept(live.is_present(source.outputs))
+    width = len(source.outputs)
+    return ModuleCut(kind="source", width_in=width, width_out=width, inputs=kept, outputs=kept)
 
 
 def _cut_mix(mix: Mix, live: Liveness, values: FloatArray) -> ModuleCut:

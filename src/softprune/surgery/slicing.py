@@ -23,7 +23,7 @@ def slice_tensor(cut: ModuleCut, attribute: str, tensor: Tensor) -> Tensor:
     """The part of a module's own parameter or buffer that stays, in its memory format."""
     if tensor.ndim == 0:
         return tensor.detach().clone()
-    if cut.kind == "norm":
+    if cut.kind in ("norm", "source"):
         return take(tensor, 0, cut.outputs)
     if attribute == "weight":
         return _as_before(tensor, _slice_weight(cut, tensor))

@@ -48,13 +48,10 @@ def compact_run(
     set_arithmetic(config, world.device)
     data = open_data(config, world.device, data_dir)
     stage = restore_stage(config, data, world, read_newest(folder.checkpoints)[1])
+    if round_to is not None or not gathers:
+        _check_choice(config, stage, out)
     with stage.judged() as network:
         compact = network
-        if stage.pruner is None and (round_to is not None or not gathers):
-            raise ConfigError(
-                "A network's widths and gathers are chosen when it is cut. Got a run in its fine-tuning, whose cut is "
-                "done; leave --round-to and --no-gathers out, or set method.round_to before training."
-            )
         if stage.pruner is not None:
             compact = stage.pruner.compact(round_to=round_to, gathers=gathers)
             if config.train.recalibrate:
@@ -62,3 +59,22 @@ def compact_run(
         target = save(compact, out or folder.compact)
     dense = build_network(config.model.name, data.num_classes)
     return target, cost(dense, data.example(1)), cost(compact, data.example(1, world.device))
+
+
+def _check_choice(config: RunConfig, stage: Stage, out: Path | None) -> None:
+    """Whether the network may be cut in another way than the run itself cuts it."""
+    if out is None:
+        raise ConfigError(
+            "RUN/compact is the network that the run reports. Got a cut of another kind without a folder of its own; "
+            "say where with --out."
+        )
+    if stage.pruner is None:
+        raise ConfigError(
+            "Multiples and gathers are chosen when a network is cut. Got a run that is past its cut, in its "
+            "fine-tuning; leave --round-to and --no-gathers out, or set method.round_to before training."
+        )
+    if config.train.recalibrate:
+        raise ConfigError(
+            "Recalibrated statistics belong to one cut. Got train.recalibrate together with --round-to or "
+            "--no-gathers, whose network would compute something else; set method.round_to before training."
+        )

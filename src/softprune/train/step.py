@@ -5,6 +5,7 @@ tensors on the device by counters on the device. So a step is the same few calls
 recorded once and replayed by a single call.
 """
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo import lookup_backend
+from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
@@ -343,7 +345,7 @@ class TrainStep:
             self._forward, self._chain, self._run = self._loss_of, draw_chain, self._step
             self.optimizer.zero_grad(set_to_none=True)
             snapshot.restore()
-            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            return _in_short(error)
         return None
 
     def _trial(self) -> None:
@@ -356,22 +358,36 @@ class TrainStep:
         if self.options.compile_backend == "inductor" and self.device.type == "cuda":
             options = {**_INDUCTOR_ON_CUDA, **options}
         backend = lookup_backend(self.options.compile_backend)
-        align = self.options.align_channels
-        if align is None:
-            align = self.options.bf16 and self.device.type == "cuda"
+        align = self._aligns()
 
         def keep(graph: Any, inputs: Any) -> Any:
             # A recorded graph holds no reference to the kernels and constants that it uses, and torch.compile may
             # drop its entry when an object that it guards dies: the step holds them, to be on the safe side.
-            if align:
-                align_channels(graph)
             patches = {"config_patches": options} if options else {}
-            compiled = backend(graph, inputs, **patches)
+            compiled = (
+                self._compile_aligned(lambda wide: backend(wide, inputs, **patches), graph) if align else None
+            )
+            if compiled is None:
+                compiled = backend(graph, inputs, **patches)
             self._compiled.append(compiled)
             return compiled
 
         self._forward = torch.compile(self._loss_of, backend=keep, dynamic=False)
         self._chain = torch.compile(draw_chain, backend=keep, dynamic=False)
+
+    def _aligns(self) -> bool:
+        asked = self.options.align_channels
+        return self.options.bf16 and self.device.type == "cuda" if asked is None else asked
+
+    @staticmethod
+    def _compile_aligned(backend: Callable[[GraphModule], Any], graph: GraphModule) -> Any:
+        """The graph compiled with widened convolutions; None where there is nothing to widen, or it fails."""
+        wide = copy.deepcopy(graph)
+        try:
+            return backend(wide) if align_channels(wide) else None
+        except Exception as error:
+            log.warning("convolutions of odd widths stay as they are: %s", _in_short(error))
+            return None
 
     def _snapshot(self) -> Snapshot:
         counters = [self._clock.step, self._clock.forward, self._position, self._rate]
@@ -380,3 +396,9 @@ class TrainStep:
             tensors.append(self.pruner.strength)
         others = [other for other in (self.pruner, self.average) if other is not None]
         return Snapshot(tensors, self.optimizer, others)
+
+
+def _in_short(error: Exception) -> str:
+    """The kind of an error and its first two lines: compilers put the cause into the second."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}"
