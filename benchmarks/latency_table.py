@@ -10,8 +10,8 @@ def render(records: list[dict[str, Any]]) -> str:
         "",
         "Milliseconds per forward, dense against compact, in turns within one process: medians over blocks, and the",
         "quartiles of the speed-up. *MACs* is what of them is left; *realised* the speed-up over the ratio of MACs.",
-        "*multiple*: widths are rounded up to it (`auto` measures which one is fastest on the machine). Channels go by lot",
-        "until at least the paper's share of MACs is gone. Rendered from `benchmarks/records/latency-*.json` by",
+        "*multiple*: widths are rounded up to it (`auto` measures which one is fastest on the machine). Channels go by",
+        "lot until at least the paper's share of MACs is gone. Rendered from `benchmarks/records/latency-*.json` by",
         "`python benchmarks/latency.py --render`; [bench.md](bench.md) says what multiples and gathers are for.",
         "",
     ]
