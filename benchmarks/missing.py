@@ -68,9 +68,10 @@ WANTED: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = (
 """Title, recipes without the name of the data, seeds; most wanted first."""
 SWEEPS = (
     (
-        "DenseNet-40 on CIFAR-100: lambda, s and target ratio",
-        ("paper-table-6", "paper-table-7", "paper-table-8"),
+        "DenseNet-40 on CIFAR-100: lambda and s",
+        ("paper-table-6", "paper-table-7"),
     ),
+    ("ImageNet: ResNet-50, target ratio", ("paper-table-8",)),
 )
 
 

@@ -129,3 +129,9 @@ def test_the_papers_figures_hang_together() -> None:
         if figures.top1 is not None and figures.baseline is not None:
             assert figures.baseline - figures.top1 == pytest.approx(figures.drop, abs=0.005), figures
     assert len(paper_figures()) == 51
+
+
+def test_a_run_to_a_target_or_on_another_network_is_none_of_the_papers_rows() -> None:
+    target = run("cifar10-vgg16-scp", "scp", config={"method": {"target": {"macs": 0.5}}})
+    other = run("cifar10-vgg19-scp", "scp")  # the name of a recipe, on a VGG-16
+    assert [row.paper for row in paper_rows([target, other], {"scp": "SCP"})] == [None, None]

@@ -101,7 +101,8 @@ def test_rounding_is_exact_too(name: str) -> None:
         assert cut.void or len(cut.outputs) % 4 == 0 or len(cut.outputs) == cut.width_out, mix.name
     for norm in graph.norms:
         cut = plan.modules[norm.name]
-        assert cut.select is None or len(cut.outputs) % 4 == 0, norm.name
+        dead = len(cut.zeroed) == len(cut.outputs)  # nobody reads it
+        assert cut.select is None or dead or len(cut.outputs) % 4 == 0, norm.name
     assert plan.macs >= make_plan(graph, model, masks).macs
 
 

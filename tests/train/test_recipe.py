@@ -110,6 +110,18 @@ def test_a_typo_in_a_file_names_the_file_and_the_key(tmp_path: Path) -> None:
     path.write_text("[optimizer]\nlearning_rate = 0.1\n")
     with pytest.raises(ConfigError, match=r"mine\.toml: .*'optimizer\.learning_rate'"):
         load_recipe(str(path))
+    for typo, meant in (
+        ("optimiser", "optimizer"),
+        ("schedul", "schedule"),
+        ("mask", "masks"),
+        ("sed", "seed"),
+    ):
+        path.write_text(f"[{typo}]\nlr = 0.1\n")
+        with pytest.raises(ConfigError, match=f"Got '{typo}'. Did you mean '{meant}'"):
+            load_recipe(str(path))
+    path.write_text("[nothing]\nlr = 0.1\n")
+    with pytest.raises(ConfigError, match="Known here: name, seed, model, data"):
+        load_recipe(str(path))
     path.write_text("[optimizer\nlr = 0.1\n")
     with pytest.raises(ConfigError, match="line 1"):
         load_recipe(str(path))

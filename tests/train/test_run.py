@@ -315,3 +315,19 @@ def test_training_starts_from_the_weights_of_another_run(tiny: Tiny, tmp_path: P
     before, after = metrics(tmp_path / "first")[-1], outcome.result["epochs"][0]
     assert abs(before["test_top1"] - after["test_top1"]) < 10
     assert before["test_top1"] > 40
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("method.name=slimming", "method.options.ratio=1.5"),
+        ("method.target.macs=2",),
+        ("method.target.macs=1e-9",),
+    ],
+)
+def test_what_a_method_refuses_is_refused_before_anything_is_trained(
+    tiny: Tiny, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    with pytest.raises(SoftpruneError):
+        start(tiny("train.dense_baseline=true", *settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

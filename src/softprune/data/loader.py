@@ -63,7 +63,7 @@ class FolderLoader:
             if isinstance(host, BrokenImage):
                 raise DataError(
                     f"Every image must be readable. Got {host.path}, which is not: {host.reason}. "
-                    "Replace or remove it."
+                    "Replace it and go on; without it the data set is another one, and needs a new run."
                 )
             coming = self._send(*host)
             if waiting is not None:

@@ -138,7 +138,8 @@ def _common_name(group: Sequence[Run]) -> str:
         (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
     )
     prefix = first[:same]
-    return re.sub(r"[-_. ]*(seed|s)?[-_. =]*\d*$", "", prefix)
+    # A name's own last letter or digit stays: sss, vgg16.
+    return re.sub(r"([-_. ]+(seed|s)?|[-_. ]*seed)[-_. =]*\d*$", "", prefix)
 
 
 def _differences(run: Run, others: Sequence[Run]) -> list[str]:

@@ -124,8 +124,15 @@ def _row(
         params=less(lambda totals: _first(totals.paper_params, totals.params)),
         flops=less(lambda totals: _first(totals.paper_flops, totals.macs)),
         macs=less(lambda totals: totals.macs),
-        paper=paper_figures().get(name),
+        paper=_figures(name, members[0].run),
     )
+
+
+def _figures(name: str, run: Run) -> PaperFigures | None:
+    """The paper's row that the recipe of this name repeats; none for another network, or a run to a target."""
+    if f"-{run.model}-" not in name or run.config.get("method", {}).get("target"):
+        return None
+    return paper_figures().get(name)
 
 
 def _shared(baseline: Spread) -> Spread:

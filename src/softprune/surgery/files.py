@@ -13,6 +13,7 @@ from typing import TypeVar
 import safetensors
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from softprune.errors import FileFormatError, ModelError, PlanError
@@ -54,6 +55,12 @@ def save(compact: nn.Module, folder: str | os.PathLike[str]) -> Path:
         (temporary / PLAN).write_text(json.dumps(document, separators=(",", ":"), sort_keys=True))
         temporary.chmod(0o755)
         _swap(temporary, target)
+    except (OSError, SafetensorError) as error:
+        raise FileFormatError(
+            f"the folder of a compact network must be writable and its disk must have room. Got {error} at {target}, "
+            f"with {shutil.disk_usage(target.parent).free / 2**20:.1f} MiB free; nothing that was there is lost. Make "
+            "room, then do the same again."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target

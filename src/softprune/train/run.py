@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from softprune.data import DataBundle, load_data
 from softprune.errors import CheckpointError, ConfigError
@@ -17,7 +18,7 @@ from softprune.train.config import MethodConfig, RunConfig
 from softprune.train.distributed import World, join_world, leave_world
 from softprune.train.finish import finish
 from softprune.train.loop import Trainer
-from softprune.train.method import check_method
+from softprune.train.method import check_method, make_pruner
 from softprune.train.network import build_network
 from softprune.train.progress import Listener
 from softprune.train.recipe import config_from_dict
@@ -54,7 +55,7 @@ def start(
         # What can be wrong is looked at before there is a folder, so that a mistake leaves none behind.
         check_method(config.method, compact_at=config.train.compact_at)
         data = open_data(config, world.device)
-        build_network(config.model.name, data.num_classes)
+        _check_pruner(config, build_network(config.model.name, data.num_classes), data)
         path = world.share(str(out or _free_folder(config.name or "run")))
         if world.is_writer:
             RunFolder.create(path, config)
@@ -86,6 +87,18 @@ def _claim(folder: RunFolder, world: World) -> AbstractContextManager[None]:
     """Holds the run's lock in the process that writes. Nobody writes a finished run, which may lie on a
     read-only disk."""
     return folder.lock() if world.is_writer and not folder.result.is_file() else nullcontext()
+
+
+def _check_pruner(config: RunConfig, network: nn.Module, data: DataBundle) -> None:
+    """Have the method refuse what it does not take of this network: a ratio out of range, a target below the floor.
+
+    A target in milliseconds is left for later: its table takes a while to measure.
+    """
+    if config.method.name != "dense" and "latency" not in config.method.target:
+        steps = max(len(data.train) // config.data.batch_size, 1) * config.train.epochs
+        make_pruner(
+            config.method, network, data.example(), masks=config.masks, seed=config.seed, total_steps=steps
+        )
 
 
 def dense_config(config: RunConfig) -> RunConfig:

@@ -210,6 +210,8 @@ def unknown_key(key: str, root: type) -> ConfigError:
     # A key in the wrong section (`train.lr`) is nearer by its last part than by its spelling.
     moved = [name for name in known if name.rpartition(".")[2] == last]
     inside = [name for name in known if name.rpartition(".")[0] == section]
+    if not section:
+        inside = list(dict.fromkeys(name.partition(".")[0] for name in known))  # the names of sections, too
     if 1 <= len(moved) <= 3:
         hint = f" Did you mean {' or '.join(map(repr, moved))}?"
     elif inside:
