@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from method_networks import Chain, PreActivation, Residual, batch, sgd, train
+from method_networks import Chain, Residual, batch, sgd, train
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -25,7 +25,6 @@ CARDS = Path(__file__).parents[2] / "docs" / "methods"
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "chain": Chain,
     "residual": Residual,
-    "pre-activation": PreActivation,
 }
 
 # Settings under which a few steps prune something.
@@ -42,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 every_method = pytest.mark.parametrize("method", REGISTRY)
-every_network = pytest.mark.parametrize("network", NETWORKS)
+every_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
 
 
 def build(method: str, network: str, **more: Any) -> Pruner:
@@ -65,28 +64,39 @@ def run(pruner: Pruner, epochs: int = 2, first: int = 0) -> torch.optim.SGD:
     return optimizer
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@every_method
-def test_it_trains_and_its_cut_is_the_masked_network(method: str, topology: str) -> None:
+def build_on(method: str, topology: str, **more: Any) -> Pruner:
+    """A pruner at work on a network of the table, always from the same start."""
     kind = TOPOLOGIES[topology]
     torch.manual_seed(0)
     model = randomise_(kind.build())
-    settings = {**SETTINGS.get(method, {})}
+    settings = {**SETTINGS.get(method, {}), **more}
     if method == "scratch":
         settings["plan"] = RandomPruner(kind.build(), kind.example(), ratio=0.5).plan()
-    pruner = REGISTRY[method].build(model, kind.example(), **settings)
+    return REGISTRY[method].build(model, kind.example(), **settings)
+
+
+def take_steps(pruner: Pruner, optimizer: torch.optim.Optimizer, topology: str, steps: range) -> None:
+    """Steps of epochs of two."""
+    for step in steps:
+        pruner.model.train()
+        outputs = _call(pruner.model, TOPOLOGIES[topology].example(4, seed=step))
+        loss = pruner.loss(torch.stack([(output - 1).square().mean() for output in outputs]).sum())
+        assert torch.isfinite(loss)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 2:
+            pruner.end_epoch(step // 2)
+
+
+@every_topology
+@every_method
+def test_it_trains_and_its_cut_is_the_masked_network(method: str, topology: str) -> None:
+    kind = TOPOLOGIES[topology]
+    pruner = build_on(method, topology)
+    model = pruner.model
     before = copy.deepcopy(model.state_dict())
-    optimizer = sgd(pruner)
-    for epoch in range(2):
-        for step in range(2):
-            model.train()
-            outputs = _call(model, kind.example(4, seed=2 * epoch + step))
-            loss = pruner.loss(torch.stack([(output - 1).square().mean() for output in outputs]).sum())
-            assert torch.isfinite(loss)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        pruner.end_epoch(epoch)
+    take_steps(pruner, sgd(pruner), topology, range(4))
     assert any(not value.equal(before[name]) for name, value in model.state_dict().items())
     masks = pruner.decide()
     assert pruner.decided
@@ -125,28 +135,25 @@ def known_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 _GRAPHS: dict[Any, Any] = {}
 
 
-@every_network
+@every_topology
 @every_method
-def test_it_repeats_from_the_seed_and_resumes_exactly(method: str, network: str) -> None:
-    whole = build(method, network)
-    run(whole)
+def test_it_repeats_from_the_seed_and_resumes_exactly(method: str, topology: str) -> None:
+    whole = build_on(method, topology)
+    take_steps(whole, sgd(whole), topology, range(4))
     # Stopped behind a step in mid-epoch, everything through a file.
-    first = build(method, network)
+    first = build_on(method, topology)
     optimizer = sgd(first)
-    train(first, optimizer, 1)
+    take_steps(first, optimizer, topology, range(1))
     file = io.BytesIO()
     torch.save([first.model.state_dict(), optimizer.state_dict(), first.state_dict()], file)
     file.seek(0)
     model_state, optimizer_state, state = torch.load(file, weights_only=True)
-    again = build(method, network, seed=3)
+    again = build_on(method, topology, seed=3)
     again.model.load_state_dict(model_state)
     again.load_state_dict(state)
     optimizer = sgd(again)
     optimizer.load_state_dict(optimizer_state)
-    train(again, optimizer, 1, first=1)
-    again.end_epoch(0)
-    train(again, optimizer, 2, first=2)
-    again.end_epoch(1)
+    take_steps(again, optimizer, topology, range(1, 4))
     for name, value in whole.model.state_dict().items():
         assert value.equal(again.model.state_dict()[name]), name
     assert again.plan().to_json() == whole.plan().to_json()
@@ -204,6 +211,17 @@ def test_a_ratio_is_met_within_a_channel(method: str, option: str, ratio: float)
     groups = [torch.cat(list(masks.values()))] if method == "slimming" else list(masks.values())
     for mask in groups:
         assert abs(int((~mask).sum()) - ratio * len(mask)) < 1
+
+
+@pytest.mark.parametrize("method", ["slimming", "sfp", "l1", "random"])
+@every_topology
+def test_a_ratio_is_met_on_every_topology(method: str, topology: str) -> None:
+    pruner = build_on(method, topology, ratio=0.4)
+    take_steps(pruner, sgd(pruner), topology, range(2))
+    masks = pruner.decide()
+    groups = [torch.cat(list(masks.values()))] if method == "slimming" else list(masks.values())
+    for mask in groups:
+        assert abs(int((~mask).sum()) - 0.4 * len(mask)) < 1
 
 
 @every_method

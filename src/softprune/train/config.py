@@ -110,8 +110,9 @@ class OptimizerConfig(Section):
     nesterov: bool = True
     """Nesterov's form of momentum."""
     weight_decay: Annotated[float, at_least(0)] = 2e-4
-    """PyTorch's weight decay, on weights and BatchNorm scales; shifts and biases are spared. The paper's
-    0.0001 multiplies the squared norm without the usual half, which is 0.0002 here."""
+    """PyTorch's weight decay, on weights and BatchNorm scales; shifts and biases are spared, but not by SFP, FPGM
+    and L1, whose authors decay all. The paper's 0.0001 multiplies the squared norm without the usual half, which is
+    0.0002 here."""
 
     def check(self) -> None:
         if self.nesterov and self.momentum == 0:
