@@ -25,15 +25,14 @@ def test_tables_are_rendered_from_their_records():
 
 
 def test_the_records_show_what_is_promised():
+    missing = (ROOT / "results" / "MISSING.md").read_text(encoding="utf-8")
     for path in (ROOT / "benchmarks" / "records").glob("budgets-*.json"):
         for target, mean in json.loads(path.read_text(encoding="utf-8"))["mean"].items():
             assert mean["over"] == 0, (path.name, target)
             assert mean["most_under_percent"] <= 1, (path.name, target)
-            # On CIFAR-10 the fixed strengths of equal MACs are still to be run (results/MISSING.md lists them).
-            assert mean["compared"] == mean["runs"] or path.name == "budgets-cifar10.json", (
-                path.name,
-                target,
-            )
+            # What has nothing to be compared with yet must stand in the list of what is missing.
+            listed = f"--out benchmarks/records/{path.name}" in missing
+            assert mean["compared"] == mean["runs"] or listed, (path.name, target)
             assert mean["compared"] == 0 or mean["top1_minus_fixed"] >= -0.3, (path.name, target)
 
 

@@ -59,5 +59,10 @@ def test_a_target_is_met_by_the_cut_that_it_was_counted_with() -> None:
     for options in ({"gathers": False}, {"round_to": 8}):
         with pytest.raises(ConfigError, match="a target is met by one cut"):
             pruner.compact(**options)  # type: ignore[arg-type]
+    for bad in ({"round_to": True}, {"gathers": "no"}):
+        with pytest.raises(ConfigError, match=r"must be an integer|must be True or False"):
+            pruner.compact(**bad)  # type: ignore[arg-type]
+    assert pruner.budget is not None
+    assert not pruner.budget.settled  # nothing was decided by a refused call
     limit = 0.5 * sp.cost(models.build("resnet20", 10), EXAMPLE[:1]).macs
     assert sp.cost(pruner.compact(round_to=1), EXAMPLE[:1]).macs <= limit

@@ -264,7 +264,7 @@ class Pruner:
         """The decision as data: what every module would keep if the network were cut now. Arguments: see compact."""
         network = self.model if model is None else self._twin(model)
         _check_finite(network)
-        _check_cut(round_to, gathers)
+        check_cut(round_to, gathers)
         multiple = self.round_to if round_to is None else round_to
         return make_plan(
             self.graph, self._evaluated(network), self.masks(model), round_to=multiple, gathers=gathers
@@ -389,7 +389,8 @@ class Pruner:
         return model
 
 
-def _check_cut(round_to: int | None, gathers: bool) -> None:
+def check_cut(round_to: int | None, gathers: bool) -> None:
+    """Raise unless a network can be cut with these."""
     if round_to is not None:
         check_rounding(round_to, 0)
     if not isinstance(gathers, bool):

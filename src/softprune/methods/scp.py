@@ -13,7 +13,7 @@ from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.inspection import Globs
 from softprune.masks import Gate, MaskConfig, SoftGate
-from softprune.methods.base import Pruner, RoundTo
+from softprune.methods.base import Pruner, RoundTo, check_cut
 
 
 class SoftPruner(Pruner):
@@ -148,6 +148,7 @@ class SoftPruner(Pruner):
     def compact(
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
     ) -> nn.Module:
+        check_cut(round_to, gathers)
         if self.budget is not None:
             if not gathers or round_to not in (None, self.round_to):
                 raise ConfigError(

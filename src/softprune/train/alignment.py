@@ -5,6 +5,7 @@ gradients to padded ones and back around every convolution, which takes longer t
 that the graph itself adds cost next to nothing: the compiler has the kernel before write them along.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -19,19 +20,24 @@ CHANNELS = 8
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
-def align_channels(graph: GraphModule) -> int:
-    """Widen the convolutions in a graph of torch.compile to whole multiples; returns how many.
+def widened(graph: GraphModule) -> GraphModule | None:
+    """A copy of a graph of torch.compile whose convolutions have whole multiples; None where all have them already.
 
-    Their results are the same, in value and layout, since the added channels are zero and are left out behind them.
-    Widths below one multiple (the colours of an image) stay, for which there are kernels.
+    Results are the same, in value and layout, since the added channels are zero and are left out behind them. Widths
+    below one multiple (the colours of an image) stay, for which there are kernels.
     """
-    found = [node for node in graph.graph.nodes if node.target is torch.conv2d and _is_odd(node)]
-    for node in found:
-        _widen(graph, node)
-    if found:
-        graph.graph.lint()
-        graph.recompile()
-    return len(found)
+    if not _odd_ones(graph):
+        return None
+    wide = copy.deepcopy(graph)
+    for node in _odd_ones(wide):
+        _widen(wide, node)
+    wide.graph.lint()
+    wide.recompile()
+    return wide
+
+
+def _odd_ones(graph: GraphModule) -> list[Node]:
+    return [node for node in graph.graph.nodes if node.target is torch.conv2d and _is_odd(node)]
 
 
 def _is_odd(node: Node) -> bool:

@@ -5,7 +5,6 @@ tensors on the device by counters on the device. So a step is the same few calls
 recorded once and replayed by a single call.
 """
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo import lookup_backend
-from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.masks import Chain, Clock, draw_chain
-from softprune.train.alignment import align_channels
+from softprune.train.alignment import widened
 from softprune.train.capture import Snapshot, Stateful, capture_graph
 from softprune.train.feed import Feed
 from softprune.train.optim import match_gradients, match_layout, share_rate
@@ -364,9 +362,12 @@ class TrainStep:
             # A recorded graph holds no reference to the kernels and constants that it uses, and torch.compile may
             # drop its entry when an object that it guards dies: the step holds them, to be on the safe side.
             patches = {"config_patches": options} if options else {}
-            compiled = (
-                self._compile_aligned(lambda wide: backend(wide, inputs, **patches), graph) if align else None
-            )
+            compiled = None
+            try:
+                wide = widened(graph) if align else None
+                compiled = backend(wide, inputs, **patches) if wide is not None else None
+            except Exception as error:
+                log.warning("convolutions of odd widths stay as they are: %s", _in_short(error))
             if compiled is None:
                 compiled = backend(graph, inputs, **patches)
             self._compiled.append(compiled)
@@ -378,16 +379,6 @@ class TrainStep:
     def _aligns(self) -> bool:
         asked = self.options.align_channels
         return self.options.bf16 and self.device.type == "cuda" if asked is None else asked
-
-    @staticmethod
-    def _compile_aligned(backend: Callable[[GraphModule], Any], graph: GraphModule) -> Any:
-        """The graph compiled with widened convolutions; None where there is nothing to widen, or it fails."""
-        wide = copy.deepcopy(graph)
-        try:
-            return backend(wide) if align_channels(wide) else None
-        except Exception as error:
-            log.warning("convolutions of odd widths stay as they are: %s", _in_short(error))
-            return None
 
     def _snapshot(self) -> Snapshot:
         counters = [self._clock.step, self._clock.forward, self._position, self._rate]
