@@ -213,10 +213,11 @@ def test_a_ratio_is_met_within_a_channel(method: str, option: str, ratio: float)
         assert abs(int((~mask).sum()) - ratio * len(mask)) < 1
 
 
-@pytest.mark.parametrize("method", ["slimming", "sfp", "l1", "random"])
+@pytest.mark.parametrize("method", ["slimming", "sfp", "fpgm", "l1", "random"])
 @every_topology
 def test_a_ratio_is_met_on_every_topology(method: str, topology: str) -> None:
-    pruner = build_on(method, topology, ratio=0.4)
+    shares = {"ratio_dist": 0.4, "ratio_norm": 0.0} if method == "fpgm" else {"ratio": 0.4}
+    pruner = build_on(method, topology, **shares)
     take_steps(pruner, sgd(pruner), topology, range(2))
     masks = pruner.decide()
     groups = [torch.cat(list(masks.values()))] if method == "slimming" else list(masks.values())
