@@ -10,8 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.methods import REGISTRY, RandomPruner
-from softprune.train import alignment
+from softprune.train import convolutions
 from softprune.train import step as step_module
+from softprune.train.convolutions import nodes
 from softprune.train.feed import make_feed
 from softprune.train.optim import make_sgd
 from softprune.train.sampler import EpochSampler
@@ -110,15 +111,15 @@ def test_compiled_and_recorded_steps_are_the_eager_ones(method: str, monkeypatch
         assert recorded.equal(eager)
 
 
-def test_steps_with_widened_convolutions_are_the_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alignment, "CHANNELS", 4)  # the network here is too narrow for eight
+def test_steps_with_fitted_convolutions_are_the_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "CHANNELS", 4)  # the network here is narrow
     wide: list[Any] = []
     monkeypatch.setattr(
-        step_module, "widened", lambda graph: wide.append(alignment.widened(graph)) or wide[-1]
+        step_module, "fitted", lambda graph: wide.append(convolutions.fitted(graph)) or wide[-1]
     )
     cpu = torch.device("cpu")
     _, eager = trained("scp", cpu, mode="eager")
-    mode, compiled = trained("scp", cpu, mode="compile", compile_backend="aot_eager", align_channels=True)
+    mode, compiled = trained("scp", cpu, mode="compile", compile_backend="aot_eager", fit_convolutions=True)
     assert mode == "compile"
     assert any(graph is not None for graph in wide)
     torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-6)
@@ -127,15 +128,15 @@ def test_steps_with_widened_convolutions_are_the_eager_ones(monkeypatch: pytest.
     assert not wide  # on a CPU it is not asked for
 
 
-def test_what_cannot_be_widened_is_compiled_as_it_is(
+def test_what_cannot_be_fitted_is_compiled_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(graph: Any) -> Any:
         raise RuntimeError("no room\nfor zeros")
 
-    monkeypatch.setattr(step_module, "widened", broken)
+    monkeypatch.setattr(step_module, "fitted", broken)
     cpu = torch.device("cpu")
-    mode, compiled = trained("scp", cpu, mode="compile", compile_backend="aot_eager", align_channels=True)
+    mode, compiled = trained("scp", cpu, mode="compile", compile_backend="aot_eager", fit_convolutions=True)
     assert mode == "compile"
     assert "stay as they are: RuntimeError: no room for zeros" in caplog.text
     torch.testing.assert_close(compiled, trained("scp", cpu, mode="eager")[1], rtol=1e-4, atol=1e-6)
@@ -144,14 +145,14 @@ def test_what_cannot_be_widened_is_compiled_as_it_is(
 @pytest.mark.parametrize(
     ("bf16", "cuda", "wanted"), [(True, True, True), (True, False, False), (False, True, False)]
 )
-def test_convolutions_are_widened_in_bfloat16_on_cuda(
+def test_convolutions_are_fitted_in_bfloat16_on_cuda(
     bf16: bool, cuda: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = TrainStep.__new__(TrainStep)
     step.options, step.device = StepOptions(bf16=bf16), torch.device("cuda" if cuda else "cpu")
-    assert step._aligns() is wanted
-    step.options = StepOptions(bf16=bf16, align_channels=not wanted)
-    assert step._aligns() is not wanted
+    assert step._fits() is wanted
+    step.options = StepOptions(bf16=bf16, fit_convolutions=not wanted)
+    assert step._fits() is not wanted
 
 
 class _Reads(TorchDispatchMode):

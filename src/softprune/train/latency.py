@@ -1,9 +1,15 @@
 """How long a forward takes: the number for the table of a run, not a benchmark."""
 
+import logging
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+from softprune.train.capture import capture_graph
+
+log = logging.getLogger(__name__)
 
 _REPEATS = 30
 _SECONDS = 1.5
@@ -14,21 +20,44 @@ _WARM_UP = 3
 def latency_ms(network: nn.Module, batch: Tensor) -> float:
     """Time of a forward in eval mode, in milliseconds; at most about two seconds are spent on it.
 
-    The fastest of the repeats: the others say more about what else the machine was doing.
+    The fastest of the repeats: the others say more about what else the machine was doing. On CUDA a recorded forward is
+    replayed, so that the time is the GPU's own: small networks otherwise take as long as Python needs to launch them.
     """
     training = network.training
     network.eval()
+    try:
+        return 1000 * min(_times(network, batch))
+    finally:
+        network.train(training)
+
+
+def _times(network: nn.Module, batch: Tensor) -> list[float]:
     times: list[float] = []
+    cuda = batch.device.type == "cuda"
+    call = _recorded(network, batch) if cuda else lambda: network(batch)
     began = time.perf_counter()
     for number in range(_WARM_UP + _REPEATS):
         start = time.perf_counter()
-        network(batch)
-        if batch.device.type == "cuda":
+        call()
+        if cuda:
             torch.cuda.synchronize(batch.device)
         end = time.perf_counter()
         if number >= _WARM_UP:
             times.append(end - start)
         if times and end - began > _SECONDS:
             break
-    network.train(training)
-    return 1000 * min(times)
+    return times
+
+
+def _recorded(network: nn.Module, batch: Tensor) -> Callable[[], object]:
+    """The forward as a CUDA graph; as it is where it cannot be recorded."""
+
+    def forward() -> None:
+        network(batch)
+
+    try:
+        graph = capture_graph(forward, batch.device, trial=forward, undo=lambda: None)
+    except RuntimeError as error:
+        log.info("the forward is timed from Python, since it cannot be recorded: %s", error)
+        return forward
+    return lambda: graph.replay()

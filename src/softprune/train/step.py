@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.masks import Chain, Clock, draw_chain
-from softprune.train.alignment import widened
 from softprune.train.capture import Snapshot, Stateful, capture_graph
+from softprune.train.convolutions import fitted
 from softprune.train.feed import Feed
 from softprune.train.optim import match_gradients, match_layout, share_rate
 from softprune.train.schedule import Schedule
@@ -86,8 +86,8 @@ class StepOptions:
     """The backend of torch.compile."""
     compile_options: tuple[tuple[str, Any], ...] = ()
     """Settings of the backend."""
-    align_channels: bool | None = None
-    """Whether compiled convolutions of odd widths are widened by zeros; None: in bfloat16 on CUDA, where it pays."""
+    fit_convolutions: bool | None = None
+    """Whether compiled convolutions are rewritten for tensor cores; None: in bfloat16 on CUDA, where it pays."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +356,7 @@ class TrainStep:
         if self.options.compile_backend == "inductor" and self.device.type == "cuda":
             options = {**_INDUCTOR_ON_CUDA, **options}
         backend = lookup_backend(self.options.compile_backend)
-        align = self._aligns()
+        fit = self._fits()
 
         def keep(graph: Any, inputs: Any) -> Any:
             # A recorded graph holds no reference to the kernels and constants that it uses, and torch.compile may
@@ -364,10 +364,10 @@ class TrainStep:
             patches = {"config_patches": options} if options else {}
             compiled = None
             try:
-                wide = widened(graph) if align else None
-                compiled = backend(wide, inputs, **patches) if wide is not None else None
+                fit_graph = fitted(graph) if fit else None
+                compiled = backend(fit_graph, inputs, **patches) if fit_graph is not None else None
             except Exception as error:
-                log.warning("convolutions of odd widths stay as they are: %s", _in_short(error))
+                log.warning("convolutions stay as they are: %s", _in_short(error))
             if compiled is None:
                 compiled = backend(graph, inputs, **patches)
             self._compiled.append(compiled)
@@ -376,8 +376,8 @@ class TrainStep:
         self._forward = torch.compile(self._loss_of, backend=keep, dynamic=False)
         self._chain = torch.compile(draw_chain, backend=keep, dynamic=False)
 
-    def _aligns(self) -> bool:
-        asked = self.options.align_channels
+    def _fits(self) -> bool:
+        asked = self.options.fit_convolutions
         return self.options.bf16 and self.device.type == "cuda" if asked is None else asked
 
     def _snapshot(self) -> Snapshot:

@@ -1,0 +1,24 @@
+"""A whole graph, its convolutions rewritten."""
+
+import copy
+
+from torch.fx import GraphModule
+
+from softprune.train.convolutions.nodes import convolutions
+from softprune.train.convolutions.products import is_thin, multiply_out
+from softprune.train.convolutions.widening import is_odd, widen
+
+
+def fitted(graph: GraphModule) -> GraphModule | None:
+    """A copy of a graph of torch.compile whose convolutions suit tensor cores; None where all of them do already."""
+    if not any(is_thin(each) or is_odd(each) for each in convolutions(graph)):
+        return None
+    copied = copy.deepcopy(graph)
+    for each in convolutions(copied):
+        if is_thin(each):
+            multiply_out(each)
+        elif is_odd(each):
+            widen(each)
+    copied.graph.lint()
+    copied.recompile()
+    return copied

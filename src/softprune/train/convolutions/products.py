@@ -1,0 +1,103 @@
+"""Convolutions with very few outputs, such as DenseNet's, as matrix products.
+
+A convolution with a 3x3 kernel is nine products of the image with a slice of the kernel, each shifted by its tap, and
+summed. As one product the nine slices stand side by side: twelve outputs are 108 columns, a shape that matrix products
+are fast at, where convolution kernels leave most of their tile of 64 or more outputs empty. Its gradients are products,
+too: of the nine shifted copies of the output's gradient.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softprune.train.convolutions.nodes import Convolution, layout_of, missing
+
+MOST_OUTPUTS = 16
+"""More fill a convolution kernel's tile, and nine times as many columns would be written and read for nothing."""
+
+
+def is_thin(convolution: Convolution) -> bool:
+    """Whether few outputs come from more inputs, in steps of one and with a kernel beyond 1x1."""
+    outputs, inputs = convolution.widths
+    taps = convolution.kernel[0] * convolution.kernel[1]
+    if not (outputs <= MOST_OUTPUTS and outputs < inputs and taps > 1):
+        return False
+    arguments = convolution.arguments
+    steps = [_pair(arguments.get(name, 1)) for name in ("stride", "dilation")]
+    return steps == [(1, 1), (1, 1)] and _pair(arguments.get("padding", 0)) is not None
+
+
+def multiply_out(convolution: Convolution) -> None:
+    """Put the product in the convolution's place."""
+    node, arguments, result = convolution.node, convolution.arguments, convolution.result
+    padding = _pair(arguments.get("padding", 0))
+    with convolution.graph.inserting_before(node):
+        product = convolution.call(
+            convolve_by_product, arguments["input"], arguments["weight"], padding, result.dtype
+        )
+        if arguments.get("bias") is not None:
+            bias = convolution.call(torch.reshape, arguments["bias"], (-1, 1, 1))
+            product = convolution.call(torch.add, product, convolution.call(Tensor.to, bias, result.dtype))
+        # What follows may rely on the strides that it was traced with.
+        same = convolution.call(Tensor.contiguous, product, memory_format=layout_of(result))
+    node.replace_all_uses_with(same)
+    convolution.graph.erase_node(node)
+
+
+def convolve_by_product(
+    image: Tensor, weight: Tensor, padding: tuple[int, int], dtype: torch.dtype
+) -> Tensor:
+    """What conv2d gives for a stride of one, in steps that autograd and the compiler can read."""
+    outputs, inputs, *kernel = weight.shape
+    taps = kernel[0] * kernel[1]
+    more = missing(inputs)
+    # Casts and zeros come before the reordering, so that the kernel before writes all of it at once.
+    pixels = F.pad(image.to(dtype).permute(0, 2, 3, 1), (0, more))
+    columns = weight.to(dtype).permute(1, 2, 3, 0).reshape(inputs, taps * outputs)
+    columns = F.pad(columns, (0, missing(taps * outputs), 0, more))
+    product = (pixels.reshape(-1, inputs + more) @ columns).view(*pixels.shape[:3], -1)
+    slices = product.narrow(3, 0, taps * outputs).unflatten(3, (*kernel, outputs))
+    return _SumOfTaps.apply(slices, padding).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _SumOfTaps(torch.autograd.Function):
+    """Shift each tap's slice into place and sum them: (N, H, W, kernel, kernel, C) to (N, H', W', C).
+
+    Autograd would take the gradient apart into a kernel for each tap; as views of one padded tensor it is one copy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, slices: Tensor, padding: tuple[int, int]) -> Tensor:
+        ctx.padding, ctx.kernel = padding, tuple(slices.shape[3:5])
+        high, wide = ctx.kernel
+        total: Any = 0
+        for row in range(high):
+            for column in range(wide):
+                top, left = padding[0] - row, padding[1] - column
+                bottom, right = 2 * padding[0] - high + 1 - top, 2 * padding[1] - wide + 1 - left
+                piece = slices[:, :, :, row, column].to(_summed_in(slices.dtype))
+                total = total + F.pad(piece, (0, 0, left, right, top, bottom))
+        return total.to(slices.dtype)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (high, wide), (top, left) = ctx.kernel, ctx.padding
+        top, left = high - 1 - top, wide - 1 - left
+        gradient = F.pad(gradients[0], (0, 0, left, left, top, top))
+        views = gradient.unfold(1, high, 1).unfold(2, wide, 1).flip(4, 5)
+        return views.permute(0, 1, 2, 4, 5, 3), None
+
+
+def _summed_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    """A number or two as two; None for a word ("same")."""
+    if isinstance(value, int):
+        return value, value
+    if isinstance(value, (tuple, list)) and all(isinstance(each, int) for each in value):
+        return (value[0], value[-1])
+    return None
