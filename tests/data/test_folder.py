@@ -2,6 +2,7 @@
 
 import builtins
 import logging
+import os
 import re
 
 import pytest
@@ -93,6 +94,38 @@ def test_a_broken_image_is_named_when_its_batch_comes(root, workers):
     batches = FolderLoader(train, workers=workers).batches(torch.tensor([[0], [broken]]), torch.zeros(2, 1))
     with pytest.raises(DataError, match=r"Got .*cat/2\.png, which is not"):
         list(batches)
+
+
+def test_an_image_that_cannot_be_resized_is_named(root, monkeypatch):
+    def odd(*_):
+        raise ValueError("height and width must be > 0")
+
+    train = _load(root).train
+    monkeypatch.setattr("softprune.data.folder._crop", odd)
+    assert train[10, 0] == BrokenImage(str(root / "train" / "cat" / "2.png"), "height and width must be > 0")
+
+
+def _killed(items):
+    os._exit(9)
+
+
+def _failing(items):
+    raise MemoryError("no room for a batch")
+
+
+@pytest.mark.parametrize(
+    ("workers", "collate", "found"),
+    [
+        (0, _failing, r"Got MemoryError: no room for a batch\."),
+        (1, _failing, r"Got MemoryError: MemoryError: no room for a batch\."),
+        (1, _killed, r"Got RuntimeError: DataLoader worker .* exited unexpectedly\. If a loader"),
+    ],
+)
+def test_whatever_stops_the_loader_is_an_error_of_the_data(root, monkeypatch, workers, collate, found):
+    monkeypatch.setattr("softprune.data.loader.collate", collate)
+    loader = FolderLoader(_load(root).train, workers=workers)
+    with pytest.raises(DataError, match=found):
+        list(loader.batches(torch.tensor([[0], [1]]), torch.zeros(2, 1)))
 
 
 def test_a_missing_split(root):

@@ -72,14 +72,14 @@ class FolderDataset(torch.utils.data.Dataset[Any]):
         path = self.path(index)
         try:
             image = _open(path)
-        except Exception as error:  # decoders raise nearly anything
+            if self.augment:
+                image = self._augmented(image, draw, transforms)
+            else:
+                image = transforms.resize(image, [round(self.size * 256 / 224)])
+                image = transforms.center_crop(image, [self.size])
+            return transforms.pil_to_tensor(image), int(self.labels[index])
+        except Exception as error:  # decoders raise nearly anything, resizing at odd shapes
             return BrokenImage(str(path), f"{error or type(error).__name__}")
-        if self.augment:
-            image = self._augmented(image, draw, transforms)
-        else:
-            image = transforms.resize(image, [round(self.size * 256 / 224)])
-            image = transforms.center_crop(image, [self.size])
-        return transforms.pil_to_tensor(image), int(self.labels[index])
 
     def _augmented(self, image: Image, draw: int, transforms: Any) -> Image:
         chance = random.Random((self.seed << 64) + draw)

@@ -59,7 +59,7 @@ class FolderLoader:
         """Images (uint8) and labels on the device for each row of `indices`; `draws` has the same shape."""
         self._order.indices, self._order.draws = indices.cpu(), draws.cpu()
         waiting: tuple[Tensor, Tensor] | None = None
-        for host in self._loader:
+        for host in self._loaded():
             if isinstance(host, BrokenImage):
                 raise DataError(
                     f"Every image must be readable. Got {host.path}, which is not: {host.reason}. "
@@ -71,6 +71,17 @@ class FolderLoader:
             waiting = coming
         if waiting is not None:
             yield self._arrived(waiting)
+
+    def _loaded(self) -> Iterator[tuple[Tensor, Tensor] | BrokenImage]:
+        try:
+            yield from self._loader
+        except Exception as error:  # of a worker that was killed, for one
+            # A worker's traceback ends with what went wrong.
+            what = f"{type(error).__name__}: {str(error).strip().rpartition(chr(10))[2]}"
+            raise DataError(
+                f"Every batch must come out of the loader. Got {what}. If a loader process was killed, memory may "
+                "have run out: free some, or begin a run with fewer data.workers."
+            ) from error
 
     def _send(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         if self._copies is None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from softprune.data import DataBundle
-from softprune.errors import CheckpointError, ConfigError, SoftpruneError
+from softprune.errors import CheckpointError, ConfigError, DataError, SoftpruneError
 from softprune.finite import not_finite
 from softprune.plan import PrunePlan
 from softprune.surgery import apply_plan, plans_of, remap_optimizer
@@ -60,6 +60,7 @@ class Trainer:
         self.cuts: list[str] = []
         self.pruned: dict[str, Any] | None = None
         self.epoch = self.batch = 0
+        self.ended = False
         self.seconds = self.epoch_seconds = 0.0
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self._begin_clock()
@@ -85,6 +86,12 @@ class Trainer:
 
     def run(self) -> str | None:
         """Train to the end and return None, or the reason to stop early; either way all is saved."""
+        try:
+            return self._run()
+        except DataError as error:
+            raise DataError(f"{error} {self._saved_before_the_error()}") from error
+
+    def _run(self) -> str | None:
         while self.epoch < self.total_epochs:
             if self.batch == 0:
                 self._cut_if_due()
@@ -160,8 +167,10 @@ class Trainer:
         stage, step = self.stage, self.stage.step
         totals = step.totals()
         self._count_time()
-        if stage.pruner is not None:
+        if stage.pruner is not None and not self.ended:
+            # Once per epoch, also where a test image that cannot be read stops the run right behind it.
             stage.pruner.end_epoch(self.epoch)
+        self.ended = True
         tested: EvalTotals | None = None
         with stage.judged() as network:
             if stage.pruner is not None and self.epoch + 1 == self.config.train.epochs:
@@ -189,7 +198,7 @@ class Trainer:
         }
         self.history.append(row)
         self._count_time()
-        self.epoch, self.batch, self.epoch_seconds = self.epoch + 1, 0, 0.0
+        self.epoch, self.batch, self.ended, self.epoch_seconds = self.epoch + 1, 0, False, 0.0
         if self.world.is_writer:
             self.folder.append_metrics(row)
             if self.events is not None:
@@ -202,7 +211,7 @@ class Trainer:
     def _cut_if_due(self) -> None:
         if self.stage.pruner is None:
             return
-        if self.epoch == self.config.train.compact_at > 0:
+        if self.epoch == self.config.train.compact_at > 0 and not self.cuts:
             self._cut_and_go_on()
         elif self.in_finetuning:
             network = self.conclude_pruning()
@@ -234,6 +243,9 @@ class Trainer:
             self.book.note(network)
             kept = self.accounts.kept(pruner, self.book)
             compact = pruner.compact()
+        # Reads images, which may fail: before anything says that the network was cut.
+        if self.config.train.recalibrate:
+            recalibrate(compact, self.stage.step.feed, self.config.train.recalibrate)
         self.pruned = {
             "kept": kept,
             "top1": tested.top1,
@@ -241,8 +253,6 @@ class Trainer:
             "sites": self.book.records(masks),
         }
         self.cuts.append(plans_of(compact)[-1].to_json())
-        if self.config.train.recalibrate:
-            recalibrate(compact, self.stage.step.feed, self.config.train.recalibrate)
         return compact
 
     def _stage(self, network: nn.Module, **carried: Any) -> Stage:
@@ -278,12 +288,31 @@ class Trainer:
         weights = f"--set model.weights={self.folder.path}"
         return f"{kept}: start from its weights with `{again} {weights}`, or anew without `{weights}`."
 
+    def _saved_before_the_error(self) -> str:
+        """Save the last finished step, as a signal would have it saved, when an image cannot be read. Says the rest."""
+        if self.world.size > 1:
+            # Saving takes all processes together, and the others are in the middle of a step.
+            return f"Several processes cannot save at such a moment. {self.way_on()}"
+        try:
+            self.save()
+        except SoftpruneError as error:
+            return f"The steps since the last checkpoint could not be saved: {error} {self.way_on()}"
+        return f"Every finished step is saved. {self.way_on()}"
+
+    def way_on(self) -> str:
+        """What to do when the images are mended."""
+        last = newest_path(self.folder.checkpoints)
+        start = "the beginning, as there is no checkpoint yet" if last is None else last
+        return f"Once that is mended, `softprune resume {self._whole_run().path}` goes on from {start}."
+
     def _recipe(self) -> Path:
-        """The configuration to start the run from again; a baseline is started by the run that it is in."""
+        """The configuration to start the run from again."""
+        return self._whole_run().config
+
+    def _whole_run(self) -> RunFolder:
+        """The run that is started and resumed; for a baseline that is the one that it is in."""
         whole = RunFolder(self.folder.path.parent)
-        return (
-            whole.config if self.folder.path == whole.dense and whole.config.is_file() else self.folder.config
-        )
+        return whole if self.folder.path == whole.dense and whole.config.is_file() else self.folder
 
     def save(self) -> Path | None:
         """Write a checkpoint. All processes must call it together; one writes."""
@@ -298,6 +327,7 @@ class Trainer:
             "data": _describe_data(self.data),
             "epoch": self.epoch,
             "batch": self.batch,
+            "ended": self.ended,
             "cuts": self.cuts,
             "pruned": self.pruned,
             "model": self.stage.network.state_dict(),
@@ -315,6 +345,7 @@ class Trainer:
     def _restore(self, state: dict[str, Any]) -> None:
         self._check_data(state)
         self.epoch, self.batch = state["epoch"], state["batch"]
+        self.ended = state.get("ended", False)  # an older checkpoint lies between two steps
         self.cuts, self.pruned, self.history = state["cuts"], state["pruned"], state["history"]
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
         self.started, self.book = state["started"], SiteBook.from_state(state["book"])

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from softprune.data import DataBundle, load_data
-from softprune.errors import CheckpointError, ConfigError
+from softprune.errors import CheckpointError, ConfigError, DataError
 from softprune.train.checkpoint import newest_path, read_newest
 from softprune.train.config import MethodConfig, RunConfig
 from softprune.train.distributed import World, join_world, leave_world
@@ -151,7 +151,10 @@ def _train(
     reason = trainer.run()
     if reason is not None:
         return reason, None
-    result = finish(trainer)
+    try:
+        result = finish(trainer)
+    except DataError as error:
+        raise DataError(f"{error} All training is done and saved. {trainer.way_on()}") from error
     world.barrier()
     return None, result
 
