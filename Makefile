@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.installed-run
 TEST := $(VENV)/.installed-test
 PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
-EXTRAS := dev,vision,timm,onnx,lightning,accelerate
+EXTRAS := dev,vision,timm,onnx,tensorboard,lightning,accelerate
 PYTEST_ARGS ?=
 
 .PHONY: help demo test lint types pytest property zoo clean

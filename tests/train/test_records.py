@@ -12,7 +12,6 @@ import torch
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
 from softprune.train.config import RunConfig
 from softprune.train.environment import describe_environment
-from softprune.train.events import EventWriter
 from softprune.train.records import RunFolder, finite
 
 
@@ -153,9 +152,3 @@ def test_the_environment_is_plain_and_complete() -> None:
     assert json.loads(json.dumps(environment)) == environment
     assert {"python", "torch", "softprune", "device", "platform", "git"} <= environment.keys()
     assert environment["device"].startswith("CPU (")
-
-
-def test_tensorboard_missing_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"softprune\[tensorboard\]"):
-        EventWriter(tmp_path)

@@ -8,9 +8,15 @@ from softprune.errors import ConfigError
 
 
 class EventWriter:
-    """Writes each epoch's numbers as scalars."""
+    """Writes each epoch's numbers as scalars.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Where the event files are; every start and resume adds one.
+        step: Steps that the run goes on from. What an earlier process wrote of later ones, which are trained again,
+            is void from now on.
+    """
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -18,7 +24,7 @@ class EventWriter:
                 "records.tensorboard needs the package tensorboard. Got an ImportError: install it with "
                 '`pip install "softprune[tensorboard]"`, or set records.tensorboard = false.'
             ) from error
-        self._writer = SummaryWriter(str(folder))
+        self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add one line of metrics.jsonl."""

@@ -70,9 +70,11 @@ class Trainer:
             self.book = SiteBook() if self.stage.pruner is None else SiteBook.of(self.stage.pruner)
         else:
             self._restore(state)
-        self.events = EventWriter(folder.events) if config.records.tensorboard and world.is_writer else None
+        self.events: EventWriter | None = None
         if world.is_writer:
             folder.write_history(self.history)
+            if config.records.tensorboard:
+                self.events = EventWriter(folder.events, self.history[-1]["step"] if self.history else 0)
 
     @property
     def total_epochs(self) -> int:
