@@ -1,5 +1,6 @@
 """The pages in a real headless Chromium: no errors, working interaction, readable without scripts."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,9 @@ def test_the_comparison_renders_and_hides_runs(
         make_run(f"{level}-{seed}", seed=seed, level=level)[0] for level in (0.7, 1.2) for seed in (0, 1)
     ]
     folders += [make_run(f"deep-{level}", "resnet164", level=level)[0] for level in (0.7, 1.2)]
+    known, record = make_run("known", "vgg16")
+    (known / "result.json").write_text(json.dumps({**record, "name": "cifar10-vgg16-scp"}))
+    folders.append(known)
     page = render_comparison(folders, tmp_path / "comparison.html")
     chromium.open(page, width=width)
     assert chromium.problems == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from softprune.errors import ConfigError
-from softprune.report import render_comparison, render_run
+from softprune.report import load_run, paper_rows, render_comparison, render_run, table_cells
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 NASTY = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
@@ -167,6 +167,37 @@ def test_the_comparison_gives_mean_and_spread(make_run: Make) -> None:
     for position, (name, kept) in enumerate((site["name"], site["kept"]) for site in made[3][1]["sites"]):
         assert name in page, position
         assert kept in values
+
+
+def test_the_comparison_has_the_papers_figures_beside_ours(make_run: Make, tmp_path: Path) -> None:
+    def named(name: str, **options: Any) -> Path:
+        folder, record = make_run(f"{name}-{options['seed']}", "vgg16", **options)
+        (folder / "result.json").write_text(json.dumps({**record, "name": name}))
+        return folder
+
+    folders = [named("cifar10-vgg16-scp", seed=seed) for seed in (0, 1)]
+    folders += [
+        named("my-own", seed=0, level=0.5),
+        named("cifar10-vgg16-slimming", seed=0, method="slimming"),
+    ]
+    titles = {"scp": "SCP", "slimming": "Slimming"}
+    page = plain(render_comparison(folders, tmp_path / "c.html", titles).read_text())
+    found = re.search(r'id="beside-paper">.*?</figure>', page, re.DOTALL)
+    assert found
+    rows = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
+        for row in re.findall(r"<tr>(.*?)</tr>", re.sub(r"<small>(.*?)</small>", r" \1", found[0]), re.DOTALL)
+    ]
+    heads, cells = table_cells(paper_rows([load_run(folder) for folder in folders], titles))
+    assert rows == [heads, *([text if text != "-" else "\N{EM DASH}" for text in line] for line in cells)]
+    best = heads.index("acc. best") + 1
+    assert [(row[2], row[4], row[best]) for row in rows[1:]] == [
+        ("SCP", "cifar10-vgg16-scp", "93.79"),
+        ("SCP", "my-own", "\N{EM DASH}"),
+        ("Slimming", "cifar10-vgg16-slimming", "10.00"),
+    ]
+    # A table of runs that the paper knows nothing of would only say again what the first one says.
+    assert "beside-paper" not in render_comparison(folders[2:3], tmp_path / "c.html").read_text()
 
 
 def test_runs_on_different_networks_and_data_compare_with_a_warning(make_run: Make, tmp_path: Path) -> None:

@@ -49,25 +49,29 @@ def compare(
         return
     from softprune.report import render_comparison
 
-    say(f"Comparison: {render_comparison(folders, out)}")
+    say(f"Comparison: {render_comparison(folders, out, _titles())}")
 
 
 def print_comparison(folders: Sequence[Path]) -> str:
     """Print the paper's table for finished runs, and return it in Markdown."""
-    from softprune.methods import REGISTRY
     from softprune.report import load_run, markdown, paper_rows, table_cells
     from softprune.train.records import RunFolder
 
     for folder in folders:
         RunFolder(folder).read_result()  # says what to do about a run that is not finished
-    rows = paper_rows(
-        [load_run(folder) for folder in folders], {name: entry.title for name, entry in REGISTRY.items()}
-    )
+    rows = paper_rows([load_run(folder) for folder in folders], _titles())
     heads, cells = table_cells(rows)
     where = {(row.data, row.model) for row in rows}
     title = "{1} on {0}".format(*where.pop()) if len(where) == 1 else ""
     print_table(title, *_without(heads, cells, _unneeded(heads, cells)))
     return markdown(rows)
+
+
+def _titles() -> dict[str, str]:
+    """The methods in words."""
+    from softprune.methods import REGISTRY
+
+    return {name: entry.title for name, entry in REGISTRY.items()}
 
 
 def _unneeded(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> set[int]:

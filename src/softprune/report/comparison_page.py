@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from softprune.errors import ConfigError
 from softprune.train.files import write_atomically
 
+from .comparison.beside_paper import beside_paper
 from .comparison.overlay import overlay
 from .comparison.pareto import pareto
 from .comparison.profiles import profiles
@@ -16,16 +17,20 @@ from .document import document
 from .figures import fold
 from .grouping import Group, group_runs, with_baselines
 from .markup import Markup, el
+from .paper_table import paper_rows
 from .reading import load_run
 from .records import Run
 from .sections.appendix import command
 from .sections.headline import known_as
 
 
-def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
+def render_comparison(
+    run_dirs: Sequence[Path | str], out: Path | str, titles: Mapping[str, str] | None = None
+) -> Path:
     """Write a self-contained HTML page that compares runs, and give its path.
 
-    Runs whose configurations differ only in the seed are one experiment, shown with mean and spread.
+    Runs whose configurations differ only in the seed are one experiment, shown with mean and spread; runs of the
+    paper's recipes also with the paper's figures. `titles`: methods in words.
 
     Raises:
         ConfigError: no run was given.
@@ -37,16 +42,17 @@ def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
         )
     runs = [load_run(folder) for folder in run_dirs]
     target = Path(out)
-    write_atomically(target, comparison_page(runs, target).encode())
+    write_atomically(target, comparison_page(runs, target, titles).encode())
     return target
 
 
-def comparison_page(runs: Sequence[Run], out: Path) -> str:
+def comparison_page(runs: Sequence[Run], out: Path, titles: Mapping[str, str] | None = None) -> str:
     """The page's HTML; links to the runs' own reports are relative to ``out``."""
     groups = group_runs(with_baselines(runs))
     parts = (
         _headline(runs, groups),
         summary_table(groups, out),
+        beside_paper(paper_rows(runs, titles)),
         pareto(groups),
         overlay(groups),
         profiles(groups),
