@@ -41,8 +41,8 @@ DOCUMENT = ROOT.parent / "docs" / "latency.md"
 CUT = {"vgg16": 0.662, "resnet56": 0.515, "densenet40": 0.708, "resnet50": 0.543}
 """Share of the FLOPs that SCP cuts in the paper's tables (CIFAR-10; ImageNet for ResNet-50)."""
 CLASSES = {"resnet50": 1000}
-GRAPHS = "+graphs"
-"""Of a backend's name: recorded as a CUDA graph."""
+MODES = {"+graphs": "reduce-overhead", "+autotune": "max-autotune"}
+"""Of a backend's name: recorded as a CUDA graph; and the compiler tries kernels of its own out."""
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -63,9 +63,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         record["rows"] += json.loads(other.read_text(encoding="utf-8"))["rows"]
         _write(record, options.out)
     runs = dict(item.split("=", 1) for item in options.run)
-    kinds = itertools.product(options.models, options.round_to, _dtypes(options), options.gathers)
-    for name, rounding, dtype, gathers in kinds:
-        wanted = [row for row in _wanted(name, rounding, dtype, gathers, options) if not _has(record, row)]
+    kinds = itertools.product(
+        options.models, options.round_to, _dtypes(options), options.gathers, options.fold
+    )
+    for name, rounding, dtype, gathers, fold in kinds:
+        wanted = [
+            row for row in _wanted(name, rounding, dtype, gathers, fold, options) if not _has(record, row)
+        ]
         if name in runs and (rounding, gathers) != ("1", "yes"):
             continue  # a trained run has its cut already
         if not wanted or time.monotonic() > deadline:
@@ -82,17 +86,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             if time.monotonic() > deadline:
                 print("time limit reached; run again to go on")
                 return record
+            backend, plus, mode = key["backend"].partition("+")
             report = compare(
                 dense,
                 compact,
                 example,
-                backends=[key["backend"].removesuffix(GRAPHS)],
+                backends=[backend],
                 batches=[key["batch"]],
                 device=options.device,
                 dtype=key["dtype"],
                 threads=options.threads,
                 channels_last=key["channels_last"],
-                compile_mode="reduce-overhead" if key["backend"].endswith(GRAPHS) else "default",
+                compile_mode=MODES.get(plus + mode, "default"),
+                fold_bn=key["fold_bn"],
                 repeats=options.repeats,
                 alone=lambda: _holding(options.lock),
             )
@@ -126,6 +132,9 @@ def _parser() -> argparse.ArgumentParser:
         "--gathers", nargs="+", default=["yes"], choices=("yes", "no"), help="indices into shared streams"
     )
     parser.add_argument(
+        "--fold", nargs="+", default=["no"], choices=("yes", "no"), help="BatchNorms into convolutions"
+    )
+    parser.add_argument(
         "--run", nargs="+", default=[], metavar="MODEL=FOLDER", help="take the cut of a trained run"
     )
     parser.add_argument(
@@ -151,17 +160,18 @@ def _dtypes(options: argparse.Namespace) -> list[str]:
 
 
 def _wanted(
-    name: str, rounding: str, dtype: str, gathers: str, options: argparse.Namespace
+    name: str, rounding: str, dtype: str, gathers: str, fold: str, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """The rows of one network and cut, as the keys that tell them apart."""
     cuda = options.device.startswith("cuda")
-    backends = options.backends or ["eager", "compile", f"compile{GRAPHS}" if cuda else "onnxruntime"]
+    backends = options.backends or ["eager", "compile", "compile+graphs" if cuda else "onnxruntime"]
     batches = options.batches or ([1, 64, 256] if cuda else [1, 64])
     for backend, batch in itertools.product(backends, batches):
         yield {
             "model": name,
             "round_to": rounding,
             "gathers": gathers == "yes",
+            "fold_bn": fold == "yes",
             "backend": backend,
             "dtype": dtype,
             "batch": batch,

@@ -10,9 +10,10 @@ def render(records: list[dict[str, Any]]) -> str:
         "",
         "Milliseconds per forward, dense against compact, in turns within one process: medians over blocks, and the",
         "quartiles of the speed-up. *MACs* is what of them is left; *realised* the speed-up over the ratio of MACs.",
-        "*multiple*: widths are rounded up to it (`auto` measures which one is fastest on the machine). Channels go by",
-        "lot until at least the paper's share of MACs is gone. Rendered from `benchmarks/records/latency-*.json` by",
-        "`python benchmarks/latency.py --render`; [bench.md](bench.md) says what multiples and gathers are for.",
+        "*multiple*: widths are rounded up to it (`auto` measures which one is fastest on the machine); *folded*:",
+        "BatchNorms are part of the convolutions. Channels go by lot until at least the paper's share of MACs is gone.",
+        "Rendered from `benchmarks/records/latency-*.json` by `python benchmarks/latency.py --render`;",
+        "[bench.md](bench.md) says what multiples and gathers are for.",
         "",
     ]
     for record in records:
@@ -34,6 +35,7 @@ def render(records: list[dict[str, Any]]) -> str:
 def _line(row: dict[str, Any]) -> str:
     multiple = f"{row['multiple']} (auto)" if row["round_to"] == "auto" else str(row["multiple"])
     multiple += "" if row["gathers"] else ", no gathers"
+    multiple += ", folded" if row["fold_bn"] else ""
     cells = [row["model"], multiple, row["backend"], row["dtype"], str(row["batch"])]
     if row["speed_up"] is None:
         return "| " + " | ".join([*cells, "", "", "", row["note"], ""]) + " |"

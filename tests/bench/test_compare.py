@@ -1,13 +1,15 @@
 """Dense against compact: every backend is measured as asked, and nothing is left changed."""
 
+import copy
 import json
 
 import pytest
 import torch
 from export_networks import Dense, compacted
 
-from softprune.bench import compare
+from softprune.bench import BACKENDS, compare
 from softprune.errors import ConfigError
+from softprune.export.folding import count_batch_norms
 
 
 def test_eager_and_onnx_runtime_rows() -> None:
@@ -66,6 +68,23 @@ def test_the_mode_of_the_compiler_is_used_and_noted(monkeypatch: pytest.MonkeyPa
     assert modes == ["reduce-overhead", "reduce-overhead"]
     assert [row.compile_mode for row in rows] == ["", "reduce-overhead"]
     assert all(row.to_dict()["channels_last"] for row in rows)
+
+
+def test_both_networks_are_folded_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense, compact, example = compacted("residual")
+    timed = []
+    eager = BACKENDS["eager"]
+    monkeypatch.setitem(BACKENDS, "eager", lambda model, *rest: timed.append(model) or eager(model, *rest))
+    (plain,) = compare(dense, compact, example, repeats=1).rows
+    (row,) = compare(dense, compact, example, repeats=1, fold_bn=True).rows
+    assert not plain.fold_bn
+    assert row.to_dict()["fold_bn"]
+    assert row.mac_ratio == plain.mac_ratio
+    before, folded = timed[:2], timed[2:]
+    assert before == [dense, compact]
+    for was, model in zip(before, folded, strict=True):
+        assert count_batch_norms(model) < count_batch_norms(was)
+        torch.testing.assert_close(model(example), copy.deepcopy(was).eval()(example), rtol=1e-3, atol=1e-5)
 
 
 def test_what_a_backend_cannot_do_is_a_note() -> None:

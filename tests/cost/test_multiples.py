@@ -58,7 +58,7 @@ def test_mistakes() -> None:
 
 @pytest.mark.parametrize(
     ("widths", "expected"),
-    [([64] * 4, 16), ([16, 32, 64], 8), ([16, 32, 32, 64], 16), ([8, 8, 8], 4), ([1, 1], 1)],
+    [([64] * 4, 16), ([16, 32, 64], 16), ([16, 16, 32, 64], 8), ([8, 8, 8], 4), ([1, 1], 1)],
 )
 def test_a_multiple_fits_most_layers_twice(widths: list[int], expected: int) -> None:
     assert multiples.fitting_multiple(16, widths) == expected

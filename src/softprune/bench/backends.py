@@ -29,6 +29,8 @@ class Setting:
     """CPU threads; 0 leaves them as they are."""
     channels_last: bool
     compile_mode: str
+    fold_bn: bool
+    """Whether the networks came here folded."""
 
 
 Ready = Callable[[Example], Call]

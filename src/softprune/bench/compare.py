@@ -15,6 +15,7 @@ from softprune.bench.backends import BACKENDS, Ready, Setting, cpu_threads, wait
 from softprune.bench.timing import Timing, alternate, paired_ratio
 from softprune.cost import cost
 from softprune.errors import ConfigError, SoftpruneError
+from softprune.export import fold_batch_norms
 from softprune.graph import Example, ExampleLike
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class BenchRow:
     channels_last: bool
     compile_mode: str
     """torch.compile's mode; empty for other backends."""
+    fold_bn: bool
+    """Whether BatchNorms were folded into the layers before them, in both networks."""
     dense: Timing | None
     compact: Timing | None
     speed_up: float | None
@@ -108,6 +111,7 @@ def compare(
     threads: int = 0,
     channels_last: bool = False,
     compile_mode: str = "default",
+    fold_bn: bool = False,
     repeats: int = 15,
     alone: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> BenchReport:
@@ -124,6 +128,7 @@ def compare(
         threads: CPU threads; 0 leaves them as they are.
         channels_last: Keep images and weights in channels-last memory order.
         compile_mode: torch.compile's mode; "reduce-overhead" records CUDA graphs, which small batches need.
+        fold_bn: Fold BatchNorms into the layers before them, in both networks, as one would to ship them.
         repeats: Blocks of each, in turns.
         alone: Entered while the clock runs and while convolutions are tried out, not while networks are compiled: a
             lock, say, for benchmarks that compile side by side and must not time side by side.
@@ -145,6 +150,8 @@ def compare(
             f"{[tuple(tensor.shape)[:1] for tensor in given.tensors()]}."
         )
     macs = [cost(model, given.with_batch(1)).macs for model in (dense, compact)]
+    if fold_bn:
+        dense, compact = (fold_batch_norms(model, given.with_batch(2)) for model in (dense, compact))
     where = torch.device(device)
     rows = []
     with cpu_threads(threads) as used:
@@ -154,6 +161,7 @@ def compare(
             threads=used,
             channels_last=channels_last,
             compile_mode=compile_mode,
+            fold_bn=fold_bn,
         )
         for backend in chosen:
             ready = _prepared(backend, (dense, compact), given, setting)
@@ -206,6 +214,7 @@ def _row(
         threads=setting.threads,
         channels_last=setting.channels_last,
         compile_mode=setting.compile_mode if backend == "compile" else "",
+        fold_bn=setting.fold_bn,
         dense=timings.get("dense"),
         compact=timings.get("compact"),
         speed_up=speed_up and speed_up[0],

@@ -80,6 +80,9 @@ def bench(
         str,
         typer.Option("--compile-mode", help="torch.compile's mode; reduce-overhead records CUDA graphs."),
     ] = "default",
+    fold_bn: Annotated[
+        bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them, in both networks.")
+    ] = False,
     repeats: Annotated[int, typer.Option("--repeats", help="Timed blocks of each network, in turns.")] = 15,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also write a JSON record to this file.")
@@ -111,6 +114,7 @@ def bench(
         threads=threads,
         channels_last=channels_last,
         compile_mode=compile_mode,
+        fold_bn=fold_bn,
         repeats=repeats,
     )
     columns = [
