@@ -36,7 +36,13 @@ def _line(row: dict[str, Any]) -> str:
     multiple = f"{row['multiple']} (auto)" if row["round_to"] == "auto" else str(row["multiple"])
     multiple += "" if row["gathers"] else ", no gathers"
     multiple += ", folded" if row["fold_bn"] else ""
-    cells = [row["model"], multiple, row["backend"], row["dtype"], str(row["batch"])]
+    cells = [
+        row["model"] + ("*" if row.get("crowded") else ""),
+        multiple,
+        row["backend"],
+        row["dtype"],
+        str(row["batch"]),
+    ]
     if row["speed_up"] is None:
         return "| " + " | ".join([*cells, "", "", "", row["note"], ""]) + " |"
     low, high = row["speed_up_spread"]

@@ -187,11 +187,17 @@ def test_a_gpu_computes_the_same_in_bfloat16() -> None:
     def backend(graph: GraphModule, inputs: Any) -> Any:
         return lookup_backend("inductor")(fitted(graph), inputs)
 
-    def call(x: Tensor) -> Tensor:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            result: Tensor = compiled(x)
-        return result.float()
+    def errors(network: nn.Module, forward: Any) -> list[float]:
+        def call(x: Tensor) -> Tensor:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                result: Tensor = forward(x)
+            return result.float()
 
-    compiled = torch.compile(network, backend=backend, dynamic=False)
-    for mine, theirs in zip(_gradients(network, call, images), want, strict=True):
-        assert (mine.double() - theirs).norm() < 0.05 * theirs.norm()
+        pairs = zip(_gradients(network, call, images), want, strict=True)
+        return [float((mine.double() - theirs).norm() / theirs.norm()) for mine, theirs in pairs]
+
+    plain = copy.deepcopy(network)
+    usual = errors(plain, plain)
+    fit = errors(network, torch.compile(network, backend=backend, dynamic=False))
+    # Rounding is all that differs, and there is as much of it as ever.
+    assert all(mine < 2 * theirs + 1e-3 for mine, theirs in zip(fit, usual, strict=True)), (fit, usual)
