@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from softprune.bench.advice import advice
 from softprune.bench.backends import BACKENDS, Ready, Setting, cpu_threads, waiter
 from softprune.bench.timing import Timing, alternate, paired_ratio
 from softprune.cost import cost
@@ -81,6 +82,8 @@ class BenchReport:
     rows: tuple[BenchRow, ...]
     dense_macs: int
     compact_macs: int
+    advice: tuple[str, ...] = ()
+    """What to try where the compact network was slower."""
 
     def __str__(self) -> str:
         lines = [
@@ -96,7 +99,7 @@ class BenchReport:
             low, high = row.speed_up_spread
             faster = f"{row.speed_up:.2f} ({low:.2f} to {high:.2f})"
             lines.append(f"{head}{row.dense!s:<28} {row.compact!s:<28} {faster:<22} {row.realised:.2f}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.advice])
 
 
 def compare(
@@ -169,7 +172,7 @@ def compare(
                 row = _row(backend, ready, given.with_batch(batch), setting, repeats, macs, alone)
                 logger.debug("%s, batch %d: speed-up %s", backend, batch, row.speed_up or row.note)
                 rows.append(row)
-    return BenchReport(tuple(rows), *macs)
+    return BenchReport(tuple(rows), macs[0], macs[1], advice(rows, compact))
 
 
 def _prepared(

@@ -131,6 +131,10 @@ def bench(
     ]
     print_table("", columns, [_cells(row) for row in report.rows])
     say(f"MACs per image: {report.dense_macs:,} dense, {report.compact_macs:,} compact")
+    if report.advice:
+        say("Where the compact network is slower:")
+    for sentence in report.advice:
+        say(f"  {sentence}")
     if out is not None:
         say(f"Record: {_write_record(out, report, path, torch.device(where))}")
 
