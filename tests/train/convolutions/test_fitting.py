@@ -158,6 +158,19 @@ def test_a_product_in_bfloat16_is_rounded_like_the_convolution() -> None:
     assert mine < 2 * theirs
 
 
+@pytest.mark.parametrize(("side", "products"), [(64, True), (512, False)])
+def test_products_are_for_images_that_are_not_large(side: int, products: bool) -> None:
+    found: list[bool] = []
+
+    def backend(graph: GraphModule, inputs: Any) -> Any:
+        fit = fitted(graph)
+        found.append(fit is not None)
+        return lookup_backend("eager")(graph, inputs)
+
+    torch.compile(nn.Conv2d(16, 8, 3), backend=backend, dynamic=False)(torch.randn(2, 16, side, side))
+    assert found == [products]
+
+
 def test_densenets_layers_are_products() -> None:
     left: list[int] = []
 

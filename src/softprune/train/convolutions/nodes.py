@@ -39,6 +39,12 @@ class Convolution:
         return found
 
     @property
+    def image(self) -> Tensor:
+        """The stand-in of what goes in."""
+        found: Tensor = example(self.arguments["input"])
+        return found
+
+    @property
     def widths(self) -> tuple[int, int]:
         """Outputs and inputs."""
         outputs, inputs = example(self.arguments["weight"]).shape[:2]

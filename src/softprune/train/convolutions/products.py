@@ -16,13 +16,18 @@ from softprune.train.convolutions.nodes import Convolution, layout_of, missing
 
 MOST_OUTPUTS = 16
 """More fill a convolution kernel's tile, and nine times as many columns would be written and read for nothing."""
+MOST_ELEMENTS = 2**25
+"""Of the product with all its columns: memory that is not to be spent where large images keep a GPU busy anyway."""
 
 
 def is_thin(convolution: Convolution) -> bool:
-    """Whether few outputs come from more inputs, in steps of one and with a kernel beyond 1x1."""
+    """Whether few outputs come from more inputs, of images that are not large, in steps of one, beyond 1x1."""
     outputs, inputs = convolution.widths
     taps = convolution.kernel[0] * convolution.kernel[1]
+    pixels = convolution.image.numel() // max(inputs, 1)
     if not (outputs <= MOST_OUTPUTS and outputs < inputs and taps > 1):
+        return False
+    if pixels * taps * outputs > MOST_ELEMENTS:
         return False
     arguments = convolution.arguments
     steps = [_pair(arguments.get(name, 1)) for name in ("stride", "dilation")]
