@@ -76,7 +76,12 @@ def test_epochs_that_are_trained_again_are_not_there_twice(
     assert [step for step, _ in scalars["lr"]] == [30, 60, 90, 120]
 
 
-def test_tensorboard_missing_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_missing_says_how_to_get_it_and_leaves_no_folder(
+    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"softprune\[tensorboard\]"):
         EventWriter(tmp_path)
+    with pytest.raises(ConfigError, match=r"softprune\[tensorboard\]"):
+        start(tiny("records.tensorboard=true"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

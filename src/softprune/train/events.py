@@ -7,6 +7,18 @@ from typing import Any
 from softprune.errors import ConfigError
 
 
+def find_writer() -> Any:
+    """TensorBoard's writer, or an error that says how to get it."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            "records.tensorboard needs the package tensorboard. Got an ImportError: install it with "
+            '`pip install "softprune[tensorboard]"`, or set records.tensorboard = false.'
+        ) from error
+    return SummaryWriter
+
+
 class EventWriter:
     """Writes each epoch's numbers as scalars.
 
@@ -17,14 +29,7 @@ class EventWriter:
     """
 
     def __init__(self, folder: Path, step: int = 0) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                "records.tensorboard needs the package tensorboard. Got an ImportError: install it with "
-                '`pip install "softprune[tensorboard]"`, or set records.tensorboard = false.'
-            ) from error
-        self._writer = SummaryWriter(str(folder), purge_step=step + 1)
+        self._writer = find_writer()(str(folder), purge_step=step + 1)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add one line of metrics.jsonl."""

@@ -16,6 +16,7 @@ from softprune.errors import CheckpointError, ConfigError, DataError
 from softprune.train.checkpoint import newest_path, read_newest
 from softprune.train.config import MethodConfig, RunConfig
 from softprune.train.distributed import World, join_world, leave_world
+from softprune.train.events import find_writer
 from softprune.train.finish import finish
 from softprune.train.loop import Trainer
 from softprune.train.method import check_method, make_pruner
@@ -54,6 +55,8 @@ def start(
     with _World(device) as world:
         # What can be wrong is looked at before there is a folder, so that a mistake leaves none behind.
         check_method(config.method, compact_at=config.train.compact_at)
+        if config.records.tensorboard:
+            find_writer()
         data = open_data(config, world.device)
         _check_pruner(config, build_network(config.model.name, data.num_classes), data)
         path = world.share(str(out or _free_folder(config.name or "run")))
