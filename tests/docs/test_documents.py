@@ -30,6 +30,7 @@ def test_code_in_documents_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package, reason=f"{package}, of an extra, is not installed")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").symlink_to(ROOT / "results")
     # The loop is shown at full length; three epochs show that it works.
     code = "\n".join(blocks).replace("range(10)", "range(3)")
     namespace: dict[str, object] = {"__name__": "__main__"}

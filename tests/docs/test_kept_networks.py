@@ -1,0 +1,47 @@
+"""The compact networks that are kept beside the results are the ones that the results are about."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import softprune as sp
+from softprune import models
+from softprune.train.assessment import evaluate_folder
+
+ROOT = Path(__file__).parents[2]
+KEPT = sorted(path.parent for path in (ROOT / "results").glob("*/compact/plan.json"))
+DATA = Path(os.environ.get("SOFTPRUNE_DATA", ROOT / "data"))
+LARGEST = 5_000_000
+
+
+def recorded(folder: Path) -> dict[str, float]:
+    result = json.loads((folder.parent / "result.json").read_text())
+    (row,) = (row for row in result["table"] if row["variant"] == "compact")
+    return {**row, "model": result["model"]}
+
+
+def test_there_are_some() -> None:
+    assert {recorded(folder)["model"] for folder in KEPT} >= {"vgg16", "resnet56"}
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.parent.name)
+def test_a_kept_network_loads_and_is_the_recorded_one(folder: Path) -> None:
+    row = recorded(folder)
+    network = sp.load(folder, models.build(str(row["model"]), 10))
+    found = sp.cost(network, torch.randn(1, 3, 32, 32))
+    assert (found.params, found.macs) == (row["params"], row["macs"])
+    assert (folder / "weights.safetensors").stat().st_size == pytest.approx(row["file_bytes"], abs=64)
+    assert row["file_bytes"] < LARGEST
+
+
+@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.parent.name)
+@pytest.mark.skipif(
+    not DATA.joinpath("cifar-10-batches-py").is_dir(), reason="CIFAR-10 is not here (SOFTPRUNE_DATA)"
+)
+def test_a_kept_network_is_as_accurate_as_recorded(folder: Path) -> None:
+    (variant,) = evaluate_folder(folder, device="cpu", data_dir=str(DATA))
+    # Recorded on a GPU in bfloat16, which moves single images.
+    assert variant.totals.top1 == pytest.approx(recorded(folder)["top1"], abs=0.1)
