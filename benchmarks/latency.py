@@ -32,7 +32,7 @@ from softprune.bench import compare
 from softprune.cost import fastest_multiple, fitting_multiple
 from softprune.cost.multiples import round_up
 from softprune.inspection import read_graph
-from softprune.plan import PrunePlan, make_plan
+from softprune.plan import PrunePlan, make_plan, required_sites
 from softprune.train.environment import describe_environment
 
 ROOT = Path(__file__).parent
@@ -150,8 +150,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _fast_multiple(dense: nn.Module, example: Tensor, dtype: str, options: argparse.Namespace) -> int:
     """What round_to="auto" would take."""
-    widths = [site.width for site in read_graph(dense, example).sites]
-    return fitting_multiple(fastest_multiple(options.device, getattr(torch, dtype)), widths)
+    graph = read_graph(dense, example)
+    widths = [site.width for site in graph.sites]
+    fastest = fastest_multiple(options.device, getattr(torch, dtype))
+    return fitting_multiple(fastest, widths, len(required_sites(graph)))
 
 
 def _dtypes(options: argparse.Namespace) -> list[str]:

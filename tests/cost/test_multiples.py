@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from softprune import SoftPruner, models
 from softprune.cost import fastest_multiple, multiples
@@ -57,8 +58,27 @@ def test_mistakes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("widths", "expected"),
-    [([64] * 4, 16), ([16, 32, 64], 16), ([16, 16, 32, 64], 8), ([8, 8, 8], 4), ([1, 1], 1)],
+    ("widths", "required", "expected"),
+    [
+        ([64] * 4, 4, 16),
+        ([16, 32, 64], 3, 8),
+        ([16, 32, 64], 1, 16),
+        ([16, 32, 32, 64], 4, 16),
+        ([16, 16, 32, 64], 0, 8),
+        ([8, 8, 8], 3, 4),
+        ([1, 1], 2, 1),
+    ],
 )
-def test_a_multiple_fits_most_layers_twice(widths: list[int], expected: int) -> None:
-    assert multiples.fitting_multiple(16, widths) == expected
+def test_a_multiple_fits_most_layers_twice(widths: list[int], required: int, expected: int) -> None:
+    assert multiples.fitting_multiple(16, widths, required) == expected
+
+
+def test_a_chain_can_still_meet_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softprune.methods.base.fastest_multiple", lambda *_: 16)
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 16), (16, 32), (32, 64)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+    chain = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    example = torch.randn(2, 3, 8, 8)
+    pruner = SoftPruner(chain, example, round_to="auto", target={"macs": 0.15}, total_steps=10)
+    assert pruner.round_to == 8

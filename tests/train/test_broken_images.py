@@ -2,7 +2,10 @@
 
 import dataclasses
 import errno
+import multiprocessing
+import os
 import re
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -135,6 +138,44 @@ def test_a_run_goes_on_as_if_its_images_had_always_been_whole(
     assert outcome.result is not None
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
     assert_same(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
+
+
+class _KillWorker(Listener):
+    """Kills the loader's workers after some steps, as a system out of memory does."""
+
+    def __init__(self, step: int) -> None:
+        self.steps = step
+
+    def on_step(self, done: int) -> None:
+        self.steps -= 1
+        if self.steps == 0:
+            for worker in multiprocessing.active_children():
+                assert worker.pid is not None
+                os.kill(worker.pid, signal.SIGKILL)
+                worker.join()
+
+
+def test_a_killed_worker_costs_nothing(config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    start(config("data.workers=1"), tmp_path / "whole")
+    with pytest.raises(DataError, match=r"exited unexpectedly\. .* saved\. .* goes on from "):
+        start(config("data.workers=1"), tmp_path / "run", listener=_KillWorker(6))
+    _, state = read_newest(tmp_path / "run" / "checkpoints")
+    assert state["epoch"] == 1
+    resume(tmp_path / "run")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert_same(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
+
+
+def test_a_failed_save_does_not_hide_the_image(
+    config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(self: Trainer) -> None:
+        raise MemoryError("no room for the archive")
+
+    monkeypatch.setattr(Trainer, "save", save)
+    broken = Break(tmp_path / "images", "train", step=2)
+    with pytest.raises(DataError, match=r"\.png, which is not: .* MemoryError: no room for the archive\."):
+        start(config(), tmp_path / "run", listener=broken)
 
 
 def test_a_method_ends_an_epoch_once(

@@ -51,14 +51,16 @@ def _fastest(device: str, dtype: torch.dtype, threads: int) -> int:
     return best
 
 
-def fitting_multiple(multiple: int, widths: Sequence[int]) -> int:
-    """`multiple`, halved until more than half of the layers hold it twice.
+def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int:
+    """`multiple`, halved until most layers hold it twice.
 
-    A layer that holds it once can only stay whole or go: for narrow networks that costs more than odd widths do. The
-    few that are left whole do not: ResNet-56, a third of whose layers have 16 channels, is faster in multiples of 16
-    than of 8 where 16 is what the machine likes (docs/latency.md).
+    A layer that holds it once can only stay whole or go. Where most layers must stay (`required` counts them), as in a
+    chain, three quarters have to hold it twice, or little could be cut. Where most are branches that may go altogether,
+    more than half: ResNet-56, a third of whose layers have 16 channels, is faster in multiples of 16 than of 8 where 16
+    is what the machine likes (docs/latency.md).
     """
-    while multiple > 1 and sum(width >= 2 * multiple for width in widths) <= len(widths) / 2:
+    enough = 0.75 if 2 * required > len(widths) else 0.51
+    while multiple > 1 and sum(width >= 2 * multiple for width in widths) < enough * len(widths):
         multiple //= 2
     return multiple
 

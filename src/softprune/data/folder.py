@@ -78,8 +78,10 @@ class FolderDataset(torch.utils.data.Dataset[Any]):
                 image = transforms.resize(image, [round(self.size * 256 / 224)])
                 image = transforms.center_crop(image, [self.size])
             return transforms.pil_to_tensor(image), int(self.labels[index])
+        except MemoryError:
+            raise  # not the image's fault
         except Exception as error:  # decoders raise nearly anything, resizing at odd shapes
-            return BrokenImage(str(path), f"{error or type(error).__name__}")
+            return BrokenImage(str(path), str(error) or type(error).__name__)
 
     def _augmented(self, image: Image, draw: int, transforms: Any) -> Image:
         chance = random.Random((self.seed << 64) + draw)

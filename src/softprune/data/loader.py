@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -14,6 +16,18 @@ from softprune.data.folder import BrokenImage, FolderDataset, collate
 from softprune.errors import DataError
 
 log = logging.getLogger(__name__)
+
+
+def _let_workers_end_quietly() -> None:
+    """Take PyTorch's handler of ended workers away: it raises wherever the main thread is, perhaps in mid-checkpoint.
+
+    The loader itself notices an ended worker when it waits for its next batch, where the error belongs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    handler = signal.getsignal(signal.SIGCHLD)
+    if getattr(handler, "__module__", "") == "torch.utils.data._utils.signal_handling":
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 class _Order(Sampler[list[tuple[int, int]]]):
@@ -74,7 +88,9 @@ class FolderLoader:
 
     def _loaded(self) -> Iterator[tuple[Tensor, Tensor] | BrokenImage]:
         try:
-            yield from self._loader
+            batches = iter(self._loader)
+            _let_workers_end_quietly()
+            yield from batches
         except Exception as error:  # of a worker that was killed, for one
             # A worker's traceback ends with what went wrong.
             what = f"{type(error).__name__}: {str(error).strip().rpartition(chr(10))[2]}"

@@ -78,10 +78,11 @@ class Pruner:
         self.model = model
         self.example = self.graph.example
         device = next(model.parameters()).device
-        if round_to == "auto":
-            round_to = fitting_multiple(fastest_multiple(device), [site.width for site in self.graph.sites])
-        self.round_to = round_to
         self.required = required_sites(self.graph)
+        if round_to == "auto":
+            widths = [site.width for site in self.graph.sites]
+            round_to = fitting_multiple(fastest_multiple(device), widths, len(self.required))
+        self.round_to = round_to
         self.min_channels = min_channels
         self.certificate = None
         self.clock = Clock(seed, device)

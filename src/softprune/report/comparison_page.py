@@ -52,7 +52,7 @@ def comparison_page(runs: Sequence[Run], out: Path, titles: Mapping[str, str] | 
     parts = (
         _headline(runs, groups),
         summary_table(groups, out),
-        beside_paper(paper_rows(runs, titles)),
+        beside_paper(paper_rows([run for run in runs if not run.in_progress], titles)),
         pareto(groups),
         overlay(groups),
         profiles(groups),

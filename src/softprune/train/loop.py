@@ -297,8 +297,9 @@ class Trainer:
             return f"Several processes cannot save at such a moment. {self.way_on()}"
         try:
             self.save()
-        except SoftpruneError as error:
-            return f"The steps since the last checkpoint could not be saved: {error} {self.way_on()}"
+        except Exception as error:  # whatever it is, it must not hide what went wrong first
+            why = error if isinstance(error, SoftpruneError) else f"{type(error).__name__}: {error}."
+            return f"The steps since the last checkpoint could not be saved: {why} {self.way_on()}"
         return f"Every finished step is saved. {self.way_on()}"
 
     def way_on(self) -> str:

@@ -158,8 +158,17 @@ def test_a_product_in_bfloat16_is_rounded_like_the_convolution() -> None:
     assert mine < 2 * theirs
 
 
-@pytest.mark.parametrize(("side", "products"), [(64, True), (512, False)])
-def test_products_are_for_images_that_are_not_large(side: int, products: bool) -> None:
+@pytest.mark.parametrize(
+    ("convolution", "side", "products"),
+    [
+        (nn.Conv2d(16, 8, 3), 64, True),
+        (nn.Conv2d(16, 8, 3), 512, False),  # too large
+        (nn.Conv2d(16, 8, 7, padding=3), 64, False),  # too many columns for its inputs
+        (nn.Conv2d(80, 8, 5, padding=2), 2, True),
+        (nn.Conv2d(80, 8, 5, padding=2), 1, False),  # taps beyond the image
+    ],
+)
+def test_products_are_for_what_they_pay_for(convolution: nn.Conv2d, side: int, products: bool) -> None:
     found: list[bool] = []
 
     def backend(graph: GraphModule, inputs: Any) -> Any:
@@ -167,7 +176,9 @@ def test_products_are_for_images_that_are_not_large(side: int, products: bool) -
         found.append(fit is not None)
         return lookup_backend("eager")(graph, inputs)
 
-    torch.compile(nn.Conv2d(16, 8, 3), backend=backend, dynamic=False)(torch.randn(2, 16, side, side))
+    torch.compile(convolution, backend=backend, dynamic=False)(
+        torch.randn(2, convolution.in_channels, side, side)
+    )
     assert found == [products]
 
 

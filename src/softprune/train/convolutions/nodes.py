@@ -74,7 +74,7 @@ class Convolution:
 
 
 def convolutions(graph: GraphModule) -> list[Convolution]:
-    """Those of a graph that may be rewritten."""
+    """Those of a graph that may be rewritten; an activation checkpoint is a graph of its own, which stays."""
     found = [Convolution(graph, node) for node in graph.graph.nodes if node.target is torch.conv2d]
     return [each for each in found if each.is_plain]
 

@@ -16,6 +16,8 @@ from softprune.train.convolutions.nodes import Convolution, layout_of, missing
 
 MOST_OUTPUTS = 16
 """More fill a convolution kernel's tile, and nine times as many columns would be written and read for nothing."""
+MOST_COLUMNS = 5
+"""For each input: beyond that the product is mostly written and read."""
 MOST_ELEMENTS = 2**25
 """Of the product with all its columns: memory that is not to be spent where large images keep a GPU busy anyway."""
 
@@ -24,14 +26,20 @@ def is_thin(convolution: Convolution) -> bool:
     """Whether few outputs come from more inputs, of images that are not large, in steps of one, beyond 1x1."""
     outputs, inputs = convolution.widths
     taps = convolution.kernel[0] * convolution.kernel[1]
-    pixels = convolution.image.numel() // max(inputs, 1)
-    if not (outputs <= MOST_OUTPUTS and outputs < inputs and taps > 1):
+    columns = taps * outputs
+    if not (taps > 1 and outputs <= MOST_OUTPUTS and outputs < inputs and columns <= MOST_COLUMNS * inputs):
         return False
-    if pixels * taps * outputs > MOST_ELEMENTS:
+    pixels = convolution.image.numel() // inputs
+    if not 0 < pixels * columns <= MOST_ELEMENTS:
         return False
     arguments = convolution.arguments
     steps = [_pair(arguments.get(name, 1)) for name in ("stride", "dilation")]
-    return steps == [(1, 1), (1, 1)] and _pair(arguments.get("padding", 0)) is not None
+    padding = _pair(arguments.get("padding", 0))
+    if steps != [(1, 1), (1, 1)] or padding is None:
+        return False
+    # On an image smaller than the kernel a tap may lie beyond it altogether.
+    sizes = zip(convolution.image.shape[2:], padding, convolution.kernel, strict=True)
+    return all(size + pad >= kernel - 1 for size, pad, kernel in sizes)
 
 
 def multiply_out(convolution: Convolution) -> None:
