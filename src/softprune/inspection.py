@@ -53,7 +53,7 @@ class Inspection:
 
 
 def _described(site: Site, required: frozenset[str]) -> str:
-    floor = ", at least 1 channel stays (every path passes here)" if site.name in required else ""
+    floor = ", at least 1 channel stays (the way to an output)" if site.name in required else ""
     return f"site, {site.activation}{floor}"
 
 

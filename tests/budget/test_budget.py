@@ -147,11 +147,36 @@ def test_compiled_code_sees_strength_and_decision_change_in_place():
     assert losses[0] != losses[1]
 
 
-def test_training_goes_on_softly_after_a_trial_cut():
+def test_a_trial_cut_leaves_the_training_as_it_was(caplog):
     model, pruner, optimizer = build()
     train(model, pruner, optimizer, 0, 6)
-    trial = pruner.compact()
+    with caplog.at_level("WARNING", logger="softprune"):
+        trial = pruner.compact()
+    assert f"a trial at step 6 of total_steps={pruner.budget.total_steps}" in caplog.text
     assert sp.cost(trial, EXAMPLE[:1]).macs <= pruner.budget.limit
+    assert not pruner.budget.settled
+    train(model, pruner, optimizer, 6)
+    other, undisturbed, optimizer = build()
+    train(other, undisturbed, optimizer)
+    for (name, value), theirs in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(value, theirs), name
+
+
+def test_a_settled_cut_is_not_changed_by_taking_it(monkeypatch):
+    model, pruner, optimizer = build()
+    train(model, pruner, optimizer)
+    before = copy.deepcopy(pruner.state_dict()["budget"]["decision"])
+    # As if the cut were far below the limit: more would fit.
+    monkeypatch.setattr(pruner.budget, "limit", 2 * pruner.budget.limit)
+    pruner.compact()
+    after = pruner.state_dict()["budget"]["decision"]
+    assert all(torch.equal(mask, after[name]) for name, mask in before.items())
+
+
+def test_an_early_decision_goes_on_softly_too():
+    model, pruner, optimizer = build()
+    train(model, pruner, optimizer, 0, 6)
+    pruner.decide()
     assert pruner.budget.settled
     train(model, pruner, optimizer, 6, 7)
     assert not pruner.budget.settled
@@ -160,6 +185,7 @@ def test_training_goes_on_softly_after_a_trial_cut():
 def test_a_loop_that_ends_early_still_gets_a_cut_that_fits():
     model, pruner, optimizer = build()
     train(model, pruner, optimizer, 0, 7)
+    pruner.decide()
     compact = pruner.compact()
     assert 0.99 * pruner.budget.limit <= sp.cost(compact, EXAMPLE[:1]).macs <= pruner.budget.limit
     x = torch.randn(5, 1, 6, 6)

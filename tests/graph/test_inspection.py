@@ -42,7 +42,7 @@ def test_every_batchnorm_is_a_site_or_frozen_and_the_floor_is_true(name: str) ->
 
 def test_it_prints_as_a_table() -> None:
     text = str(sp.inspect(Residual(), IMAGE, exclude="bn1"))
-    assert re.search(r"^bn +8 +site, relu, at least 1 channel stays \(every path passes here\)$", text, re.M)
+    assert re.search(r"^bn +8 +site, relu, at least 1 channel stays \(the way to an output\)$", text, re.M)
     assert re.search(r"^bn2 +8 +frozen: add reads it with no activation in between$", text, re.M)
     assert re.search(r"^bn1 +6 +frozen: you excluded it$", text, re.M)
     assert "1 sites with 8 channels, 2 frozen" in text
@@ -57,7 +57,7 @@ def test_sites_that_carry_every_path_are_required() -> None:
         "squeeze-excite": {"bn1", "bn2"},
         "option-A": {"bn"},  # zero channels are no path
         "layer scale": {"bn1", "bn2"},  # nor is a parameter
-        "two inputs": {"bn"},
+        "two inputs": {"bn", "bn2"},  # of two branches one stays
         "two outputs": {"bn1", "bn2"},
         "inverted residual": {"bn", "bn4"},
         "u-net": {"bn1", "bn3"},
@@ -212,3 +212,41 @@ def test_a_model_without_data_is_analysed_by_its_shapes() -> None:
         model = Residual()
     found = sp.inspect(model, torch.empty(2, 3, 8, 8, device="meta"))
     assert {site.name for site in found.sites} == {"bn", "bn1"}
+
+
+class _Branches(nn.Module):
+    """Paths side by side, none of whose sites is on all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a1, self.a2, self.b1 = (
+            nn.Sequential(nn.Conv2d(i, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+            for i in (3, 8, 3)
+        )
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([self.a2(self.a1(x)), self.b1(x)], 1).mean((2, 3)))
+
+
+def test_one_of_several_branches_stays() -> None:
+    found = sp.inspect(_Branches(), torch.randn(2, 3, 8, 8))
+    assert found.required == {"b1.1"}
+    assert found.floor_macs > 0
+
+
+def test_a_network_never_becomes_a_constant() -> None:
+    torch.manual_seed(0)
+    model = _Branches()
+    pruner = sp.SoftPruner(model, torch.randn(2, 3, 8, 8))
+    with torch.no_grad():
+        for site in pruner.sites:
+            model.get_submodule(site.name).bias.fill_(-9.0)  # all of them are silent
+        model.get_submodule("b1.1").bias[3] = -2.0  # this one the least
+    compact = pruner.compact().eval()
+    kept = {
+        site.name: int(mask.sum()) for site, mask in zip(pruner.sites, pruner.masks().values(), strict=True)
+    }
+    assert kept == {"a1.1": 0, "a2.1": 0, "b1.1": 1}
+    assert isinstance(compact.head, nn.Linear)
+    assert compact.head.in_features == 1

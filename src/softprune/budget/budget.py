@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class Budget:
             _broadcast(*(self._override(site.name).view(torch.uint8) for site in self.graph.sites))
             return 0.0
         if self.settled:
-            self.settlement.in_force.fill_(False)  # it was a trial, and training goes on
+            self.settlement.in_force.fill_(False)  # decided before its time, and training goes on
         fitter = self._fitter(self.network)
         self._near = fitter.rank(self._near, within=1 + len(fitter.row) // 200)
         margin = torch.tensor(
@@ -151,13 +152,27 @@ class Budget:
         else:
             counts = tuple(int(mask.sum()) for mask in before.values())
             cut = Cut(counts, fitter.cost(counts))
-            if (1 - CLOSE) * self.limit <= cut.cost <= self.limit:
-                return
+            if cut.cost <= self.limit and (step is None or cut.cost >= (1 - CLOSE) * self.limit):
+                return  # only a look, which training follows or ends with, makes use of what is left
             cut = fitter.refine(cut)
         for name, mask in fitter.masks(cut.counts).items():
             self._override(name).copy_(mask)
         self.settlement.in_force.fill_(True)
         self._report(cut, step)
+
+    @contextmanager
+    def on_trial(self, step: int) -> Iterator[None]:
+        """What is settled inside before its time, at step `step`, is undone behind: the training is left as it was."""
+        if step >= self.settle_at:
+            yield
+            return
+        decision, in_force = self._decision(), self.settled
+        try:
+            yield
+        finally:
+            for name, mask in decision.items():
+                self._override(name).copy_(mask)
+            self.settlement.in_force.fill_(in_force)
 
     def _report(self, cut: Cut, step: int | None) -> None:
         figure = self.target.figure

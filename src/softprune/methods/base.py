@@ -89,6 +89,7 @@ class Pruner:
         self._strength = torch.tensor(float(strength), device=device)
         self._optimizer: Optimizer | None = None
         self._begun = False
+        self._losses = 0
         gates = [self._gate(number, site) for number, site in enumerate(self.graph.sites)]
         self._masked: dict[str, MaskedBatchNorm] = {
             site.name: mask_(model.get_submodule(site.name), gate)  # type: ignore[arg-type]
@@ -180,8 +181,19 @@ class Pruner:
             return task
         if not torch.compiler.is_compiling():
             self._check_sites()
+            self._check_attached()
         extra = self._extra_loss()
         return task if extra is None else task + extra.to(task.device)
+
+    def _check_attached(self) -> None:
+        """Steps are counted on the optimizer: without one the noise stands still, and targets never arrive."""
+        if self._optimizer is None and self.steers_itself:
+            self._losses += 1
+            if self._losses == 2:
+                logger.warning(
+                    "no optimizer is attached, so that no step is counted: call pruner.attach(optimizer) before the "
+                    "first step"
+                )
 
     def attach(self, optimizer: Optimizer) -> None:
         """Let the method's step count, and what it does around a step, ride on the optimizer's own hooks."""
@@ -312,6 +324,8 @@ class Pruner:
         self.certificate = verify_plan(plan, network, masks, self.example)
         logger.info("%s", self.certificate)
         compact = apply_plan(plan, network)
+        if plan.macs == 0:
+            logger.warning("every way to an output is silent: the network is a constant; lower the strength")
         if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
             why = "no channel was silent"
             if not all(mask.all() for mask in masks.values()):

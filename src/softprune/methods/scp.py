@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from softprune.graph import ExampleLike, Site
 from softprune.inspection import Globs
 from softprune.masks import Gate, MaskConfig, SoftGate
 from softprune.methods.base import Pruner, RoundTo, check_cut
+
+logger = logging.getLogger(__name__)
 
 
 class SoftPruner(Pruner):
@@ -156,12 +159,30 @@ class SoftPruner(Pruner):
                     f"{self.round_to}. Got gathers={gathers!r}, round_to={round_to!r}; give `round_to` to the pruner "
                     "itself, and for a cut without gathers train with a strength instead of a target."
                 )
-            network = self.model if model is None else self._twin(model)
-            self.budget.settle(network)
-            self.budget.impose(network)
-        compact = super().compact(model, round_to=round_to, gathers=gathers)
-        if self.budget is not None and self.budget.latency is not None:
-            self.budget.latency.report(self.plan(model), compact, self.example)
+            return self._fitting(self.budget, model)
+        return super().compact(model, round_to=round_to, gathers=gathers)
+
+    def _fitting(self, budget: Budget, model: nn.Module | None) -> nn.Module:
+        """The cut that fits the budget; before its time a trial, which changes nothing of the training."""
+        step = int(self.clock.step)
+        if step < budget.settle_at and not budget.settled:
+            logger.warning(
+                "this cut is a trial at step %d of total_steps=%d; the network trains with the cut that fits from step "
+                "%d on. If training ends here, call pruner.decide() first: until then the masked network evaluates "
+                "without it",
+                step,
+                budget.total_steps,
+                budget.settle_at,
+            )
+        network = self.model if model is None else self._twin(model)
+        with budget.on_trial(step):
+            budget.settle(network)
+            budget.impose(network)
+            compact = super().compact(model)
+            if budget.latency is not None:
+                budget.latency.report(self.plan(model), compact, self.example)
+        if network is not self.model:
+            budget.impose(network)
         return compact
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""Sites that must not be emptied: every path to some output of the network passes through them."""
+"""Sites that must not be emptied, or some output of the network would no longer depend on its inputs."""
 
 from __future__ import annotations
+
+from collections.abc import Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,67 @@ ALL = -1
 
 
 def required_sites(graph: ChannelGraph) -> frozenset[str]:
-    """Sites whose death would make some output of the network a constant."""
+    """Sites that keep a channel, so that no output of the network becomes a constant.
+
+    Those on every path to an output; and where paths run side by side, so that none is on all of them, the sites of one
+    way through.
+    """
+    required = _on_every_path(graph)
+    wanted = _alive(graph, frozenset(site.name for site in graph.sites))
+    if _alive(graph, required) == wanted:
+        return required
+    kept = {site.name for site in graph.sites}
+    for site in graph.sites:
+        if site.name not in required and _alive(graph, kept - {site.name}) == wanted:
+            kept.remove(site.name)
+    return frozenset(kept)
+
+
+def _alive(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
+    """Which outputs of the network depend on its inputs if only these sites let anything through."""
+    sites = {site.name for site in graph.sites}
+    depends = np.ones(len(graph.classes), dtype=bool)
+    # What is constant in any case takes no part in a product; what has died makes it zero.
+    constant = np.zeros(len(graph.classes), dtype=bool)
+    constant[PAD] = True
+    for atoms in (*graph.constants, *(loose.atoms for loose in graph.loose)):
+        constant[atoms] = True
+    depends[constant] = False
+    for record in graph.records:
+        if isinstance(record, Call):
+            layer, use = record.layer, record.use
+            if isinstance(layer, Mix):
+                wide = len(use.outputs) // layer.groups
+                groups = np.split(use.inputs, layer.groups)
+                depends[use.outputs] = np.repeat([depends[group].any() for group in groups], wide)
+                constant[use.outputs] = np.repeat([constant[group].all() for group in groups], wide)
+            else:
+                open_ = layer.name in kept or layer.name not in sites
+                depends[use.outputs] = depends[use.inputs] & open_
+                constant[use.outputs] = constant[use.inputs]
+        elif isinstance(record, (Map, Gather)):
+            depends[record.outputs], constant[record.outputs] = (
+                depends[record.inputs],
+                constant[record.inputs],
+            )
+        elif isinstance(record, Join):
+            left, right = depends[record.left], depends[record.right]
+            if record.absorbs_zero:
+                both = (left | constant[record.left]) & (right | constant[record.right])
+                depends[record.outputs] = both & (left | right)
+            else:
+                depends[record.outputs] = left | right
+            constant[record.outputs] = constant[record.left] & constant[record.right]
+        elif isinstance(record, Source):
+            depends[record.outputs], constant[record.outputs] = False, True
+        elif isinstance(record, Wall):
+            depends[record.outputs] = any(depends[atoms].any() for atoms in record.inputs)
+            constant[record.outputs] = all(constant[atoms].all() for atoms in record.inputs)
+    return [bool(depends[atoms].any()) for atoms in graph.outputs]
+
+
+def _on_every_path(graph: ChannelGraph) -> frozenset[str]:
+    """Sites whose death alone would make some output of the network a constant."""
     bits = {site.name: 1 << number for number, site in enumerate(graph.sites)}
     # For every atom, the sites that lie on all paths from the inputs to it. Inputs and what has no rule: none.
     through = np.zeros(len(graph.classes), dtype=object)
