@@ -116,4 +116,13 @@ def test_a_cut_of_another_kind_needs_a_folder_of_its_own(softprune, finished: Pa
 def test_compact_refuses_a_dense_run(softprune, finished: Path) -> None:
     result = softprune("compact", str(finished / "dense"))
     assert result.exit_code == 2
-    assert "dense baseline" in result.stderr
+    assert "prunes nothing" in result.stderr
+
+
+def test_evaluate_a_dense_run(softprune, finished: Path) -> None:
+    last = json.loads((finished / "dense" / "result.json").read_text())["last"]
+    result = softprune("evaluate", str(finished / "dense"))
+    assert result.exit_code == 0, result.output
+    (row,) = result.output.splitlines()[1:]
+    assert row.split()[0] == "trained"
+    assert float(row.split()[1]) == round(last["top1"], 2)

@@ -59,6 +59,14 @@ def test_bench_hands_the_compilers_mode_on(softprune, finished: Path, monkeypatc
     assert asked["compile_mode"] == "max-autotune"
 
 
+@pytest.mark.parametrize("command", ["export", "bench"])
+def test_a_dense_run_has_no_compact_network_and_no_way_to_one(softprune, finished: Path, command: str) -> None:
+    result = softprune(command, str(finished / "dense"))
+    assert result.exit_code == 2
+    assert "prunes nothing" in result.stderr
+    assert "softprune compact" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -12,6 +12,7 @@ from softprune.plan import PrunePlan
 from softprune.plan.prune_plan import model_shapes
 from softprune.surgery import load
 from softprune.surgery.files import read_plans
+from softprune.train.cutting import refuse_dense
 from softprune.train.network import build_network
 from softprune.train.records import RunFolder
 
@@ -37,12 +38,14 @@ def open_shipped(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
     """
     run = path if (path / "config.toml").is_file() else path.parent
     compact = path / "compact" if run == path else path
+    config = RunFolder(run).read_config() if (run / "config.toml").is_file() else None
     if not (compact / "plan.json").is_file():
+        if config is not None and run == path:
+            refuse_dense(config, path)
         raise ConfigError(
             "this command takes the folder of a finished run (with compact/plan.json) or of a compact network (with "
             f"plan.json). Got {path}, which has neither; `softprune compact` cuts the network of an unfinished run."
         )
-    config = RunFolder(run).read_config() if (run / "config.toml").is_file() else None
     name = model or (config.model.name if config is not None else "")
     if not name:
         raise ConfigError(

@@ -21,8 +21,18 @@ from softprune.train.stage import Stage
 def restore_stage(config: RunConfig, data: DataBundle, world: World, state: dict[str, Any]) -> Stage:
     """The network of a checkpoint with its pruner, as it was when the checkpoint was written."""
     network = rebuild_network(config, data, state).to(world.device)
-    finetune = state["stage"]["pruner"] is None
+    # Neither has a pruner: the fine-tuning behind a cut, and a dense run, which is never fine-tuned.
+    finetune = state["stage"]["pruner"] is None and config.method.name != "dense"
     return Stage(config, network, data, world, finetune=finetune, state=state["stage"])
+
+
+def refuse_dense(config: RunConfig, run: Path) -> None:
+    """Raise a ConfigError for a run that prunes nothing, so that there is no compact network to make or to find."""
+    if config.method.name == "dense":
+        raise ConfigError(
+            f"A compact network is cut from a pruned one. Got the dense run {run}, which prunes nothing; give the "
+            'folder of a run with a pruning method (method.name other than "dense").'
+        )
 
 
 def compact_run(
@@ -42,8 +52,7 @@ def compact_run(
     """
     folder = RunFolder.open(run)
     config = folder.read_config()
-    if config.method.name == "dense":
-        raise ConfigError(f"A network must be pruned to be cut. Got the dense baseline {run}.")
+    refuse_dense(config, run)
     world = join_world(device)
     set_arithmetic(config, world.device)
     data = open_data(config, world.device, data_dir)
