@@ -1,5 +1,6 @@
 """The pruner of a run, from its configuration."""
 
+import dataclasses
 import inspect
 from typing import Any
 
@@ -10,6 +11,14 @@ from softprune.masks import MaskConfig
 from softprune.methods import REGISTRY, Method, Pruner
 from softprune.train.config import MethodConfig
 from softprune.train.schema import nearest
+
+# Where a recipe says what every pruner may take: what stands in [method] itself, and what other tables decide.
+_KEYS = {
+    **{field.name: f"method.{field.name}" for field in dataclasses.fields(MethodConfig)},
+    "masks": "the table [masks], as in masks.delta",
+    "seed": "seed",
+    "total_steps": "train.epochs",
+}
 
 
 def check_method(config: MethodConfig, *, compact_at: int = 0) -> None:
@@ -27,16 +36,26 @@ def check_method(config: MethodConfig, *, compact_at: int = 0) -> None:
             f"train.compact_at needs a method that goes on behind a cut as before it: {able}. Got "
             f"{config.name}; use 0 to cut only at the end."
         )
-    accepted = _settings(config)
-    if config.target and "target" not in accepted:
+    if config.target and "target" not in _keywords(REGISTRY[config.name]):
         able = ", ".join(name for name, entry in REGISTRY.items() if "target" in _keywords(entry))
         raise ConfigError(f"method.target needs a method that can pursue one: {able}. Got {config.name}.")
     for option in config.options:
-        if option not in accepted:
-            raise ConfigError(
-                f"method.options must be settings of {config.name}: {', '.join(accepted)}. Got {option!r}."
-                f"{nearest(option, accepted)}"
-            )
+        _check_option(config.name, option)
+
+
+def _check_option(method: str, option: str) -> None:
+    key = _KEYS.get(option)
+    if key is not None:
+        raise ConfigError(
+            f"method.options must be settings of {method} alone. Got {option!r}, which has a key of its own: "
+            f"use {key}."
+        )
+    own = REGISTRY[method].options
+    if option not in own:
+        raise ConfigError(
+            f"method.options must be settings of {method} alone: {', '.join(own) or 'there are none'}. "
+            f"Got {option!r}.{nearest(option, own)}"
+        )
 
 
 def make_pruner(
@@ -65,14 +84,10 @@ def make_pruner(
         "min_channels": config.min_channels,
         "seed": seed,
     }
-    known = {key: value for key, value in settings.items() if key in _settings(config)}
+    known = {key: value for key, value in settings.items() if key in _keywords(REGISTRY[config.name])}
     return REGISTRY[config.name].build(network, example, **{**known, **config.options})
 
 
-def _settings(config: MethodConfig) -> list[str]:
-    """Keywords of the method's pruner, after the model and the example."""
-    return _keywords(REGISTRY[config.name])
-
-
 def _keywords(method: Method) -> list[str]:
+    """Keywords of the method's pruner, after the model and the example."""
     return list(inspect.signature(method.build).parameters)[2:]
