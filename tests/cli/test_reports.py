@@ -31,6 +31,7 @@ def test_compare_takes_a_whole_sweep_and_writes_its_table(softprune, finished: P
         shutil.copytree(finished, sweep / name)
     (sweep / "begun").mkdir()
     (sweep / "begun" / "config.toml").touch()
+    (sweep / "logs").mkdir()
     result = softprune("compare", str(sweep), "--out", "tables/table.md")
     assert result.exit_code == 0, result.output
     lines = (tmp_path / "tables" / "table.md").read_text().splitlines()
@@ -59,3 +60,28 @@ def test_an_unfinished_run_cannot_be_compared(softprune, tmp_path: Path) -> None
     result = softprune("compare", "run")
     assert result.exit_code == 2
     assert "softprune resume run" in result.stderr
+
+
+def test_unfinished_runs_are_left_out_with_a_line_each(softprune, finished: Path, tmp_path: Path) -> None:
+    for name in ("a", "c"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.toml").touch()
+    none = [softprune("compare", *given) for given in (["runs"], ["runs/a", "runs/c"])]
+    for result in none:
+        assert result.exit_code == 2
+        assert "none among the 2" in result.stderr
+    shutil.copytree(finished, tmp_path / "runs" / "b")
+    (tmp_path / "runs" / "logs").mkdir()
+    swept, listed = (
+        softprune("compare", "runs"),
+        softprune("compare", *(f"runs/{name}" for name in "abc"), "runs/logs"),
+    )
+    assert swept.exit_code == listed.exit_code == 0, listed.output
+    assert swept.stdout == listed.stdout
+    for result in (swept, listed):
+        assert [line.split()[2] for line in result.stderr.splitlines() if "resume" in line] == [
+            "runs/a",
+            "runs/c",
+        ]
+    assert "runs/logs holds no run" in listed.stderr
+    assert softprune("compare", "runs", "nowhere").exit_code == 2

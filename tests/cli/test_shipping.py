@@ -60,7 +60,9 @@ def test_bench_hands_the_compilers_mode_on(softprune, finished: Path, monkeypatc
 
 
 @pytest.mark.parametrize("command", ["export", "bench"])
-def test_a_dense_run_has_no_compact_network_and_no_way_to_one(softprune, finished: Path, command: str) -> None:
+def test_a_dense_run_has_no_compact_network_and_no_way_to_one(
+    softprune, finished: Path, command: str
+) -> None:
     result = softprune(command, str(finished / "dense"))
     assert result.exit_code == 2
     assert "prunes nothing" in result.stderr

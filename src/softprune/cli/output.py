@@ -23,6 +23,11 @@ def say(text: str = "") -> None:
     _out.print(text, markup=False)
 
 
+def remark(text: str) -> None:
+    """One line on standard error about what is printed: what was left out of it, and why."""
+    _err.print(text, markup=False)
+
+
 def error_line(text: str) -> None:
     """The message of an error, on standard error."""
     _err.print("error: ", style="bold red", end="")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from softprune.cli.app import command
-from softprune.cli.output import print_table, say
+from softprune.cli.output import print_table, remark, say
 from softprune.cli.results import write_report
 from softprune.cli.training import Run
 from softprune.errors import ConfigError
@@ -35,9 +35,9 @@ def compare(
 
     Accuracy of the last and the best epoch, the drop against the dense network, and what was cut; runs that differ
     only in their seed are averaged. The dense network is that of the run itself (train.dense_baseline), or the mean
-    of the dense runs among those compared.
+    of the dense runs among those compared. A run that is not finished is left out, and a line says so.
     """
-    folders = [folder for given in runs for folder in _finished_in(given)]
+    folders = _finished(runs)
     table = print_comparison(folders)
     if out is None:
         return
@@ -55,10 +55,7 @@ def compare(
 def print_comparison(folders: Sequence[Path]) -> str:
     """Print the paper's table for finished runs, and return it in Markdown."""
     from softprune.report import load_run, markdown, paper_rows, table_cells
-    from softprune.train.records import RunFolder
 
-    for folder in folders:
-        RunFolder(folder).read_result()  # says what to do about a run that is not finished
     rows = paper_rows([load_run(folder) for folder in folders], _titles())
     heads, cells = table_cells(rows)
     where = {(row.data, row.model) for row in rows}
@@ -96,14 +93,34 @@ def _without(
     return [heads[i] for i in kept], [[row[i] for i in kept] for row in cells]
 
 
-def _finished_in(folder: Path) -> list[Path]:
-    """The folder itself, or the finished runs of a sweep in it."""
-    if (folder / "config.toml").is_file() or (folder / "result.json").is_file() or not folder.is_dir():
-        return [folder]
-    inside = sorted(path.parent for path in folder.glob("*/result.json"))
-    begun = sorted(path.parent for path in folder.glob("*/config.toml"))
-    if begun and not inside:
+def _finished(given: Sequence[Path]) -> list[Path]:
+    """The finished runs among these folders and, where one is a sweep's, in it; says which are left out."""
+    from softprune.train.records import RunFolder
+
+    found = [folder for path in given for folder in _runs_in(path)]
+    finished = [folder for folder in found if RunFolder(folder).result.is_file()]
+    if not finished and len(found) == 1:
+        RunFolder(found[0]).read_result()  # says what to do about it
+    if not finished:
         raise ConfigError(
-            f"A sweep must have a finished run to compare. Got none among the {len(begun)} in {folder}."
+            f"A comparison must have a finished run. Got none among the {len(found)} in "
+            f"{', '.join(map(str, given))}; `softprune resume RUN` finishes one."
         )
-    return inside or [folder]
+    for folder in found:
+        if folder in finished:
+            continue
+        if (folder / "config.toml").is_file():
+            remark(f"Left out: {folder} is not finished; `softprune resume {folder}` finishes it.")
+        else:
+            remark(f"Left out: {folder} holds no run.")
+    return finished
+
+
+def _runs_in(path: Path) -> list[Path]:
+    """The path itself, or the runs of a sweep in it, finished or not."""
+    if not path.exists():
+        raise ConfigError(f"A run to compare must be a folder. Got {path}, which does not exist.")
+    if (path / "config.toml").is_file() or (path / "result.json").is_file():
+        return [path]
+    files = (file for name in ("config.toml", "result.json") for file in path.glob(f"*/{name}"))
+    return sorted({file.parent for file in files}) or [path]
