@@ -1,6 +1,7 @@
 """`report` and `compare`."""
 
 import errno
+import json
 import shutil
 from pathlib import Path
 
@@ -27,8 +28,11 @@ def test_compare_prints_a_row_per_method_and_writes_a_page(softprune, finished: 
 
 def test_compare_takes_a_whole_sweep_and_writes_its_table(softprune, finished: Path, tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
-    for name in ("one", "two"):
+    for seed, name in enumerate(("one", "two")):
         shutil.copytree(finished, sweep / name)
+        record = json.loads((finished / "result.json").read_text())
+        record["seed"] = record["config"]["seed"] = seed
+        (sweep / name / "result.json").write_text(json.dumps(record))
     (sweep / "begun").mkdir()
     (sweep / "begun" / "config.toml").touch()
     (sweep / "logs").mkdir()
@@ -85,3 +89,12 @@ def test_unfinished_runs_are_left_out_with_a_line_each(softprune, finished: Path
         ]
     assert "runs/logs holds no run" in listed.stderr
     assert softprune("compare", "runs", "nowhere").exit_code == 2
+
+
+def test_a_run_done_twice_counts_once_and_a_line_says_so(softprune, finished: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(finished, tmp_path / "runs" / name)
+    result = softprune("compare", "runs", "--out", "table.md")
+    assert result.exit_code == 0, result.output
+    assert "runs/two repeats runs/one" in result.stderr
+    assert (tmp_path / "table.md").read_text().splitlines()[2].split(" | ")[5] == "1"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from softprune.report import load_run
 from softprune.report.comparison.pareto import Spot, front
-from softprune.report.grouping import group_runs, over, spread, with_baselines
+from softprune.report.grouping import distinct, group_runs, over, spread, with_baselines
+from softprune.report.records import Run
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 
@@ -65,6 +67,69 @@ def test_dense_runs_stand_in_as_the_baseline_of_runs_without_one(make_run: Make)
     alone, beside = with_baselines([load_run(folder)]), with_baselines([load_run(folder), dense, elsewhere])
     assert alone[0].dense_top1 is None
     assert beside[0].dense_top1 == dense.shipped_top1
+
+
+def changed(made: tuple[Path, dict[str, Any]], own_dense: float | None = None, **settings: Any) -> Run:
+    """A run that trained no dense network, or one of this accuracy; with other settings, by dotted name."""
+    folder, record = made
+    for key, value in settings.items():
+        table, _, name = key.partition("__")
+        record["config"][table][name] = value
+    record["table"][0]["top1"] = own_dense
+    (folder / "result.json").write_text(json.dumps(record))
+    return load_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "is_baseline"),
+    [
+        ("train__epochs", 3, False),
+        ("optimizer__lr", 0.01, False),
+        ("schedule__milestones", [5], False),
+        ("data__batch_size", 32, False),
+        ("train__mode", "eager", True),
+        ("train__compact_at", 5, True),
+        ("data__dir", "/elsewhere", True),
+        ("records__checkpoint_epochs", 7, True),
+        ("schedule__final", 0.1, True),  # not used by steps
+        ("train__ema", 0.0, True),  # not recorded of the dense run
+    ],
+)
+def test_a_baseline_was_trained_in_the_same_way(
+    make_run: Make, setting: str, value: Any, is_baseline: bool
+) -> None:
+    folder, record = make_run("dense", method="dense", level=0)
+    record["config"] |= {"records": {"checkpoint_epochs": 1}}
+    record["config"]["schedule"]["final"] = 0.0
+    record["config"]["train"]["compact_at"] = 0
+    (folder / "result.json").write_text(json.dumps(record))
+    dense = load_run(folder)
+    pruned = make_run("scp")
+    pruned[1]["config"]["records"] = {}
+    run = with_baselines([changed(pruned, **{setting: value}), dense])[0]
+    assert run.dense_top1 == (dense.shipped_top1 if is_baseline else None)
+
+
+def test_baselines_of_a_runs_own_are_not_averaged_with_others(make_run: Make) -> None:
+    dense = load_run(make_run("dense", method="dense", level=0)[0])
+    own, other = changed(make_run("own"), own_dense=97.0), changed(make_run("other", seed=1))
+    found = with_baselines([own, other, dense])
+    assert [run.dense_top1 for run in found] == [97.0, None, dense.dense_top1]
+
+
+def test_a_run_done_twice_counts_once(make_run: Make) -> None:
+    folders = [make_run(name, seed=seed) for name, seed in (("old", 0), ("new", 0), ("seed", 1))]
+    folders[1][1]["finished"] = "2025-02-01T00:00:00Z"
+    (folders[1][0] / "result.json").write_text(json.dumps(folders[1][1]))
+    old, new, seed = (load_run(folder) for folder, _ in folders)
+    kept, (repeat,) = distinct([old, new, seed])
+    assert kept == [new, seed]
+    assert (repeat.run, repeat.counted) == (old, new)
+    assert str(old.path) in str(repeat)
+    under_way = replace(new, in_progress=True)
+    assert distinct([under_way, old])[0] == [old]
+    (group,) = group_runs(kept)
+    assert len(group.runs) == 2
 
 
 def test_runs_of_one_name_are_told_apart_by_what_had_an_effect(make_run: Make) -> None:

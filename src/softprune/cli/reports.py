@@ -35,7 +35,8 @@ def compare(
 
     Accuracy of the last and the best epoch, the drop against the dense network, and what was cut; runs that differ
     only in their seed are averaged. The dense network is that of the run itself (train.dense_baseline), or the mean
-    of the dense runs among those compared. A run that is not finished is left out, and a line says so.
+    of the dense runs of the same training (network, data, epochs, optimizer, schedule) among those compared. What is
+    not finished, or repeats a newer run's configuration and seed, is left out, and a line says so.
     """
     folders = _finished(runs)
     table = print_comparison(folders)
@@ -54,9 +55,12 @@ def compare(
 
 def print_comparison(folders: Sequence[Path]) -> str:
     """Print the paper's table for finished runs, and return it in Markdown."""
-    from softprune.report import load_run, markdown, paper_rows, table_cells
+    from softprune.report import distinct, load_run, markdown, paper_rows, table_cells
 
-    rows = paper_rows([load_run(folder) for folder in folders], _titles())
+    runs, repeats = distinct([load_run(folder) for folder in folders])
+    for repeat in repeats:
+        remark(f"Left out: {repeat}")
+    rows = paper_rows(runs, _titles())
     heads, cells = table_cells(rows)
     where = {(row.data, row.model) for row in rows}
     title = "{1} on {0}".format(*where.pop()) if len(where) == 1 else ""

@@ -15,7 +15,7 @@ from .comparison.profiles import profiles
 from .comparison.table import summary_table
 from .document import document
 from .figures import fold
-from .grouping import Group, group_runs, with_baselines
+from .grouping import Group, Repeat, distinct, group_runs, with_baselines
 from .markup import Markup, el
 from .paper_table import paper_rows
 from .reading import load_run
@@ -48,9 +48,10 @@ def render_comparison(
 
 def comparison_page(runs: Sequence[Run], out: Path, titles: Mapping[str, str] | None = None) -> str:
     """The page's HTML; links to the runs' own reports are relative to ``out``."""
+    runs, repeats = distinct(runs)
     groups = group_runs(with_baselines(runs))
     parts = (
-        _headline(runs, groups),
+        _headline(runs, groups, repeats),
         summary_table(groups, out),
         beside_paper(paper_rows([run for run in runs if not run.in_progress], titles)),
         pareto(groups),
@@ -69,10 +70,11 @@ def _title(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     return f"{what}{where}: {len(groups)} experiment{'s' if len(groups) != 1 else ''}"
 
 
-def _headline(runs: Sequence[Run], groups: Sequence[Group]) -> Markup:
+def _headline(runs: Sequence[Run], groups: Sequence[Group], repeats: Sequence[Repeat]) -> Markup:
     seeds = sorted({run.seed for run in runs if run.seed is not None})
     facts = [("runs", str(len(runs))), ("seeds", ", ".join(map(str, seeds)))]
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
+    notes += map(str, repeats)
     if len({run.data for run in runs}) > 1:
         notes.append("These runs are on different data: their accuracies do not compare.")
     return el(

@@ -28,6 +28,15 @@ INCIDENTAL = frozenset(
 )
 INCIDENTAL_TABLES = ("records.",)
 
+#: What a dense network must have in common with a run to be its baseline; not how fast it was computed.
+TRAINING = frozenset({"train.epochs", "train.label_smoothing", "train.ema"})
+TRAINING_TABLES = ("model.", "data.", "optimizer.", "schedule.")
+_OF_A_SCHEDULE = {
+    "schedule.milestones": ("step",),
+    "schedule.factor": ("step",),
+    "schedule.final": ("cosine",),
+}
+
 
 @dataclass(frozen=True)
 class Group:
@@ -57,13 +66,83 @@ def over(group: Group, get: Callable[[Run], float | None]) -> Spread:
     return spread(get(run) for run in group.runs)
 
 
-def with_baselines(runs: Sequence[Run]) -> list[Run]:
-    """The runs, those without a dense accuracy of their own with that of the dense runs among them."""
-    dense: dict[tuple[str, str], list[float]] = {}
+@dataclass(frozen=True)
+class Repeat:
+    """A run that does not count, since another of the same configuration and seed does."""
+
+    run: Run
+    counted: Run
+
+    def __str__(self) -> str:
+        return f"{self.run.path} repeats {self.counted.path} (same configuration and seed); the newer one counts."
+
+
+def distinct(runs: Sequence[Run]) -> tuple[list[Run], list[Repeat]]:
+    """The runs, of those with one configuration and seed only the one that finished last; and the others."""
+    newest: dict[tuple[str, int], Run] = {}
     for run in runs:
-        if run.method == "dense" and run.shipped_top1 is not None:
-            dense.setdefault((run.model, run.data), []).append(run.shipped_top1)
-    return [replace(run, baseline_top1=spread(dense.get((run.model, run.data), ())).mean) for run in runs]
+        key = _repetition(run)
+        if key is not None and (key not in newest or _age(run) > _age(newest[key])):
+            newest[key] = run
+    kept: list[Run] = []
+    repeats: list[Repeat] = []
+    for run in runs:
+        counted = run if (key := _repetition(run)) is None else newest[key]
+        if run is counted:
+            kept.append(run)
+        else:
+            repeats.append(Repeat(run, counted))
+    return kept, repeats
+
+
+def _repetition(run: Run) -> tuple[str, int] | None:
+    """What makes two runs the same; None for one that does not say how it was configured."""
+    return (identity(run), run.seed) if run.config and run.seed is not None else None
+
+
+def _age(run: Run) -> tuple[bool, str]:
+    return not run.in_progress, run.finished
+
+
+def with_baselines(runs: Sequence[Run]) -> list[Run]:
+    """The runs, those without a dense accuracy of their own with that of the dense runs of the same training.
+
+    Repetitions of an experiment in which some run has its own are held against those alone: the mean of a baseline
+    would otherwise be over two kinds.
+    """
+    dense = [run for run in runs if run.method == "dense" and not run.in_progress]
+    provided = {identity(run) for run in runs if run.dense_top1 is not None}
+    return [
+        run
+        if run.method == "dense" or identity(run) in provided
+        else replace(
+            run, baseline_top1=spread(other.shipped_top1 for other in dense if same_training(run, other)).mean
+        )
+        for run in runs
+    ]
+
+
+def same_training(run: Run, dense: Run) -> bool:
+    """Whether the dense network was trained as the run was, but for the pruning and what comes after it.
+
+    A setting that only one of them records, as records of several versions do, does not set them apart.
+    """
+    ours, theirs = training(run), training(dense)
+    return (run.model, run.data) == (dense.model, dense.data) and all(
+        ours[key] == theirs[key] for key in ours.keys() & theirs.keys()
+    )
+
+
+def training(run: Run) -> dict[str, Any]:
+    """The settings that a dense network's accuracy depends on."""
+    values = settings(run)
+    kind = values.get("schedule.kind")
+    unused = {key for key, kinds in _OF_A_SCHEDULE.items() if kind is not None and kind not in kinds}
+    return {
+        key: value
+        for key, value in values.items()
+        if (key in TRAINING or key.startswith(TRAINING_TABLES)) and key not in unused
+    }
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

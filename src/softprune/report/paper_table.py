@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .formats import cut
-from .grouping import Spread, identity, spread, tell_apart, with_baselines
+from .grouping import Spread, distinct, identity, spread, tell_apart, with_baselines
 from .paper import PaperFigures, paper_figures
 from .records import Moment, Run, Totals
 from .sections.headline import known_as
@@ -52,8 +52,11 @@ class _Entry:
 
 
 def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> list[PaperRow]:
-    """The rows, by data set, network and the order in which the runs were given. `titles`: methods in words."""
-    entries = [entry for run in with_baselines(runs) for entry in _entries(run)]
+    """The rows, by data set, network and the order in which the runs were given. `titles`: methods in words.
+
+    Of runs with one configuration and seed, the newest counts.
+    """
+    entries = [entry for run in with_baselines(distinct(runs)[0]) for entry in _entries(run)]
     names = {(e.run.data, e.run.model, e.name) for e in entries if e.run.name == e.name}
     # Rows that would read alike, each with its experiments: the same name does not make the same settings.
     alike: dict[tuple[str, str, str, str, bool], dict[str, list[_Entry]]] = {}

@@ -60,10 +60,8 @@ def summary_table(groups: Sequence[Group], out: Path) -> Markup:
         rows.append(el("tr", name, cell(len(group.runs), len(group.runs)), *cells))
     repeated = any(len(group.runs) > 1 for group in groups)
     lead = "The best epoch is chosen by test accuracy; shipped is the compact network as it was written."
-    if any(
-        run.baseline_top1 is not None and not run.variant("dense") for group in groups for run in group.runs
-    ):
-        lead += " Runs that trained no dense network are held against the dense runs among these."
+    if any(run.baseline_top1 is not None for group in groups for run in group.runs):
+        lead += " Runs that trained no dense network are held against the dense runs of the same training among these."
     if repeated:
         lead += f" Mean {PLUS_MINUS} sample standard deviation over seeds."
     every = [_run(run, index, out) for index, group in enumerate(groups) for run in group.runs]
