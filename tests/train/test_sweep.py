@@ -204,6 +204,16 @@ def test_a_stop_lets_the_runs_save(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [job.state for job in runner.jobs] == ["stopped", "waiting"]
 
 
+def test_a_stop_during_start_up_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has no handler before it has imported what it needs: SIGTERM ends it, with nothing to save."""
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
+    sweep = pretend(tmp_path, monkeypatch, killed=killed, starting="time.sleep(60)")
+    runner = SweepRunner(sweep)
+    assert runner.run(Recorder(), time_limit=1.5) == "the time limit of 1.5 s"
+    # The one that somebody else killed has failed.
+    assert [job.state for job in runner.jobs] == ["failed", "stopped"]
+
+
 def test_a_run_that_outlived_its_sweep_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed sweep leaves its processes behind; a second process on the same run would spoil it."""
     sweep = pretend(tmp_path, monkeypatch, one="time.sleep(1.5); done()")

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ class Job:
     slot: int | None = None
     _lock: IO[str] | None = field(default=None, repr=False)
     _began: float = 0.0
+    _told: bool = False
 
     def finished(self) -> bool:
         """Whether the run has its result."""
@@ -84,7 +86,7 @@ class Job:
                 pass_fds=(self._lock.fileno(),),
                 start_new_session=True,  # Ctrl-C reaches us; we tell the runs
             )
-        self.state, self.slot, self._began = "running", slot, time.monotonic()
+        self.state, self.slot, self._began, self._told = "running", slot, time.monotonic(), False
 
     def look(self) -> bool:
         """Note whether the process has ended; True if it did since the last look."""
@@ -96,8 +98,16 @@ class Job:
             return False
         self.process, self.slot = None, None
         self.release()
-        self.state = "done" if self.finished() else "stopped" if code == EXIT_STOPPED else "failed"
+        # A process that is still starting up has no handler yet, and nothing to save: SIGTERM ends it.
+        stopped = code == EXIT_STOPPED or (self._told and code == -signal.SIGTERM)
+        self.state = "done" if self.finished() else "stopped" if stopped else "failed"
         return True
+
+    def stop(self) -> None:
+        """Tell the run to save and end."""
+        assert self.process is not None
+        self._told = True
+        self.process.terminate()
 
     def release(self) -> None:
         """Give the claim back."""
@@ -186,8 +196,7 @@ class SweepRunner:
         """Let the runs save, and wait for them."""
         running = [job for job in self.jobs if job.process is not None]
         for job in running:
-            assert job.process is not None
-            job.process.terminate()
+            job.stop()
         for job in running:
             assert job.process is not None
             job.process.wait()
