@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from export_networks import compacted
+from torch import Tensor, nn
 
 from softprune import SoftPruner, models
 from softprune.errors import ConfigError, ModelError, VerificationError
@@ -107,3 +108,43 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ConfigError, match=r'pip install "softprune\[onnx\]"'):
         to_onnx(model, example, tmp_path / "small.onnx")
+
+
+class Unknown(nn.Module):
+    """An operator that ONNX does not have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvals(x @ x.T).real
+
+
+class Lookup(nn.Module):
+    """A mistake of its own, which is no matter of shapes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return {"dynamic": x}["static"]
+
+
+class Fixed(nn.Module):
+    """Another network at a batch of two, which the exporter fixes without a word."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.shape[0] == 2 else 2 * x
+
+
+@pytest.mark.parametrize(
+    ("network", "cause"), [(Unknown, "aten.linalg_eig"), (Lookup, "KeyError .*'static'")]
+)
+def test_what_the_exporter_stumbled_over_is_said(
+    network: type[nn.Module], cause: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=cause) as refusal:
+        to_onnx(network(), torch.randn(2, 8), tmp_path / "small.onnx")
+    assert "\x1b" not in str(refusal.value)
+    assert "dynamic_batch" not in str(refusal.value)
+
+
+def test_a_fixed_batch_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"on input 1x8: .*dynamic_batch=False"):
+        to_onnx(Fixed(), torch.randn(2, 8), tmp_path / "small.onnx")
+    assert not (tmp_path / "small.onnx").exists()
+    to_onnx(Fixed(), torch.randn(2, 8), tmp_path / "small.onnx", dynamic_batch=False)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from softprune.errors import ModelError, VerificationError
+from softprune.export.shapes import first_line
 from softprune.graph import Example
 from softprune.masks import is_masked
 
@@ -69,10 +70,19 @@ def compare(
     """Run both on every attempt; raises a VerificationError where they differ by more than `tolerance`."""
     worst, scale, tried = 0.0, 0.0, []
     for attempt in attempts:
-        with torch.no_grad():
-            expected = tensors_of(model(*attempt.args, **attempt.kwargs))
         shape = ", ".join("x".join(map(str, tensor.shape)) for tensor in attempt.tensors())
-        difference, size = _distance(expected, runtime(attempt))
+        try:
+            with torch.no_grad():
+                expected = tensors_of(model(*attempt.args, **attempt.kwargs))
+            difference, size = _distance(expected, runtime(attempt))
+        except Exception as error:
+            # An exporter may fix a batch size that it was told to leave free, and say nothing.
+            if attempt.batch_size() == attempts[0].batch_size():
+                raise
+            raise ModelError(
+                f"{what} with a free batch size must take any. Got {type(error).__name__} for {type(model).__name__} "
+                f"on input {shape}: {first_line(error)}. If forward() fixes the batch size, pass dynamic_batch=False."
+            ) from error
         limit = tolerance if tolerance is not None else _tolerance(expected)
         if not difference <= limit * max(size, 1e-30):
             raise VerificationError(
