@@ -19,6 +19,28 @@ def test_inspect_a_network_from_the_registry_and_ones_own(softprune) -> None:
     assert "relu" in own.output
 
 
+def test_inspect_a_run(softprune, finished: Path, tmp_path: Path) -> None:
+    name, *found = softprune("inspect", str(finished)).output.splitlines()
+    assert name.startswith("tiny_networks:tiny")
+    assert found == softprune("inspect", "tiny_networks:tiny", "--input", "1x8x8").output.splitlines()
+    run = tmp_path / "unfinished"
+    run.mkdir()
+    text = '[model]\nname = "resnet18"\n[data]\nname = "folder"\nimage_size = 64\n[method]\nexclude = ["layer*"]\n'
+    (run / "config.toml").write_text(text)
+    unknown = softprune("inspect", "unfinished")
+    assert unknown.exit_code == 2
+    assert "--num-classes" in unknown.stderr
+    told = softprune("inspect", "unfinished", "--num-classes", "5")
+    assert told.exit_code == 0, told.output
+    whole = softprune("inspect", "resnet18", "--num-classes", "5", "--input", "3x64x64")
+    assert len(told.output.splitlines()) == 1 + len(whole.output.splitlines())
+    assert told.output.count(" site, ") < whole.output.count(" site, ")
+    (run / "config.toml").unlink()
+    neither = softprune("inspect", "unfinished")
+    assert neither.exit_code == 2
+    assert "config.toml" in neither.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

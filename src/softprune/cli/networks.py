@@ -14,25 +14,48 @@ from softprune.errors import ConfigError
 @command
 def inspect(
     model: Annotated[
-        str, typer.Argument(help="A name from `softprune models`, or module:factory of your own.")
+        str,
+        typer.Argument(
+            help="A name from `softprune models`, module:factory of your own, or the folder of a run."
+        ),
     ] = "digits_net",
-    num_classes: Annotated[int, typer.Option(help="Outputs of the network.")] = 10,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Outputs of the network. [default: 10, or as many as the run has]")
+    ] = None,
     input_shape: Annotated[
         str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")
     ] = "",
 ) -> None:
-    """Show what can be pruned in a network, and why not the rest."""
+    """Show what can be pruned in a network, and why not the rest.
+
+    Of a run: what its method was given to prune (method.include, method.exclude), of the network before any cut.
+    """
     import torch
 
     import softprune
     from softprune.models import REGISTRY
     from softprune.train.network import build_network
 
+    if model not in REGISTRY and Path(model).is_dir():
+        from softprune.cli.shipped import dense_network, image_shape
+        from softprune.train.records import RunFolder
+
+        config = RunFolder.open(model).read_config()
+        shape = parse_shape(input_shape) if input_shape else image_shape(config)
+        found = softprune.inspect(
+            dense_network(Path(model), config, num_classes),
+            torch.zeros(2, *shape),
+            include=config.method.include or None,
+            exclude=config.method.exclude or None,
+        )
+        say(f"{config.model.name}, as {model} prunes it")
+        say(str(found))
+        return
     if not input_shape and ":" in model:
         raise ConfigError(
             f"A network of your own needs the shape of an image: --input 3x224x224. Got {model!r} alone."
         )
-    network = build_network(model, num_classes)
+    network = build_network(model, 10 if num_classes is None else num_classes)
     shape = parse_shape(input_shape) if input_shape else REGISTRY[model].input_shape
     say(str(softprune.inspect(network, torch.zeros(2, *shape))))
 

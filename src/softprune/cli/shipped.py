@@ -1,4 +1,4 @@
-"""What `export` and `bench` work on: the compact network of a run or folder, its dense definition, and an input."""
+"""What `export`, `bench` and `inspect` work on: a run's compact network, its dense definition, and an input."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,13 @@ from softprune.plan import PrunePlan
 from softprune.plan.prune_plan import model_shapes
 from softprune.surgery import load
 from softprune.surgery.files import read_plans
+from softprune.train.config import RunConfig
 from softprune.train.cutting import refuse_dense
 from softprune.train.network import build_network
 from softprune.train.records import RunFolder
 
 _DATA_SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
+_DATA_CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100}
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,7 @@ def open_shipped(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
             f"a compact folder outside its run needs --model, as it does not say what network it is. Got {path} alone."
         )
     if not shape and config is not None:
-        size = config.data.image_size
-        shape = _DATA_SHAPES.get(config.data.name, (3, size, size))
+        shape = image_shape(config)
     if not shape and name not in REGISTRY:
         raise ConfigError(
             f"a network of your own needs the shape of an image: --input 3x224x224. Got {name!r} alone."
@@ -63,6 +64,26 @@ def open_shipped(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
         1, *(shape or REGISTRY[name].input_shape), generator=torch.Generator().manual_seed(0)
     )
     return Shipped(compact.resolve(), dense.eval(), load(compact, dense), example)
+
+
+def image_shape(config: RunConfig) -> tuple[int, ...]:
+    """The shape of one image of a run's data set."""
+    size = config.data.image_size
+    return _DATA_SHAPES.get(config.data.name, (3, size, size))
+
+
+def dense_network(run: Path, config: RunConfig, num_classes: int | None = None) -> nn.Module:
+    """The network that a run prunes, with fresh weights; its data set is not needed."""
+    classes = _DATA_CLASSES.get(config.data.name) if num_classes is None else num_classes
+    if classes is not None:
+        return build_network(config.model.name, classes)
+    folder = RunFolder(run).compact
+    if (folder / "plan.json").is_file():
+        return _definition(config.model.name, read_plans(folder)[0])
+    raise ConfigError(
+        "An unfinished run on images from folders does not say how many classes there are. Got "
+        f"{run} alone; say it with --num-classes."
+    )
 
 
 def _definition(name: str, plan: PrunePlan) -> nn.Module:
