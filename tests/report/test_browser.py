@@ -75,7 +75,7 @@ def test_without_scripts_the_page_is_complete(chromium: Any, report: tuple[Path,
     assert chromium.evaluate("document.querySelectorAll('#gaussians .wide .rows use').length") == 80
     # The switch of the headline is plain HTML.
     views = "document.querySelector('.views').innerText"
-    best = f"epoch {record['best']['epoch']}, chosen by test accuracy"
+    best = f"epoch {record['best']['epoch'] + 1}, chosen by test accuracy"
     assert best not in chromium.evaluate(views)
     chromium.evaluate("document.querySelector('#view-best').checked = true")
     assert best in chromium.evaluate(views)
@@ -86,14 +86,14 @@ def test_pointing_at_the_curves_reads_an_epoch(chromium: Any, report: tuple[Path
     chromium.open(page)
     point_at(chromium, "#epochs .wide .grid:nth-of-type(3)", 0.5, 0.3)
     said = chromium.evaluate("document.querySelector('#epochs .readout').innerText")
-    epoch = int(said.split()[1])
+    epoch = int(said.split()[1]) - 1
     assert f"{record['epochs'][epoch]['test_top1']:.2f}" in said
     removed = 100 * (1 - record["epochs"][epoch]["macs"] / record["dense"]["macs"])
     assert f"{removed:.2f}" in said
     assert chromium.evaluate("document.querySelectorAll('#epochs .wide .cursor circle').length") == 5
     end = "new KeyboardEvent('keydown', {key: 'End'})"
     chromium.evaluate(f"document.querySelector('#epochs .wide svg').dispatchEvent({end})")
-    assert "epoch 19" in chromium.evaluate("document.querySelector('#epochs .readout').innerText")
+    assert "epoch 20" in chromium.evaluate("document.querySelector('#epochs .readout').innerText")
     assert chromium.problems == []
 
 

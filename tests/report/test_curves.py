@@ -25,15 +25,15 @@ def rows(rates: list[float | None], tuned_from: int = 99) -> list[Epoch]:
 
 
 def test_steps_of_the_learning_rate_are_marked_and_smooth_schedules_are_not() -> None:
-    assert events_of(rows([0.1, 0.1, 0.01, 0.01, 0.001])) == [(2, "lr 0.01"), (4, "lr 0.001")]
+    assert events_of(rows([0.1, 0.1, 0.01, 0.01, 0.001])) == [(3, "lr 0.01"), (5, "lr 0.001")]
     assert events_of(rows([0.1 * 0.8**epoch for epoch in range(20)])) == []
-    assert events_of(rows([0.02, 0.06, 0.1, 0.1, 0.02, 0.02])) == [(4, "lr 0.02")]  # after a warm-up
+    assert events_of(rows([0.02, 0.06, 0.1, 0.1, 0.02, 0.02])) == [(5, "lr 0.02")]  # after a warm-up
     assert events_of(rows([None, None, 0.1])) == []
     assert events_of([]) == []
 
 
 def test_the_start_of_fine_tuning_is_marked() -> None:
-    assert events_of(rows([0.1, 0.1, 0.01, 0.01, 0.01], tuned_from=3)) == [(2, "lr 0.01"), (3, "fine-tuning")]
+    assert events_of(rows([0.1, 0.1, 0.01, 0.01, 0.01], tuned_from=3)) == [(3, "lr 0.01"), (4, "fine-tuning")]
 
 
 def test_lines_of_different_length_are_read_out_over_all_epochs() -> None:

@@ -61,6 +61,21 @@ def test_the_numbers_on_the_page_are_the_records(make_run: Make) -> None:
     assert record["command"] in page
 
 
+def test_epochs_count_from_one_as_on_the_console(make_run: Make) -> None:
+    folder, record = make_run("run", "vgg16", epochs=20)
+    page = render_run(folder).read_text()
+    best = record["best"]["epoch"] + 1
+    assert f"epoch {best}, chosen by test accuracy" in page
+    assert f"best {record['best']['top1']:.2f}, epoch {best}<" in page
+    assert "In epoch 20:" in page
+    assert not re.search(r"epoch 0\b", page)
+    for made in (page, render_comparison([folder], folder / "comparison.html").read_text()):
+        found = re.search(r'id="epochs".*?<script type="application/json">(.*?)</script>', made, re.DOTALL)
+        assert found
+        assert json.loads(found[1])["x"] == list(range(1, 21))
+    assert json.loads((folder / "result.json").read_text())["epochs"][0]["epoch"] == 0
+
+
 def test_the_channels_on_the_page_are_the_records(make_run: Make) -> None:
     folder, record = make_run()
     page = render_run(folder).read_text()

@@ -63,21 +63,21 @@ def curves_data(lines: Sequence[Series]) -> dict[str, object]:
 
 
 def events_of(rows: Sequence[Epoch]) -> list[tuple[int, str]]:
-    """(epoch, label) where the learning rate falls from one plateau to the next, and where fine-tuning begins.
+    """(epoch from one, label) where the learning rate falls from one plateau to the next, and where fine-tuning begins.
 
     A rate that falls smoothly has no plateaus and marks nothing.
     """
     found = []
-    tuning = next((row.epoch for row in rows if row.phase == "finetune"), None)
+    tuning = next((row.number for row in rows if row.phase == "finetune"), None)
     for position in range(1, len(rows)):
         before, now = rows[position - 1].lr, rows[position].lr
-        if rows[position].epoch == tuning:
+        if rows[position].number == tuning:
             found.append((tuning, "fine-tuning"))
         elif before is not None and now is not None and now < 0.95 * before:
             level_before = position < 2 or rows[position - 2].lr == before
             level_after = position + 1 == len(rows) or rows[position + 1].lr == now
             if level_before and level_after:
-                found.append((rows[position].epoch, f"lr {significant(now)}"))
+                found.append((rows[position].number, f"lr {significant(now)}"))
     return found if len(found) <= 8 else []
 
 

@@ -29,6 +29,11 @@ class Moment:
     top5: float | None
     totals: Totals
 
+    @property
+    def number(self) -> int | None:
+        """The epoch as pages and the console count, from one."""
+        return None if self.epoch is None else self.epoch + 1
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -76,7 +81,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One line of metrics.jsonl; accuracies in percent, counts of what is kept."""
+    """One line of metrics.jsonl, whose epochs count from zero; accuracies in percent, counts of what is kept."""
 
     epoch: int
     phase: str
@@ -89,6 +94,11 @@ class Epoch:
     test_top5: float | None
     seconds: float | None
     totals: Totals
+
+    @property
+    def number(self) -> int:
+        """The epoch as pages and the console count, from one."""
+        return self.epoch + 1
 
 
 @dataclass(frozen=True)

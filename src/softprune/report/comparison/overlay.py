@@ -51,7 +51,7 @@ def overlay(groups: Sequence[Group]) -> Markup | None:
 def _lines(index: int, group: Group) -> Iterator[Series]:
     style = style_of(index)
     for panel, suffix, get in PANELS:
-        rows = [{row.epoch: get(run, row) for row in run.epochs} for run in group.runs]
+        rows = [{row.number: get(run, row) for row in run.epochs} for run in group.runs]
         if len(rows) > 1:
             for values in rows:
                 at = tuple(sorted(values))

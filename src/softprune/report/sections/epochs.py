@@ -56,7 +56,7 @@ def epochs(run: Run) -> Markup | None:
 
 
 def _series(run: Run) -> list[Series]:
-    at = tuple(row.epoch for row in run.epochs)
+    at = tuple(row.number for row in run.epochs)
     dense = run.dense
 
     def line(label: str, style: str, panel: int, get: Callable[[Epoch], float | None]) -> Series:
@@ -73,24 +73,22 @@ def _series(run: Run) -> list[Series]:
 
 def _best(run: Run) -> Mark | None:
     best = run.best
-    if best is None or best.epoch is None or best.top1 is None:
+    if best is None or best.number is None or best.top1 is None:
         return None
-    return Mark(best.epoch, best.top1, f"best {accuracy(best.top1)}, epoch {best.epoch}")
+    return Mark(best.number, best.top1, f"best {accuracy(best.top1)}, epoch {best.number}")
 
 
 def _summary(run: Run) -> str:
     last = run.epochs[-1]
     removed = percent(cut(run.dense.macs, last.totals.macs))
-    return (
-        f"In epoch {last.epoch}: test top-1 {accuracy(last.test_top1)} percent, {removed} of the MACs removed"
-    )
+    return f"In epoch {last.number}: test top-1 {accuracy(last.test_top1)} percent, {removed} of the MACs removed"
 
 
 def _table(run: Run) -> Markup:
     rows = [
         el(
             "tr",
-            cell(row.epoch, row.epoch),
+            cell(row.number, row.number),
             cell(significant(row.lr), row.lr),
             cell(significant(row.train_loss, 4), row.train_loss),
             cell(accuracy(row.train_top1), row.train_top1),

@@ -122,7 +122,7 @@ def _views(run: Run) -> list[View]:
         )
     for key, label, moment in (("best", "Best epoch", run.best), ("last", "Last epoch", run.last)):
         if moment is not None:
-            when = "" if moment.epoch is None else f"epoch {moment.epoch}"
+            when = "" if moment.number is None else f"epoch {moment.number}"
             chosen = ", chosen by test accuracy" if key == "best" else ""
             views.append(View(key, label, when + chosen, moment.top1, moment.top5, moment.totals))
     if not views:
