@@ -5,9 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+import softprune as sp
+from softprune import models
 from softprune.methods.base import Pruner
-from softprune.surgery.files import read_plans
+from softprune.surgery import Origin, read_origin, read_plans, save
 
 
 def test_inspect_a_network_from_the_registry_and_ones_own(softprune) -> None:
@@ -63,6 +66,28 @@ def test_evaluate_agrees_with_the_run(softprune, finished: Path) -> None:
     assert float(rows["masked"][1]) == float(rows["compact"][1]) == round(last["top1"], 2)
     compact = softprune("evaluate", str(finished / "compact"))
     assert compact.output.splitlines()[1].split() == rows["compact"]
+
+
+def test_a_compact_folder_elsewhere_knows_a_network_of_the_registry(softprune, tmp_path: Path) -> None:
+    dense = models.build("digits_net", 10)
+    pruner = sp.SoftPruner(dense, torch.randn(2, 1, 8, 8))
+    save(pruner.compact(), tmp_path / "small", origin=Origin("digits_net", "digits", (1, 8, 8)))
+    for command in (
+        ("evaluate",),
+        ("export", "--format", "pt2"),
+        ("bench", "--batch", "1", "--repeats", "1"),
+    ):
+        result = softprune(command[0], "small", *command[1:])
+        assert result.exit_code == 0, result.output
+    assert read_origin(tmp_path / "small") == Origin("digits_net", "digits", (1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "origin", [None, [], {"model": 1}, {"model": "a", "data": "b", "input_shape": [0]}, "vgg16"]
+)
+def test_a_damaged_note_of_the_origin_is_no_note(origin: object, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"origin": origin}))
+    assert read_origin(tmp_path) is None
 
 
 def test_a_compact_folder_elsewhere_needs_to_know_its_network(

@@ -14,7 +14,7 @@ from softprune.surgery import load
 from softprune.surgery.files import read_plans
 from softprune.train.config import RunConfig
 from softprune.train.cutting import refuse_dense
-from softprune.train.network import build_network
+from softprune.train.network import build_network, known_origin
 from softprune.train.records import RunFolder
 
 _DATA_SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
@@ -36,7 +36,8 @@ class Shipped:
 def open_shipped(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) -> Shipped:
     """The compact network of a run's folder, or of a compact folder; its data set is not needed.
 
-    A compact folder inside its run takes the network from the run's configuration; elsewhere `model` must say.
+    A compact folder inside its run takes the network from the run's configuration; elsewhere from what it says of its
+    origin, or `model` must say.
     """
     run = path if (path / "config.toml").is_file() else path.parent
     compact = path / "compact" if run == path else path
@@ -48,13 +49,17 @@ def open_shipped(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
             "this command takes the folder of a finished run (with compact/plan.json) or of a compact network (with "
             f"plan.json). Got {path}, which has neither; `softprune compact` cuts the network of an unfinished run."
         )
-    name = model or (config.model.name if config is not None else "")
+    origin = known_origin(compact) if config is None else None
+    name = model or (config.model.name if config is not None else origin.model if origin is not None else "")
     if not name:
         raise ConfigError(
-            f"a compact folder outside its run needs --model, as it does not say what network it is. Got {path} alone."
+            "a compact folder outside its run needs --model, unless it says itself that it comes from one of "
+            f"softprune's own networks. Got {path} alone."
         )
     if not shape and config is not None:
         shape = image_shape(config)
+    if not shape and origin is not None and origin.model == name:
+        shape = origin.input_shape
     if not shape and name not in REGISTRY:
         raise ConfigError(
             f"a network of your own needs the shape of an image: --input 3x224x224. Got {name!r} alone."

@@ -1,18 +1,20 @@
 """Apply a plan to a network, prove it equal, carry the optimizer over, and keep it on disk."""
 
 from softprune.surgery.apply import apply_plan, plain_copy, plans_of
-from softprune.surgery.files import load, read_plans, save
+from softprune.surgery.files import Origin, load, read_origin, read_plans, save
 from softprune.surgery.optimizer import remap_optimizer
 from softprune.surgery.trial import prove
 from softprune.surgery.verify import Certificate, verify, verify_plan
 
 __all__ = [
     "Certificate",
+    "Origin",
     "apply_plan",
     "load",
     "plain_copy",
     "plans_of",
     "prove",
+    "read_origin",
     "read_plans",
     "remap_optimizer",
     "save",

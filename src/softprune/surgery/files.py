@@ -7,8 +7,9 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -28,11 +29,23 @@ PLAN = "plan.json"
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def save(compact: nn.Module, folder: str | os.PathLike[str]) -> Path:
+@dataclass(frozen=True)
+class Origin:
+    """What a compact network was made of, for those who find its folder."""
+
+    model: str
+    """The dense network, as recipes name it."""
+    data: str
+    """The data set that it was trained on."""
+    input_shape: tuple[int, ...]
+    """Of one sample."""
+
+
+def save(compact: nn.Module, folder: str | os.PathLike[str], *, origin: Origin | None = None) -> Path:
     """Write a compact network as `folder`/weights.safetensors and `folder`/plan.json.
 
     Written under a temporary name and renamed, so that a folder of that name is always whole; an earlier one is
-    replaced.
+    replaced. `origin` is noted in plan.json.
     """
     history = plans_of(compact)
     if not history:
@@ -46,12 +59,14 @@ def save(compact: nn.Module, folder: str | os.PathLike[str]) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        document = {
+        document: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "weights_sha256": _sha256(temporary / WEIGHTS),
             "plans": [json.loads(plan.to_json()) for plan in history],
         }
+        if origin is not None:
+            document["origin"] = asdict(origin)
         (temporary / PLAN).write_text(json.dumps(document, separators=(",", ":"), sort_keys=True))
         temporary.chmod(0o755)
         _swap(temporary, target)
@@ -103,6 +118,20 @@ def load(folder: str | os.PathLike[str], model: Model) -> Model:
 def read_plans(folder: str | os.PathLike[str]) -> list[PrunePlan]:
     """The plans of a saved network, in the order in which they cut it."""
     return _read_plans(Path(folder))[0]
+
+
+def read_origin(folder: str | os.PathLike[str]) -> Origin | None:
+    """What the folder says of its origin; None if it says nothing. It is a note, not checked against anything."""
+    try:
+        found = json.loads((Path(folder) / PLAN).read_text()).get("origin")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return None
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in ("model", "data")):
+        return None
+    shape = found.get("input_shape")
+    if not isinstance(shape, list) or not all(isinstance(size, int) and size > 0 for size in shape):
+        return None
+    return Origin(found["model"], found["data"], tuple(shape))
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

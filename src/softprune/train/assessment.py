@@ -12,7 +12,7 @@ from softprune.train.cutting import restore_stage
 from softprune.train.distributed import join_world
 from softprune.train.eval_step import EvalTotals
 from softprune.train.evaluation import Evaluator
-from softprune.train.network import build_network
+from softprune.train.network import build_network, known_origin
 from softprune.train.records import RunFolder
 from softprune.train.run import open_data, set_arithmetic
 
@@ -30,8 +30,8 @@ def evaluate_folder(
 ) -> list[Variant]:
     """Test accuracy of a run's network as trained (masked) and compact, or of a compact folder alone.
 
-    A compact folder inside its run takes the network and the data from the run's configuration; elsewhere
-    ``model`` and ``data`` must say.
+    A compact folder inside its run takes the network and the data from the run's configuration; elsewhere from what it
+    says of its origin, or ``model`` and ``data`` must say.
     """
     is_run = (path / "config.toml").is_file()
     compact = path / "compact" if is_run else path
@@ -40,6 +40,9 @@ def evaluate_folder(
             "`softprune evaluate` takes the folder of a run (with config.toml) or of a compact network (with "
             f"plan.json). Got {path}, which has neither."
         )
+    origin = known_origin(compact)
+    if not is_run and not (path.parent / "config.toml").is_file() and origin is not None:
+        model, data = model or origin.model, data or origin.data
     config = _config_for(path if is_run else path.parent, model, data, data_dir)
     world = join_world(device)
     set_arithmetic(config, world.device)
@@ -67,8 +70,9 @@ def _config_for(run: Path, model: str, data: str, data_dir: str | None) -> RunCo
         config = RunConfig()
     else:
         raise ConfigError(
-            "A compact folder outside its run needs --model and --data, as it does not say what it was trained "
-            f"on. Got {'only --model' if model else 'only --data' if data else 'neither'}."
+            "A compact folder outside its run needs --model and --data, unless it says itself that it comes from one "
+            "of softprune's own networks. "
+            f"Got {'only --model' if model else 'only --data' if data else 'neither'}."
         )
     if model:
         config = dataclasses.replace(config, model=ModelConfig(name=model))

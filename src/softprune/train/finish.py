@@ -10,7 +10,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from softprune.cost import Cost
-from softprune.surgery import save
+from softprune.surgery import Origin, save
 from softprune.train.environment import command_line, describe_environment
 from softprune.train.latency import latency_ms
 from softprune.train.loop import Trainer
@@ -47,7 +47,8 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         tested = trainer.evaluator(compact.eval())
         table.append(_row(trainer, "compact", compact, tested.top1, tested.top5, totals))
         if trainer.world.is_writer:
-            save(compact, trainer.folder.compact)
+            origin = Origin(trainer.config.model.name, trainer.config.data.name, trainer.data.input_shape)
+            save(compact, trainer.folder.compact, origin=origin)
     return _write(trainer, table, counted, totals, compact)
 
 

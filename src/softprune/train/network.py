@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from softprune import models
 from softprune.errors import ConfigError, FileFormatError
+from softprune.surgery import Origin, read_origin
 from softprune.train.checkpoint import read_newest
 from softprune.train.config import ModelConfig
 from softprune.train.records import RunFolder
@@ -44,6 +45,15 @@ def build_network(name: str, num_classes: int) -> nn.Module:
             f"The factory of model.name must return an nn.Module. Got {type(network).__name__} from {name!r}."
         )
     return network
+
+
+def known_origin(compact: Path) -> Origin | None:
+    """What a compact folder says of its origin, if that is a network of the registry.
+
+    A `module:factory` is code of whoever wrote the folder, and runs only when the user names it.
+    """
+    origin = read_origin(compact)
+    return origin if origin is not None and origin.model in models.REGISTRY else None
 
 
 def initial_network(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
