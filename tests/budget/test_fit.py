@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from softprune.budget import Cut, Fitter
 
@@ -33,6 +33,7 @@ def fitter(widths=(32, 64, 48), *, seed=0, share=0.5, round_to=1, floor=1, facto
     seed=st.integers(0, 99),
     round_to=st.sampled_from([1, 4]),
 )
+@example(widths=[8, 8, 11, 11, 11], share=0.671875, seed=1, round_to=4)
 def test_never_over_the_limit_and_no_channel_more_would_fit(widths, share, seed, round_to):
     fit = fitter(tuple(widths), seed=seed, share=share, round_to=round_to, factors=(9,) * (len(widths) + 1))
     cut = fit.fit()

@@ -138,7 +138,7 @@ class Fitter:
             if less is not None and taker != giver:
                 others = set(range(len(self.names))) - {taker}
                 cut = max(cut, self._grown(less, others), key=lambda trial: trial.cost)
-        return cut
+        return self._grown(cut)  # what an exchange has left over may do for a third site
 
     def _shrunk(self, cut: Cut) -> Cut:
         while cut.cost > self.limit:
