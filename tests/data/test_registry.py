@@ -18,6 +18,14 @@ def test_every_entry_has_a_description():
     assert all(entry.description for entry in DATASETS.values())
 
 
+def test_an_entry_knows_its_images():
+    digits = load_data("digits")
+    entry = DATASETS["digits"]
+    assert (entry.input_shape, entry.num_classes) == (digits.input_shape, digits.num_classes)
+    assert DATASETS["cifar100"].num_classes == 10 * DATASETS["cifar10"].num_classes == 100
+    assert DATASETS["folder"].num_classes is None
+
+
 def test_own_arrays():
     data = ArrayDataset.from_arrays(np.full((3, 5, 5), 9, np.uint8), [0, 1, 2], mean=(8,), std=(2,))
     images, labels = data.batch(torch.tensor([2, 0]))

@@ -14,6 +14,7 @@ from softprune.graph.readers import ACTIVATIONS
 from softprune.inspection import floor_masks, read_graph
 from softprune.masks import KNOWN_ACTIVATIONS
 from softprune.plan import make_plan, required_sites
+from softprune.plan.required import _alive, _on_every_path
 from softprune.surgery import apply_plan
 from topologies import TOPOLOGIES, Chain, Residual, conv, pooled, randomise_
 
@@ -250,3 +251,11 @@ def test_a_network_never_becomes_a_constant() -> None:
     assert kept == {"a1.1": 0, "a2.1": 0, "b1.1": 1}
     assert isinstance(compact.head, nn.Linear)
     assert compact.head.in_features == 1
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_both_ways_to_ask_whether_a_site_is_on_every_path_agree(name: str) -> None:
+    graph = trace(TOPOLOGIES[name].build(), TOPOLOGIES[name].example())
+    sites = frozenset(site.name for site in graph.sites)
+    alone = {site for site in sites if _alive(graph, sites - {site}) != _alive(graph, sites)}
+    assert _on_every_path(graph) == alone

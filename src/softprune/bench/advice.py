@@ -1,16 +1,11 @@
 """What to try where a compact network turns out slower than its dense one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from torch import nn
 
+from softprune.bench.report import BenchRow
 from softprune.graph.modules import Select
-
-if TYPE_CHECKING:
-    from softprune.bench.compare import BenchRow
 
 SLOWER = 0.97
 """A speed-up below this is a loss, not a disturbance."""
@@ -30,8 +25,8 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
     if odd:
         found.append(
             f"{odd} of {len(convolutions)} convolutions have widths that are no multiple of {CHANNELS}: cut to "
-            "multiples with compact(round_to=8) or `softprune compact RUN --round-to 8 --out FOLDER`, or train with "
-            'round_to="auto".'
+            f"multiples with compact(round_to={CHANNELS}) or `softprune compact RUN --round-to {CHANNELS} --out "
+            'FOLDER`, or train with round_to="auto".'
         )
     selects = sum(isinstance(module, Select) for module in compact.modules())
     if selects:

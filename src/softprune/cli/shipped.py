@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from softprune.data import DATASETS
 from softprune.errors import ConfigError, FileFormatError
 from softprune.models import REGISTRY
 from softprune.plan import PrunePlan
@@ -16,9 +17,6 @@ from softprune.train.config import RunConfig
 from softprune.train.cutting import refuse_dense
 from softprune.train.network import build_network, known_origin
 from softprune.train.records import RunFolder
-
-_DATA_SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
-_DATA_CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100}
 
 
 @dataclass(frozen=True)
@@ -74,12 +72,12 @@ def open_shipped(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
 def image_shape(config: RunConfig) -> tuple[int, ...]:
     """The shape of one image of a run's data set."""
     size = config.data.image_size
-    return _DATA_SHAPES.get(config.data.name, (3, size, size))
+    return DATASETS[config.data.name].input_shape or (3, size, size)
 
 
 def dense_network(run: Path, config: RunConfig, num_classes: int | None = None) -> nn.Module:
     """The network that a run prunes, with fresh weights; its data set is not needed."""
-    classes = _DATA_CLASSES.get(config.data.name) if num_classes is None else num_classes
+    classes = DATASETS[config.data.name].num_classes if num_classes is None else num_classes
     if classes is not None:
         return build_network(config.model.name, classes)
     folder = RunFolder(run).compact

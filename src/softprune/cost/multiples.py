@@ -59,8 +59,11 @@ def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int
     more than half: ResNet-56, a third of whose layers have 16 channels, is faster in multiples of 16 than of 8 where 16
     is what the machine likes (docs/latency.md).
     """
-    enough = 0.75 if 2 * required > len(widths) else 0.51
-    while multiple > 1 and sum(width >= 2 * multiple for width in widths) < enough * len(widths):
+    chain = 2 * required > len(widths)
+    while multiple > 1:
+        held = sum(width >= 2 * multiple for width in widths)
+        if 4 * held >= 3 * len(widths) if chain else 2 * held > len(widths):
+            break
         multiple //= 2
     return multiple
 

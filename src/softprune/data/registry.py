@@ -35,6 +35,10 @@ class DataEntry:
     load: Callable[[DataOptions], DataBundle]
     description: str
     needs_root: bool
+    input_shape: tuple[int, int, int] | None = None
+    """Of one image; None: as many pixels as asked for."""
+    num_classes: int | None = None
+    """None: as many as there are folders."""
 
 
 def _cifar(cifar: Cifar) -> Callable[[DataOptions], DataBundle]:
@@ -46,16 +50,22 @@ DATASETS: dict[str, DataEntry] = {
         load=lambda o: load_digits(o.device),
         description="1,797 handwritten digits of 8 x 8 pixels, 10 classes; ships with softprune",
         needs_root=False,
+        input_shape=(1, 8, 8),
+        num_classes=10,
     ),
     "cifar10": DataEntry(
         load=_cifar(CIFAR10),
         description="60,000 photographs of 32 x 32 pixels, 10 classes; from the official Python files",
         needs_root=True,
+        input_shape=(3, 32, 32),
+        num_classes=10,
     ),
     "cifar100": DataEntry(
         load=_cifar(CIFAR100),
         description="60,000 photographs of 32 x 32 pixels, 100 classes; from the official Python files",
         needs_root=True,
+        input_shape=(3, 32, 32),
+        num_classes=100,
     ),
     "folder": DataEntry(
         load=lambda o: load_folder(o.root, image_size=o.image_size, seed=o.seed, augment=o.augment),

@@ -40,10 +40,7 @@ def evaluate_folder(
             "`softprune evaluate` takes the folder of a run (with config.toml) or of a compact network (with "
             f"plan.json). Got {path}, which has neither."
         )
-    origin = known_origin(compact)
-    if not is_run and not (path.parent / "config.toml").is_file() and origin is not None:
-        model, data = model or origin.model, data or origin.data
-    config = _config_for(path if is_run else path.parent, model, data, data_dir)
+    config = _config_for(compact, model, data, data_dir)
     world = join_world(device)
     set_arithmetic(config, world.device)
     images = open_data(config, world.device)
@@ -63,7 +60,11 @@ def evaluate_folder(
     return rows
 
 
-def _config_for(run: Path, model: str, data: str, data_dir: str | None) -> RunConfig:
+def _config_for(compact: Path, model: str, data: str, data_dir: str | None) -> RunConfig:
+    run = compact.parent
+    origin = None if (run / "config.toml").is_file() else known_origin(compact)
+    if origin is not None:
+        model, data = model or origin.model, data or origin.data
     if (run / "config.toml").is_file():
         config = RunFolder(run).read_config()
     elif model and data:

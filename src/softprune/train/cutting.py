@@ -6,12 +6,12 @@ from typing import Any
 from softprune.cost import Cost, cost
 from softprune.data import DataBundle
 from softprune.errors import ConfigError
-from softprune.surgery import Origin, save
+from softprune.surgery import save
 from softprune.train.checkpoint import read_newest
 from softprune.train.config import RunConfig
 from softprune.train.distributed import World, join_world
 from softprune.train.loop import rebuild_network
-from softprune.train.network import build_network
+from softprune.train.network import build_network, origin_of
 from softprune.train.recalibration import recalibrate
 from softprune.train.records import RunFolder
 from softprune.train.run import open_data, set_arithmetic
@@ -65,8 +65,7 @@ def compact_run(
             compact = stage.pruner.compact(round_to=round_to, gathers=gathers)
             if config.train.recalibrate:
                 recalibrate(compact, stage.step.feed, config.train.recalibrate)
-        origin = Origin(config.model.name, config.data.name, data.input_shape)
-        target = save(compact, out or folder.compact, origin=origin)
+        target = save(compact, out or folder.compact, origin=origin_of(config, data))
     dense = build_network(config.model.name, data.num_classes)
     return target, cost(dense, data.example(1)), cost(compact, data.example(1, world.device))
 

@@ -10,11 +10,11 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from softprune.cost import Cost
-from softprune.surgery import Origin, save
+from softprune.surgery import save
 from softprune.train.environment import command_line, describe_environment
 from softprune.train.latency import latency_ms
 from softprune.train.loop import Trainer
-from softprune.train.network import build_network
+from softprune.train.network import build_network, origin_of
 from softprune.train.recipe import config_to_dict
 from softprune.train.records import RESULT_FORMAT, RunFolder
 
@@ -47,8 +47,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         tested = trainer.evaluator(compact.eval())
         table.append(_row(trainer, "compact", compact, tested.top1, tested.top5, totals))
         if trainer.world.is_writer:
-            origin = Origin(trainer.config.model.name, trainer.config.data.name, trainer.data.input_shape)
-            save(compact, trainer.folder.compact, origin=origin)
+            save(compact, trainer.folder.compact, origin=origin_of(trainer.config, trainer.data))
     return _write(trainer, table, counted, totals, compact)
 
 

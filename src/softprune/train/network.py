@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from softprune import models
+from softprune.data import DataBundle
 from softprune.errors import ConfigError, FileFormatError
 from softprune.surgery import Origin, read_origin
 from softprune.train.checkpoint import read_newest
-from softprune.train.config import ModelConfig
+from softprune.train.config import ModelConfig, RunConfig
 from softprune.train.records import RunFolder
 
 
@@ -45,6 +46,11 @@ def build_network(name: str, num_classes: int) -> nn.Module:
             f"The factory of model.name must return an nn.Module. Got {type(network).__name__} from {name!r}."
         )
     return network
+
+
+def origin_of(config: RunConfig, data: DataBundle) -> Origin:
+    """What a run notes in the folders of its compact networks."""
+    return Origin(config.model.name, config.data.name, data.input_shape)
 
 
 def known_origin(compact: Path) -> Origin | None:
