@@ -115,6 +115,15 @@ def test_every_way_to_call_a_convolution(call: Any) -> None:
     torch.testing.assert_close(got, call(images), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_gradient_of_a_product_has_the_memory_order_of_its_weight(memory_format: torch.memory_format) -> None:
+    weight = torch.randn(5, 12, 3, 3).to(memory_format=memory_format).requires_grad_()
+    images = torch.randn(2, 12, 9, 9).to(memory_format=memory_format)
+    result = convolve_by_product(images, weight, (1, 1), torch.float32)
+    (gradient,) = torch.autograd.grad(result.square().sum(), weight)
+    assert gradient.stride() == weight.stride()
+
+
 def test_even_widths_are_left_alone() -> None:
     network = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Conv2d(16, 8, 1))
     before: list[str] = []

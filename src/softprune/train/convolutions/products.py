@@ -68,17 +68,33 @@ def convolve_by_product(
     more = missing(inputs)
     # Casts and zeros come before the reordering, so that the kernel before writes all of it at once.
     pixels = F.pad(image.to(dtype).permute(0, 2, 3, 1), (0, more))
-    columns = weight.to(dtype).permute(1, 2, 3, 0).reshape(inputs, taps * outputs)
+    weight = _Ordered.apply(weight)  # type: ignore[no-untyped-call]
+    # Taps in reverse: the gradient's come in this order by themselves.
+    columns = weight.to(dtype).flip(2, 3).permute(1, 2, 3, 0).reshape(inputs, taps * outputs)
     columns = F.pad(columns, (0, missing(taps * outputs), 0, more))
     product = (pixels.reshape(-1, inputs + more) @ columns).view(*pixels.shape[:3], -1)
     slices = product.narrow(3, 0, taps * outputs).unflatten(3, (*kernel, outputs))
     return _SumOfTaps.apply(slices, padding).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call, no-any-return]
 
 
-class _SumOfTaps(torch.autograd.Function):
-    """Shift each tap's slice into place and sum them: (N, H, W, kernel, kernel, C) to (N, H', W', C).
+class _Ordered(torch.autograd.Function):
+    """A weight as it is, whose gradient has the weight's memory order: any other is copied once more by autograd."""
 
-    Autograd would take the gradient apart into a kernel for each tap; as views of one padded tensor it is one copy.
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        ctx.layout = layout_of(weight) or torch.preserve_format
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].clone(memory_format=ctx.layout)
+
+
+class _SumOfTaps(torch.autograd.Function):
+    """Shift each tap's slice into place and sum them: (N, H, W, kernel, kernel, C) to (N, H', W', C); taps in reverse.
+
+    Autograd would take the gradient apart into a kernel for each tap. Here it is one copy out of a padded tensor, in
+    which the taps of a kernel's row lie side by side for every pixel.
     """
 
     @staticmethod
@@ -90,7 +106,7 @@ class _SumOfTaps(torch.autograd.Function):
             for column in range(wide):
                 top, left = padding[0] - row, padding[1] - column
                 bottom, right = 2 * padding[0] - high + 1 - top, 2 * padding[1] - wide + 1 - left
-                piece = slices[:, :, :, row, column].to(_summed_in(slices.dtype))
+                piece = slices[:, :, :, high - 1 - row, wide - 1 - column].to(_summed_in(slices.dtype))
                 total = total + F.pad(piece, (0, 0, left, right, top, bottom))
         return total.to(slices.dtype)  # type: ignore[no-any-return]
 
@@ -98,9 +114,14 @@ class _SumOfTaps(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (high, wide), (top, left) = ctx.kernel, ctx.padding
         top, left = high - 1 - top, wide - 1 - left
-        gradient = F.pad(gradients[0], (0, 0, left, left, top, top))
-        views = gradient.unfold(1, high, 1).unfold(2, wide, 1).flip(4, 5)
-        return views.permute(0, 1, 2, 4, 5, 3), None
+        padded = F.pad(gradients[0], (0, 0, left, left, top, top)).clone(
+            memory_format=torch.contiguous_format
+        )
+        images, rows, columns, outputs = padded.shape
+        size = (images, rows - high + 1, columns - wide + 1, high, wide * outputs)
+        image, row, column, _ = padded.stride()
+        views = padded.as_strided(size, (image, row, column, row, 1))
+        return views.unflatten(4, (wide, outputs)), None
 
 
 def _summed_in(dtype: torch.dtype) -> torch.dtype:
