@@ -92,6 +92,26 @@ def test_the_strength_moves_until_the_decision_settles():
     assert all(torch.equal(before[name], mask) for name, mask in pruner.masks().items())
 
 
+def test_a_target_that_is_met_is_settled_there_and_then():
+    model, pruner, _ = build(total_steps=1000)
+    budget = pruner.budget
+    with torch.no_grad():
+        for site in pruner.sites:  # most channels are silent: the method's own decision is below the limit
+            model.get_submodule(site.name).bias[1:] = -3.0
+            model.get_submodule(site.name).weight[1:] = 0.1
+    assert budget.look(200) > 0
+    assert not budget.settled, "not in the first quarter"
+    assert budget.look(260) == 0
+    assert budget.settled
+    assert 0.99 * budget.limit <= sp.cost(pruner.compact(), EXAMPLE[:1]).macs <= budget.limit
+    assert (budget.settle_at, budget.next_look(260)) == (260, 1000)
+    other = build(total_steps=1000)[1]
+    other.load_state_dict(pruner.state_dict())
+    assert (other.budget.settle_at, other.budget.settled) == (260, True)
+    masks = pruner.masks()
+    assert all(torch.equal(masks[name], mask) for name, mask in other.masks().items())
+
+
 @pytest.mark.parametrize(("total", "settle_at"), [(1000, 900), (200, 150), (60, 30), (2, 1)])
 def test_weights_have_time_to_adapt_to_the_decision(total, settle_at):
     _, pruner, _ = build(total_steps=total)

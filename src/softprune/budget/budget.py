@@ -27,14 +27,18 @@ SETTLE = 0.1
 """The share of the training, at its end, in which the decision is in force and the weights adapt to it ..."""
 SETTLE_STEPS = 50
 """... but so many steps at least, in which running statistics forget the masks before, and half of all at most."""
+EARLIEST = 0.25
+"""The share of the training before which nothing is settled, however soon the target is met."""
 _LOOKS = 100
 
 
 class Budget:
     """Keeps one figure of a network below a limit at the end of a training of known length.
 
-    Until the last tenth (see ``SETTLE``) the masks are soft, and :meth:`look` moves the strength. Then the cut that
-    fits is settled: the masks are its masks from there on, in training as in evaluation, and the sparsity loss ends.
+    At first the masks are soft, and :meth:`look` moves the strength. Once the method's own decision is within the limit,
+    and in the last tenth (see ``SETTLE``) in any case, the cut that fits is settled: the masks are its masks from there
+    on, in training as in evaluation, and the sparsity loss ends. Left alone, masks would go on to fall silent, and
+    what is silent learns nothing any more: room that is left under the limit could then only be filled with ballast.
 
     Args:
         target: One of macs, params, channels, latency with its amount, such as ``{"macs": 0.5}``.
@@ -133,6 +137,9 @@ class Budget:
         )
         margin = margin.to(self.settlement.in_force.device)
         _broadcast(margin)
+        if float(margin) <= 0 and step >= EARLIEST * self.total_steps:
+            self.settle_at = step  # the target is met
+            return self.look(step)
         strength = self.controller.update(step, float(margin))
         logger.debug("step %d: margin %.3f, strength %.3g", step, float(margin), strength)
         return strength
@@ -216,6 +223,7 @@ class Budget:
             "total_steps": self.total_steps,
             "controller": self.controller.state_dict(),
             "near": self._near,
+            "settle_at": self.settle_at,
             "settled": self.settled,
             "decision": {name: mask.cpu() for name, mask in self._decision().items()},
             # What is measured comes out a little different each time.
@@ -237,7 +245,7 @@ class Budget:
                     f"got {state.get(key)!r}."
                 )
         self.controller.load_state_dict(state["controller"])
-        self._near = state["near"]
+        self._near, self.settle_at = state["near"], state.get("settle_at", self.settle_at)
         for name, mask in state["decision"].items():
             self._override(name).copy_(mask)
         self.settlement.in_force.fill_(state["settled"])

@@ -168,8 +168,8 @@ class SoftPruner(Pruner):
         if step < budget.settle_at and not budget.settled:
             logger.warning(
                 "this cut is a trial at step %d of total_steps=%d; the network trains with the cut that fits from step "
-                "%d on. If training ends here, call pruner.decide() first: until then the masked network evaluates "
-                "without it",
+                "%d on at the latest. If training ends here, call pruner.decide() first: until then the masked network "
+                "evaluates without it",
                 step,
                 budget.total_steps,
                 budget.settle_at,

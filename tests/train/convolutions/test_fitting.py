@@ -116,7 +116,9 @@ def test_every_way_to_call_a_convolution(call: Any) -> None:
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_the_gradient_of_a_product_has_the_memory_order_of_its_weight(memory_format: torch.memory_format) -> None:
+def test_the_gradient_of_a_product_has_the_memory_order_of_its_weight(
+    memory_format: torch.memory_format,
+) -> None:
     weight = torch.randn(5, 12, 3, 3).to(memory_format=memory_format).requires_grad_()
     images = torch.randn(2, 12, 9, 9).to(memory_format=memory_format)
     result = convolve_by_product(images, weight, (1, 1), torch.float32)
