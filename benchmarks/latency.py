@@ -121,7 +121,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="+", default=list(CUT), choices=list(CUT))
     parser.add_argument(
-        "--backends", nargs="+", default=None, help="[cpu: all three; cuda: eager compile compile+graphs]"
+        "--backends",
+        nargs="+",
+        default=None,
+        help="[cpu: eager compile onnxruntime; cuda: eager compile compile+graphs, and fused+graphs in bfloat16]",
     )
     parser.add_argument("--batches", nargs="+", type=int, default=None, help="[cpu: 1 64; cuda: 1 64 256]")
     parser.add_argument("--dtypes", nargs="+", default=None, help="[cpu: float32; cuda: float32 bfloat16]")
@@ -167,6 +170,8 @@ def _wanted(
     """The rows of one network and cut, as the keys that tell them apart."""
     cuda = options.device.startswith("cuda")
     backends = options.backends or ["eager", "compile", "compile+graphs" if cuda else "onnxruntime"]
+    if cuda and dtype != "float32" and not options.backends:
+        backends.append("fused+graphs")
     batches = options.batches or ([1, 64, 256] if cuda else [1, 64])
     for backend, batch in itertools.product(backends, batches):
         yield {

@@ -39,7 +39,7 @@ def _line(row: dict[str, Any]) -> str:
     cells = [
         row["model"] + ("*" if row.get("crowded") else ""),
         multiple,
-        row["backend"],
+        row["backend"] + (", own order" if row.get("own_order") else ""),
         row["dtype"],
         str(row["batch"]),
     ]

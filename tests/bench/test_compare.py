@@ -8,6 +8,7 @@ import torch
 from export_networks import Dense, compacted
 
 from softprune.bench import BACKENDS, compare
+from softprune.bench.backends import Setting, _compile
 from softprune.errors import ConfigError
 from softprune.export.folding import count_batch_norms
 
@@ -70,6 +71,43 @@ def test_the_mode_of_the_compiler_is_used_and_noted(monkeypatch: pytest.MonkeyPa
     assert all(row.to_dict()["channels_last"] for row in rows)
 
 
+def test_the_compiler_keeps_the_memory_order_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda model, **options: seen.append(options))
+    for device, channels_last in (("cuda", False), ("cuda", True), ("cpu", False)):
+        setting = Setting(
+            device=torch.device(device),
+            dtype=torch.float32,
+            threads=1,
+            channels_last=channels_last,
+            compile_mode="reduce-overhead",
+            fold_bn=False,
+        )
+        _compile(Dense(), setting)
+    first, *others = seen
+    assert first["options"] == {"triton.cudagraphs": True, "layout_optimization": False}
+    assert others == [{"dynamic": False, "mode": "reduce-overhead"}] * 2
+
+
+def test_fused_networks_are_for_half_precision_on_a_gpu() -> None:
+    dense, compact, example = compacted("residual")
+    (row,) = compare(dense, compact, example, backends=("fused",), repeats=1).rows
+    assert row.speed_up is None
+    assert "half precision" in row.note
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_fused_networks_are_measured() -> None:
+    dense, compact, example = compacted("residual")
+    options = {"device": "cuda", "dtype": "bfloat16", "channels_last": True, "repeats": 1}
+    (row,) = compare(
+        dense, compact, example, backends=("fused",), compile_mode="reduce-overhead", **options
+    ).rows
+    assert row.note == ""
+    assert row.speed_up is not None
+    assert row.compile_mode == "reduce-overhead"
+
+
 def test_both_networks_are_folded_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     dense, compact, example = compacted("residual")
     timed = []
@@ -111,7 +149,7 @@ def test_models_keep_mode_and_dtype() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backends": ("tensorrt",)}, "a backend is one of eager, compile, onnxruntime"),
+        ({"backends": ("tensorrt",)}, "a backend is one of eager, compile, fused, onnxruntime"),
         ({"dtype": "int8"}, "`dtype` is one of"),
         ({"compile_mode": "fast"}, "`compile_mode` is one of"),
         ({"repeats": 0}, "at least 1"),

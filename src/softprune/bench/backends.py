@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from softprune.bench.timing import Call
 from softprune.errors import ConfigError
-from softprune.export import to_onnx
+from softprune.export import fuse, to_onnx
+from softprune.export.fusing.operator import has_kernel
 from softprune.export.onnx_file import open_session
 from softprune.graph import Example
 
@@ -46,12 +47,18 @@ def eager(model: nn.Module, example: Example, setting: Setting) -> Ready:
 def compiled(model: nn.Module, example: Example, setting: Setting) -> Ready:
     """torch.compile, anew for every shape."""
     network = placed(model, setting)
+    return lambda given: _caller(_compile(network, setting), placed_input(given, setting))
 
-    def ready(given: Example) -> Call:
-        faster = torch.compile(network, dynamic=False, mode=setting.compile_mode)
-        return _caller(faster, placed_input(given, setting))
 
-    return ready
+def fused(model: nn.Module, example: Example, setting: Setting) -> Ready:
+    """torch.compile of the network whose convolutions do what follows them (`softprune.export.fuse`)."""
+    if not has_kernel(setting.device, setting.dtype):
+        raise ConfigError(
+            f"fused networks are measured on NVIDIA GPUs in half precision. Got {setting.device.type} and "
+            f"{setting.dtype}."
+        )
+    network = fuse(placed(model, setting), placed_input(example, setting))
+    return lambda given: _caller(_compile(network, setting), placed_input(given, setting))
 
 
 def onnxruntime(model: nn.Module, example: Example, setting: Setting) -> Ready:
@@ -76,9 +83,12 @@ def onnxruntime(model: nn.Module, example: Example, setting: Setting) -> Ready:
 BACKENDS: dict[str, Callable[[nn.Module, Example, Setting], Ready]] = {
     "eager": eager,
     "compile": compiled,
+    "fused": fused,
     "onnxruntime": onnxruntime,
 }
 """By the name that the command line takes."""
+COMPILED = ("compile", "fused")
+"""Those that compile at the first call."""
 
 
 def placed(model: nn.Module, setting: Setting) -> nn.Module:
@@ -98,6 +108,14 @@ def placed_input(example: Example, setting: Setting) -> Example:
         return moved.contiguous(memory_format=order) if tensor.ndim == 4 else moved
 
     return example.map(place)
+
+
+def _compile(network: nn.Module, setting: Setting) -> Callable[..., object]:
+    if setting.device.type == "cuda" and not setting.channels_last:
+        # By itself the compiler turns convolutions to channels last, in full precision too, where that is slower.
+        options = torch._inductor.list_mode_options(setting.compile_mode) | {"layout_optimization": False}
+        return torch.compile(network, dynamic=False, options=options)
+    return torch.compile(network, dynamic=False, mode=setting.compile_mode)
 
 
 def _caller(network: Callable[..., object], given: Example) -> Call:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from softprune.bench.advice import advice
-from softprune.bench.backends import BACKENDS, Ready, Setting, cpu_threads, waiter
+from softprune.bench.backends import BACKENDS, COMPILED, Ready, Setting, cpu_threads, waiter
 from softprune.bench.report import BenchReport, BenchRow
 from softprune.bench.timing import Timing, alternate, paired_ratio
 from softprune.cost import cost
@@ -52,12 +52,14 @@ def compare(
         dense: The network before the cut; its weights do not matter.
         compact: The network after it.
         example: What both are called with: a tensor, a tuple of arguments, or (args, kwargs).
-        backends: Of "eager", "compile" and "onnxruntime".
+        backends: Of "eager", "compile", "fused" (compiled, what follows a convolution in the same kernel; half
+            precision on NVIDIA GPUs) and "onnxruntime".
         batches: Batch sizes; the example is repeated to fill them.
         device: Where to measure.
         dtype: "float32", "bfloat16", "float16" or "float64": weights and inputs.
         threads: CPU threads; 0 leaves them as they are.
-        channels_last: Keep images and weights in channels-last memory order.
+        channels_last: Keep images and weights in channels-last memory order; if not, compiled networks on a GPU keep
+            channels first, too.
         compile_mode: torch.compile's mode; "reduce-overhead" records CUDA graphs, which small batches need.
         fold_bn: Fold BatchNorms into the layers before them, in both networks, as one would to ship them.
         repeats: Blocks of each, in turns.
@@ -131,7 +133,7 @@ def _row(
         torch.compiler.reset()
         calls = {"dense": ready[0](example), "compact": ready[1](example)}
         # The first call compiles, or tries out convolutions on the device.
-        with nullcontext() if backend == "compile" else alone():
+        with nullcontext() if backend in COMPILED else alone():
             for call in calls.values():
                 call()
         with alone():
@@ -144,7 +146,7 @@ def _row(
         batch=batch,
         threads=setting.threads,
         channels_last=setting.channels_last,
-        compile_mode=setting.compile_mode if backend == "compile" else "",
+        compile_mode=setting.compile_mode if backend in COMPILED else "",
         fold_bn=setting.fold_bn,
         dense=timings.get("dense"),
         compact=timings.get("compact"),

@@ -19,7 +19,7 @@ class BenchRow:
     threads: int
     channels_last: bool
     compile_mode: str
-    """torch.compile's mode; empty for other backends."""
+    """torch.compile's mode; empty for backends that do not compile."""
     fold_bn: bool
     """Whether BatchNorms were folded into the layers before them, in both networks."""
     dense: Timing | None

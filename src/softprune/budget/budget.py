@@ -36,9 +36,9 @@ class Budget:
     """Keeps one figure of a network below a limit at the end of a training of known length.
 
     At first the masks are soft, and :meth:`look` moves the strength. Once the method's own decision is within the
-    limit, and in the last tenth (see ``SETTLE``) in any case, the cut that fits is settled: the masks are its masks from
-    there on, in training as in evaluation, and the sparsity loss ends. Left alone, masks would go on to fall silent, and
-    what is silent learns nothing any more: room that is left under the limit could then only be filled with ballast.
+    limit, and in the last tenth (see ``SETTLE``) in any case, the cut that fits is settled: the masks are its masks
+    from there on, in training as in evaluation, and the sparsity loss ends. Left alone, masks would go on to fall
+    silent, and what is silent learns nothing any more: room left under the limit could only be filled with ballast.
 
     Args:
         target: One of macs, params, channels, latency with its amount, such as ``{"macs": 0.5}``.

@@ -68,7 +68,8 @@ def export(
 def bench(
     path: Target,
     backend: Annotated[
-        str, typer.Option("--backend", "-b", help="Of eager, compile, onnxruntime; several with commas.")
+        str,
+        typer.Option("--backend", "-b", help="Of eager, compile, fused, onnxruntime; several with commas."),
     ] = "eager",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")] = "1,64",
     threads: Annotated[int, typer.Option("--threads", help="CPU threads; 0 for PyTorch's choice.")] = 0,

@@ -87,7 +87,7 @@ def compare(
         if not difference <= limit * max(size, 1e-30):
             raise VerificationError(
                 f"{what} must compute what the network computes, to {limit:g} of its output. Got a difference of "
-                f"{difference:.3g} at output scale {size:.3g} on input {shape}. The file was not kept."
+                f"{difference:.3g} at output scale {size:.3g} on input {shape}. It was not kept."
             )
         worst, scale = max(worst, difference), max(scale, size)
         tried.append(shape)

@@ -42,15 +42,9 @@ def to_torch_export(
     norms = count_batch_norms(network)
     given = exportable(Example.of(example).to_model(network), dynamic_batch=dynamic_batch)
     small = fold_batch_norms(network, given) if fold_bn else network
-    shapes = dynamic_shapes(small, given, dynamic_batch=dynamic_batch)
+    program = exported(small, given, dynamic_batch=dynamic_batch)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        try:
-            program = torch.export.export(
-                small, given.args, given.kwargs, dynamic_shapes=shapes, strict=False
-            )
-        except Exception as error:
-            raise refused(model, error) from error
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
             written = Path(folder) / target.name
             torch.export.save(program, written)
@@ -74,6 +68,17 @@ def to_torch_export(
         inputs=comparison.inputs,
         folded=norms - count_batch_norms(small),
     )
+
+
+def exported(model: nn.Module, given: Example, *, dynamic_batch: bool) -> torch.export.ExportedProgram:
+    """torch.export's program of `model` in eval mode, or an error that says what it stumbled over."""
+    shapes = dynamic_shapes(model, given, dynamic_batch=dynamic_batch)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            return torch.export.export(model, given.args, given.kwargs, dynamic_shapes=shapes, strict=False)
+        except Exception as error:
+            raise refused(model, error) from error
 
 
 def checked_path(path: str | os.PathLike[str], suffix: str) -> Path:

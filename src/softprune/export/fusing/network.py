@@ -1,0 +1,125 @@
+"""The graph that is being fused: its convolutions, its constants, and how to put others in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from softprune.export.fusing.operator import conv2d_relu
+
+CONV = torch.ops.aten.conv2d.default
+CONV_RELU = torch.ops.softprune.conv2d_relu.default
+assert conv2d_relu is not None  # defines the operator above
+
+Steps = tuple[list[int], list[int], list[int], int]
+
+
+class Convolution:
+    """A convolution of a graph, alone or with what follows it, whose weight is a constant."""
+
+    def __init__(self, network: Network, node: Node) -> None:
+        self.network, self.node = network, node
+        self.fused = node.target is CONV_RELU
+        given = list(node.args)
+        assert isinstance(given[0], Node)
+        self.image: Node = given[0]
+        self.weight = network.value(given[1])
+        self._bias = given[2] if len(given) > 2 else None
+        self.other: Any = given[3] if self.fused else None
+        rest = given[4:] if self.fused else given[3:]
+        defaults: list[Any] = [[1, 1], [0, 0], [1, 1], 1]
+        steps = [*rest, *defaults[len(rest) :]]
+        pairs = [list(each) * (1 if len(each) > 1 else 2) for each in steps[:3]]
+        self.steps: Steps = (pairs[0], pairs[1], pairs[2], steps[3])
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The constant that is added, if there is one."""
+        return None if self._bias is None else self.network.value(self._bias)
+
+    @property
+    def groups(self) -> int:
+        """Of channels that do not mix."""
+        return self.steps[3]
+
+    def replace(
+        self,
+        place: Node | None = None,
+        *,
+        image: Node | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        other: Node | None = None,
+        steps: Steps | None = None,
+        relu: bool | None = None,
+    ) -> None:
+        """Write this convolution anew with what is given, and let it stand for `place` (for itself)."""
+        place = place or self.node
+        relu = self.fused if relu is None else relu
+        network = self.network
+        with network.graph.inserting_before(place):
+            new_image = image or self.image
+            new_weight = self.node.args[1] if weight is None else network.constant(weight)
+            new_bias = self._bias if bias is None else network.constant(bias)
+            new_steps = steps or self.steps
+            if relu:
+                values: tuple[Any, ...] = (new_image, new_weight, new_bias, other or self.other, *new_steps)
+            else:
+                values = (new_image, new_weight, new_bias, *new_steps)
+            made = network.graph.call_function(CONV_RELU if relu else CONV, values)
+        made.meta = dict(place.meta)
+        place.replace_all_uses_with(made)
+        network.graph.eliminate_dead_code()
+
+
+class Network:
+    """A graph of torch.export with its constants."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module, self.graph = module, module.graph
+        self._made = 0
+
+    def convolutions(self) -> Iterator[Convolution]:
+        """All of them, in order; the graph may be rewritten meanwhile."""
+        for node in list(self.graph.nodes):
+            found = None if node._erased else self.convolution(node)
+            if found is not None:
+                yield found
+
+    def convolution(self, node: object) -> Convolution | None:
+        """The convolution on images in batches that `node` is, if it is one and its weights are constants."""
+        if not isinstance(node, Node) or node.target not in (CONV, CONV_RELU) or node.kwargs:
+            return None
+        if not all(
+            each is None or (isinstance(each, Node) and each.op == "get_attr") for each in node.args[1:3]
+        ):
+            return None
+        return Convolution(self, node) if node.meta["val"].dim() == 4 else None
+
+    def value(self, node: object) -> Tensor:
+        """What a node that reads a constant reads."""
+        assert isinstance(node, Node)
+        *path, name = str(node.target).split(".")
+        owner = self.module.get_submodule(".".join(path))
+        found: Tensor = getattr(owner, name)
+        return found
+
+    def constant(self, value: Tensor) -> Node:
+        """A new constant, written where the graph is being written."""
+        self._made += 1
+        name = f"fused_{self._made}"
+        self.module.register_buffer(name, value.detach())
+        return self.graph.get_attr(name)
+
+    def rebuilt(self) -> GraphModule:
+        """The module as it is now, without the constants that are no longer read."""
+        self.graph.eliminate_dead_code()
+        self.graph.lint()
+        made = GraphModule(self.module, self.graph)
+        for parameter in made.parameters():
+            parameter.requires_grad_(False)
+        return made.eval()
