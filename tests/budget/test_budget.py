@@ -112,6 +112,29 @@ def test_a_target_that_is_met_is_settled_there_and_then():
     assert all(torch.equal(masks[name], mask) for name, mask in other.masks().items())
 
 
+def test_a_run_that_is_rolled_back_looks_again():
+    model, pruner, optimizer = build()
+    train(model, pruner, optimizer, 0, 7)
+    states = copy.deepcopy((model.state_dict(), pruner.state_dict(), optimizer.state_dict()))
+    train(model, pruner, optimizer, 7)
+    assert pruner.budget.settled
+    for part, state in zip((model, pruner, optimizer), states, strict=True):
+        part.load_state_dict(state)
+    assert not pruner.budget.settled
+    looks = []
+    look = pruner.budget.look
+    pruner.budget.look = lambda step: looks.append(step) or look(step)
+    train(model, pruner, optimizer, 7)
+    fresh, other, other_optimizer = build()
+    for part, state in zip((fresh, other, other_optimizer), states, strict=True):
+        part.load_state_dict(state)
+    want = []
+    look_there = other.budget.look
+    other.budget.look = lambda step: want.append(step) or look_there(step)
+    train(fresh, other, other_optimizer, 7)
+    assert looks == want
+
+
 @pytest.mark.parametrize(("total", "settle_at"), [(1000, 900), (200, 150), (60, 30), (2, 1)])
 def test_weights_have_time_to_adapt_to_the_decision(total, settle_at):
     _, pruner, _ = build(total_steps=total)

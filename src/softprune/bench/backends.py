@@ -57,7 +57,10 @@ def fused(model: nn.Module, example: Example, setting: Setting) -> Ready:
             f"fused networks are measured on NVIDIA GPUs in half precision. Got {setting.device.type} and "
             f"{setting.dtype}."
         )
-    network = fuse(placed(model, setting), placed_input(example, setting))
+    # From full precision, so that weights are rounded once.
+    network: nn.Module = fuse(copy.deepcopy(model).to(setting.device), example, dtype=setting.dtype)
+    if setting.channels_last:
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return lambda given: _caller(_compile(network, setting), placed_input(given, setting))
 
 

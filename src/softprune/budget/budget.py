@@ -74,7 +74,7 @@ class Budget:
         self._check_possible()
         self.controller = Controller(total_steps)
         self.every = max(1, total_steps // _LOOKS)
-        self.settle_at = total_steps - max(round(SETTLE * total_steps), min(SETTLE_STEPS, total_steps // 2))
+        self.settle_at = self._latest()
         self._near: int | None = None
         self.settlement = Settlement(next(network.parameters()).device)
         for site in graph.sites:
@@ -245,12 +245,18 @@ class Budget:
                     f"got {state.get(key)!r}."
                 )
         self.controller.load_state_dict(state["controller"])
-        self._near, self.settle_at = state["near"], state.get("settle_at", self.settle_at)
+        self._near, self.settle_at = state["near"], state.get("settle_at", self._latest())
         for name, mask in state["decision"].items():
             self._override(name).copy_(mask)
         self.settlement.in_force.fill_(state["settled"])
 
     # --- inside ------------------------------------------------------------------------------------------------
+
+    def _latest(self) -> int:
+        """The step behind which the decision is settled in any case."""
+        return self.total_steps - max(
+            round(SETTLE * self.total_steps), min(SETTLE_STEPS, self.total_steps // 2)
+        )
 
     def _gate(self, name: str) -> SoftGate:
         bn = self.network.get_submodule(name)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from softprune.errors import ModelError, VerificationError
 from softprune.export.shapes import first_line
 from softprune.graph import Example
 from softprune.masks import is_masked
+from softprune.surgery.verify import compare as distance
+from softprune.surgery.verify import outputs_of
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference between two runtimes, relative to the largest output: they add in different orders."""
@@ -30,20 +30,58 @@ class Comparison:
     inputs: tuple[str, ...]
 
 
-def prepared(model: nn.Module, *, device: str = "cpu") -> nn.Module:
-    """A copy of `model` in eval mode on `device`; a network that still carries masks is refused."""
+def prepared(model: nn.Module, *, device: torch.device | str = "cpu") -> nn.Module:
+    """A copy of `model` in eval mode on `device`; a network without values, or with masks still on it, is refused."""
     if any(is_masked(module) for module in model.modules()):
         raise ModelError(
             "a network must be cut before it is exported. Got one whose BatchNorms still carry masks; export what "
             "pruner.compact() returns (or the plain network after pruner.detach())."
         )
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter) or parameter.is_meta:
+            raise ModelError(
+                f"a network must have values to be exported. Got '{name}' without; run the network once, or load its "
+                "weights first."
+            )
     return copy.deepcopy(model).to(device).eval()
 
 
-def tensors_of(output: Any) -> list[Tensor]:
-    """All tensors of a model's output, in order; dict-like outputs count by their values."""
-    plain = dict(output) if hasattr(output, "keys") and not isinstance(output, dict) else output
-    return [leaf for leaf in pytree.tree_leaves(plain) if isinstance(leaf, Tensor)]
+def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Where the network is, and in which precision."""
+    values = (*model.parameters(), *model.buffers())
+    like = next((tensor for tensor in values if tensor.is_floating_point()), torch.empty(0))
+    return like.device, like.dtype
+
+
+def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """`model` itself with its floating parameters and buffers in `dtype`; complex ones stay."""
+    return model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def exact(model: nn.Module, given: Example) -> tuple[nn.Module, Example]:
+    """A copy of `model` in float64 with its example, to check arithmetic in; in its own precision where it runs in no
+    other."""
+    device, _ = place_of(model)
+    wide = cast(prepared(model, device=device), torch.float64)
+    try:
+        with as_it_was(wide):
+            outputs_of(wide, copied(given.to_model(wide)))
+    except Exception:
+        wide = prepared(model, device=device)
+    return wide, given.to_model(wide)
+
+
+@contextmanager
+def as_it_was(module: nn.Module) -> Iterator[None]:
+    """Undo what calls change of a network's own buffers, counters say."""
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    yield
+    module.load_state_dict(before)
+
+
+def copied(example: Example) -> Example:
+    """The same call on copies: a network may write to its inputs."""
+    return example.map(torch.clone)
 
 
 def trials(example: Example, *, other_batch: bool) -> list[Example]:
@@ -72,9 +110,8 @@ def compare(
     for attempt in attempts:
         shape = ", ".join("x".join(map(str, tensor.shape)) for tensor in attempt.tensors())
         try:
-            with torch.no_grad():
-                expected = tensors_of(model(*attempt.args, **attempt.kwargs))
-            difference, size = _distance(expected, runtime(attempt))
+            expected = outputs_of(model, copied(attempt))
+            difference, size = distance(expected, runtime(copied(attempt)))
         except Exception as error:
             # An exporter may fix a batch size that it was told to leave free, and say nothing.
             if attempt.batch_size() == attempts[0].batch_size():
@@ -89,25 +126,11 @@ def compare(
                 f"{what} must compute what the network computes, to {limit:g} of its output. Got a difference of "
                 f"{difference:.3g} at output scale {size:.3g} on input {shape}. It was not kept."
             )
-        worst, scale = max(worst, difference), max(scale, size)
+        if difference * scale >= worst * size:
+            worst, scale = difference, size
         tried.append(shape)
     return Comparison(worst, scale, tuple(tried))
 
 
 def _tolerance(outputs: Sequence[Tensor]) -> float:
     return max((TOLERANCES.get(output.dtype, 0.0) for output in outputs), default=0.0)
-
-
-def _distance(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:
-    """(largest difference, largest expected value); infinite where number, shape or finiteness differ."""
-    if len(expected) != len(got):
-        return math.inf, 1.0
-    worst, scale = 0.0, 0.0
-    for left, right in zip(expected, got, strict=True):
-        if left.shape != right.shape:
-            return math.inf, 1.0
-        if left.numel():
-            difference = (left.double() - right.double()).abs().max().item()
-            worst = math.inf if math.isnan(difference) else max(worst, difference)
-            scale = max(scale, left.double().abs().max().item())
-    return worst, scale

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.export.checking import compare, prepared, tensors_of
+from softprune.export.checking import compare, exact, place_of, prepared
 from softprune.graph import Example, ExampleLike
 from softprune.graph.batchnorms import is_known_batch_norm, is_timm_batch_norm
 from softprune.graph.capture import Capture, capture
 from softprune.graph.link import operator_name
 from softprune.graph.modules import Void
 from softprune.surgery.apply import HISTORY
+from softprune.surgery.verify import outputs_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
         model: A compact network, or any other; left as it was.
         example: What it is called with: a tensor, a tuple of arguments, or (args, kwargs).
     """
-    folded = prepared(model, device=str(_device(model)))
+    folded = prepared(model, device=place_of(model)[0])
     given = Example.of(example).to_model(folded)
     pairs = _pairs(folded, capture(folded, given)[0])
     _check(model, pairs, given)
@@ -58,10 +59,6 @@ def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
 def count_batch_norms(model: nn.Module) -> int:
     """How many BatchNorms `model` has."""
     return sum(isinstance(module, _BatchNorm) for module in model.modules())
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
@@ -155,12 +152,8 @@ def _scaled(layer: nn.modules.conv._ConvNd | nn.Linear, scale: Tensor) -> Tensor
 
 def _check(model: nn.Module, pairs: list[tuple[str, str]], given: Example) -> None:
     """Folding is arithmetic on weights: in float64, rounding alone may show."""
-    reference, candidate = (prepared(model, device=str(_device(model))).double() for _ in range(2))
+    reference, example = exact(model, given)
+    candidate = prepared(reference, device=place_of(reference)[0])
     for layer, norm in pairs:
         _fold(candidate, layer, norm)
-
-    def run(attempt: Example) -> list[Tensor]:
-        with torch.no_grad():
-            return tensors_of(candidate(*attempt.args, **attempt.kwargs))
-
-    compare(reference, run, [given.to_model(reference)], what="a folded network")
+    compare(reference, lambda attempt: outputs_of(candidate, attempt), [example], what="a folded network")

@@ -8,14 +8,15 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from softprune.errors import ConfigError
-from softprune.export.checking import compare, prepared, tensors_of, trials
+from softprune.export.checking import compare, prepared, trials
 from softprune.export.folding import count_batch_norms, fold_batch_norms
 from softprune.export.report import ExportReport
 from softprune.export.shapes import dynamic_shapes, exportable, refused
 from softprune.graph import Example, ExampleLike
+from softprune.surgery.verify import outputs_of
 
 
 def to_torch_export(
@@ -50,12 +51,14 @@ def to_torch_export(
             torch.export.save(program, written)
             loaded = torch.export.load(written).module()
 
-            def run(attempt: Example) -> list[Tensor]:
-                with torch.no_grad():
-                    return tensors_of(loaded(*attempt.args, **attempt.kwargs))
-
             attempts = trials(given, other_batch=dynamic_batch)
-            comparison = compare(network, run, attempts, what="a .pt2 file", tolerance=tolerance)
+            comparison = compare(
+                network,
+                lambda attempt: outputs_of(loaded, attempt),
+                attempts,
+                what="a .pt2 file",
+                tolerance=tolerance,
+            )
             size = written.stat().st_size
             os.replace(written, target)
     return ExportReport(

@@ -55,14 +55,15 @@ class Example:
         return Example(args, kwargs)
 
     def to_model(self, model: torch.nn.Module) -> Example:
-        """The same call on the device and in the floating dtype of `model`'s parameters."""
-        parameter = next(model.parameters(), None)
-        if parameter is None:
+        """The same call on the device and in the floating dtype of `model`'s parameters (or buffers)."""
+        values = (*model.parameters(), *model.buffers())
+        like = next((tensor for tensor in values if tensor.is_floating_point()), None)
+        if like is None:
             return self
 
         def move(tensor: Tensor) -> Tensor:
-            dtype = parameter.dtype if tensor.is_floating_point() else tensor.dtype
-            return tensor.detach().to(parameter.device, dtype)
+            dtype = like.dtype if tensor.is_floating_point() else tensor.dtype
+            return tensor.detach().to(like.device, dtype)
 
         return self.map(move)
 

@@ -198,6 +198,7 @@ class SoftPruner(Pruner):
         super().load_state_dict(state)
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])
+            self._calls_until_look = 0
 
 
 def _is_timed(target: TargetLike | None) -> bool:

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -144,8 +145,9 @@ def test_additions(kind: str, fused: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", [3, 4, 5, 7, (5, 3)])
-@pytest.mark.parametrize("padding", [0, 1, 2, 3, (3, 0)])
-@pytest.mark.parametrize("size", [(16, 16), (15, 18)])
+@pytest.mark.parametrize(
+    ("padding", "size"), [(0, (16, 16)), (1, (15, 18)), (2, (15, 18)), (3, (16, 16)), ((3, 0), (16, 15))]
+)
 def test_first_convolutions_read_blocks(
     kernel: int | tuple[int, int], padding: int | tuple[int, int], size: tuple[int, int]
 ) -> None:
@@ -164,7 +166,7 @@ def test_first_convolutions_read_blocks(
     [
         lambda: nn.Conv2d(8, 8, 3, stride=2, padding=1),
         lambda: nn.Conv2d(3, 8, 3, stride=1, padding=1),
-        lambda: nn.Conv2d(3, 9, 3, stride=2, groups=3),
+        lambda: nn.Conv2d(4, 8, 3, stride=2, groups=2),
         lambda: nn.Conv2d(3, 8, 3, stride=2, dilation=2),
         lambda: nn.Conv2d(3, 8, 1, stride=2),
         lambda: nn.Conv2d(3, 8, 3, stride=(2, 1)),
@@ -176,6 +178,13 @@ def test_other_convolutions_read_pixels(layer: Callable[[], nn.Conv2d]) -> None:
     images = torch.randn(2, model[0].in_channels, 12, 12)  # type: ignore[arg-type]
     made = fuse(model, images)
     assert _operators(made) == {"conv2d_relu": 1}
+    _assert_same(model, made, images)
+
+
+def test_convolutions_of_each_channel_by_itself_stay() -> None:
+    model, images = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.ReLU()).eval(), torch.randn(2, 8, 6, 6)
+    made = fuse(model, images)
+    assert _operators(made) == {"conv2d": 1, "relu": 1}
     _assert_same(model, made, images)
 
 
@@ -204,7 +213,7 @@ class _Readers(nn.Module):
 
 
 @pytest.mark.parametrize("reader", ["sum", "groups", "shortcut", "sigmoid", "pool"])
-def test_widths_that_others_read_stay(reader: str) -> None:
+def test_widths_stay_where_not_only_convolutions_read_them(reader: str) -> None:
     torch.manual_seed(0)
     model, images = _Readers(reader).eval(), torch.randn(2, 8, 6, 6)
     made = fuse(model, images)
@@ -213,6 +222,105 @@ def test_widths_that_others_read_stay(reader: str) -> None:
     ]
     assert first.shape[0] == (16 if reader == "pool" else 13)
     _assert_same(model, made, images)
+
+
+class _Forward(nn.Module):
+    """Two convolutions around an odd width, called by a function of the module and the images."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (
+            nn.Conv2d(3, 13, 3, padding=1),
+            nn.Conv2d(13, 8, 1),
+            nn.Conv2d(13, 8, 1),
+        )
+        self._forward = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward(self, x)
+
+
+def _hidden(net: Any, x: Tensor) -> Tensor:
+    return F.relu(net.one(x))
+
+
+FORWARDS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "two branches of one width": lambda net, x: F.relu(net.two(_hidden(net, x)) + net.three(_hidden(net, x))),
+    "one hidden, two branches": lambda net, x: (lambda h: F.relu(net.two(h) + net.three(h)))(_hidden(net, x)),
+    "ends in float32": lambda net, x: F.softmax(net.two(_hidden(net, x)).mean((2, 3)).float(), -1),
+    "a comparison": lambda net, x: net.two((_hidden(net, x) > 0.1).to(x.dtype)),
+    "a constant": lambda net, x: net.two(_hidden(net, x) * torch.ones(1, 13, 1, 1, dtype=x.dtype)),
+    "a range": lambda net, x: _hidden(net, x).mean((2, 3)) * torch.arange(13, dtype=x.dtype),
+    "a softmax in float32": lambda net, x: net.two(
+        F.softmax(_hidden(net, x), 1, dtype=torch.float32).to(x.dtype)
+    ),
+    "dropout": lambda net, x: net.two(F.dropout(_hidden(net, x), training=False)),
+    "writes to its input": lambda net, x: net.two(_hidden(net, x.mul_(2))),
+    "infinite outputs": lambda net, x: (
+        net.two(_hidden(net, x)).mean((2, 3)).masked_fill(torch.arange(8) > 5, float("-inf"))
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FORWARDS)
+def test_every_precision_is_the_network_s(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, images = _Forward(FORWARDS[name]).eval().to(dtype), torch.randn(2, 3, 12, 12, dtype=dtype)
+    before = images.clone()
+    made = fuse(model, images)
+    with torch.no_grad():
+        want, got = model(images.clone()), made(images.clone())
+    assert torch.equal(images, before)
+    assert got.dtype == want.dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    if name in ("two branches of one width", "one hidden, two branches", "dropout"):
+        widths = {weight.shape[0] for weight in made.state_dict().values() if weight.dim() == 4}
+        assert widths == {16, 8}
+
+
+def test_weights_are_rounded_once() -> None:
+    torch.manual_seed(0)
+    model = models.build("resnet20", 10).eval()
+    randomise_(model, dead=0)
+    images = torch.randn(2, 3, 32, 32)
+    exact = fuse(copy.deepcopy(model).double(), images).state_dict()
+    made = fuse(model, images, dtype=torch.bfloat16).state_dict()
+    assert list(made) == list(exact)
+    assert all(torch.equal(made[name], value.bfloat16()) for name, value in exact.items())
+
+
+class _Odd(nn.Module):
+    """Not the usual kind of parameters: `kind` says which."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        if kind == "integers first":
+            self.table = nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("phase", torch.randn(4, dtype=torch.complex64))
+        weight = torch.randn(8, 3, 3, 3)
+        if kind == "buffers":
+            self.register_buffer("weight", weight)
+        else:
+            self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return F.relu(F.conv2d(x, self.weight)) + self.phase.real.sum()
+
+
+@pytest.mark.parametrize("kind", ["integers first", "buffers"])
+def test_odd_parameters(kind: str) -> None:
+    torch.manual_seed(0)
+    model, images = _Odd(kind).eval(), torch.randn(2, 3, 6, 6)
+    made = fuse(model, images)
+    assert int(model.calls) == int(made.get_buffer("calls")) == 0
+    torch.testing.assert_close(made(images), model(images))
+    half = fuse(model, images, dtype=torch.float16)
+    assert half(images.half()).dtype == torch.float16
+    assert half.get_buffer("phase").dtype == torch.complex64
 
 
 def test_precision_and_memory_order_are_the_network_s() -> None:
@@ -234,6 +342,8 @@ def test_what_is_refused() -> None:
     sp.SoftPruner(model, images)
     with pytest.raises(ModelError, match="must be cut before"):
         fuse(model, images)
+    with pytest.raises(ModelError, match="must have values"):
+        fuse(models.build("digits_net", 10).to("meta"), images)
 
 
 def test_a_fused_network_compiles_in_one_piece() -> None:
@@ -264,7 +374,7 @@ def test_gpu_kernels_agree_with_separate_operators(name: str) -> None:
     images = torch.randn(4, *models.REGISTRY[name].input_shape, device="cuda")[:, :, :64, :64]
     images = images.to(memory_format=torch.channels_last)
     half = copy.deepcopy(model).bfloat16()
-    made = fuse(half, images.bfloat16())
+    made = fuse(model, images, dtype=torch.bfloat16)
     with torch.no_grad():
         want = model(images)
         scale = float(want.abs().max())

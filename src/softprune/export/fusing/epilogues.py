@@ -28,7 +28,7 @@ def take_along(network: Network) -> int:
 
 def _take_sum(network: Network, relu: Node, add: Node) -> int:
     terms = [term for term in add.args if isinstance(term, Node)]
-    if len(set(terms)) != 2 or terms[0].meta["val"].shape != terms[1].meta["val"].shape:
+    if len(set(terms)) != 2 or not _alike(*terms):
         return 0
     # Of two convolutions the later one adds, so that the other's result is there.
     order = {node: place for place, node in enumerate(network.graph.nodes)}
@@ -49,9 +49,19 @@ def _take_sum(network: Network, relu: Node, add: Node) -> int:
 
 
 def _alone(network: Network, node: object) -> Convolution | None:
-    """The plain convolution that `node` is, if all that reads it is one operator."""
+    """The plain convolution that `node` is, if all that reads it is one operator.
+
+    Convolutions of each channel by itself stay: PyTorch has kernels of its own for them.
+    """
     found = network.convolution(node)
-    return found if found is not None and not found.fused and len(found.node.users) == 1 else None
+    if found is None or found.fused or len(found.node.users) != 1:
+        return None
+    return None if found.groups > 1 and found.weight.shape[1] == 1 else found
+
+
+def _alike(left: Node, right: Node) -> bool:
+    left_value, right_value = left.meta["val"], right.meta["val"]
+    return bool(left_value.shape == right_value.shape and left_value.dtype == right_value.dtype)
 
 
 def _is_sum(node: object) -> TypeGuard[Node]:

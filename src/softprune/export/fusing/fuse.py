@@ -4,66 +4,113 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from softprune.export.checking import compare, prepared, tensors_of, trials
+from softprune.errors import VerificationError
+from softprune.export.checking import (
+    TOLERANCES,
+    as_it_was,
+    cast,
+    compare,
+    copied,
+    exact,
+    place_of,
+    prepared,
+    trials,
+)
 from softprune.export.folding import fold_batch_norms
 from softprune.export.fusing.epilogues import take_along
 from softprune.export.fusing.network import Network
 from softprune.export.fusing.stems import read_in_blocks
 from softprune.export.fusing.widths import widen
-from softprune.export.shapes import exportable
+from softprune.export.shapes import exportable, refused
 from softprune.export.torch_file import exported
 from softprune.graph import Example, ExampleLike
+from softprune.surgery.verify import compare as distance
+from softprune.surgery.verify import outputs_of
 
 logger = logging.getLogger(__name__)
 
 
-def fuse(model: nn.Module, example: ExampleLike, *, dynamic_batch: bool = True) -> GraphModule:
+def fuse(
+    model: nn.Module, example: ExampleLike, *, dtype: torch.dtype | None = None, dynamic_batch: bool = True
+) -> GraphModule:
     """A new module for inference that computes what `model` does in fewer and faster operations.
 
     BatchNorms are folded; convolutions take the addition and the ReLU behind them along; the first one reads blocks of
     pixels; odd widths between convolutions become multiples of eight. The gain is in half precision on NVIDIA GPUs,
     best with ``torch.compile(fused, mode="reduce-overhead")``; elsewhere the result is right and no faster.
 
-    The weights are worked out in float64 and rounded once; there the result is also checked against `model`.
+    What is done is checked in float64. The weights are worked out there, too, and rounded once: give the network in
+    full precision, and the precision that it is to run in as `dtype`.
 
     Args:
-        model: A compact network, or any other without masks, where and in the precision and memory order that it is to
-            run in; left as it was.
+        model: A compact network, or any other without masks, where and in the memory order that it is to run in; left
+            as it was.
         example: What it is called with: a tensor, a tuple of arguments, or (args, kwargs). Its image size is the only
             one that the result takes.
+        dtype: The precision of the result; the network's own by default.
         dynamic_batch: Leave the batch size free.
     """
-    parameter = next(model.parameters(), torch.empty(0))
-    network = prepared(model, device=str(parameter.device)).double()
-    given = exportable(Example.of(example).to_model(network), dynamic_batch=dynamic_batch)
-    fused = _fused(fold_batch_norms(network, given), given, dynamic_batch=dynamic_batch)
-
-    def run(attempt: Example) -> list[Tensor]:
-        with torch.no_grad():
-            return tensors_of(fused(*attempt.args, **attempt.kwargs))
-
-    compare(network, run, trials(given, other_batch=dynamic_batch), what="a fused network")
-    fused = fused.to(parameter.dtype)
-    if _is_channels_last(model):
-        fused = fused.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return fused
+    device, own = place_of(model)
+    narrow = prepared(model, device=device)
+    given = exportable(Example.of(example).to_model(narrow), dynamic_batch=dynamic_batch)
+    wide, wide_given = exact(narrow, given)
+    folded = fold_batch_norms(wide, wide_given)
+    made = _fused(folded, wide_given, {}, dynamic_batch=dynamic_batch)
+    attempts = trials(wide_given, other_batch=dynamic_batch)
+    with as_it_was(made):
+        compare(wide, lambda attempt: outputs_of(made, attempt), attempts, what="a fused network")
+    _, checked = place_of(wide)
+    if (dtype or own) != checked:
+        values = {name: tensor.detach().clone() for name, tensor in folded.state_dict().items()}
+        narrow, folded = cast(narrow, dtype or own), cast(folded, dtype or own)
+        made = _fused(folded, given.to_model(folded), values, dynamic_batch=dynamic_batch)
+        with as_it_was(made):
+            _check_rounded(wide, wide_given, narrow, made)
+    return made.to(memory_format=torch.channels_last) if _is_channels_last(model) else made  # type: ignore[call-overload]
 
 
 @torch.no_grad()
-def _fused(model: nn.Module, given: Example, *, dynamic_batch: bool) -> GraphModule:
+def _fused(
+    model: nn.Module, given: Example, values: Mapping[str, Tensor], *, dynamic_batch: bool
+) -> GraphModule:
     program = exported(model, given, dynamic_batch=dynamic_batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # Without in-place operations, and nothing else taken apart.
-        network = Network(program.run_decompositions({}).module())
+        try:
+            # Without in-place operations, and nothing else taken apart.
+            module = program.run_decompositions({}).module()
+        except Exception as error:
+            raise refused(model, error) from error
+    network = Network(module, place_of(model)[1], values)
     done = take_along(network), read_in_blocks(network), widen(network)
     logger.debug("%d epilogues, %d first convolutions, %d odd widths", *done)
     return network.rebuilt()
+
+
+def _check_rounded(wide: nn.Module, given: Example, narrow: nn.Module, made: nn.Module) -> None:
+    """In its own precision the result may be off by what rounding costs the network itself, and no more."""
+    expected = outputs_of(wide, copied(given))
+    usual = outputs_of(narrow, copied(given.to_model(narrow)))
+    found = outputs_of(made, copied(given.to_model(narrow)))
+    _, dtype = place_of(narrow)
+    apart, size = distance(expected, found)
+    theirs, scale = distance(expected, usual)
+    allowed = max(TOLERANCES.get(dtype, 0.0), 2 * theirs / max(scale, 1e-30))
+    if [tensor.dtype for tensor in found] != [
+        tensor.dtype for tensor in usual
+    ] or not apart <= allowed * size:
+        kinds = [", ".join(str(tensor.dtype) for tensor in outputs) for outputs in (found, usual)]
+        raise VerificationError(
+            f"a fused network must compute in {dtype} what the network computes there, to {allowed:.2g} of its output. "
+            f"Got a difference of {apart:.3g} at output scale {size:.3g}, and outputs of {kinds[0]} for {kinds[1]}. It "
+            "was not kept; please report the network."
+        )
 
 
 def _is_channels_last(model: nn.Module) -> bool:

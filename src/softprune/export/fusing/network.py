@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,22 +24,43 @@ class Convolution:
     def __init__(self, network: Network, node: Node) -> None:
         self.network, self.node = network, node
         self.fused = node.target is CONV_RELU
-        given = list(node.args)
-        assert isinstance(given[0], Node)
-        self.image: Node = given[0]
-        self.weight = network.value(given[1])
-        self._bias = given[2] if len(given) > 2 else None
-        self.other: Any = given[3] if self.fused else None
-        rest = given[4:] if self.fused else given[3:]
+        rest = list(node.args[4 if self.fused else 3 :])
         defaults: list[Any] = [[1, 1], [0, 0], [1, 1], 1]
-        steps = [*rest, *defaults[len(rest) :]]
+        steps: list[Any] = [*rest, *defaults[len(rest) :]]
         pairs = [list(each) * (1 if len(each) > 1 else 2) for each in steps[:3]]
         self.steps: Steps = (pairs[0], pairs[1], pairs[2], steps[3])
+
+    # Read from the node each time: rewriting another convolution may replace what this one reads.
+
+    @property
+    def image(self) -> Node:
+        """What is convolved."""
+        found = self.node.args[0]
+        assert isinstance(found, Node)
+        return found
+
+    @property
+    def other(self) -> Node | None:
+        """What is added."""
+        found = self.node.args[3] if self.fused else None
+        assert found is None or isinstance(found, Node)
+        return found
+
+    @property
+    def weight(self) -> Tensor:
+        """The constant that it is convolved with."""
+        return self.network.value(self.node.args[1])
 
     @property
     def bias(self) -> Tensor | None:
         """The constant that is added, if there is one."""
         return None if self._bias is None else self.network.value(self._bias)
+
+    @property
+    def _bias(self) -> Node | None:
+        found = self.node.args[2] if len(self.node.args) > 2 else None
+        assert found is None or isinstance(found, Node)
+        return found
 
     @property
     def groups(self) -> int:
@@ -77,10 +98,17 @@ class Convolution:
 
 
 class Network:
-    """A graph of torch.export with its constants."""
+    """A graph of torch.export with its constants.
 
-    def __init__(self, module: GraphModule) -> None:
+    Args:
+        module: The graph.
+        dtype: The precision of constants that are written.
+        values: More exact values of the constants that it has, by name.
+    """
+
+    def __init__(self, module: GraphModule, dtype: torch.dtype, values: Mapping[str, Tensor]) -> None:
         self.module, self.graph = module, module.graph
+        self._dtype, self._values = dtype, dict(values)
         self._made = 0
 
     def convolutions(self) -> Iterator[Convolution]:
@@ -101,18 +129,20 @@ class Network:
         return Convolution(self, node) if node.meta["val"].dim() == 4 else None
 
     def value(self, node: object) -> Tensor:
-        """What a node that reads a constant reads."""
+        """What a node that reads a constant reads, as exactly as it is known."""
         assert isinstance(node, Node)
-        *path, name = str(node.target).split(".")
-        owner = self.module.get_submodule(".".join(path))
-        found: Tensor = getattr(owner, name)
-        return found
+        name = str(node.target)
+        if name not in self._values:
+            *path, last = name.split(".")
+            self._values[name] = getattr(self.module.get_submodule(".".join(path)), last)
+        return self._values[name]
 
     def constant(self, value: Tensor) -> Node:
         """A new constant, written where the graph is being written."""
         self._made += 1
         name = f"fused_{self._made}"
-        self.module.register_buffer(name, value.detach())
+        self._values[name] = value.detach()
+        self.module.register_buffer(name, self._values[name].to(self._dtype))
         return self.graph.get_attr(name)
 
     def rebuilt(self) -> GraphModule:

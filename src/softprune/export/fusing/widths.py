@@ -14,8 +14,8 @@ from softprune.export.fusing.network import Convolution, Network
 from softprune.export.fusing.stems import CHANNELS
 
 _aten = torch.ops.aten
-ZEROS_STAY = (_aten.relu.default, _aten.max_pool2d.default, _aten.avg_pool2d.default, _aten.dropout.default)
-"""Operators on each channel by itself that make zeros of zeros."""
+ZEROS_STAY = (_aten.relu.default, _aten.max_pool2d.default, _aten.avg_pool2d.default, _aten.clone.default)
+"""Operators on each channel by itself that make zeros of zeros; a dropout is a clone in eval mode."""
 
 
 def widen(network: Network) -> int:
