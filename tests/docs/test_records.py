@@ -69,6 +69,13 @@ def test_results_are_rendered_from_their_records(tmp_path: Path, monkeypatch: py
     assert page.read_text() == (ROOT / "results" / "RESULTS.md").read_text()
 
 
+def test_the_readme_s_table_is_rendered_from_the_records() -> None:
+    module = script("readme_table")
+    text = module.README.read_text()
+    assert module.with_table(text) == text
+    assert text.count("| VGG-16 |") == 1
+
+
 def test_the_table_of_a_sweep_is_rendered_from_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

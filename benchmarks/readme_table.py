@@ -1,0 +1,54 @@
+"""The README's table from our records: SCP on the paper's networks, beside the dense network and the paper.
+
+python benchmarks/readme_table.py
+"""
+
+import re
+from pathlib import Path
+
+from softprune.report import load_run, paper_rows
+from softprune.report.grouping import Spread
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+_PLACE = re.compile(r"<!-- table: results -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def table(results: Path = ROOT / "results") -> str:
+    """The rows of SCP itself, in Markdown."""
+    lines = [
+        "| data | network | seeds | dense | pruned | best epoch | paper | FLOPs cut | paper | parameters cut | paper |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    runs = [load_run(path.parent) for path in sorted(results.glob("cifar*/result.json"))]
+    for row in paper_rows(runs):
+        if row.method != "scp" or row.paper is None or row.apart:
+            continue
+        theirs = row.paper
+        cells = [row.data, row.model, str(row.n), _mean(row.baseline, 2), _mean(row.last, 2)]
+        cells += [_mean(row.best, 2), _figure(theirs.top1, 2)]
+        cells += [
+            _mean(row.flops, 1),
+            _figure(theirs.flops, 1),
+            _mean(row.params, 1),
+            _figure(theirs.params, 1),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def with_table(text: str) -> str:
+    """`text` with the table where its marks are."""
+    return _PLACE.sub(lambda _: f"<!-- table: results -->\n{table()}\n<!-- end -->", text)
+
+
+def _mean(values: Spread, digits: int) -> str:
+    return _figure(values.mean, digits)
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
