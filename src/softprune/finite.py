@@ -1,4 +1,4 @@
-"""Weights that training has driven out of bounds."""
+"""Weights that training has driven out of bounds, or that have no values yet."""
 
 import torch
 from torch import nn
@@ -21,3 +21,13 @@ def not_finite(model: nn.Module) -> list[str]:
     # One answer for all of them: each would wait for the device.
     flags = torch.stack([torch.isfinite(tensor).all().to(device) for tensor in tensors.values()]).tolist()
     return [name for name, finite in zip(tensors, flags, strict=True) if not finite]
+
+
+def without_values(model: nn.Module) -> tuple[str, str] | None:
+    """Name and kind of the first parameter that has none: "lazy" or "meta"; None if all have."""
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            return name, "lazy"
+        if parameter.is_meta:
+            return name, "meta"
+    return None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from softprune.errors import ModelError, VerificationError
 from softprune.export.shapes import first_line
+from softprune.finite import without_values
 from softprune.graph import Example
 from softprune.masks import is_masked
 from softprune.surgery.verify import compare as distance
@@ -37,12 +38,12 @@ def prepared(model: nn.Module, *, device: torch.device | str = "cpu") -> nn.Modu
             "a network must be cut before it is exported. Got one whose BatchNorms still carry masks; export what "
             "pruner.compact() returns (or the plain network after pruner.detach())."
         )
-    for name, parameter in model.named_parameters():
-        if nn.parameter.is_lazy(parameter) or parameter.is_meta:
-            raise ModelError(
-                f"a network must have values to be exported. Got '{name}' without; run the network once, or load its "
-                "weights first."
-            )
+    missing = without_values(model)
+    if missing is not None:
+        raise ModelError(
+            "a network must have values to be exported. Got '{}', a {} parameter; run the network once, or load its "
+            "weights first.".format(*missing)
+        )
     return copy.deepcopy(model).to(device).eval()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,13 +11,13 @@ from torch.optim import Optimizer
 
 from softprune.cost import fastest_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError
-from softprune.finite import not_finite
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.inspection import Globs, read_graph
 from softprune.masks import Chain, Clock, Gate, MaskedBatchNorm, draw_chain, mask_
 from softprune.masks.gate import check_rounding
 from softprune.masks.hooks import hook_root_, unmask_model_
 from softprune.methods.decay import spare_shifts
+from softprune.methods.refusals import check_cut, check_strength, check_values, nothing_to_prune
 from softprune.methods.summary import Summary
 from softprune.plan import PrunePlan, make_plan, required_sites
 from softprune.surgery import Certificate, apply_plan, verify_plan
@@ -62,19 +60,12 @@ class Pruner:
         strength: float = 0.0,
         seed: int = 0,
     ) -> None:
-        if (
-            isinstance(strength, bool)
-            or not isinstance(strength, int | float)
-            or not 0 <= strength < math.inf
-        ):
-            raise ConfigError(
-                f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4."
-            )
+        check_strength(strength)
         check_rounding(1 if round_to == "auto" else round_to, min_channels)
-        _check_finite(model)
+        check_values(model)
         self.graph = self._read(model, example, include, exclude)
         if not self.graph.sites:
-            raise ModelError(_nothing_to_prune(model, self.graph.frozen))
+            raise nothing_to_prune(model, self.graph.frozen)
         self.model = model
         self.example = self.graph.example
         device = next(model.parameters()).device
@@ -276,7 +267,7 @@ class Pruner:
     ) -> PrunePlan:
         """The decision as data: what every module would keep if the network were cut now. Arguments: see compact."""
         network = self.model if model is None else self._twin(model)
-        _check_finite(network)
+        check_values(network)
         check_cut(round_to, gathers)
         multiple = self.round_to if round_to is None else round_to
         return make_plan(
@@ -402,44 +393,3 @@ class Pruner:
                 )
             model = inner
         return model
-
-
-def check_cut(round_to: int | None, gathers: bool) -> None:
-    """Raise unless a network can be cut with these."""
-    if round_to is not None:
-        check_rounding(round_to, 0)
-    if not isinstance(gathers, bool):
-        raise ConfigError(f"`gathers` must be True or False. Got {gathers!r}.")
-
-
-def _check_finite(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if nn.parameter.is_lazy(parameter) or parameter.is_meta:
-            kind = "lazy" if nn.parameter.is_lazy(parameter) else "meta"
-            raise ModelError(
-                f"parameters must have values. Got '{name}', a {kind} one; run the model once, or load its weights, "
-                "before the pruner is made."
-            )
-    bad = not_finite(model)
-    if bad:
-        raise ModelError(
-            f"parameters and statistics must be finite. Got NaN or infinity in '{bad[0]}'; go back to a checkpoint "
-            "from before training diverged."
-        )
-
-
-def _nothing_to_prune(model: nn.Module, frozen: Iterable[Any]) -> str:
-    names: dict[str, list[str]] = {}
-    for item in frozen:
-        names.setdefault(item.reason, []).append(f"'{item.name}'")
-    if not names:
-        return (
-            "softprune masks BatchNorms that an activation follows. "
-            f"Got a {type(model).__name__} without any BatchNorm: there is nothing to prune here."
-        )
-    reasons = [
-        f"{', '.join(who[:2])}{f' and {len(who) - 2} more' if len(who) > 2 else ''}: {why}"
-        for why, who in names.items()
-    ]
-    shown = "; ".join(reasons[:5]) + (f"; and {len(reasons) - 5} more reasons" if len(reasons) > 5 else "")
-    return f"no BatchNorm of this {type(model).__name__} can be masked. {shown}."

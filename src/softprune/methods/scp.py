@@ -14,7 +14,8 @@ from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.inspection import Globs
 from softprune.masks import Gate, MaskConfig, SoftGate
-from softprune.methods.base import Pruner, RoundTo, check_cut
+from softprune.methods.base import Pruner, RoundTo
+from softprune.methods.refusals import check_cut
 
 logger = logging.getLogger(__name__)
 

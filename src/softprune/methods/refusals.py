@@ -1,0 +1,62 @@
+"""What a pruner does not take, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from softprune.errors import ConfigError, ModelError
+from softprune.finite import not_finite, without_values
+from softprune.masks.gate import check_rounding
+
+
+def check_strength(strength: float) -> None:
+    """Raise unless it is a number that a loss can be weighted with."""
+    if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 <= strength < math.inf:
+        raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
+
+
+def check_cut(round_to: int | None, gathers: bool) -> None:
+    """Raise unless a network can be cut with these."""
+    if round_to is not None:
+        check_rounding(round_to, 0)
+    if not isinstance(gathers, bool):
+        raise ConfigError(f"`gathers` must be True or False. Got {gathers!r}.")
+
+
+def check_values(model: nn.Module) -> None:
+    """Raise unless every parameter has finite values."""
+    missing = without_values(model)
+    if missing is not None:
+        name, kind = missing
+        raise ModelError(
+            f"parameters must have values. Got '{name}', a {kind} one; run the model once, or load its weights, "
+            "before the pruner is made."
+        )
+    bad = not_finite(model)
+    if bad:
+        raise ModelError(
+            f"parameters and statistics must be finite. Got NaN or infinity in '{bad[0]}'; go back to a checkpoint "
+            "from before training diverged."
+        )
+
+
+def nothing_to_prune(model: nn.Module, frozen: Iterable[Any]) -> ModelError:
+    """The error for a network without a site, with the reasons."""
+    names: dict[str, list[str]] = {}
+    for item in frozen:
+        names.setdefault(item.reason, []).append(f"'{item.name}'")
+    if not names:
+        return ModelError(
+            "softprune masks BatchNorms that an activation follows. "
+            f"Got a {type(model).__name__} without any BatchNorm: there is nothing to prune here."
+        )
+    reasons = [
+        f"{', '.join(who[:2])}{f' and {len(who) - 2} more' if len(who) > 2 else ''}: {why}"
+        for why, who in names.items()
+    ]
+    shown = "; ".join(reasons[:5]) + (f"; and {len(reasons) - 5} more reasons" if len(reasons) > 5 else "")
+    return ModelError(f"no BatchNorm of this {type(model).__name__} can be masked. {shown}.")
