@@ -9,17 +9,18 @@ from typing import Any
 from torch import nn
 
 from softprune.data import DataBundle
-from softprune.errors import CheckpointError, ConfigError, DataError, SoftpruneError
+from softprune.errors import ConfigError, DataError, SoftpruneError
 from softprune.finite import not_finite
 from softprune.plan import PrunePlan
 from softprune.surgery import apply_plan, plans_of, remap_optimizer
 from softprune.train.accounts import Accounts
-from softprune.train.checkpoint import newest_path, random_state, save_checkpoint, set_random_state
+from softprune.train.checkpoint import random_state, save_checkpoint, set_random_state
 from softprune.train.config import RunConfig
 from softprune.train.distributed import World
 from softprune.train.eval_step import EvalTotals
 from softprune.train.evaluation import Evaluator
 from softprune.train.events import EventWriter
+from softprune.train.going_on import check_same_images, describe_images, way_back, way_on
 from softprune.train.network import build_network, initial_network
 from softprune.train.progress import Listener
 from softprune.train.recalibration import recalibrate
@@ -278,44 +279,19 @@ class Trainer:
         )
 
     def _way_back(self) -> str:
-        """What to do when training has diverged. A run keeps its settings, so other ones are another run."""
-        rate = "finetune.lr" if self.in_finetuning else "optimizer.lr"
-        again = f"softprune train {self._recipe()} --set {rate}=..."
-        last = newest_path(self.folder.checkpoints)
-        if last is None:
-            return f"There is no checkpoint yet: start anew with `{again}`."
-        kept = f"The last checkpoint with finite weights is {last}"
-        if self.cuts:
-            return f"{kept}; as the network was cut in training, start anew with `{again}`."
-        weights = f"--set model.weights={self.folder.path}"
-        return f"{kept}: start from its weights with `{again} {weights}`, or anew without `{weights}`."
+        return way_back(self.folder, finetuning=self.in_finetuning, cut=bool(self.cuts))
 
     def _saved_before_the_error(self) -> str:
         """Save the last finished step, as a signal would have it saved, when an image cannot be read. Says the rest."""
         if self.world.size > 1:
             # Saving takes all processes together, and the others are in the middle of a step.
-            return f"Several processes cannot save at such a moment. {self.way_on()}"
+            return f"Several processes cannot save at such a moment. {way_on(self.folder)}"
         try:
             self.save()
         except Exception as error:  # whatever it is, it must not hide what went wrong first
             why = error if isinstance(error, SoftpruneError) else f"{type(error).__name__}: {error}."
-            return f"The steps since the last checkpoint could not be saved: {why} {self.way_on()}"
-        return f"Every finished step is saved. {self.way_on()}"
-
-    def way_on(self) -> str:
-        """What to do when the images are mended."""
-        last = newest_path(self.folder.checkpoints)
-        start = "the beginning, as there is no checkpoint yet" if last is None else last
-        return f"Once that is mended, `softprune resume {self._whole_run().path}` goes on from {start}."
-
-    def _recipe(self) -> Path:
-        """The configuration to start the run from again."""
-        return self._whole_run().config
-
-    def _whole_run(self) -> RunFolder:
-        """The run that is started and resumed; for a baseline that is the one that it is in."""
-        whole = RunFolder(self.folder.path.parent)
-        return whole if self.folder.path == whole.dense and whole.config.is_file() else self.folder
+            return f"The steps since the last checkpoint could not be saved: {why} {way_on(self.folder)}"
+        return f"Every finished step is saved. {way_on(self.folder)}"
 
     def save(self) -> Path | None:
         """Write a checkpoint. All processes must call it together; one writes."""
@@ -327,7 +303,7 @@ class Trainer:
             return None
         state = {
             "config": config_to_dict(self.config),
-            "data": _describe_data(self.data),
+            "data": describe_images(self.data),
             "epoch": self.epoch,
             "batch": self.batch,
             "ended": self.ended,
@@ -346,7 +322,7 @@ class Trainer:
         return save_checkpoint(self.folder.checkpoints, step, state)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        self._check_data(state)
+        check_same_images(self.data, state, self.folder)
         self.epoch, self.batch = state["epoch"], state["batch"]
         self.ended = state.get("ended", False)  # an older checkpoint lies between two steps
         self.cuts, self.pruned, self.history = state["cuts"], state["pruned"], state["history"]
@@ -356,23 +332,6 @@ class Trainer:
         finetune = self.in_finetuning and state["stage"]["pruner"] is None
         self.stage = self._stage(network, finetune=finetune, state=state["stage"])
         set_random_state(state["random"], self.world.device)
-
-    def _check_data(self, state: dict[str, Any]) -> None:
-        """Refuse to go on with other images, whose order and labels would be others from here on."""
-        now = _describe_data(self.data)
-        then = state.get("data", now)  # an older checkpoint does not say
-        if now == then:
-            return
-        found = [
-            f"{now[key]} {key} instead of {then[key]}"
-            for key in ("training images", "test images", "classes")
-            if now[key] != then[key]
-        ]
-        raise CheckpointError(
-            "A run must go on with the images that it began with. Got "
-            f"{', '.join(found) or 'classes of other names'}. Put the images back or say where they are with "
-            f"--data-dir, or start a new run with `softprune train {self._recipe()}`."
-        )
 
     def _begin_clock(self) -> None:
         self._counted_at = self._saved_at = time.monotonic()
@@ -389,16 +348,6 @@ def _strength(stage: Stage, step: int) -> float | None:
     if stage.step.strength is not None:
         return stage.step.strength(step)
     return None if stage.pruner is None or not stage.pruner.penalised else float(stage.pruner.strength)
-
-
-def _describe_data(data: DataBundle) -> dict[str, Any]:
-    """What a checkpoint remembers of the images, to notice when they are others."""
-    return {
-        "training images": len(data.train),
-        "test images": len(data.test),
-        "classes": data.num_classes,
-        "class names": list(data.class_names),
-    }
 
 
 def rebuild_network(config: RunConfig, data: DataBundle, state: dict[str, Any]) -> nn.Module:

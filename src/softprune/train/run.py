@@ -18,6 +18,7 @@ from softprune.train.config import MethodConfig, RunConfig
 from softprune.train.distributed import World, join_world, leave_world
 from softprune.train.events import find_writer
 from softprune.train.finish import finish
+from softprune.train.going_on import way_on
 from softprune.train.loop import Trainer
 from softprune.train.method import check_method, make_pruner
 from softprune.train.network import build_network
@@ -157,7 +158,7 @@ def _train(
     try:
         result = finish(trainer)
     except DataError as error:
-        raise DataError(f"{error} All training is done and saved. {trainer.way_on()}") from error
+        raise DataError(f"{error} All training is done and saved. {way_on(trainer.folder)}") from error
     world.barrier()
     return None, result
 
