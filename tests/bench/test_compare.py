@@ -93,6 +93,7 @@ def test_fused_networks_are_for_half_precision_on_a_gpu() -> None:
     dense, compact, example = compacted("residual")
     (row,) = compare(dense, compact, example, backends=("fused",), repeats=1).rows
     assert row.speed_up is None
+    assert row.fold_bn
     assert "half precision" in row.note
 
 

@@ -29,10 +29,15 @@ def test_calls_take_turns_and_every_block_is_waited_for() -> None:
     assert all(after == "wait" for before, after in itertools.pairwise(events) if before != "wait")
 
 
-def test_short_calls_are_repeated_within_a_block() -> None:
-    count = itertools.count()
-    alternate({"a": lambda: (next(count), time.sleep(0.0005))}, repeats=2, warm_up=0, block_seconds=0.01)
-    assert next(count) > 8
+def test_short_calls_are_repeated_within_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def call() -> None:
+        clock[0] += 0.0005
+
+    alternate({"a": call}, repeats=2, warm_up=0, block_seconds=0.01)
+    assert round(clock[0] / 0.0005) == 1 + 2 * 20
 
 
 def test_median_and_quartiles() -> None:

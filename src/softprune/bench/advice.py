@@ -5,13 +5,11 @@ from collections.abc import Iterable
 from torch import nn
 
 from softprune.bench.report import BenchRow
+from softprune.cost.multiples import FEW_COLOURS, HALF_CHANNELS, missing
 from softprune.graph.modules import Select
 
 SLOWER = 0.97
 """A speed-up below this is a loss, not a disturbance."""
-CHANNELS = 8
-"""Kernels for half precision, and many others, take channels so many at a time."""
-_COLOURS = 4
 
 
 def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
@@ -24,9 +22,9 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
     odd = sum(_is_odd(convolution) for convolution in convolutions)
     if odd:
         found.append(
-            f"{odd} of {len(convolutions)} convolutions have widths that are no multiple of {CHANNELS}: cut to "
-            f"multiples with compact(round_to={CHANNELS}) or `softprune compact RUN --round-to {CHANNELS} --out "
-            'FOLDER`, or train with round_to="auto".'
+            f"{odd} of {len(convolutions)} convolutions have widths that are no multiple of {HALF_CHANNELS}: cut to "
+            f"multiples with compact(round_to={HALF_CHANNELS}) or `softprune compact RUN --round-to {HALF_CHANNELS} "
+            '--out FOLDER`, or train with round_to="auto".'
         )
     selects = sum(isinstance(module, Select) for module in compact.modules())
     if selects:
@@ -43,5 +41,5 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
 
 
 def _is_odd(convolution: nn.Conv2d) -> bool:
-    inputs = 0 if convolution.in_channels <= _COLOURS else convolution.in_channels
-    return bool(inputs % CHANNELS or convolution.out_channels % CHANNELS)
+    inputs = 0 if convolution.in_channels <= FEW_COLOURS else convolution.in_channels
+    return bool(missing(inputs) or missing(convolution.out_channels))

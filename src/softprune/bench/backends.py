@@ -115,7 +115,7 @@ def placed_input(example: Example, setting: Setting) -> Example:
 
 def _compile(network: nn.Module, setting: Setting) -> Callable[..., object]:
     if setting.device.type == "cuda" and not setting.channels_last:
-        # By itself the compiler turns convolutions to channels last, in full precision too, where that is slower.
+        # By itself the compiler turns convolutions to channels last, which large batches in float32 are slower in.
         options = torch._inductor.list_mode_options(setting.compile_mode) | {"layout_optimization": False}
         return torch.compile(network, dynamic=False, options=options)
     return torch.compile(network, dynamic=False, mode=setting.compile_mode)

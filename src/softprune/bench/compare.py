@@ -147,7 +147,7 @@ def _row(
         threads=setting.threads,
         channels_last=setting.channels_last,
         compile_mode=setting.compile_mode if backend in COMPILED else "",
-        fold_bn=setting.fold_bn,
+        fold_bn=setting.fold_bn or backend == "fused",
         dense=timings.get("dense"),
         compact=timings.get("compact"),
         speed_up=speed_up and speed_up[0],

@@ -20,6 +20,10 @@ from softprune.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+HALF_CHANNELS = 8
+"""Tensor cores, and many other kernels, take channels of half precision so many at a time."""
+FEW_COLOURS = 4
+"""Up to so many channels are those of an image, which no cut changes."""
 MULTIPLES = (1, 2, 4, 8, 16, 32)
 WIDTHS = (37, 45, 50, 58, 67, 75, 86, 91, 99, 110)
 """What pruning leaves of layers of 64 and 128 channels: odd numbers, far from any multiple."""
@@ -27,6 +31,11 @@ TIE = 0.01
 """Multiples whose times differ by less than this share are as fast as each other."""
 _ROUNDS = 7
 _SECONDS = 0.002
+
+
+def missing(width: int) -> int:
+    """Channels to add up to a multiple of :data:`HALF_CHANNELS`."""
+    return -width % HALF_CHANNELS
 
 
 def fastest_multiple(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> int:

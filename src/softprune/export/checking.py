@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from softprune.graph import Example
 from softprune.masks import is_masked
 from softprune.surgery.verify import compare as distance
 from softprune.surgery.verify import outputs_of
+
+logger = logging.getLogger(__name__)
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference between two runtimes, relative to the largest output: they add in different orders."""
@@ -54,20 +57,38 @@ def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     return like.device, like.dtype
 
 
-def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """`model` itself with its floating parameters and buffers in `dtype`; complex ones stay."""
-    return model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+def precisions(model: nn.Module) -> dict[str, torch.dtype]:
+    """The floating parameters and buffers by name, and their dtypes."""
+    return {name: tensor.dtype for name, tensor in _tensors(model) if tensor.is_floating_point()}
+
+
+def cast(model: nn.Module, dtype: torch.dtype | Mapping[str, torch.dtype]) -> nn.Module:
+    """`model` itself with its floating parameters and buffers in `dtype`, or each in its own of :func:`precisions`.
+
+    One that has none there, a bias that folding made, goes with its layer's weight. Complex ones stay.
+    """
+    for name, tensor in _tensors(model):
+        if tensor.is_floating_point():
+            own = dtype
+            if isinstance(own, Mapping):
+                weight = f"{name.rpartition('.')[0]}.weight".lstrip(".")
+                own = own.get(name) or own.get(weight, tensor.dtype)
+            tensor.data = tensor.data.to(own)
+    return model
 
 
 def exact(model: nn.Module, given: Example) -> tuple[nn.Module, Example]:
-    """A copy of `model` in float64 with its example, to check arithmetic in; in its own precision where it runs in no
-    other."""
-    device, _ = place_of(model)
+    """A copy of `model` in float64 with its example, to check arithmetic in.
+
+    In its own precision, which is said, where it does not run in another.
+    """
+    device, own = place_of(model)
     wide = cast(prepared(model, device=device), torch.float64)
     try:
         with as_it_was(wide):
             outputs_of(wide, copied(given.to_model(wide)))
-    except Exception:
+    except Exception as error:
+        logger.info("the network does not run in float64 (%s): it is checked in %s", first_line(error), own)
         wide = prepared(model, device=device)
     return wide, given.to_model(wide)
 
@@ -75,9 +96,16 @@ def exact(model: nn.Module, given: Example) -> tuple[nn.Module, Example]:
 @contextmanager
 def as_it_was(module: nn.Module) -> Iterator[None]:
     """Undo what calls change of a network's own buffers, counters say."""
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    yield
-    module.load_state_dict(before)
+    places = [(part._buffers, name) for part in module.modules() for name in part._buffers]
+    before = [(store, name, store[name]) for store, name in places]
+    values = [None if tensor is None else tensor.clone() for _, _, tensor in before]
+    try:
+        yield
+    finally:
+        for (store, name, tensor), value in zip(before, values, strict=True):
+            store[name] = tensor
+            if tensor is not None and value is not None:
+                tensor.copy_(value)
 
 
 def copied(example: Example) -> Example:
@@ -131,6 +159,10 @@ def compare(
             worst, scale = difference, size
         tried.append(shape)
     return Comparison(worst, scale, tuple(tried))
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _tolerance(outputs: Sequence[Tensor]) -> float:

@@ -1,9 +1,10 @@
 """Networks whose convolutions do what follows them, for PyTorch on NVIDIA GPUs.
 
-Behind a pruned convolution the bias, the shortcut's addition and the ReLU cost as much as before: they are memory, not
-arithmetic. cuDNN can do them while the convolution writes its result (:mod:`.epilogues`). What else pruning does not
-make smaller is made faster here: the first convolution, which reads three colours (:mod:`.stems`), and widths that are
-no whole multiple (:mod:`.widths`).
+What pruning does not make smaller stands around the convolutions: the shortcut's addition and its ReLU, at the full
+width of the stream, and the first convolution. These are memory, not arithmetic. cuDNN can add a bias and a shortcut
+and apply a ReLU while a convolution writes its result (:mod:`.epilogues`); a first convolution of few colours can read
+blocks of pixels (:mod:`.stems`); and widths that are no whole multiple, which pruning leaves, are filled up
+(:mod:`.widths`).
 """
 
 from softprune.export.fusing.fuse import fuse as fuse

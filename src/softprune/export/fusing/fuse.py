@@ -19,6 +19,7 @@ from softprune.export.checking import (
     copied,
     exact,
     place_of,
+    precisions,
     prepared,
     trials,
 )
@@ -41,22 +42,23 @@ def fuse(
 ) -> GraphModule:
     """A new module for inference that computes what `model` does in fewer and faster operations.
 
-    BatchNorms are folded; convolutions take the addition and the ReLU behind them along; the first one reads blocks of
-    pixels; odd widths between convolutions become multiples of eight. The gain is in half precision on NVIDIA GPUs,
-    best with ``torch.compile(fused, mode="reduce-overhead")``; elsewhere the result is right and no faster.
+    BatchNorms are folded; convolutions take the addition and the ReLU behind them along; a first convolution in steps
+    of two reads blocks of pixels; odd widths between convolutions become multiples of eight. It is made for half
+    precision on NVIDIA GPUs and ``torch.compile(fused, mode="reduce-overhead")``; elsewhere the result is right, too.
 
-    What is done is checked in float64. The weights are worked out there, too, and rounded once: give the network in
-    full precision, and the precision that it is to run in as `dtype`.
+    What is done is checked in float64 (in the network's own precision where it runs in no other, which the log says).
+    The weights are worked out there, too, and rounded once: give the network in full precision, and the precision that
+    it is to run in as `dtype`.
 
     Args:
         model: A compact network, or any other without masks, where and in the memory order that it is to run in; left
             as it was.
         example: What it is called with: a tensor, a tuple of arguments, or (args, kwargs). Its image size is the only
             one that the result takes.
-        dtype: The precision of the result; the network's own by default.
+        dtype: The precision of all of the result; by default every weight keeps its own.
         dynamic_batch: Leave the batch size free.
     """
-    device, own = place_of(model)
+    device, _ = place_of(model)
     narrow = prepared(model, device=device)
     given = exportable(Example.of(example).to_model(narrow), dynamic_batch=dynamic_batch)
     wide, wide_given = exact(narrow, given)
@@ -65,11 +67,12 @@ def fuse(
     attempts = trials(wide_given, other_batch=dynamic_batch)
     with as_it_was(made):
         compare(wide, lambda attempt: outputs_of(made, attempt), attempts, what="a fused network")
-    _, checked = place_of(wide)
-    if (dtype or own) != checked:
+    if dtype is not None:
+        narrow = cast(narrow, dtype)
+    if precisions(narrow) != precisions(wide):
         values = {name: tensor.detach().clone() for name, tensor in folded.state_dict().items()}
-        narrow, folded = cast(narrow, dtype or own), cast(folded, dtype or own)
-        made = _fused(folded, given.to_model(folded), values, dynamic_batch=dynamic_batch)
+        folded = cast(folded, precisions(narrow))
+        made = _fused(folded, given.to_model(narrow), values, dynamic_batch=dynamic_batch)
         with as_it_was(made):
             _check_rounded(wide, wide_given, narrow, made)
     return made.to(memory_format=torch.channels_last) if _is_channels_last(model) else made  # type: ignore[call-overload]
@@ -87,7 +90,7 @@ def _fused(
             module = program.run_decompositions({}).module()
         except Exception as error:
             raise refused(model, error) from error
-    network = Network(module, place_of(model)[1], values)
+    network = Network(module, values)
     done = take_along(network), read_in_blocks(network), widen(network)
     logger.debug("%d epilogues, %d first convolutions, %d odd widths", *done)
     return network.rebuilt()

@@ -84,8 +84,9 @@ class Convolution:
         network = self.network
         with network.graph.inserting_before(place):
             new_image = image or self.image
-            new_weight = self.node.args[1] if weight is None else network.constant(weight)
-            new_bias = self._bias if bias is None else network.constant(bias)
+            dtype = network.stored(self.node.args[1]).dtype
+            new_weight = self.node.args[1] if weight is None else network.constant(weight, dtype)
+            new_bias = self._bias if bias is None else network.constant(bias, dtype)
             new_steps = steps or self.steps
             if relu:
                 values: tuple[Any, ...] = (new_image, new_weight, new_bias, other or self.other, *new_steps)
@@ -102,13 +103,12 @@ class Network:
 
     Args:
         module: The graph.
-        dtype: The precision of constants that are written.
         values: More exact values of the constants that it has, by name.
     """
 
-    def __init__(self, module: GraphModule, dtype: torch.dtype, values: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: GraphModule, values: Mapping[str, Tensor]) -> None:
         self.module, self.graph = module, module.graph
-        self._dtype, self._values = dtype, dict(values)
+        self._values = dict(values)
         self._made = 0
 
     def convolutions(self) -> Iterator[Convolution]:
@@ -130,19 +130,21 @@ class Network:
 
     def value(self, node: object) -> Tensor:
         """What a node that reads a constant reads, as exactly as it is known."""
-        assert isinstance(node, Node)
-        name = str(node.target)
-        if name not in self._values:
-            *path, last = name.split(".")
-            self._values[name] = getattr(self.module.get_submodule(".".join(path)), last)
-        return self._values[name]
+        return self._values.get(str(getattr(node, "target", "")), self.stored(node))
 
-    def constant(self, value: Tensor) -> Node:
+    def stored(self, node: object) -> Tensor:
+        """The constant itself, in its precision."""
+        assert isinstance(node, Node)
+        *path, last = str(node.target).split(".")
+        found: Tensor = getattr(self.module.get_submodule(".".join(path)), last)
+        return found
+
+    def constant(self, value: Tensor, dtype: torch.dtype) -> Node:
         """A new constant, written where the graph is being written."""
         self._made += 1
         name = f"fused_{self._made}"
         self._values[name] = value.detach()
-        self.module.register_buffer(name, self._values[name].to(self._dtype))
+        self.module.register_buffer(name, self._values[name].to(dtype))
         return self.graph.get_attr(name)
 
     def rebuilt(self) -> GraphModule:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
-"""cuDNN has such kernels for tensor cores; in full precision the separate operators are faster."""
+"""cuDNN has such kernels for tensor cores; for full precision it falls back on slow ones."""
 
 
 @torch.library.custom_op("softprune::conv2d_relu", mutates_args=())

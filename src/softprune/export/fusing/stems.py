@@ -1,4 +1,4 @@
-"""The first convolution: few colours, steps of two.
+"""First convolutions in steps of two, as networks for large images have them: few colours, many pixels.
 
 Tensor cores take channels eight or more at a time, and three colours leave most of each product empty. A convolution in
 steps of two reads an image of 2x2 blocks: with each block's pixels as channels it has steps of one, a quarter of the
@@ -7,23 +7,19 @@ taps, and four times the channels. Products and sums stay the same.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
+from softprune.cost.multiples import FEW_COLOURS, missing
 from softprune.export.fusing.network import Convolution, Network
-
-MOST_COLOURS = 4
-CHANNELS = 8
-"""Tensor cores take channels of half precision so many at a time."""
 
 
 def read_in_blocks(network: Network) -> int:
-    """Let first convolutions read 2x2 blocks as pixels; returns how many do."""
+    """Let convolutions of an image's colours in steps of two read 2x2 blocks as pixels; returns how many do."""
     done = 0
     for convolution in network.convolutions():
         stride, _, dilation, groups = convolution.steps
         inputs, *kernel = convolution.weight.shape[1:]
         size = convolution.image.meta["val"].shape[2:]
-        if (stride, dilation, groups) != ([2, 2], [1, 1], 1) or inputs > MOST_COLOURS or min(kernel) < 3:
+        if (stride, dilation, groups) != ([2, 2], [1, 1], 1) or inputs > FEW_COLOURS or min(kernel) < 3:
             continue
         if not all(isinstance(length, int) for length in size):
             continue
@@ -44,7 +40,7 @@ def _rewrite(convolution: Convolution, size: list[int]) -> None:
     outputs, inputs = weight.shape[:2]
     blocks = wide.view(outputs, inputs, taps[0], 2, taps[1], 2).permute(0, 1, 3, 5, 2, 4)
     blocks = blocks.reshape(outputs, 4 * inputs, *taps)
-    more = -(4 * inputs) % CHANNELS
+    more = missing(4 * inputs)
     result = convolution.node.meta["val"].shape[2:]
     edges = []
     for side in (1, 0):
@@ -55,8 +51,4 @@ def _rewrite(convolution: Convolution, size: list[int]) -> None:
         image = graph.call_function(torch.ops.aten.pixel_unshuffle.default, (image, 2))
         image = graph.call_function(torch.ops.aten.pad.default, (image, [0, 0, 0, 0, 0, more]))
     steps = ([1, 1], [0, 0], [1, 1], 1)
-    convolution.replace(image=image, weight=_widened(blocks, more), steps=steps)
-
-
-def _widened(weight: Tensor, more: int) -> Tensor:
-    return F.pad(weight, (0, 0, 0, 0, 0, more))
+    convolution.replace(image=image, weight=F.pad(blocks, (0, 0, 0, 0, 0, more)), steps=steps)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
+from softprune.cost.multiples import missing
 from softprune.export.fusing.network import Convolution, Network
-from softprune.export.fusing.stems import CHANNELS
 
 _aten = torch.ops.aten
 ZEROS_STAY = (_aten.relu.default, _aten.max_pool2d.default, _aten.avg_pool2d.default, _aten.clone.default)
@@ -23,7 +23,7 @@ def widen(network: Network) -> int:
     done = 0
     while (found := next(_odd(network), None)) is not None:
         convolution, readers = found
-        more = missing(convolution)
+        more = missing(convolution.weight.shape[0])
         for reader in readers:
             reader.replace(weight=F.pad(reader.weight, (0, 0, 0, 0, 0, more)))
         bias = convolution.bias
@@ -35,15 +35,10 @@ def widen(network: Network) -> int:
     return done
 
 
-def missing(convolution: Convolution) -> int:
-    """Channels to add up to a whole multiple."""
-    return -convolution.weight.shape[0] % CHANNELS
-
-
 def _odd(network: Network) -> Iterator[tuple[Convolution, list[Convolution]]]:
     """Convolutions of odd width that only convolutions read, with these."""
     for convolution in network.convolutions():
-        if missing(convolution) and convolution.groups == 1 and convolution.other is None:
+        if missing(convolution.weight.shape[0]) and convolution.groups == 1 and convolution.other is None:
             readers = _readers(network, convolution.node)
             if readers:
                 yield convolution, readers

@@ -8,8 +8,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
-CHANNELS = 8
-"""Tensor cores take bfloat16 channels so many at a time."""
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
@@ -90,8 +88,3 @@ def layout_of(tensor: Tensor) -> torch.memory_format | None:
         if tensor.is_contiguous(memory_format=layout):
             return layout
     return None
-
-
-def missing(width: int) -> int:
-    """Channels to add up to a whole multiple."""
-    return -width % CHANNELS

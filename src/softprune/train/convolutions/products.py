@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softprune.train.convolutions.nodes import Convolution, layout_of, missing
+from softprune.cost.multiples import missing
+from softprune.train.convolutions.nodes import Convolution, layout_of
 
 MOST_OUTPUTS = 16
 """More fill a convolution kernel's tile, and nine times as many columns would be written and read for nothing."""

@@ -8,7 +8,8 @@ to nothing: the compiler has the kernel before write them along.
 import torch
 import torch.nn.functional as F
 
-from softprune.train.convolutions.nodes import Convolution, layout_of, missing
+from softprune.cost.multiples import missing
+from softprune.train.convolutions.nodes import Convolution, layout_of
 
 
 def is_odd(convolution: Convolution) -> bool:
