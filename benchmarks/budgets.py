@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--search", type=int, default=8, help="fixed strengths to try for equal MACs, per target"
     )
-    parser.add_argument("--equal", type=float, default=2.0, help="percent by which equal MACs may differ")
+    parser.add_argument("--equal", type=float, default=2.5, help="percent by which equal MACs may differ")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all runs")
     parser.add_argument("--work", type=Path, default=Path("runs/budgets"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("budgets.json"), help="JSON record")
@@ -236,11 +236,19 @@ def table(rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        fixed = row["fixed"] or {"strength": math.nan, "macs": math.nan, "top1": math.nan, "tried": []}
+        fixed = row["fixed"] or {
+            "strength": math.nan,
+            "macs": math.nan,
+            "top1": math.nan,
+            "tried": [],
+            "equal": False,
+        }
+        partner = [f"{fixed['strength']:.3g}", f"{100 * fixed['macs']:.1f}%", f"{fixed['top1']:.2f}"]
+        if not fixed["equal"]:
+            partner = [f"({cell})" for cell in partner]
         lines.append(
             f"| {row['target']} | {row['seed']} | {100 - row['under_percent']:.2f}% | {100 * row['macs']:.1f}% "
-            f"| {row['top1']:.2f} | {fixed['strength']:.3g} | {100 * fixed['macs']:.1f}% | {fixed['top1']:.2f} "
-            f"| {len(fixed['tried'])} |"
+            f"| {row['top1']:.2f} | {' | '.join(partner)} | {len(fixed['tried'])} |"
         )
     return "\n".join(lines)
 

@@ -37,8 +37,9 @@ def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
     parameters of their own; it is replaced by nn.Identity (timm's BatchNorms with an activation keep that). All
     others stay: those that read a shared stream, as in a DenseNet, cannot be folded exactly.
 
-    The result is checked against `model` in float64. It is the same network for every runtime, but no longer the one
-    that its plan describes: save the compact network itself with `softprune.save`, and fold when you export.
+    The result is checked against `model` in float64 (in its own precision where it runs in no other). It is the same
+    network for every runtime, but no longer the one that its plan describes: save the compact network itself with
+    `softprune.save`, and fold when you export.
 
     Args:
         model: A compact network, or any other; left as it was.
