@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from softprune.cost import multiples
 from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.methods import REGISTRY, RandomPruner
 from softprune.train import convolutions
 from softprune.train import step as step_module
-from softprune.train.convolutions import nodes
 from softprune.train.feed import make_feed
 from softprune.train.optim import make_sgd
 from softprune.train.sampler import EpochSampler
@@ -112,7 +112,7 @@ def test_compiled_and_recorded_steps_are_the_eager_ones(method: str, monkeypatch
 
 
 def test_steps_with_fitted_convolutions_are_the_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "CHANNELS", 4)  # the network here is narrow
+    monkeypatch.setattr(multiples, "HALF_CHANNELS", 4)  # the network here is narrow
     wide: list[Any] = []
     monkeypatch.setattr(
         step_module, "fitted", lambda graph: wide.append(convolutions.fitted(graph)) or wide[-1]

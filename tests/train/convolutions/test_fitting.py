@@ -17,6 +17,12 @@ from softprune.train.convolutions import fitted
 from softprune.train.convolutions.products import convolve_by_product
 
 
+@pytest.fixture(autouse=True)
+def _compiled_anew() -> None:
+    """What other tests compiled must not count towards the limit of recompilations, beyond which nothing is."""
+    torch.compiler.reset()
+
+
 class _Convs(nn.Module):
     """Odd widths on both sides, few outputs, biases, strides, dilations, groups, shortcuts and branches."""
 
