@@ -14,6 +14,10 @@ BUDGETS = (
     "--recipe cifar10-resnet56-scp --data-dir data --seeds 0 --strengths 3.2e-5 4.4e-5 5e-5 --search 2 "
     "--work runs/budgets-cifar10 --out benchmarks/records/budgets-cifar10.json --set"
 )
+LATENCY = (
+    "--device cuda --models resnet50 --dtypes bfloat16 --backends fused+graphs compile+graphs --batches 1 64 256 "
+    "--round-to 32 --out benchmarks/records/latency-h200.json"
+)
 SETTINGS = "--set train.precision=bf16 --set train.channels_last=true"
 WANTED: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = (
     (
@@ -81,19 +85,14 @@ def measured(folder: Path = RESULTS) -> set[tuple[str, int]]:
     return {(record["name"].replace("-without-relu", "-norelu"), record["seed"]) for record in records}
 
 
-LATENCY = (
-    "--device cuda --models resnet50 --dtypes bfloat16 --backends fused+graphs compile+graphs --batches 1 64 256 "
-    "--round-to 32 --out benchmarks/records/latency-h200.json"
-)
-
-
-def _budgets_are_old() -> bool:
+def _budgets_lack_partners() -> bool:
     """Whether a budget on CIFAR-10 has no run of fixed strength and equal MACs beside it."""
     record = json.loads((RECORDS / "budgets-cifar10.json").read_text(encoding="utf-8"))
     return not all(row["fixed"] is not None and row["fixed"]["equal"] for row in record["rows"])
 
 
 def _fused_is_missing() -> bool:
+    """Whether no latency of a fused network was measured."""
     record = json.loads((RECORDS / "latency-h200.json").read_text(encoding="utf-8"))
     return not any(row["backend"].startswith("fused") for row in record["rows"])
 
@@ -120,7 +119,7 @@ def page(there: set[tuple[str, int]]) -> str:
         lines += ["", f"## {title}", "", "```sh"]
         lines += [f"softprune sweep {sweep} --jobs 4 --data-dir data" for sweep in sweeps]
         lines += ["```"]
-    if _budgets_are_old():
+    if _budgets_lack_partners():
         lines += ["", "## ResNet-56 on CIFAR-10: budgets beside fixed strengths of equal MACs", ""]
         lines += [
             "All anew: the runs in the record are from before a target was settled as soon as it is met.",

@@ -1,6 +1,8 @@
 """The README's table from our records: SCP on the paper's networks, beside the dense network and the paper.
 
-python benchmarks/readme_table.py
+    python benchmarks/readme_table.py
+
+Writes it into README.md, between its marks.
 """
 
 import re

@@ -15,6 +15,7 @@ from softprune.errors import ModelError, VerificationError
 from softprune.export.shapes import first_line
 from softprune.finite import without_values
 from softprune.graph import Example
+from softprune.graph.example import first_floating
 from softprune.masks import is_masked
 from softprune.surgery.verify import compare as distance
 from softprune.surgery.verify import outputs_of
@@ -52,8 +53,8 @@ def prepared(model: nn.Module, *, device: torch.device | str = "cpu") -> nn.Modu
 
 def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Where the network is, and in which precision."""
-    values = (*model.parameters(), *model.buffers())
-    like = next((tensor for tensor in values if tensor.is_floating_point()), torch.empty(0))
+    like = first_floating(model)
+    like = torch.empty(0) if like is None else like
     return like.device, like.dtype
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,12 @@ ExampleLike = Any
 def per_sample(count: int, batch: int) -> int:
     """A count over a whole batch, per sample; what does not depend on the batch counts as it is."""
     return count // batch if count % batch == 0 else count
+
+
+def first_floating(model: torch.nn.Module) -> Tensor | None:
+    """The first floating parameter or buffer, which says where a network is and in which precision."""
+    values = itertools.chain(model.parameters(), model.buffers())
+    return next((tensor for tensor in values if tensor.is_floating_point()), None)
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,7 @@ class Example:
 
     def to_model(self, model: torch.nn.Module) -> Example:
         """The same call on the device and in the floating dtype of `model`'s parameters (or buffers)."""
-        values = (*model.parameters(), *model.buffers())
-        like = next((tensor for tensor in values if tensor.is_floating_point()), None)
+        like = first_floating(model)
         if like is None:
             return self
 

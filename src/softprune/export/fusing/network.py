@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from softprune.export.fusing.operator import conv2d_relu
+from softprune.export.fusing.operator import CONV_RELU
 
 CONV = torch.ops.aten.conv2d.default
-CONV_RELU = torch.ops.softprune.conv2d_relu.default
-assert conv2d_relu is not None  # defines the operator above
 
 Steps = tuple[list[int], list[int], list[int], int]
 

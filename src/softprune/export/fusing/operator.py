@@ -45,6 +45,10 @@ def _(
     return F.conv2d(image, weight, bias, stride, padding, dilation, groups)
 
 
+CONV_RELU = torch.ops.softprune.conv2d_relu.default
+"""The same, as graphs name it."""
+
+
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the operator is one kernel there."""
     return device.type == "cuda" and torch.version.hip is None and dtype in HALF
