@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -53,6 +55,31 @@ def test_compiled_networks_are_measured() -> None:
     (row,) = report.rows
     assert row.speed_up is not None
     assert row.mac_ratio == 1
+
+
+def test_convolutions_are_tried_out_and_timed_alone_but_compiled_in_company() -> None:
+    events = []
+
+    class Seen(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_compiling():
+                events.append("runs as it is")
+            return x.relu()
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        events.append("alone")
+        yield
+        events.append("in company")
+
+    torch.compiler.reset()
+    model = Seen()
+    options = {"backends": ("compile",), "repeats": 1, "alone": alone}
+    compare(model, copy.deepcopy(model), torch.randn(1, 3), **options)
+    assert events[events.index("alone") :] == [
+        *("alone", "runs as it is", "runs as it is", "in company"),
+        *("alone", "in company"),
+    ]
 
 
 def test_the_mode_of_the_compiler_is_used_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,8 +132,11 @@ def _row(
         # Every row compiles for its own shapes, and none runs into the limit of recompilations.
         torch.compiler.reset()
         calls = {"dense": ready[0](example), "compact": ready[1](example)}
-        # The first call compiles, or tries out convolutions on the device.
-        with nullcontext() if backend in COMPILED else alone():
+        # The first call tries out convolutions on the device, which compiled networks then find tried.
+        with alone(), torch.compiler.set_stance("force_eager"):
+            for call in calls.values():
+                call()
+        if backend in COMPILED:
             for call in calls.values():
                 call()
         with alone():
