@@ -125,6 +125,7 @@ def test_fused_networks_are_for_half_precision_on_a_gpu() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch's own, to begin with
 def test_gpu_fused_networks_are_measured() -> None:
     dense, compact, example = compacted("residual")
     options = {"device": "cuda", "dtype": "bfloat16", "channels_last": True, "repeats": 1}

@@ -15,6 +15,8 @@ from softprune.graph import Example
 
 TRACED_BATCH = 2
 """Batch size of the export: torch.export takes a size of one for a constant."""
+MOST_ON_GPU = 65535
+"""Largest batch that cuDNN's BatchNorm takes: PyTorch asks for it while a network on a GPU is traced."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # torch.export's words for a dimension that was to be free and is not.
@@ -40,7 +42,8 @@ def dynamic_shapes(model: nn.Module, example: Example, *, dynamic_batch: bool) -
     """torch.export's description of the free dimensions, by the names of the forward's parameters."""
     if not dynamic_batch:
         return None
-    batch = torch.export.Dim("batch", min=1)
+    on_gpu = any(tensor.is_cuda for tensor in example.tensors())
+    batch = torch.export.Dim("batch", min=1, max=MOST_ON_GPU if on_gpu else None)
 
     def free(leaf: Any) -> Any:
         return {0: batch} if isinstance(leaf, Tensor) else None

@@ -224,11 +224,12 @@ def test_a_fused_network_compiles_in_one_piece() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["vgg16", "resnet18", "resnet56"])
-def test_gpu_kernels_agree_with_separateoperators(name: str) -> None:
+@pytest.mark.parametrize("name", ["vgg16", "resnet18", "resnet56", "densenet40"])
+def test_gpu_kernels_agree_with_separate_operators(name: str) -> None:
     torch.manual_seed(0)
-    model = models.build(name, 10).eval().cuda().to(memory_format=torch.channels_last)
+    model = models.build(name, 10).eval()
     randomise_(model, dead=0)
+    model = model.cuda().to(memory_format=torch.channels_last)
     images = torch.randn(4, *models.REGISTRY[name].input_shape, device="cuda")[:, :, :64, :64]
     images = images.to(memory_format=torch.channels_last)
     half = copy.deepcopy(model).bfloat16()
