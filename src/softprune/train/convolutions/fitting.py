@@ -6,14 +6,18 @@ from torch.fx import GraphModule
 
 from softprune.train.convolutions.nodes import convolutions
 from softprune.train.convolutions.products import is_thin, multiply_out
+from softprune.train.convolutions.statistics import share_statistics, shared_statistics
 from softprune.train.convolutions.widening import is_odd, widen
 
 
 def fitted(graph: GraphModule) -> GraphModule | None:
     """A copy of a graph of torch.compile whose convolutions suit tensor cores; None where all of them do already."""
-    if not any(is_thin(each) or is_odd(each) for each in convolutions(graph)):
+    if not shared_statistics(graph) and not any(
+        is_thin(each) or is_odd(each) for each in convolutions(graph)
+    ):
         return None
     copied = copy.deepcopy(graph)
+    share_statistics(copied)
     for each in convolutions(copied):
         if is_thin(each):
             multiply_out(each)

@@ -74,8 +74,8 @@ def convolve_by_product(
     columns = weight.to(dtype).flip(2, 3).permute(1, 2, 3, 0).reshape(inputs, taps * outputs)
     columns = F.pad(columns, (0, missing(taps * outputs), 0, more))
     product = (pixels.reshape(-1, inputs + more) @ columns).view(*pixels.shape[:3], -1)
-    slices = product.narrow(3, 0, taps * outputs).unflatten(3, (*kernel, outputs))
-    return _SumOfTaps.apply(slices, padding).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call, no-any-return]
+    summed: Tensor = _SumOfTaps.apply(product, (*kernel, outputs), padding)  # type: ignore[no-untyped-call]
+    return summed.permute(0, 3, 1, 2)
 
 
 class _Ordered(torch.autograd.Function):
@@ -92,37 +92,47 @@ class _Ordered(torch.autograd.Function):
 
 
 class _SumOfTaps(torch.autograd.Function):
-    """Shift each tap's slice into place and sum them: (N, H, W, kernel, kernel, C) to (N, H', W', C); taps in reverse.
+    """Shift each tap's columns into place and sum them: (N, H, W, columns) to (N, H', W', outputs); taps in reverse.
 
     Autograd would take the gradient apart into a kernel for each tap. Here it is one copy out of a padded tensor, in
     which the taps of a kernel's row lie side by side for every pixel.
     """
 
     @staticmethod
-    def forward(ctx: Any, slices: Tensor, padding: tuple[int, int]) -> Tensor:
-        ctx.padding, ctx.kernel = padding, tuple(slices.shape[3:5])
-        high, wide = ctx.kernel
+    def forward(ctx: Any, product: Tensor, shape: tuple[int, int, int], padding: tuple[int, int]) -> Tensor:
+        ctx.padding, ctx.shape, ctx.columns = padding, shape, product.shape[3]
+        high, wide, outputs = shape
+        slices = product.narrow(3, 0, high * wide * outputs).unflatten(3, shape)
         total: Any = 0
         for row in range(high):
             for column in range(wide):
                 top, left = padding[0] - row, padding[1] - column
                 bottom, right = 2 * padding[0] - high + 1 - top, 2 * padding[1] - wide + 1 - left
-                piece = slices[:, :, :, high - 1 - row, wide - 1 - column].to(_summed_in(slices.dtype))
+                piece = slices[:, :, :, high - 1 - row, wide - 1 - column].to(_summed_in(product.dtype))
                 total = total + F.pad(piece, (0, 0, left, right, top, bottom))
-        return total.to(slices.dtype)  # type: ignore[no-any-return]
+        return total.to(product.dtype)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (high, wide), (top, left) = ctx.kernel, ctx.padding
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (high, wide, _), (top, left), (gradient,) = ctx.shape, ctx.padding, gradients
         top, left = high - 1 - top, wide - 1 - left
-        padded = F.pad(gradients[0], (0, 0, left, left, top, top)).clone(
-            memory_format=torch.contiguous_format
-        )
-        images, rows, columns, outputs = padded.shape
-        size = (images, rows - high + 1, columns - wide + 1, high, wide * outputs)
-        image, row, column, _ = padded.stride()
-        views = padded.as_strided(size, (image, row, column, row, 1))
-        return views.unflatten(4, (wide, outputs)), None
+        padded = F.pad(gradient, (0, 0, left, left, top, top)).clone(memory_format=torch.contiguous_format)
+        words = _in_words(padded)
+        images, rows, columns, length = words.shape
+        size = (images, rows - high + 1, columns - wide + 1, high, wide * length)
+        image, row, column, _ = words.stride()
+        taps = words.as_strided(size, (image, row, column, row, 1)).flatten(3)
+        whole = ctx.columns * gradient.itemsize // words.itemsize
+        return F.pad(taps, (0, whole - taps.shape[3])).view(gradient.dtype), None, None
+
+
+def _in_words(tensor: Tensor) -> Tensor:
+    """Read as whole numbers of up to eight bytes along the last dimension: a copy of fewer and wider elements."""
+    length = tensor.shape[-1] * tensor.itemsize
+    for dtype in (torch.int64, torch.int32):
+        if length % dtype.itemsize == 0 and tensor.itemsize < dtype.itemsize:
+            return tensor.view(dtype)
+    return tensor
 
 
 def _summed_in(dtype: torch.dtype) -> torch.dtype:
