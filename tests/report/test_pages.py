@@ -61,6 +61,18 @@ def test_the_numbers_on_the_page_are_the_records(make_run: Make) -> None:
     assert record["command"] in page
 
 
+def test_sessions_of_an_interrupted_run_are_told_and_a_single_one_is_not(make_run: Make) -> None:
+    sessions = [
+        {"epoch": 0, "batch": 0, "command": "softprune train", "environment": {"device": "a first machine"}},
+        {"epoch": 7, "batch": 9, "command": "softprune resume", "environment": {"device": "a second one"}},
+    ]
+    folder, record = make_run("run", "vgg16", epochs=3)
+    for told in (sessions, sessions[:1]):
+        (folder / "result.json").write_text(json.dumps(record | {"sessions": told}))
+        page = render_run(folder).read_text()
+        assert ("Session 2" in page and "a first machine" in page) == (len(told) > 1)
+
+
 def test_epochs_count_from_one_as_on_the_console(make_run: Make) -> None:
     folder, record = make_run("run", "vgg16", epochs=20)
     page = render_run(folder).read_text()

@@ -121,6 +121,24 @@ def test_stopping_and_going_on_changes_nothing(
         assert {**ours, "latency_ms": 0} == {**theirs, "latency_ms": 0}
 
 
+def test_every_session_of_a_run_is_in_its_record(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny()
+    commands = iter(["softprune train", "softprune resume", "softprune resume --time-limit 9"])
+    monkeypatch.setattr("softprune.train.environment.command_line", lambda: next(commands))
+    outcome = run_in_pieces(config, tmp_path / "run", [9, 30], monkeypatch)
+    assert outcome.result is not None
+    sessions = outcome.result["sessions"]
+    # 30 steps an epoch: stopped after 9, then after 30 more.
+    assert [(each["epoch"], each["batch"]) for each in sessions] == [(0, 0), (0, 9), (1, 9)]
+    assert [each["command"].split()[1] for each in sessions] == ["train", "resume", "resume"]
+    assert outcome.result["command"] == "softprune train"
+    assert outcome.result["environment"] == sessions[-1]["environment"]
+    assert all(each["environment"]["torch"] == torch.__version__ for each in sessions)
+    assert sessions[0]["started"] <= sessions[-1]["started"] <= outcome.result["finished"]
+
+
 def test_a_cut_in_mid_training_shrinks_what_is_trained(tiny: Tiny, tmp_path: Path) -> None:
     outcome = start(tiny("train.compact_at=3", "method.strength=0.018"), tmp_path / "run")
     state = final_state(tmp_path / "run")

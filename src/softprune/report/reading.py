@@ -71,6 +71,7 @@ def _finished(folder: Path, record: Fields) -> Run:
         masks=_mapping(record.child("masks")),
         config=_mapping(record.child("config")),
         environment=_mapping(record.child("environment")),
+        sessions=tuple(_mapping(session) for session in record.children("sessions")),
         notes=tuple(notes),
     )
 

@@ -127,6 +127,7 @@ class Run:
     masks: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    sessions: tuple[Mapping[str, Any], ...] = ()
     in_progress: bool = False
     notes: tuple[str, ...] = ()
     baseline_top1: float | None = None

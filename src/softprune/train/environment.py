@@ -5,6 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def describe_environment(device: torch.device, world_size: int = 1) -> dict[str,
     """Versions, device and source revision as plain values."""
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a class of its own, which no checkpoint may hold
         "numpy": np.__version__,
         "softprune": softprune.__version__,
         "cuda": torch.version.cuda,
@@ -28,6 +29,17 @@ def describe_environment(device: torch.device, world_size: int = 1) -> dict[str,
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
         "git": _revision(),
+    }
+
+
+def describe_session(device: torch.device, world_size: int, *, epoch: int, batch: int) -> dict[str, Any]:
+    """A process of a run, which may take several: when and where in the training it began, its command and machine."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "epoch": epoch,
+        "batch": batch,
+        "command": command_line(),
+        "environment": describe_environment(device, world_size),
     }
 
 

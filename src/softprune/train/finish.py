@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from softprune.cost import Cost
 from softprune.surgery import save
-from softprune.train.environment import command_line, describe_environment
 from softprune.train.latency import latency_ms
 from softprune.train.loop import Trainer
 from softprune.train.network import build_network, origin_of
@@ -110,7 +109,7 @@ def _write(
     result = {
         "format": RESULT_FORMAT,
         "name": config.name,
-        "command": command_line(),
+        "command": trainer.sessions[0]["command"],
         "model": config.model.name,
         "data": config.data.name,
         "method": config.method.name,
@@ -128,7 +127,8 @@ def _write(
         "sites": [] if trainer.pruned is None else trainer.pruned["sites"],
         "modules": _modules(trainer, counted, final),
         "config": config_to_dict(config),
-        "environment": describe_environment(trainer.world.device, trainer.world.size),
+        "environment": trainer.sessions[-1]["environment"],
+        "sessions": trainer.sessions,
         "epochs": history,
     }
     if trainer.world.is_writer:

@@ -17,6 +17,7 @@ from softprune.train.accounts import Accounts
 from softprune.train.checkpoint import random_state, save_checkpoint, set_random_state
 from softprune.train.config import RunConfig
 from softprune.train.distributed import World
+from softprune.train.environment import describe_session
 from softprune.train.eval_step import EvalTotals
 from softprune.train.evaluation import Evaluator
 from softprune.train.events import EventWriter
@@ -71,6 +72,9 @@ class Trainer:
             self.book = SiteBook() if self.stage.pruner is None else SiteBook.of(self.stage.pruner)
         else:
             self._restore(state)
+        earlier = [] if state is None else state.get("sessions", [])  # older checkpoints name none
+        session = describe_session(world.device, world.size, epoch=self.epoch, batch=self.batch)
+        self.sessions: list[dict[str, Any]] = [*earlier, session]
         self.events: EventWriter | None = None
         if world.is_writer:
             folder.write_history(self.history)
@@ -317,6 +321,7 @@ class Trainer:
             "seconds": self.seconds,
             "epoch_seconds": self.epoch_seconds,
             "started": self.started,
+            "sessions": self.sessions,
         }
         step = self.epoch * self.stage.step.steps + self.batch
         return save_checkpoint(self.folder.checkpoints, step, state)

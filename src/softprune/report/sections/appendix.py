@@ -20,8 +20,14 @@ def appendix(run: Run) -> Markup:
         fold("Configuration", _pairs(run.config)) if run.config else None,
         fold("Mask settings", _pairs(run.masks)) if run.masks else None,
         fold("Environment", _pairs(run.environment)) if run.environment else None,
+        *(_sessions(run) if len(run.sessions) > 1 else ()),
         aria_labelledby="appendix-title",
     )
+
+
+def _sessions(run: Run) -> list[Markup]:
+    """One fold for each process of a run that was interrupted; the last one's environment is the run's."""
+    return [fold(f"Session {number}", _pairs(session)) for number, session in enumerate(run.sessions, 1)]
 
 
 def command(text: str) -> Markup:
