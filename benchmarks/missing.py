@@ -7,17 +7,11 @@ Compares the rows that are wanted with the records under results/ and writes res
 
 import json
 from pathlib import Path
+from typing import Any
+
+from softprune.train.recipe import load_recipe
 
 RESULTS = Path(__file__).parents[1] / "results"
-RECORDS = Path(__file__).parent / "records"
-BUDGETS = (
-    "--recipe cifar10-resnet56-scp --data-dir data --seeds 0 --strengths 3.2e-5 4.4e-5 5e-5 --search 2 "
-    "--work runs/budgets-cifar10 --out benchmarks/records/budgets-cifar10.json --set"
-)
-LATENCY = (
-    "--device cuda --models resnet50 --dtypes bfloat16 --backends fused+graphs compile+graphs --batches 1 64 256 "
-    "--round-to 32 --out benchmarks/records/latency-h200.json"
-)
 SETTINGS = "--set train.precision=bf16 --set train.channels_last=true"
 WANTED: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = (
     (
@@ -80,21 +74,20 @@ SWEEPS = (
 
 
 def measured(folder: Path = RESULTS) -> set[tuple[str, int]]:
-    """(recipe, seed) of every record; a run is named after its recipe."""
+    """(recipe, seed) of every record; a run is named after its recipe, and has its strength or its target."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*/result.json")]
-    return {(record["name"].replace("-without-relu", "-norelu"), record["seed"]) for record in records}
+    return {(name, record["seed"]) for record in records if (name := _recipe(record)) is not None}
 
 
-def _budgets_lack_partners() -> bool:
-    """Whether a budget on CIFAR-10 has no run of fixed strength and equal MACs beside it."""
-    record = json.loads((RECORDS / "budgets-cifar10.json").read_text(encoding="utf-8"))
-    return not all(row["fixed"] is not None and row["fixed"]["equal"] for row in record["rows"])
-
-
-def _fused_is_missing() -> bool:
-    """Whether no latency of a fused network was measured."""
-    record = json.loads((RECORDS / "latency-h200.json").read_text(encoding="utf-8"))
-    return not any(row["backend"].startswith("fused") for row in record["rows"])
+def _recipe(record: dict[str, Any]) -> str | None:
+    """The recipe that a record is a run of; None if its strength was another."""
+    name = record["name"].replace("-without-relu", "-norelu")
+    wanted = load_recipe(name).method
+    found = record["config"]["method"]
+    same = found.get("target", {}) == dict(wanted.target) and (
+        wanted.target or found.get("strength") == wanted.strength
+    )
+    return name if same else None
 
 
 def page(there: set[tuple[str, int]]) -> str:
@@ -119,22 +112,6 @@ def page(there: set[tuple[str, int]]) -> str:
         lines += ["", f"## {title}", "", "```sh"]
         lines += [f"softprune sweep {sweep} --jobs 4 --data-dir data" for sweep in sweeps]
         lines += ["```"]
-    if _budgets_lack_partners():
-        lines += ["", "## ResNet-56 on CIFAR-10: budgets beside fixed strengths of equal MACs", ""]
-        lines += [
-            "All anew: the runs in the record are from before a target was settled as soon as it is met.",
-            "",
-        ]
-        lines += ["```sh", f"python benchmarks/budgets.py {BUDGETS} {SETTINGS.replace('--set ', '')}", "```"]
-    if _fused_is_missing():
-        lines += [
-            "",
-            "## ResNet-50 on an H200: fused",
-            "",
-            "```sh",
-            f"python benchmarks/latency.py {LATENCY}",
-            "```",
-        ]
     return "\n".join(lines) + "\n"
 
 
