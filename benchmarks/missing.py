@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from softprune.train.recipe import load_recipe
+from softprune.train.recipe import load_recipe, recipe_names
 
 RESULTS = Path(__file__).parents[1] / "results"
 SETTINGS = "--set train.precision=bf16 --set train.channels_last=true"
@@ -80,8 +80,10 @@ def measured(folder: Path = RESULTS) -> set[tuple[str, int]]:
 
 
 def _recipe(record: dict[str, Any]) -> str | None:
-    """The recipe that a record is a run of; None if its strength was another."""
+    """The recipe that a record is a run of; None if it is of a sweep, or its strength was another."""
     name = record["name"].replace("-without-relu", "-norelu")
+    if name not in recipe_names():
+        return None
     wanted = load_recipe(name).method
     found = record["config"]["method"]
     same = found.get("target", {}) == dict(wanted.target) and (

@@ -102,7 +102,7 @@ def _goal(rows: Rows) -> str:
                 missed.append(kind)
             elif fastest < GOAL * fast:
                 close.append(f"{kind} ({fastest / fast:.1f} times)")
-    met = f"{', '.join(missed)} misses it" if missed else "all five meet it, with masks and without"
+    met = f"missed by {', '.join(missed)}" if missed else "met by all networks, with masks and without"
     less = (
         f" Against the fastest plain loop measured, not the newest, less: {', '.join(close)}."
         if close

@@ -147,3 +147,32 @@ def test_every_setting_is_explained_on_the_reference_page() -> None:
     rows = [line for line in render_reference().splitlines() if line.startswith("| `")]
     assert len(rows) > 50
     assert [row for row in rows if row.rstrip(" |").endswith("|")] == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "target", "strength"),
+    [
+        ("cifar100-vgg16-scp", [], {"macs": 0.4855}, None),
+        ("cifar100-vgg16-scp", ["method.strength=3e-5"], {}, 3e-5),
+        ("cifar100-vgg16-scp", ["method.target={}", "method.strength=3e-5"], {}, 3e-5),
+        ("cifar100-vgg16-scp", ["method.target.params=0.5"], {"params": 0.5}, None),
+        ("cifar10-resnet56-scp", ["method.target.macs=0.5"], {"macs": 0.5}, None),
+        ("cifar10-resnet56-scp", ["method.target={}"], {}, 5e-5),
+    ],
+)
+def test_of_a_strength_and_a_target_the_given_one_replaces_the_recipes(
+    recipe: str, overrides: list[str], target: dict[str, float], strength: float | None
+) -> None:
+    method = load_recipe(recipe, overrides).method
+    assert dict(method.target) == target
+    assert strength is None or method.strength == strength
+
+
+def test_a_strength_and_a_target_at_once_are_refused(tmp_path: Path) -> None:
+    both = ["method.target.macs=0.5", "method.strength=1e-3"]
+    with pytest.raises(ConfigError, match=r"exclude each other.*0\.001.*'macs': 0\.5"):
+        load_recipe("digits", both)
+    path = tmp_path / "mine.toml"
+    path.write_text("[method]\nstrength = 1e-3\ntarget = { macs = 0.5 }\n")
+    with pytest.raises(ConfigError, match="exclude each other"):
+        load_recipe(str(path))

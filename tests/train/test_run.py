@@ -204,6 +204,24 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tiny: Tiny, tm
     assert len(metrics(tmp_path / "run")) == 1
 
 
+def test_a_session_that_saved_nothing_is_in_the_record_too(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = iter(["softprune train tiny", "softprune resume run"])
+    monkeypatch.setattr("softprune.train.environment.command_line", lambda: next(commands))
+    with monkeypatch.context() as patch:
+        patch.setattr("softprune.train.loop.Trainer._run", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start(tiny(), tmp_path / "run")
+    result = resume(tmp_path / "run").result
+    assert result is not None
+    assert [each["command"] for each in result["sessions"]] == [
+        "softprune train tiny",
+        "softprune resume run",
+    ]
+    assert result["command"] == "softprune train tiny"
+
+
 def test_a_full_disk_stops_the_run_and_loses_nothing(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

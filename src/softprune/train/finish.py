@@ -102,6 +102,7 @@ def _write(
     trainer: Trainer, table: list[dict[str, Any]], counted: Cost, totals: dict[str, Any], final: nn.Module
 ) -> dict[str, Any]:
     config, history = trainer.config, trainer.history
+    sessions = trainer.folder.read_sessions() or [trainer.session]
     # The best epoch of what is shipped: not of a network that was still whole, nor of one before its fine-tuning.
     shipped = [row for row in history if row["phase"] == history[-1]["phase"] and row["decided"]]
     tested = [row for row in shipped if row["test_top1"] is not None]
@@ -109,7 +110,7 @@ def _write(
     result = {
         "format": RESULT_FORMAT,
         "name": config.name,
-        "command": trainer.sessions[0]["command"],
+        "command": sessions[0]["command"],
         "model": config.model.name,
         "data": config.data.name,
         "method": config.method.name,
@@ -127,8 +128,8 @@ def _write(
         "sites": [] if trainer.pruned is None else trainer.pruned["sites"],
         "modules": _modules(trainer, counted, final),
         "config": config_to_dict(config),
-        "environment": trainer.sessions[-1]["environment"],
-        "sessions": trainer.sessions,
+        "environment": trainer.session["environment"],
+        "sessions": sessions,
         "epochs": history,
     }
     if trainer.world.is_writer:

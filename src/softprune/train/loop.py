@@ -72,11 +72,10 @@ class Trainer:
             self.book = SiteBook() if self.stage.pruner is None else SiteBook.of(self.stage.pruner)
         else:
             self._restore(state)
-        earlier = [] if state is None else state.get("sessions", [])  # older checkpoints name none
-        session = describe_session(world.device, world.size, epoch=self.epoch, batch=self.batch)
-        self.sessions: list[dict[str, Any]] = [*earlier, session]
+        self.session = describe_session(world.device, world.size, epoch=self.epoch, batch=self.batch)
         self.events: EventWriter | None = None
         if world.is_writer:
+            folder.add_session(self.session)
             folder.write_history(self.history)
             if config.records.tensorboard:
                 self.events = EventWriter(folder.events, self.history[-1]["step"] if self.history else 0)
@@ -321,7 +320,6 @@ class Trainer:
             "seconds": self.seconds,
             "epoch_seconds": self.epoch_seconds,
             "started": self.started,
-            "sessions": self.sessions,
         }
         step = self.epoch * self.stage.step.steps + self.batch
         return save_checkpoint(self.folder.checkpoints, step, state)

@@ -46,12 +46,34 @@ def load_recipe(recipe: str = DEFAULT_RECIPE, overrides: Iterable[str] = ()) -> 
     path = find_recipe(recipe)
     values = read_toml(path)
     values.setdefault("name", path.stem)
+    given: dict[str, Any] = {}
     for override in overrides:
         set_key(values, override)
+        set_key(given, override)
     try:
+        _choose_strength_or_target(values.get("method"), given.get("method", {}))
         return build(RunConfig, values)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
+
+
+def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
+    """A target moves the strength by itself: whichever is given replaces what the recipe has of the two."""
+    if not isinstance(method, dict):
+        return
+    if given.get("target"):
+        method["target"] = given["target"]
+    if not method.get("target") or "strength" not in method:
+        return
+    if "strength" in given and not given.get("target"):
+        del method["target"]
+    elif given.get("target") and "strength" not in given:
+        del method["strength"]
+    else:
+        raise ConfigError(
+            "method.strength and method.target exclude each other: a target moves the strength by itself. Got "
+            f"strength = {method['strength']!r} and target = {method['target']!r}; give one of them."
+        )
 
 
 def read_toml(path: Path) -> dict[str, Any]:

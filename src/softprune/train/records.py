@@ -1,4 +1,4 @@
-"""The run's folder: where its files lie, the line per epoch in metrics.jsonl, and result.json."""
+"""The run's folder: its files, among them metrics.jsonl (a line per epoch), sessions.jsonl (per process)."""
 
 import contextlib
 import json
@@ -25,6 +25,7 @@ class RunFolder:
         self.path = Path(path)
         self.config = self.path / "config.toml"
         self.metrics = self.path / "metrics.jsonl"
+        self.sessions = self.path / "sessions.jsonl"
         self.result = self.path / "result.json"
         self.checkpoints = self.path / "checkpoints"
         self.compact = self.path / "compact"
@@ -90,6 +91,17 @@ class RunFolder:
                 file.write(_line(row))
         except OSError as error:
             raise unwritable(self.metrics, error) from error
+
+    def add_session(self, session: Mapping[str, Any]) -> None:
+        """Note a process that works on the run, before it does anything."""
+        lines = self.sessions.read_text(encoding="utf-8") if self.sessions.is_file() else ""
+        write_atomically(self.sessions, (lines + _line(session)).encode())
+
+    def read_sessions(self) -> list[dict[str, Any]]:
+        """The processes that worked on the run, in order; those of a run from before they were noted are missing."""
+        if not self.sessions.is_file():
+            return []
+        return [json.loads(line) for line in self.sessions.read_text(encoding="utf-8").splitlines()]
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write result.json."""

@@ -11,7 +11,10 @@ from softprune.train.convolutions.widening import is_odd, widen
 
 
 def fitted(graph: GraphModule) -> GraphModule | None:
-    """A copy of a graph of torch.compile whose convolutions suit tensor cores; None where all of them do already."""
+    """A copy of a graph of torch.compile whose convolutions suit tensor cores and whose BatchNorms do nothing twice.
+
+    None where there is nothing to do.
+    """
     if not shared_statistics(graph) and not any(
         is_thin(each) or is_odd(each) for each in convolutions(graph)
     ):

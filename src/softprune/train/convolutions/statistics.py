@@ -5,6 +5,7 @@ in every layer of a block, from the same values; here each part of a concatenati
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,32 +20,46 @@ _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", 
 _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
 
 
-def shared_statistics(graph: GraphModule) -> list[Node]:
-    """The BatchNorms in training that have statistics in common with another one."""
-    norms = [
-        node for node in graph.graph.find_nodes(op="call_function", target=F.batch_norm) if _is_plain(node)
-    ]
-    readers = Counter(part for norm in norms for part in _parts(_arguments(norm)["input"]))
-    return [norm for norm in norms if any(readers[part] > 1 for part in _parts(_arguments(norm)["input"]))]
+@dataclass(frozen=True)
+class Sharing:
+    """A BatchNorm in training that has statistics in common with another one, and what its input is put together of."""
+
+    norm: Node
+    arguments: dict[str, Any]
+    parts: list[Node]
+
+
+def shared_statistics(graph: GraphModule) -> list[Sharing]:
+    """Those of a graph. What is written to in place stays out: a part would not be the same for all its readers."""
+    written = _written(graph)
+    found = []
+    for norm in graph.graph.find_nodes(op="call_function", target=F.batch_norm):
+        arguments = _arguments(norm)
+        if _is_plain(arguments):
+            parts = _parts(arguments["input"], written)
+            if not any(_storage(part) in written for part in parts):
+                found.append(Sharing(norm, arguments, parts))
+    readers = Counter(part for each in found for part in each.parts)
+    return [each for each in found if any(readers[part] > 1 for part in each.parts)]
 
 
 def share_statistics(graph: GraphModule) -> None:
     """Give these BatchNorms the statistics of their parts."""
     known: dict[Node, Node] = {}
-    for norm in shared_statistics(graph):
-        arguments = _arguments(norm)
-        with graph.graph.inserting_before(norm):
-            parts = _parts(arguments["input"])
-            for part in parts:
-                if part not in known:
+    for each in shared_statistics(graph):
+        for part in each.parts:
+            if part not in known:
+                # Right behind the part: a reader may stand where no gradients are taken.
+                with graph.graph.inserting_after(_last_input(graph) if part.op == "placeholder" else part):
                     known[part] = graph.graph.call_function(moments, (part,))
-            together = graph.graph.call_function(torch.cat, ([known[part] for part in parts], 1))
+        with graph.graph.inserting_before(each.norm):
+            together = graph.graph.call_function(torch.cat, ([known[part] for part in each.parts], 1))
             made = graph.graph.call_function(
-                normalise, (together, *(arguments[name] for name in _NAMES if name != "training"))
+                normalise, (together, *(each.arguments[name] for name in _NAMES if name != "training"))
             )
-        made.meta["example_value"] = example(norm)
-        norm.replace_all_uses_with(made)
-        graph.graph.erase_node(norm)
+        made.meta["example_value"] = example(each.norm)
+        each.norm.replace_all_uses_with(made)
+        graph.graph.erase_node(each.norm)
 
 
 def moments(images: Tensor) -> Tensor:
@@ -113,24 +128,41 @@ def _arguments(norm: Node) -> dict[str, Any]:
     return _DEFAULTS | dict(zip(_NAMES, norm.args, strict=False)) | dict(norm.kwargs)
 
 
-def _is_plain(norm: Node) -> bool:
+def _is_plain(arguments: dict[str, Any]) -> bool:
     """In training, with weight and bias, on a batch of images whose shape is known."""
-    arguments = _arguments(norm)
     images = example(arguments["input"])
     if arguments["training"] is not True or not isinstance(images, FakeTensor) or images.dim() < 3:
         return False
     return isinstance(arguments["weight"], Node) and isinstance(arguments["bias"], Node)
 
 
-def _parts(node: Node) -> list[Node]:
-    """What `node` is the concatenation of, channel after channel; itself if it is none."""
-    if node.target is not torch.cat:
+def _parts(node: Node, written: set[int]) -> list[Node]:
+    """What `node` is the concatenation of, channel after channel; itself if it is none, or another one by now."""
+    if node.target is not torch.cat or _storage(node) in written:
         return [node]
-    tensors = node.args[0] if node.args else node.kwargs.get("tensors")
+    tensors: Any = node.args[0] if node.args else node.kwargs.get("tensors")
     dimension = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    images = [example(part) for part in tensors] if isinstance(tensors, (list, tuple)) else []  # type: ignore[union-attr]
+    images = [example(part) for part in tensors] if isinstance(tensors, (list, tuple)) else []
     if dimension not in (1, 1 - example(node).dim()) or not all(
         isinstance(each, FakeTensor) for each in images
     ):
         return [node]
-    return [part for tensor in tensors for part in _parts(tensor)]  # type: ignore[union-attr, arg-type]
+    return [part for tensor in tensors for part in _parts(tensor, written)]
+
+
+def _written(graph: GraphModule) -> set[int]:
+    """The memory that anything in the graph writes to in place; its stand-ins have counted that."""
+    values = [example(node) for node in graph.graph.nodes]
+    return {
+        value.untyped_storage()._cdata
+        for value in values
+        if isinstance(value, FakeTensor) and value._version > 0
+    }
+
+
+def _storage(node: Node) -> int:
+    return int(example(node).untyped_storage()._cdata)
+
+
+def _last_input(graph: GraphModule) -> Node:
+    return next(node for node in reversed(graph.graph.nodes) if node.op == "placeholder")
