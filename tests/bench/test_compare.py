@@ -9,6 +9,7 @@ import pytest
 import torch
 from export_networks import Dense, compacted
 
+from softprune import SoftPruner
 from softprune.bench import BACKENDS, compare
 from softprune.bench.backends import Setting, _compile
 from softprune.errors import ConfigError
@@ -188,3 +189,20 @@ def test_mistakes(options: dict[str, object], message: str) -> None:
     model = Dense().eval()
     with pytest.raises(ConfigError, match=message):
         compare(model, model, torch.randn(1, 3, 8, 8), **options)  # type: ignore[arg-type]
+
+
+def test_networks_with_masks_are_not_measured() -> None:
+    model, example = Dense().eval(), torch.randn(1, 3, 8, 8)
+    masked = copy.deepcopy(model)
+    pruner = SoftPruner(masked, example)
+    for pair in ((masked, model), (model, masked)):
+        with pytest.raises(ConfigError, match=r"without masks.*detach\(\)"):
+            compare(*pair, example)
+    assert compare(pruner.detach(), model, example, repeats=1).rows[0].speed_up is not None
+
+
+@pytest.mark.parametrize("batches", [[0], [2, -1], [1.5]])
+def test_batches_are_whole_numbers(batches: list[int]) -> None:
+    model = Dense().eval()
+    with pytest.raises(ConfigError, match="`batches` are whole numbers"):
+        compare(model, model, torch.randn(1, 3, 8, 8), batches=batches)

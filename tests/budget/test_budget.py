@@ -255,8 +255,16 @@ def test_a_resumed_run_is_the_same_bit_for_bit():
 def test_a_state_of_another_target_is_refused():
     _, pruner, _ = build()
     _, longer, _ = build(total_steps=STEPS + 1)
-    with pytest.raises(CheckpointError, match="total_steps"):
+    before = longer.state_dict()
+    pruner.clock.step.fill_(5)
+    with pytest.raises(CheckpointError, match=r"total_steps.*Make the pruner as"):
         longer.load_state_dict(pruner.state_dict())
+    assert longer.state_dict()["clock"] == before["clock"], "what is refused changes nothing"
+    for broken in (None, {"budget": pruner.state_dict()["budget"]}):
+        with pytest.raises(CheckpointError, match=r"what state_dict\(\) returned"):
+            pruner.load_state_dict(broken)
+    with pytest.raises(ConfigError, match="finite number"):
+        pruner.load_state_dict(pruner.state_dict() | {"strength": float("nan")})
     plain = sp.SoftPruner(Net(), EXAMPLE)
     with pytest.raises(CheckpointError, match="with a target"):
         plain.load_state_dict(pruner.state_dict())
@@ -275,6 +283,36 @@ def test_an_average_of_weights_is_cut_and_judged_by_the_same_decision():
     assert sp.cost(compact, EXAMPLE[:1]).macs <= pruner.budget.limit
     x = torch.randn(5, 1, 6, 6)
     torch.testing.assert_close(compact.eval()(x), average.eval()(x))
+
+
+def test_an_average_of_weights_evaluates_with_the_decision_as_soon_as_it_is_in_force():
+    model, pruner, optimizer = build()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    train(model, pruner, optimizer)
+    assert pruner.budget.settled
+    for site in pruner.graph.sites:
+        module = average.module.get_submodule(site.name)
+        assert torch.equal(module.gate.hard(module), pruner.masks()[site.name])
+    elsewhere = copy.deepcopy(model).to("meta")  # a copy that goes to another device goes alone
+    assert elsewhere.get_submodule(pruner.graph.sites[0].name).gate.override.is_meta
+    assert bool(pruner.budget.settlement.in_force)
+
+
+def test_living_channels_that_go_are_said(caplog):
+    _, pruner, _ = build()
+    with caplog.at_level(logging.WARNING, "softprune"):
+        pruner.decide()  # nothing has died yet
+    assert "are alive" in caplog.text
+    assert "more steps" in caplog.text
+    caplog.clear()
+    model, pruner, _ = build()
+    for site in pruner.graph.sites:
+        with torch.no_grad():
+            model.get_submodule(site.name).bias[: site.width // 2] = -9
+            model.get_submodule(site.name).weight[: site.width // 2] = 0.1
+    with caplog.at_level(logging.WARNING, "softprune"):
+        pruner.decide()
+    assert "are alive" not in caplog.text
 
 
 def test_a_cut_that_weights_made_costlier_is_mended():

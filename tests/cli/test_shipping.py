@@ -69,6 +69,13 @@ def test_a_dense_run_has_no_compact_network_and_no_way_to_one(
     assert "softprune compact" not in result.stderr
 
 
+@pytest.mark.parametrize("device", ["foo", "cuda:99"])
+def test_a_device_that_is_not_there_is_named(softprune, finished: Path, device: str) -> None:
+    result = softprune("bench", str(finished), "--device", device)
+    assert result.exit_code == 2
+    assert f"--device {device}" in result.stderr or "--device must be" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

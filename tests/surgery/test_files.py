@@ -17,7 +17,7 @@ from tests.topologies import TOPOLOGIES, randomise_
 from torch import nn
 
 import softprune as sp
-from softprune.errors import FileFormatError, PlanError, SoftpruneError
+from softprune.errors import FileFormatError, ModelError, PlanError, SoftpruneError
 from softprune.graph import trace
 from softprune.plan import make_plan
 from softprune.surgery import apply_plan
@@ -165,3 +165,37 @@ def test_a_wrong_class_or_another_architecture_is_refused(tmp_path: Path) -> Non
     with pytest.raises(FileFormatError, match="replaces only folders that softprune wrote"):
         sp.save(small, tmp_path / "mine")
     assert (tmp_path / "mine" / "notes.txt").read_text() == "keep me"
+
+
+@pytest.mark.parametrize("kind", ["new head", "more", "less"])
+def test_a_network_that_was_changed_after_the_cut_is_not_saved(kind: str, tmp_path: Path) -> None:
+    _, small = compact_of("chain")
+    sp.save(small, tmp_path / "small")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "small").iterdir()}
+    name, head = next((name, each) for name, each in small.named_modules() if isinstance(each, nn.Linear))
+    if kind == "new head":
+        small.set_submodule(name, nn.Linear(head.in_features, head.out_features + 4))
+    elif kind == "more":
+        small.add_module("more", nn.Linear(2, 2))
+    else:
+        small.set_submodule(name, nn.Identity())
+    with pytest.raises(PlanError, match=r"changed after the cut: '.*' was .* and is .*Save it before"):
+        sp.save(small, tmp_path / "small")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "small").iterdir()} == before
+
+
+def test_what_is_no_network_is_refused(tmp_path: Path) -> None:
+    dense, small = compact_of("chain")
+    sp.save(small, tmp_path / "small")
+    example = torch.zeros(2, 3, 8, 8)
+    for call in (
+        lambda: sp.load(tmp_path / "small", type(dense)),
+        lambda: sp.SoftPruner(type(dense), example),
+        lambda: sp.inspect(type(dense), example),
+    ):
+        with pytest.raises(
+            ModelError, match=r"must be a torch\.nn\.Module\. Got the class .*build the network"
+        ):
+            call()
+    with pytest.raises(ModelError, match="Got PosixPath"):
+        sp.load(dense, tmp_path / "small")

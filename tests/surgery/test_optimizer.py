@@ -174,3 +174,16 @@ def test_an_optimizer_with_one_memory_for_all_parameters_is_refused() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(PlanError, match="make a new one for the compact network"):
         sp.remap_optimizer(torch.optim.LBFGS(model.parameters()), model, model)
+
+
+def test_an_optimizer_of_another_network_is_refused() -> None:
+    topology = TOPOLOGIES["chain"]
+    torch.manual_seed(0)
+    model = randomise_(topology.build())
+    graph = trace(model, topology.example())
+    compact = apply_plan(make_plan(graph, model, random_masks(graph, 5)), model)
+    other = torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1)
+    before = [id(parameter) for parameter in other.param_groups[0]["params"]]
+    with pytest.raises(PlanError, match="holds none of its parameters"):
+        sp.remap_optimizer(other, model, compact)
+    assert [id(parameter) for parameter in other.param_groups[0]["params"]] == before

@@ -17,6 +17,7 @@ from softprune.cost import cost
 from softprune.errors import ConfigError, SoftpruneError
 from softprune.export import fold_batch_norms
 from softprune.graph import Example, ExampleLike
+from softprune.masks import is_masked
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,15 @@ def compare(
         raise ConfigError(f"`compile_mode` is one of {', '.join(COMPILE_MODES)}. Got {compile_mode!r}.")
     if repeats < 1:
         raise ConfigError(f"`repeats` must be at least 1. Got {repeats}.")
+    sizes = [*batches]
+    if not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ConfigError(f"`batches` are whole numbers from 1 on. Got {sizes}.")
+    for name, model in (("dense", dense), ("compact", compact)):
+        if any(is_masked(module) for module in model.modules()):
+            raise ConfigError(
+                f"a benchmark times networks without masks, which cost time of their own. Got `{name}` with masks; "
+                "take pruner.compact(), or pruner.detach() first."
+            )
     given = Example.of(example)
     if given.batch_size() is None:
         raise ConfigError(
@@ -98,7 +108,7 @@ def compare(
         )
         for backend in chosen:
             ready = _prepared(backend, (dense, compact), given, setting)
-            for batch in batches:
+            for batch in sizes:
                 row = _row(backend, ready, given.with_batch(batch), setting, repeats, macs, alone)
                 logger.debug("%s, batch %d: speed-up %s", backend, batch, row.speed_up or row.note)
                 rows.append(row)

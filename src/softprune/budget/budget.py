@@ -27,6 +27,8 @@ SETTLE = 0.1
 """The share of the training, at its end, in which the decision is in force and the weights adapt to it ..."""
 SETTLE_STEPS = 50
 """... but so many steps at least, in which running statistics forget the masks before, and half of all at most."""
+MANY_ALIVE = 0.05
+"""Share of all channels that may go although they are alive before it is said."""
 EARLIEST = 0.25
 """The share of the training before which nothing is settled, however soon the target is met."""
 _LOOKS = 100
@@ -162,10 +164,12 @@ class Budget:
             if cut.cost <= self.limit and (step is None or cut.cost >= (1 - CLOSE) * self.limit):
                 return  # only a look, which training follows or ends with, makes use of what is left
             cut = fitter.refine(cut)
-        for name, mask in fitter.masks(cut.counts).items():
+        masks = fitter.masks(cut.counts)
+        alive = 0 if before is not None else self._alive_outside(network, masks)
+        for name, mask in masks.items():
             self._override(name).copy_(mask)
         self.settlement.in_force.fill_(True)
-        self._report(cut, step)
+        self._report(cut, step, alive)
 
     @contextmanager
     def on_trial(self, step: int) -> Iterator[None]:
@@ -181,7 +185,16 @@ class Budget:
                 self._override(name).copy_(mask)
             self.settlement.in_force.fill_(in_force)
 
-    def _report(self, cut: Cut, step: int | None) -> None:
+    def _alive_outside(self, network: nn.Module, masks: Mapping[str, Tensor]) -> int:
+        """Channels that go although SCP itself would keep them."""
+        count = 0
+        for name, mask in masks.items():
+            bn = network.get_submodule(name)
+            assert isinstance(bn, _BatchNorm)
+            count += int((~self._gate(name).silent(bn) & ~mask.to(bn.weight.device)).sum())
+        return count
+
+    def _report(self, cut: Cut, step: int | None, alive: int) -> None:
         figure = self.target.figure
         logger.info(
             "settled%s on %s of %s (%.2f%%), limit %s",
@@ -191,6 +204,15 @@ class Budget:
             100 * cut.cost / self.dense,
             figure(self.limit),
         )
+        width = sum(site.width for site in self.graph.sites)
+        if alive > MANY_ALIVE * width:
+            logger.warning(
+                "of the channels that go %d are alive, %.0f%% of all: the training was too short or too gentle for "
+                "this target, and the network has little time left to get over the loss. Give it more steps, a larger "
+                "learning rate (rather SGD's, as in the paper, than Adam's), or a larger target",
+                alive,
+                100 * alive / width,
+            )
         if cut.cost > self.limit:
             logger.warning(
                 "no cut fits: %s stay at least, over the limit of %s", figure(cut.cost), figure(self.limit)
@@ -232,25 +254,31 @@ class Budget:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken, in place."""
+        self.check_state(state)
         if self.latency is not None and state.get("latency") is not None:
             self._use(LatencyTable.from_dict(state["latency"]))
-        for key, value in (
-            ("key", self.target.key),
-            ("limit", self.limit),
-            ("total_steps", self.total_steps),
-        ):
-            if state.get(key) != value:
-                raise CheckpointError(
-                    f"a budget's state must be of the same target and length of training. Its {key!r} is {value!r}; "
-                    f"got {state.get(key)!r}."
-                )
+        self._check_same(state, "limit", self.limit)
         self.controller.load_state_dict(state["controller"])
         self._near, self.settle_at = state["near"], state.get("settle_at", self._latest())
         for name, mask in state["decision"].items():
             self._override(name).copy_(mask)
         self.settlement.in_force.fill_(state["settled"])
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise unless a state is of this target and length of training."""
+        self._check_same(state, "key", self.target.key)
+        self._check_same(state, "total_steps", self.total_steps)
+        if self.latency is None:
+            self._check_same(state, "limit", self.limit)
+
     # --- inside ------------------------------------------------------------------------------------------------
+
+    def _check_same(self, state: dict[str, Any], key: str, value: object) -> None:
+        if state.get(key) != value:
+            raise CheckpointError(
+                f"a budget's state must be of the same target and length of training. Its {key!r} is {value!r}; got "
+                f"{state.get(key)!r}. Make the pruner as that of the checkpoint was made."
+            )
 
     def _latest(self) -> int:
         """The step behind which the decision is settled in any case."""

@@ -101,9 +101,10 @@ def bench(
 
     from softprune import bench as benching
     from softprune.cli.shipped import open_shipped
+    from softprune.train.distributed import pick_device
 
     shipped = open_shipped(path, model=model, shape=parse_shape(input_shape) if input_shape else ())
-    where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    where = str(pick_device(device))
     report = benching.compare(
         shipped.dense,
         shipped.compact,

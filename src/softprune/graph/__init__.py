@@ -1,8 +1,18 @@
 """From a model and an example to its channel graph."""
 
-from softprune.graph.channel_graph import ChannelGraph, trace
+from softprune.graph.channel_graph import ChannelGraph, check_is_module, trace
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.modules import Select, Void
 from softprune.graph.sites import Frozen, Site
 
-__all__ = ["ChannelGraph", "Example", "ExampleLike", "Frozen", "Select", "Site", "Void", "trace"]
+__all__ = [
+    "ChannelGraph",
+    "Example",
+    "ExampleLike",
+    "Frozen",
+    "Select",
+    "Site",
+    "Void",
+    "check_is_module",
+    "trace",
+]

@@ -92,10 +92,20 @@ class ChannelGraph:
         return None
 
 
+def check_is_module(model: object) -> None:
+    """Raise unless it is a network, built: a class, or arguments in another order, are the usual mistakes."""
+    if not isinstance(model, nn.Module):
+        got = (
+            f"the class {model.__name__}, not an object of it"
+            if isinstance(model, type)
+            else type(model).__name__
+        )
+        raise ModelError(f"`model` must be a torch.nn.Module. Got {got}; build the network and pass it.")
+
+
 def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     """Read `model` through torch.export and relate its channels. The model is left as it was."""
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"`model` must be a torch.nn.Module. Got {type(model).__name__}.")
+    check_is_module(model)
     captures = capture(model, example)
     traced = captures[0].example
     linker = Linker(model, batch=traced.batch_size() or 1)

@@ -1,6 +1,9 @@
 """Gates: what decides about a BatchNorm's channels, in training and in evaluation."""
 
-from typing import Protocol
+from __future__ import annotations
+
+import copy
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -54,6 +57,12 @@ class Settlement:
     def to(self, device: torch.device | str) -> None:
         """Move the boolean; the settlement stays the same object."""
         self.in_force = self.in_force.to(device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Settlement:
+        """For a copy of the model, an EMA say: what is decided for the one is decided for the other."""
+        made = copy.copy(self)
+        memo[id(self)] = made
+        return made
 
 
 class SoftGate:
@@ -130,6 +139,15 @@ class SoftGate:
 
     def loss(self, bn: _BatchNorm) -> Tensor | None:
         return sparsity_loss(bn.bias, bn.weight, self.config, self.activation)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SoftGate:
+        """All anew, but for the override, which goes with the settlement."""
+        made = copy.copy(self)
+        memo[id(self)] = made
+        for name, value in vars(self).items():
+            if name != "override":
+                setattr(made, name, copy.deepcopy(value, memo))
+        return made
 
     def to(self, device: torch.device) -> None:
         self.clock.to(device)

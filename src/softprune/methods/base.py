@@ -351,13 +351,19 @@ class Pruner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
+        if not isinstance(state, dict) or not {"clock", "strength", "begun"} <= state.keys():
+            got = sorted(state) if isinstance(state, dict) else type(state).__name__
+            raise CheckpointError(
+                f"a pruner's state must be what state_dict() returned. Got {got}; pass that part of the checkpoint."
+            )
         expected = {"method": self.name, "sites": [site.name for site in self.sites]}
         for key, value in expected.items():
             if state.get(key) != value:
                 raise CheckpointError(
-                    "a pruner's state must be of the same method and sites. "
-                    f"Its {key!r} is {value!r}; got {state.get(key)!r}."
+                    "a pruner's state must be of the same method and sites. Its "
+                    f"{key!r} is {value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
                 )
+        check_strength(float(state["strength"]))
         self.clock.load_state_dict(state["clock"])
         self.strength = float(state["strength"])
         self._begun = bool(state["begun"])

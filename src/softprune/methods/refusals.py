@@ -10,6 +10,7 @@ from torch import nn
 
 from softprune.errors import ConfigError, ModelError
 from softprune.finite import not_finite, without_values
+from softprune.graph import check_is_module
 from softprune.masks.gate import check_rounding
 
 
@@ -28,7 +29,8 @@ def check_cut(round_to: int | None, gathers: bool) -> None:
 
 
 def check_values(model: nn.Module) -> None:
-    """Raise unless every parameter has finite values."""
+    """Raise unless it is a network whose every parameter has finite values."""
+    check_is_module(model)
     missing = without_values(model)
     if missing is not None:
         name, kind = missing

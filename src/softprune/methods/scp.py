@@ -191,11 +191,13 @@ class SoftPruner(Pruner):
         return {**super().state_dict(), **budget}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if ("budget" in state) != (self.budget is not None):
+        if isinstance(state, dict) and ("budget" in state) != (self.budget is not None):
             raise CheckpointError(
                 "a pruner's state must be of a pruner with the same target. "
                 f"Got one {'with' if 'budget' in state else 'without'} a target."
             )
+        if self.budget is not None and isinstance(state, dict):
+            self.budget.check_state(state["budget"])  # before anything is changed
         super().load_state_dict(state)
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])

@@ -120,7 +120,7 @@ class PrunePlan:
     def check_fits(self, model: nn.Module) -> None:
         """Raise a PlanError unless `model` is the dense model that this plan was made for."""
         # The module that defines a class may be called otherwise in another program (__main__, say).
-        if type(model).__name__ != self.model.rpartition(".")[2]:
+        if type(model).__qualname__.rpartition(".")[2] != self.model.rpartition(".")[2]:
             raise PlanError(
                 f"this plan is for {self.model}. Got a model of class {class_name(model)}; "
                 "build the class it was made for."

@@ -13,11 +13,14 @@ from softprune.graph.modules import Select, Void, select_input
 from softprune.masks.hooks import unmask_model_
 from softprune.plan import ModuleCut, PrunePlan
 from softprune.plan.constants import FloatArray, mixed_constant
+from softprune.plan.prune_plan import model_shapes
 from softprune.surgery.quick import one_thread
 from softprune.surgery.slicing import slice_tensor, take
 
 HISTORY = "_softprune_plans"
 """Attribute of a compact model: the plans that led to it from its dense definition, in order."""
+SHAPES = "_softprune_shapes"
+"""Attribute of a compact model: the shapes of its parameters and buffers after the cut."""
 
 
 def plans_of(model: nn.Module) -> tuple[PrunePlan, ...]:
@@ -67,7 +70,18 @@ def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
         owner, attribute = _owner(compact, name)
         _renew(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept), renewed)
     setattr(compact, HISTORY, (*plans_of(model), plan))
+    setattr(compact, SHAPES, model_shapes(compact))
     return compact
+
+
+def changed_since_the_cut(compact: nn.Module) -> str | None:
+    """What of a compact network is no longer as the cut left it, in words; None if all of it is."""
+    now = model_shapes(compact)
+    before: dict[str, tuple[int, ...]] = getattr(compact, SHAPES, now)
+    for name in sorted(now.keys() | before.keys()):
+        if before.get(name) != now.get(name):
+            return f"'{name}' was {before.get(name, 'absent')} and is {now.get(name, 'absent')}"
+    return None
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -18,8 +18,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from softprune.errors import FileFormatError, ModelError, PlanError
+from softprune.graph import check_is_module
 from softprune.plan import PrunePlan
-from softprune.surgery.apply import apply_plan, plans_of
+from softprune.surgery.apply import apply_plan, changed_since_the_cut, plans_of
 
 FORMAT = "softprune.compact"
 VERSION = 1
@@ -52,6 +53,13 @@ def save(compact: nn.Module, folder: str | os.PathLike[str], *, origin: Origin |
         raise PlanError(
             f"`save` writes networks that softprune cut. Got a {type(compact).__name__} without a plan; "
             "pass what pruner.compact() or softprune.load() returned."
+        )
+    changed = changed_since_the_cut(compact)
+    if changed is not None:
+        raise PlanError(
+            "`save` writes networks that can be rebuilt from their class and their plan. Got one that was changed "
+            f"after the cut: {changed}. Save it before you change it (a new head, say) and change it again after "
+            "`load`, or keep its state_dict beside code that rebuilds it."
         )
     tensors = {name: _storable(tensor) for name, tensor in _tensors(compact).items()}
     target = Path(folder)
@@ -87,6 +95,7 @@ def load(folder: str | os.PathLike[str], model: Model) -> Model:
     `model` must be of the class, and built with the arguments, of the network that was pruned; its weights do not
     matter. The result is on `model`'s device, in the saved dtype, and in eval mode.
     """
+    check_is_module(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise ModelError(

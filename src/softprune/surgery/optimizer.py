@@ -65,6 +65,11 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
                 kept.append(bias)
                 taken.add(id(bias))
         groups.append(kept)
+    if not moves:
+        raise PlanError(
+            "the optimizer must train `dense`. Got one that holds none of its parameters; pass the network that it was "
+            "made for, or make a new optimizer for the compact one."
+        )
     # Everything that can fail has been done: only now is the optimizer touched.
     compact_names = {id(parameter): name for name, parameter in successors.items()}
     for group, kept in zip(optimizer.param_groups, groups, strict=True):

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-8}
 """Relative to the largest output. A wrong cut is off by the size of the outputs themselves."""
+WAVERING = 1e-5
+"""The same, between two calls: what sums in another order may cost on a GPU."""
 
 
 def prove(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
@@ -40,13 +42,20 @@ def prove(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
 
 def _prove(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     trial = _Trial(graph, model)
+    apart = trial.wavering()
+    if apart is not None:
+        raise ModelError(
+            "a network must give the same outputs for the same input in eval mode. Two calls of this "
+            f"{type(model).__name__} differed: {apart}. Take the randomness out of its forward()."
+        )
     if trial.failure(graph) is None:
         return graph
     trial.widen()  # from here on nothing is blamed on rounding
     if trial.failure(graph, []) is not None:
         raise ModelError(
-            f"a network must give the same outputs for the same input in eval mode. Two copies of this "
-            f"{type(model).__name__} differed: {trial.failure(graph, [])}. Take the randomness out of its forward()."
+            "a copy of a network must give the same outputs as the network. Two copies of this "
+            f"{type(model).__name__} differed: {trial.failure(graph, [])}. Let copy.deepcopy take all that its "
+            "forward() depends on."
         )
     graph = _without_literals(trial, graph)
     blame = _blame(trial, graph, [site.name for site in graph.sites])
@@ -120,6 +129,11 @@ class _Trial:
         self._mask_sets = (_half(graph, required, generator), _least(graph, required))
         self._input = self._accepted(graph.example.to_model(self._twin))
 
+    def wavering(self) -> str | None:
+        """By how much two calls with the same input differ, in words; None where it is at most rounding."""
+        difference, scale = compare(outputs_of(self._twin, self._input), outputs_of(self._twin, self._input))
+        return None if difference <= WAVERING * scale else _off(difference, scale)
+
     def widen(self) -> None:
         """Go on in float64."""
         self._twin.double()
@@ -150,7 +164,7 @@ class _Trial:
         tolerance = TOLERANCES[next(self._twin.parameters()).dtype]
         if difference <= tolerance * scale:
             return None
-        return f"outputs of scale {scale:.2g} were off by {difference:.2g}"
+        return _off(difference, scale)
 
     def _accepted(self, given: Example) -> Example:
         """A small random input; the example itself where the network takes no other."""
@@ -184,6 +198,10 @@ class _Trial:
         finally:
             self._twin.eval()
         outputs_of(cut.train(), self._input)
+
+
+def _off(difference: float, scale: float) -> str:
+    return f"outputs of scale {scale:.2g} were off by {difference:.2g}"
 
 
 def _half(graph: ChannelGraph, required: frozenset[str], generator: torch.Generator) -> dict[str, Tensor]:
