@@ -1,5 +1,6 @@
 """What a user may ask for."""
 
+import numpy as np
 import pytest
 
 from softprune.budget import read_target
@@ -45,3 +46,8 @@ def test_amounts_become_limits(target, dense, limit):
 def test_what_is_no_target_is_refused(target, message):
     with pytest.raises(ConfigError, match=message):
         read_target(target)
+
+
+@pytest.mark.parametrize("amount", [np.float32(0.5), np.float64(0.5), np.int64(1000)])
+def test_numbers_of_numpy_are_amounts(amount: float) -> None:
+    assert read_target({"macs": amount}) == read_target({"macs": amount.item()})

@@ -148,3 +148,10 @@ def test_a_fixed_batch_is_said(tmp_path: Path) -> None:
         to_onnx(Fixed(), torch.randn(2, 8), tmp_path / "small.onnx")
     assert not (tmp_path / "small.onnx").exists()
     to_onnx(Fixed(), torch.randn(2, 8), tmp_path / "small.onnx", dynamic_batch=False)
+
+
+def test_what_the_runtime_does_not_take_is_said_and_nothing_is_written(tmp_path: Path) -> None:
+    _, compact, example = compacted("residual")
+    with pytest.raises(ModelError, match=r"must accept the network\. Got .*bfloat16"):
+        to_onnx(compact.bfloat16(), example.bfloat16(), tmp_path / "small.onnx")
+    assert list(tmp_path.iterdir()) == []

@@ -217,3 +217,23 @@ def test_what_rounding_keeps_is_said(caplog: pytest.LogCaptureFixture) -> None:
         pruner.compact()
     assert "round_to=64 and min_channels=0 keep every silent channel" in caplog.text
     assert "no channel was silent" not in caplog.text
+
+
+def test_what_is_no_optimizer_and_no_loss_is_named() -> None:
+    model = CHAIN.build()
+    pruner = pruner_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(ConfigError, match=r"rides on a torch\.optim\.Optimizer\. Got StepLR"):
+        pruner.attach(scheduler)  # type: ignore[arg-type]
+    pruner.attach(optimizer)
+    with pytest.raises(ConfigError, match=r"loss as a tensor.*Got float; leave out \.item\(\)"):
+        pruner.loss(3.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1.0, "x"])
+def test_a_strength_that_is_set_is_checked(value: object) -> None:
+    pruner = pruner_of(strength=0.25)
+    with pytest.raises(ConfigError, match="finite number of at least 0"):
+        pruner.strength = value  # type: ignore[assignment]
+    assert float(pruner.strength) == 0.25

@@ -199,3 +199,10 @@ def test_what_is_no_network_is_refused(tmp_path: Path) -> None:
             call()
     with pytest.raises(ModelError, match="Got PosixPath"):
         sp.load(dense, tmp_path / "small")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    _, small = compact_of("chain")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileFormatError, match=r"can be made\. Got .*file.*Name another"):
+        sp.save(small, tmp_path / "file" / "small")

@@ -205,7 +205,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tiny: Tiny, tm
 
 
 def test_a_session_that_saved_nothing_is_in_the_record_too(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     commands = iter(["softprune train tiny", "softprune resume run"])
     monkeypatch.setattr("softprune.train.environment.command_line", lambda: next(commands))
@@ -213,7 +213,9 @@ def test_a_session_that_saved_nothing_is_in_the_record_too(
         patch.setattr("softprune.train.loop.Trainer._run", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             start(tiny(), tmp_path / "run")
-    result = resume(tmp_path / "run").result
+    with caplog.at_level("INFO", "softprune"):
+        result = resume(tmp_path / "run").result
+    assert "training starts from the beginning" in caplog.text
     assert result is not None
     assert [each["command"] for each in result["sessions"]] == [
         "softprune train tiny",

@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, get_args
 
 from softprune.errors import ConfigError
@@ -69,7 +70,7 @@ def _amount(key: str, amount: Amount) -> tuple[float, bool]:
             value = float(text.removesuffix(unit).replace("_", "").replace(",", ""))
         except ValueError:
             raise wrong from None
-    elif isinstance(amount, bool) or not isinstance(amount, (int, float)):
+    elif isinstance(amount, bool) or not isinstance(amount, Real):
         raise wrong
     else:
         value = float(amount)

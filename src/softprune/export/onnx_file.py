@@ -54,7 +54,10 @@ def to_onnx(
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         written = Path(folder) / target.name
         _write(small, given, written, dynamic_batch, opset)
-        session = open_session(written)
+        try:
+            session = open_session(written)
+        except Exception as error:  # of ONNX Runtime, which has a class for every failure
+            raise refused(small, error) from error
         attempts = trials(given, other_batch=dynamic_batch)
         comparison = compare(
             network,

@@ -17,7 +17,15 @@ from softprune.masks import Chain, Clock, Gate, MaskedBatchNorm, draw_chain, mas
 from softprune.masks.gate import check_rounding
 from softprune.masks.hooks import hook_root_, unmask_model_
 from softprune.methods.decay import spare_shifts
-from softprune.methods.refusals import check_cut, check_strength, check_values, nothing_to_prune
+from softprune.methods.refusals import (
+    check_cut,
+    check_loss,
+    check_optimizer,
+    check_state,
+    check_strength,
+    check_values,
+    nothing_to_prune,
+)
 from softprune.methods.summary import Summary
 from softprune.plan import PrunePlan, make_plan, required_sites
 from softprune.surgery import Certificate, apply_plan, verify_plan
@@ -151,6 +159,8 @@ class Pruner:
 
     @strength.setter
     def strength(self, value: float | Tensor) -> None:
+        if not isinstance(value, Tensor):
+            check_strength(value)
         # In place, so that a captured CUDA graph sees the new value.
         self.strength.copy_(torch.as_tensor(value))
 
@@ -168,6 +178,7 @@ class Pruner:
 
     def loss(self, task: Tensor) -> Tensor:
         """The task loss plus what the method adds. Under eval() or no_grad the task loss, unchanged."""
+        check_loss(task)
         if not self.model.training or not torch.is_grad_enabled():
             return task
         if not torch.compiler.is_compiling():
@@ -188,6 +199,7 @@ class Pruner:
 
     def attach(self, optimizer: Optimizer) -> None:
         """Let the method's step count, and what it does around a step, ride on the optimizer's own hooks."""
+        check_optimizer(optimizer)
         if self._optimizer is not None:
             raise ConfigError(
                 "a pruner rides on one optimizer. Got a second one; "
@@ -351,11 +363,7 @@ class Pruner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
-        if not isinstance(state, dict) or not {"clock", "strength", "begun"} <= state.keys():
-            got = sorted(state) if isinstance(state, dict) else type(state).__name__
-            raise CheckpointError(
-                f"a pruner's state must be what state_dict() returned. Got {got}; pass that part of the checkpoint."
-            )
+        check_state(state, {"clock", "strength", "begun"})
         expected = {"method": self.name, "sites": [site.name for site in self.sites]}
         for key, value in expected.items():
             if state.get(key) != value:

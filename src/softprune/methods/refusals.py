@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from softprune.errors import ConfigError, ModelError
+from softprune.errors import CheckpointError, ConfigError, ModelError
 from softprune.finite import not_finite, without_values
 from softprune.graph import check_is_module
 from softprune.masks.gate import check_rounding
@@ -18,6 +18,33 @@ def check_strength(strength: float) -> None:
     """Raise unless it is a number that a loss can be weighted with."""
     if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 <= strength < math.inf:
         raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
+
+
+def check_loss(task: object) -> None:
+    """Raise unless something can be added to it and differentiated."""
+    if not isinstance(task, Tensor):
+        raise ConfigError(
+            f"`task` must be the loss as a tensor, to be added to and differentiated. Got {type(task).__name__}; leave "
+            "out .item()."
+        )
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise unless its steps can be counted."""
+    if not hasattr(optimizer, "register_step_post_hook"):
+        raise ConfigError(
+            f"a pruner rides on a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach what calls step() on "
+            "the weights (of a wrapper, the optimizer inside)."
+        )
+
+
+def check_state(state: object, keys: set[str]) -> None:
+    """Raise unless it is a pruner's state, whole."""
+    if not isinstance(state, dict) or not keys <= state.keys():
+        got = sorted(state) if isinstance(state, dict) else type(state).__name__
+        raise CheckpointError(
+            f"a pruner's state must be what state_dict() returned. Got {got}; pass that part of the checkpoint."
+        )
 
 
 def check_cut(round_to: int | None, gathers: bool) -> None:

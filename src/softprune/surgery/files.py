@@ -63,8 +63,14 @@ def save(compact: nn.Module, folder: str | os.PathLike[str], *, origin: Origin |
         )
     tensors = {name: _storable(tensor) for name, tensor in _tensors(compact).items()}
     target = Path(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise FileFormatError(
+            f"the folder of a compact network must be one that can be made. Got {error} for {target}; nothing was "
+            "written. Name another."
+        ) from error
     try:
         safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         document: dict[str, Any] = {

@@ -166,6 +166,10 @@ def _train(
 def _newest_state(config: RunConfig, folder: RunFolder, *, mend: bool) -> dict[str, Any] | None:
     """What to go on from; None when the run has not come as far as its first checkpoint."""
     if newest_path(folder.checkpoints) is None:
+        if folder.sessions.is_file():
+            logger.info(
+                "there is no checkpoint in %s: training starts from the beginning", folder.checkpoints
+            )
         return None
     path, state = read_newest(folder.checkpoints, mend=mend)
     saved = config_from_dict(state["config"])
