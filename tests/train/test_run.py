@@ -157,6 +157,17 @@ def test_a_cut_in_mid_training_shrinks_what_is_trained(tiny: Tiny, tmp_path: Pat
     assert outcome.result["compact"]["params"] <= first_cut["params"] < outcome.result["dense"]["params"]
 
 
+def test_an_export_of_an_earlier_cut_is_named(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        start(tiny(), tmp_path / "run", listener=StopAt(patch, 40))
+    (tmp_path / "run" / "compact.onnx").write_text("of a trial cut")
+    with caplog.at_level("WARNING", "softprune"):
+        assert resume(tmp_path / "run").result is not None
+    assert "compact.onnx is an export of an earlier cut" in caplog.text
+
+
 def test_fine_tuning_trains_the_compact_network(tiny: Tiny, tmp_path: Path) -> None:
     outcome = start(tiny("finetune.epochs=2", "finetune.lr=0.02"), tmp_path / "run")
     rows = outcome.result["epochs"]

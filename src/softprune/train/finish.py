@@ -1,5 +1,6 @@
 """The end of a run: the last cut, the compact network's folder, the table, and result.json."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,6 +17,8 @@ from softprune.train.loop import Trainer
 from softprune.train.network import build_network, origin_of
 from softprune.train.recipe import config_to_dict
 from softprune.train.records import RESULT_FORMAT, RunFolder
+
+logger = logging.getLogger(__name__)
 
 _LATENCY_BATCH = 64
 
@@ -47,6 +50,8 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         table.append(_row(trainer, "compact", compact, tested.top1, tested.top5, totals))
         if trainer.world.is_writer:
             save(compact, trainer.folder.compact, origin=origin_of(trainer.config, trainer.data))
+            for path in sorted(trainer.folder.path.glob(f"{trainer.folder.compact.name}.*")):
+                logger.warning("%s is an export of an earlier cut: export it again", path)
     return _write(trainer, table, counted, totals, compact)
 
 
