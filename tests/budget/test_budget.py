@@ -265,6 +265,11 @@ def test_a_state_of_another_target_is_refused():
             pruner.load_state_dict(broken)
     with pytest.raises(ConfigError, match="finite number"):
         pruner.load_state_dict(pruner.state_dict() | {"strength": float("nan")})
+    _, other, _ = build(masks=sp.MaskConfig(s=3.0))
+    with pytest.raises(CheckpointError, match=r"same masks. Their 's' is 3\.0; got 2\.0"):
+        other.load_state_dict(pruner.state_dict())
+    older = {key: value for key, value in pruner.state_dict().items() if key != "masks"}
+    other.load_state_dict(older)
     plain = sp.SoftPruner(Net(), EXAMPLE)
     with pytest.raises(CheckpointError, match="with a target"):
         plain.load_state_dict(pruner.state_dict())

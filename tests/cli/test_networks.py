@@ -22,6 +22,19 @@ def test_inspect_a_network_from_the_registry_and_ones_own(softprune) -> None:
     assert "relu" in own.output
 
 
+def test_inspect_with_globs(softprune) -> None:
+    assert ", 0 frozen" in softprune("inspect", "resnet20").output
+    chosen = softprune(
+        "inspect", "resnet20", "--include", "stages.1.*", "--include", "stages.2.*", "--exclude", "*.bn1"
+    )
+    assert chosen.exit_code == 0
+    sites = [line.split()[0] for line in chosen.output.splitlines() if "site, relu" in line]
+    assert sites == [f"stages.{stage}.{block}.bn2" for stage in (1, 2) for block in range(3)]
+    unknown = softprune("inspect", "resnet20", "--include", "nowhere.*")
+    assert unknown.exit_code == 2
+    assert "nowhere.*" in unknown.stderr
+
+
 def test_inspect_a_run(softprune, finished: Path, tmp_path: Path) -> None:
     name, *found = softprune("inspect", str(finished)).output.splitlines()
     assert name.startswith("tiny_networks:tiny")

@@ -25,6 +25,12 @@ def inspect(
     input_shape: Annotated[
         str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")
     ] = "",
+    include: Annotated[
+        list[str] | None, typer.Option(help="Only these BatchNorms, by name with wildcards; repeatable.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Not these BatchNorms, by name with wildcards; repeatable.")
+    ] = None,
 ) -> None:
     """Show what can be pruned in a network, and why not the rest.
 
@@ -45,8 +51,8 @@ def inspect(
         found = softprune.inspect(
             dense_network(Path(model), config, num_classes),
             torch.zeros(2, *shape),
-            include=config.method.include or None,
-            exclude=config.method.exclude or None,
+            include=include or config.method.include or None,
+            exclude=exclude or config.method.exclude or None,
         )
         say(f"{config.model.name}, as {model} prunes it")
         say(str(found))
@@ -57,7 +63,10 @@ def inspect(
         )
     network = build_network(model, 10 if num_classes is None else num_classes)
     shape = parse_shape(input_shape) if input_shape else REGISTRY[model].input_shape
-    say(str(softprune.inspect(network, torch.zeros(2, *shape))))
+    found = softprune.inspect(
+        network, torch.zeros(2, *shape), include=include or None, exclude=exclude or None
+    )
+    say(str(found))
 
 
 @command

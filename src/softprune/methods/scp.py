@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor, nn
@@ -188,7 +189,7 @@ class SoftPruner(Pruner):
 
     def state_dict(self) -> dict[str, Any]:
         budget = {} if self.budget is None else {"budget": self.budget.state_dict()}
-        return {**super().state_dict(), **budget}
+        return {**super().state_dict(), "masks": asdict(self.mask_config), **budget}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if isinstance(state, dict) and ("budget" in state) != (self.budget is not None):
@@ -196,12 +197,24 @@ class SoftPruner(Pruner):
                 "a pruner's state must be of a pruner with the same target. "
                 f"Got one {'with' if 'budget' in state else 'without'} a target."
             )
-        if self.budget is not None and isinstance(state, dict):
-            self.budget.check_state(state["budget"])  # before anything is changed
+        if isinstance(state, dict):  # before anything is changed
+            self._check_masks(state.get("masks", {}))  # older states have none
+            if self.budget is not None:
+                self.budget.check_state(state["budget"])
         super().load_state_dict(state)
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])
             self._calls_until_look = 0
+
+    def _check_masks(self, saved: dict[str, Any]) -> None:
+        """A training must go on with the masks that it began with."""
+        here = asdict(self.mask_config)
+        for name, value in saved.items():
+            if here.get(name) != value:
+                raise CheckpointError(
+                    f"a pruner's state must be of the same masks. Their {name!r} is {here.get(name)!r}; got {value!r}. "
+                    "Make the pruner with the MaskConfig of the checkpoint's."
+                )
 
 
 def _is_timed(target: TargetLike | None) -> bool:
