@@ -176,3 +176,11 @@ def test_a_strength_and_a_target_at_once_are_refused(tmp_path: Path) -> None:
     path.write_text("[method]\nstrength = 1e-3\ntarget = { macs = 0.5 }\n")
     with pytest.raises(ConfigError, match="exclude each other"):
         load_recipe(str(path))
+
+
+def test_the_resolved_configuration_of_a_run_with_a_target_is_a_recipe(tmp_path: Path) -> None:
+    config = load_recipe("digits", ["method.target.macs=0.5"])
+    path = tmp_path / "config.toml"
+    path.write_text(dump_config(config))
+    assert load_recipe(str(path)) == config
+    assert dict(load_recipe(str(path), ["method.strength=0.5"]).method.target) == {}

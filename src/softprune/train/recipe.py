@@ -9,7 +9,7 @@ from typing import Any
 
 from softprune.errors import ConfigError
 from softprune.train import toml
-from softprune.train.config import RunConfig
+from softprune.train.config import MethodConfig, RunConfig
 from softprune.train.schema import build, keys_of, nearest, unknown_key
 
 DEFAULT_RECIPE = "digits"
@@ -67,8 +67,8 @@ def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
         return
     if "strength" in given and not given.get("target"):
         del method["target"]
-    elif given.get("target") and "strength" not in given:
-        del method["strength"]
+    elif "strength" not in given and (given.get("target") or method["strength"] == MethodConfig().strength):
+        del method["strength"]  # a run's resolved configuration has the default beside its target
     else:
         raise ConfigError(
             "method.strength and method.target exclude each other: a target moves the strength by itself. Got "
