@@ -26,6 +26,7 @@ from softprune.export.checking import (
 from softprune.export.folding import fold_batch_norms
 from softprune.export.fusing.epilogues import take_along
 from softprune.export.fusing.network import Network
+from softprune.export.fusing.pairs import join
 from softprune.export.fusing.stems import read_in_blocks
 from softprune.export.fusing.widths import widen
 from softprune.export.shapes import exportable, refused
@@ -43,8 +44,9 @@ def fuse(
     """A new module for inference that computes what `model` does in fewer and faster operations.
 
     BatchNorms are folded; convolutions take the addition and the ReLU behind them along; a first convolution in steps
-    of two reads blocks of pixels; odd widths between convolutions become multiples of eight. It is made for half
-    precision on NVIDIA GPUs and ``torch.compile(fused, mode="reduce-overhead")``; elsewhere the result is right, too.
+    of two reads blocks of pixels; odd widths between convolutions become multiples of eight; narrow convolutions of
+    single pixels into a wide stream and out of it are joined. It is made for half precision on NVIDIA GPUs and
+    ``torch.compile(fused, mode="reduce-overhead")``; elsewhere the result is right, too.
 
     What is done is checked in float64 (in the network's own precision where it runs in no other, which the log says).
     The weights are worked out there, too, and rounded once: give the network in full precision, and the precision that
@@ -91,8 +93,8 @@ def _fused(
         except Exception as error:
             raise refused(model, error) from error
     network = Network(module, values)
-    done = take_along(network), read_in_blocks(network), widen(network)
-    logger.debug("%d epilogues, %d first convolutions, %d odd widths", *done)
+    done = take_along(network), read_in_blocks(network), widen(network), join(network)
+    logger.debug("%d epilogues, %d first convolutions, %d odd widths, %d joined", *done)
     return network.rebuilt()
 
 
