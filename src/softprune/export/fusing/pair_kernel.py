@@ -5,8 +5,6 @@ that memory is all its time. Here a block of pixels stays on the chip: it is wid
 computed, where it is a convolution), and what the next block reads of it is narrowed at once, without reading it back.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -99,22 +97,22 @@ def _power(width: int) -> int:
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _kernel(
-    image: Any,
-    weight: Any,
-    bias: Any,
-    other: Any,
-    shortcut: Any,
-    shortcut_weight: Any,
-    next_weight: Any,
-    next_bias: Any,
-    stream: Any,
-    narrow: Any,
-    rows: Any,
-    width: Any,
-    pixels: Any,
-    shortcut_width: Any,
-    shortcut_pixels: Any,
+def _kernel(  # type: ignore[no-untyped-def, unused-ignore]  # Triton reads what annotations name
+    image,
+    weight,
+    bias,
+    other,
+    shortcut,
+    shortcut_weight,
+    next_weight,
+    next_bias,
+    stream,
+    narrow,
+    rows,
+    width,
+    pixels,
+    shortcut_width,
+    shortcut_pixels,
     K: tl.constexpr,
     N: tl.constexpr,
     K2: tl.constexpr,
