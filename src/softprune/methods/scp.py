@@ -195,7 +195,8 @@ class SoftPruner(Pruner):
         if isinstance(state, dict) and ("budget" in state) != (self.budget is not None):
             raise CheckpointError(
                 "a pruner's state must be of a pruner with the same target. "
-                f"Got one {'with' if 'budget' in state else 'without'} a target."
+                f"Got one {'with' if 'budget' in state else 'without'} a target; make the pruner as that of the "
+                "checkpoint was made."
             )
         if isinstance(state, dict):  # before anything is changed
             self._check_masks(state.get("masks", {}))  # older states have none
