@@ -9,7 +9,8 @@ every site, so that the share of MACs that goes is the one that the paper report
 widths, since its shortcuts stay). A record that exists is extended: rows that it has are not measured again.
 
 Compiling takes most of the time. To share a GPU machine's many cores, start several of these with one --lock FILE and
-an --out each: they compile side by side and time one after the other; --merge joins their records.
+an --out each: they compile side by side and time one after the other; --merge joins their records. Of a row that was
+measured several times it keeps the measurement that took the least time, since whatever else a machine does adds to it.
 """
 
 import argparse
@@ -41,6 +42,7 @@ DOCUMENT = ROOT.parent / "docs" / "latency.md"
 CUT = {"vgg16": 0.662, "resnet56": 0.515, "densenet40": 0.708, "resnet50": 0.543}
 """Share of the FLOPs that SCP cuts in the paper's tables (CIFAR-10; ImageNet for ResNet-50)."""
 CLASSES = {"resnet50": 1000}
+SIDES = ("dense", "compact")
 MODES = {"+graphs": "reduce-overhead", "+autotune": "max-autotune"}
 """Of a backend's name: recorded as a CUDA graph; and the compiler tries kernels of its own out."""
 
@@ -59,8 +61,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if options.threads:
         torch.set_num_threads(options.threads)
     record = _open_record(options)
-    for other in options.merge:
-        record["rows"] += json.loads(other.read_text(encoding="utf-8"))["rows"]
+    if options.merge:
+        others = [json.loads(path.read_text(encoding="utf-8"))["rows"] for path in options.merge]
+        record["rows"] = least_disturbed([*record["rows"], *itertools.chain(*others)])
         _write(record, options.out)
     runs = dict(item.split("=", 1) for item in options.run)
     kinds = itertools.product(
@@ -185,6 +188,24 @@ def _wanted(
             # Tensor cores read half precision channels last; full precision is measured as PyTorch has it by default.
             "channels_last": cuda and dtype != "float32",
         }
+
+
+KEYS = ("model", "dtype", "backend", "round_to", "gathers", "fold_bn", "own_order", "batch")
+"""What tells the rows of a record apart."""
+
+
+def least_disturbed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One measurement of each kind, the one that took the least time, with how many there were; sorted."""
+    kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault(tuple(str(row.get(key)) for key in KEYS), []).append(row)
+    best = []
+    for same in kinds.values():
+        timed = [row for row in same if row["speed_up"] is not None] or same[:1]
+        row = min(timed, key=lambda row: sum((row[side] or {}).get("median_ms", 0.0) for side in SIDES))
+        best.append(row | {"measurements": sum(row.get("measurements", 1) for row in same)})
+    order = [*CUT]
+    return sorted(best, key=lambda row: (order.index(row["model"]), *(row.get(key) or 0 for key in KEYS[1:])))
 
 
 def _has(record: dict[str, Any], key: dict[str, Any]) -> bool:

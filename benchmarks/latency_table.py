@@ -2,6 +2,9 @@
 
 from typing import Any
 
+DISTURBED = 0.1
+"""Of the median: where the middle half of the blocks spreads by more, other work was in the way."""
+
 
 def render(records: list[dict[str, Any]]) -> str:
     """The whole page, a section for each device."""
@@ -12,6 +15,8 @@ def render(records: list[dict[str, Any]]) -> str:
         "quartiles of the speed-up. *MACs* is what of them is left; *realised* the speed-up over the ratio of MACs.",
         "*multiple*: widths are rounded up to it (`auto` measures which one is fastest on the machine); *folded*:",
         "BatchNorms are part of the convolutions. Channels go by lot until at least the paper's share of MACs is gone.",
+        "Networks with a star were disturbed, the middle half of their blocks spreads by more than a tenth: read",
+        "their speed-ups, which are of neighbouring blocks, rather than their milliseconds.",
         "Rendered from `benchmarks/records/latency-*.json` by `python benchmarks/latency.py --render`;",
         "[bench.md](bench.md) says what multiples and gathers are for.",
         "",
@@ -37,7 +42,7 @@ def _line(row: dict[str, Any]) -> str:
     multiple += "" if row["gathers"] else ", no gathers"
     multiple += ", folded" if row["fold_bn"] else ""
     cells = [
-        row["model"] + ("*" if row.get("crowded") else ""),
+        row["model"] + ("*" if _is_disturbed(row) else ""),
         multiple,
         row["backend"] + (", own order" if row.get("own_order") else ""),
         row["dtype"],
@@ -54,3 +59,8 @@ def _line(row: dict[str, Any]) -> str:
         f"{row['realised']:.2f}",
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _is_disturbed(row: dict[str, Any]) -> bool:
+    timings = [row[side] for side in ("dense", "compact") if row[side]]
+    return any(each["high_ms"] - each["low_ms"] > DISTURBED * each["median_ms"] for each in timings)

@@ -41,11 +41,51 @@ def test_measures_extends_and_renders(latency, tmp_path, monkeypatch) -> None:
     merged = tmp_path / "latency-merged.json"
     again = ["--out", str(merged), *tiny[2:], "--merge", str(out), "--lock", str(tmp_path / "lock")]
     rows = latency.main([*again, "--batches", "2", "3", "--round-to", "1"])["rows"]
-    assert rows[:2] == both["rows"]
+    assert rows[:2] == [row | {"measurements": 1} for row in both["rows"]]
     assert [row["batch"] for row in rows] == [1, 2, 3]
     page = latency.render([both])
-    assert "| resnet20 | 1 | eager | float32 | 1 |" in page
+    assert "1 | eager | float32 | 1 |" in page
     assert f"{100 / row['mac_ratio']:.1f}%" in page
+
+
+def _row(dense: float, spread: float = 0.01, **key: object) -> dict[str, object]:
+    times = {"median_ms": dense, "low_ms": dense * (1 - spread), "high_ms": dense * (1 + spread)}
+    values = {
+        "model": "vgg16",
+        "dtype": "float32",
+        "backend": "eager",
+        "round_to": "8",
+        "multiple": 8,
+        "batch": 1,
+    }
+    values |= {"gathers": True, "fold_bn": False, "dense": times, "compact": times, "speed_up": 1.0}
+    return values | {"speed_up_spread": [1.0, 1.0], "mac_ratio": 2.0, "realised": 0.5, "note": ""} | key
+
+
+def test_of_several_measurements_the_fastest_stays(latency) -> None:
+    rows = [
+        _row(2.0, batch=64),
+        _row(5.0),
+        _row(3.0),
+        _row(4.0),
+        _row(1.0, model="resnet50"),
+        _row(1.0, own_order=True),
+    ]
+    best = latency.least_disturbed(rows)
+    assert [(row["model"], row["batch"], row["dense"]["median_ms"], row["measurements"]) for row in best] == [
+        ("vgg16", 1, 3.0, 3),
+        ("vgg16", 64, 2.0, 1),
+        ("vgg16", 1, 1.0, 1),
+        ("resnet50", 1, 1.0, 1),
+    ]
+    assert latency.least_disturbed([*best, _row(9.0)])[0]["measurements"] == 4
+
+
+def test_rows_that_were_disturbed_have_a_star(latency) -> None:
+    record = {"environment": {"device": "d", "torch": "t", "threads": 1}, "repeats": 2}
+    page = latency.render([record | {"rows": [_row(1.0, 0.04), _row(1.0, 0.06, batch=2)]}])
+    assert "| vgg16 | 8 | eager | float32 | 1 |" in page
+    assert "| vgg16* | 8 | eager | float32 | 2 |" in page
 
 
 def test_a_record_of_another_machine_is_not_extended(latency, tmp_path, monkeypatch) -> None:
