@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,15 @@ from softprune.train.assessment import evaluate_folder
 ROOT = Path(__file__).parents[2]
 KEPT = sorted(path.parent for path in (ROOT / "results").glob("*/compact/plan.json"))
 DATA = Path(os.environ.get("SOFTPRUNE_DATA", ROOT / "data"))
+CLASSES = {"cifar10": 10, "cifar100": 100}
+FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 LARGEST = 5_000_000
 
 
-def recorded(folder: Path) -> dict[str, float]:
+def recorded(folder: Path) -> dict[str, Any]:
     result = json.loads((folder.parent / "result.json").read_text())
     (row,) = (row for row in result["table"] if row["variant"] == "compact")
-    return {**row, "model": result["model"]}
+    return {**row, "model": result["model"], "data": result["data"]}
 
 
 def test_there_are_some() -> None:
@@ -30,7 +33,7 @@ def test_there_are_some() -> None:
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.parent.name)
 def test_a_kept_network_loads_and_is_the_recorded_one(folder: Path) -> None:
     row = recorded(folder)
-    network = sp.load(folder, models.build(str(row["model"]), 10))
+    network = sp.load(folder, models.build(row["model"], CLASSES[row["data"]]))
     found = sp.cost(network, torch.randn(1, 3, 32, 32))
     assert (found.params, found.macs) == (row["params"], row["macs"])
     assert (folder / "weights.safetensors").stat().st_size == pytest.approx(row["file_bytes"], abs=64)
@@ -38,10 +41,10 @@ def test_a_kept_network_loads_and_is_the_recorded_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.parent.name)
-@pytest.mark.skipif(
-    not DATA.joinpath("cifar-10-batches-py").is_dir(), reason="CIFAR-10 is not here (SOFTPRUNE_DATA)"
-)
 def test_a_kept_network_is_as_accurate_as_recorded(folder: Path) -> None:
+    data = recorded(folder)["data"]
+    if not (DATA / FOLDERS[data]).is_dir():
+        pytest.skip(f"{data} is not here (SOFTPRUNE_DATA)")
     (variant,) = evaluate_folder(folder, device="cpu", data_dir=str(DATA))
     # Recorded on a GPU in bfloat16, which moves single images.
     assert variant.totals.top1 == pytest.approx(recorded(folder)["top1"], abs=0.1)

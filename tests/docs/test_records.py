@@ -73,7 +73,7 @@ def test_the_readme_s_table_is_rendered_from_the_records() -> None:
     module = script("readme_table")
     text = module.README.read_text()
     assert module.with_table(text) == text
-    assert text.count("| VGG-16 |") == 1
+    assert text.count("| CIFAR-10 | VGG-16 |") == 1
 
 
 def test_the_table_of_a_sweep_is_rendered_from_its_records(

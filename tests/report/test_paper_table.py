@@ -6,6 +6,7 @@ import pytest
 
 from softprune.report import PaperRow, markdown, paper_figures, paper_rows, table_cells
 from softprune.report.records import Epoch, Moment, Run, Totals, Variant
+from softprune.train.recipe import load_recipe, recipe_names
 
 NOTHING = Totals()
 
@@ -131,7 +132,23 @@ def test_the_papers_figures_hang_together() -> None:
     assert len(paper_figures()) == 52
 
 
-def test_a_run_to_a_target_or_on_another_network_is_none_of_the_papers_rows() -> None:
-    target = run("cifar10-vgg16-scp", "scp", config={"method": {"target": {"macs": 0.5}}})
+def test_a_run_to_a_target_of_ones_own_or_on_another_network_is_none_of_the_papers_rows() -> None:
+    amounts = ({"macs": 0.5}, {"macs": "50%"}, {"macs": 60_000_000}, {"params": 0.3})
+    targets = [run("cifar10-vgg16-scp", "scp", config={"method": {"target": each}}) for each in amounts]
     other = run("cifar10-vgg19-scp", "scp")  # the name of a recipe, on a VGG-16
-    assert [row.paper for row in paper_rows([target, other], {"scp": "SCP"})] == [None, None]
+    assert [row.paper for row in paper_rows([*targets, other], {"scp": "SCP"})] == [None] * 5
+
+
+def test_a_run_to_the_papers_flops_has_its_figures_beside_it() -> None:
+    theirs = run("cifar100-vgg16-scp", "scp", config={"method": {"target": {"macs": 0.4855}}})
+    (row,) = paper_rows([theirs], {"scp": "SCP"})
+    assert row.paper is paper_figures()["cifar100-vgg16-scp"]
+    # That is what the recipes ask for where the paper has no strength.
+    targets = {name: load_recipe(name).method.target for name in recipe_names() if name in paper_figures()}
+    named = {name: target for name, target in targets.items() if target is not None and "macs" in target}
+    assert len(named) >= 9
+    for name, target in named.items():
+        config = {"method": {"target": target}}
+        network = name.split("-")[1]
+        (row,) = paper_rows([run(name, "scp", model=network, config=config)], {"scp": "SCP"})
+        assert row.paper is paper_figures()[name], name

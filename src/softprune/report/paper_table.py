@@ -11,6 +11,8 @@ from .paper import PaperFigures, paper_figures
 from .records import Moment, Run, Totals
 from .sections.headline import known_as
 
+SAME_FLOPS = 1.0
+"""Points between the paper's count of FLOPs that go and a target in exact MACs that stands for it."""
 FT = "-ft"
 """How the name of a recipe ends that fine-tunes; without it, it is the name of the same recipe without."""
 
@@ -132,10 +134,18 @@ def _row(
 
 
 def _figures(name: str, run: Run) -> PaperFigures | None:
-    """The paper's row that the recipe of this name repeats; none for another network, or a run to a target."""
-    if f"-{run.model}-" not in name or run.config.get("method", {}).get("target"):
+    """The paper's row that the recipe of this name repeats; none for another network, or for a target of one's own."""
+    figures = paper_figures().get(name)
+    if figures is None or f"-{run.model}-" not in name:
         return None
-    return paper_figures().get(name)
+    target = run.config.get("method", {}).get("target")
+    if not target:
+        return figures
+    # Where the paper leaves its strength out, the recipe asks for its share of FLOPs.
+    share = target.get("macs")
+    if not isinstance(share, float) or figures.flops is None:
+        return None
+    return figures if abs(100 - 100 * share - figures.flops) <= SAME_FLOPS else None
 
 
 def _shared(baseline: Spread) -> Spread:
