@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from fused_networks import assert_same, operators
 from torch import Tensor, nn
 
 from softprune.export import fuse
+from softprune.export.fusing import pair_operator
 from softprune.export.fusing.pair_operator import widen_narrow_relu, widen_relu
 
 
@@ -157,6 +159,27 @@ for widths in ((32, 64, 32, 48), (24, 80, 40, 16), (8, 64, 8, 130)):
         assert not torch.allclose(plain[1].float().cpu(), narrow, **near)
 print("all agree")
 """
+
+
+def _cannot_compile(*arguments: object) -> None:
+    raise RuntimeError("Failed to find C compiler")
+
+
+@pytest.mark.parametrize("kernel", [None, types.SimpleNamespace(launch=_cannot_compile)])
+def test_without_triton_or_its_compiler_convolutions_run_one_by_one(
+    kernel: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "softprune.export.fusing.pair_kernel", kernel)
+    monkeypatch.setattr(pair_operator, "has_kernel", lambda device, dtype: True)
+    pair_operator._kernel.cache_clear()
+    image, weight = torch.randn(2, 16, 4, 4), torch.randn(16, 16, 1, 1)
+    for _ in range(2):
+        stream, narrow = widen_narrow_relu(image, weight, None, image, None, None, 1, weight, None)
+    pair_operator._kernel.cache_clear()
+    torch.testing.assert_close(stream, F.relu(F.conv2d(image, weight) + image))
+    torch.testing.assert_close(narrow, F.relu(F.conv2d(stream, weight)))
+    (said,) = caplog.records  # once
+    assert "one by one" in said.getMessage()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

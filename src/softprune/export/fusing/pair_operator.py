@@ -96,7 +96,7 @@ def _launch(
 ) -> tuple[Tensor, Tensor | None]:
     """One kernel in half precision on an NVIDIA GPU where all images have channels last, several elsewhere."""
     images = [each for each in (image, other, shortcut) if each is not None]
-    launch = _kernel() if has_kernel(image.device, image.dtype) else None
+    launch = _kernel(image.device) if has_kernel(image.device, image.dtype) else None
     if launch is not None and all(each.is_contiguous(memory_format=torch.channels_last) for each in images):
         found = launch(image, weight, bias, other, shortcut, shortcut_weight, stride, next_weight, next_bias)
         if found is not None:
@@ -110,11 +110,17 @@ def _launch(
 
 
 @cache
-def _kernel() -> Launch | None:
-    """The kernel, if there is a compiler for it here."""
+def _kernel(device: torch.device) -> Launch | None:
+    """The kernel, if it can be compiled here: Triton may be missing, or the C compiler that it needs."""
     try:
         from softprune.export.fusing.pair_kernel import launch
-    except ImportError:
-        logger.debug("no Triton: joined convolutions run one by one")
+
+        image = torch.zeros(1, 16, 4, 4, device=device, dtype=torch.float16).to(
+            memory_format=torch.channels_last
+        )
+        weight = torch.zeros(16, 16, 1, 1, device=device, dtype=torch.float16)
+        launch(image, weight, None, image, None, None, 1, weight, None)
+    except Exception as error:  # whatever a compiler comes up with: there is another way
+        logger.warning("joined convolutions run one by one, since Triton has no kernel for them: %s", error)
         return None
     return launch
