@@ -182,7 +182,11 @@ def test_models_keep_mode_and_dtype() -> None:
         ({"backends": ("tensorrt",)}, "a backend is one of eager, compile, fused, onnxruntime"),
         ({"dtype": "int8"}, "`dtype` is one of"),
         ({"compile_mode": "fast"}, "`compile_mode` is one of"),
-        ({"repeats": 0}, "at least 1"),
+        ({"repeats": 0}, "a whole number from 1 on. Got 0"),
+        ({"repeats": 1.5}, "a whole number from 1 on. Got 1.5"),
+        ({"threads": -1}, "`threads` is a whole number"),
+        ({"device": "abacus"}, "`device` is one that PyTorch has here.*abacus"),
+        ({"batches": []}, "`batches` are whole numbers"),
     ],
 )
 def test_mistakes(options: dict[str, object], message: str) -> None:
@@ -206,3 +210,34 @@ def test_batches_are_whole_numbers(batches: list[int]) -> None:
     model = Dense().eval()
     with pytest.raises(ConfigError, match="`batches` are whole numbers"):
         compare(model, model, torch.randn(1, 3, 8, 8), batches=batches)
+
+
+class _ForFour(torch.nn.Module):
+    """Takes four images at a time, in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x.float())).view(4, 144)
+
+
+def test_a_network_for_one_batch_size_and_precision_alone() -> None:
+    model, example = _ForFour().eval(), torch.randn(4, 3, 8, 8)
+    report = compare(model, model, example, backends="eager", batches=4, fold_bn=True, repeats=1)  # type: ignore[arg-type]
+    assert report.rows[0].speed_up is not None
+    assert report.dense_macs == 4 * 27 * 36
+    first, second = compare(model, model, example, batches=[4, 8], repeats=1).rows
+    assert first.speed_up is not None
+    assert second.speed_up is None
+    assert second.note.startswith("does not run so: RuntimeError: shape '[4, 144]' is invalid")
+    (half,) = compare(model, model, example, batches=[4], dtype="float64", repeats=1).rows
+    assert "does not run so: RuntimeError" in half.note
+
+
+def test_volumes_beside_images_in_channels_last() -> None:
+    model = torch.nn.ModuleDict({"image": torch.nn.Conv2d(3, 4, 3), "volume": torch.nn.Conv3d(1, 2, 3)})
+    model.forward = lambda x: model["volume"](model["image"](x)[:, None]).flatten(1)  # type: ignore[method-assign]
+    (row,) = compare(model, model, torch.randn(2, 3, 8, 8), batches=[2], channels_last=True, repeats=1).rows
+    assert row.speed_up is not None, row.note

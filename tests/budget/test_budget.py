@@ -205,6 +205,19 @@ def test_a_trial_cut_leaves_the_training_as_it_was(caplog):
         assert torch.equal(value, theirs), name
 
 
+def test_a_settled_cut_is_not_changed_by_cutting_an_average(monkeypatch):
+    model, pruner, optimizer = build()
+    average = copy.deepcopy(model)
+    train(model, pruner, optimizer)
+    before = pruner.masks()
+    # As if the average's weights folded into less, so that the cut cost more.
+    monkeypatch.setattr(pruner.budget, "limit", 0.97 * pruner.budget.limit)
+    compact = pruner.compact(average)
+    assert sp.cost(compact, EXAMPLE[:1]).macs <= pruner.budget.limit
+    assert all(torch.equal(mask, before[name]) for name, mask in pruner.masks().items())
+    assert pruner.budget.settled
+
+
 def test_a_settled_cut_is_not_changed_by_taking_it(monkeypatch):
     model, pruner, optimizer = build()
     train(model, pruner, optimizer)
@@ -352,6 +365,8 @@ def test_rounding_holds_and_a_gap_is_told(caplog):
         ({"target": {"macs": 1e-4}}, "within reach"),
         ({"target": {"channels": 3}, "min_channels": 10}, "within reach"),
         ({"target": {"params": 10**9}}, "below the dense"),
+        ({"target": {"latency": 0.9}, "latency_batch": 0}, "`latency_batch` is a whole number from 1 on"),
+        ({"target": {"latency": 0.9}, "latency_batch": 2.5}, "`latency_batch` is a whole number from 1 on"),
     ],
 )
 def test_contradictions_and_the_impossible_are_refused_and_the_model_is_left_alone(settings, message):

@@ -23,6 +23,16 @@ def test_export_checks_the_file_and_prints_sizes(
     assert "differs by at most" in result.output
 
 
+def test_export_into_a_folder_that_cannot_be(softprune, finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = softprune(
+        "export", str(finished), "--format", "pt2", "--out", str(tmp_path / "file" / "small.pt2")
+    )
+    assert result.exit_code not in (0, 1), result.output
+    assert "The folder of small.pt2 must be writable" in result.stderr
+    assert "then export again" in result.stderr
+
+
 def test_export_of_a_compact_folder_outside_its_run(softprune, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "compact", tmp_path / "small")
     alone = softprune("export", "small", "--format", "pt2")

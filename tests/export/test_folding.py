@@ -100,3 +100,38 @@ def test_a_masked_network_is_refused() -> None:
     SoftPruner(model, example)
     with pytest.raises(ModelError, match="must be cut before it is exported"):
         fold_batch_norms(model, example)
+
+
+@pytest.mark.parametrize("kind", ["volumes", "transposed linear", "transposed sequence"])
+def test_weights_keep_their_memory_order(kind: str) -> None:
+    torch.manual_seed(0)
+    if kind == "volumes":
+        model, example = nn.Sequential(nn.Conv3d(3, 8, 3), nn.BatchNorm3d(8)), torch.randn(2, 3, 6, 6, 6)
+        model.to(memory_format=torch.channels_last_3d)
+    elif kind == "transposed linear":
+        model, example = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)), torch.randn(4, 6)
+        model[0].weight = nn.Parameter(torch.randn(6, 8).t())
+    else:
+        model, example = nn.Sequential(nn.Conv1d(3, 8, 3), nn.BatchNorm1d(8)), torch.randn(2, 3, 9)
+        model[0].weight = nn.Parameter(torch.randn(3, 3, 8).permute(2, 1, 0))
+    randomise_(model.eval(), dead=0)
+    folded = fold_batch_norms(model, example)
+    assert _norms(folded) == []
+    assert folded[0].weight.stride() == model[0].weight.stride()
+    _assert_same(model, folded, example)
+
+
+class _WithoutBias(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv2d(input, self.weight, None, self.stride, self.padding)
+
+
+def test_a_layer_that_leaves_its_bias_out_keeps_its_norm() -> None:
+    torch.manual_seed(0)
+    odd = nn.Sequential(_WithoutBias(3, 8, 3, bias=False), nn.BatchNorm2d(8))
+    model = nn.Sequential(odd, nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)).eval()
+    randomise_(model, dead=0)
+    example = torch.randn(2, 3, 16, 16)
+    folded = fold_batch_norms(model, example)
+    assert _norms(folded) == ["0.1"]
+    _assert_same(model, folded, example)

@@ -18,6 +18,7 @@ from softprune.inspection import read_graph
 from softprune.masks import is_masked
 from softprune.methods import REGISTRY, Pruner, RandomPruner
 from softprune.plan import PrunePlan
+from softprune.surgery import remap_optimizer
 from topologies import TOPOLOGIES, randomise_
 
 CARDS = Path(__file__).parents[2] / "docs" / "methods"
@@ -285,3 +286,20 @@ def _nobody_looks() -> Iterator[None]:
         for name in names:
             patch.setattr(torch.Tensor, name, refuse)
         yield
+
+
+@every_method
+def test_the_optimizer_goes_on_with_the_cut_network_alone(method: str) -> None:
+    pruner = build(method, "residual")
+    optimizer = run(pruner)
+    pruner.decide()
+    compact = pruner.compact()
+    remap_optimizer(optimizer, pruner.model, compact)
+    before, step = [tensor.clone() for tensor in pruner.model.parameters()], int(pruner.clock.step)
+    for number in range(2):
+        images, labels = batch(number)
+        optimizer.zero_grad()
+        F.cross_entropy(compact(images), labels).backward()
+        optimizer.step()
+    assert int(pruner.clock.step) == step
+    assert all(map(torch.equal, before, pruner.model.parameters()))

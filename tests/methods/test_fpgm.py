@@ -7,6 +7,8 @@ import torch
 from method_networks import Chain, batch, sgd, train
 from torch import Tensor, nn
 
+from softprune.errors import ConfigError
+from softprune.masks import is_masked
 from softprune.methods import FpgmPruner
 from softprune.methods.fpgm import summed_distances
 
@@ -60,3 +62,10 @@ def test_gradients_of_zeroed_filters_are_masked_and_momentum_is_not(masked: bool
     optimizer.state[conv.weight]["momentum_buffer"].fill_(1.0)
     train(pruner, optimizer, 1)
     assert (conv.weight[zeroed] != 0).all()
+
+
+def test_ratios_that_leave_nothing_are_refused() -> None:
+    model = Chain(16)
+    with pytest.raises(ConfigError, match=r"together must leave some filters.*0.6 and 0.4 for '1'"):
+        FpgmPruner(model, batch()[0], ratio_norm=0.6, ratio_dist=0.4)
+    assert not any(is_masked(module) for module in model.modules())

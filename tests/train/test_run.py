@@ -372,6 +372,7 @@ def test_training_starts_from_the_weights_of_another_run(tiny: Tiny, tmp_path: P
         ("method.name=slimming", "method.options.ratio=1.5"),
         ("method.target.macs=2",),
         ("method.target.macs=1e-9",),
+        ("model.weights=gone.safetensors",),
     ],
 )
 def test_what_a_method_refuses_is_refused_before_anything_is_trained(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tiny import tiny_recipe
 
-from softprune.errors import ConfigError
+from softprune.errors import CheckpointError, ConfigError
 from softprune.train.recipe import dump_config
 from softprune.train.records import RunFolder
 from softprune.train.sweep import Cell, Sweep, read_sweep, sweep_names, sweep_title
@@ -83,6 +83,7 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Any) -> None:
         ("[[run]]\nrecipe = 'digits'\nafter = 'x'", "Got 'x', which fits 0 of: no run"),
         ("[[run]]\nrecipe = 'digits'\nset = {'method.name' = 'slim'}", "Did you mean 'slimming'"),
         ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = '{after}'}", "the run that `after` names"),
+        ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = 'gone.pt'}", "gone.pt, which does not exist"),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(write: Any, text: str, message: str) -> None:
@@ -251,3 +252,10 @@ def test_signals_reach_the_runs_through_the_sweep(write: Any, tmp_path: Path) ->
     assert "1 of 2 runs done" in again.stdout
     assert "bad failed" in again.stderr
     assert "tiny_networks" in again.stderr
+
+
+def test_a_folder_that_cannot_be_is_a_clear_error(write: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    sweep = read_sweep(write("[[run]]\nrecipe = 'digits'"), tmp_path / "file" / "runs")
+    with pytest.raises(CheckpointError, match=r"must be writable.*the same command goes on"):
+        SweepRunner(sweep).run(Recorder())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from softprune.export import fuse, to_onnx
 from softprune.export.fusing.operator import has_kernel
 from softprune.export.onnx_file import open_session
 from softprune.graph import Example
+from softprune.surgery.apply import duplicated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,10 @@ def fused(model: nn.Module, example: Example, setting: Setting) -> Ready:
             f"{setting.dtype}."
         )
     # From full precision, so that weights are rounded once.
-    network: nn.Module = fuse(copy.deepcopy(model).to(setting.device), example, dtype=setting.dtype)
+    network = duplicated(model).to(setting.device)
     if setting.channels_last:
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        _to_channels_last(network)
+    network = fuse(network, example, dtype=setting.dtype)
     return lambda given: _caller(_compile(network, setting), placed_input(given, setting))
 
 
@@ -96,10 +97,17 @@ COMPILED = ("compile", "fused")
 
 def placed(model: nn.Module, setting: Setting) -> nn.Module:
     """A copy of `model` in eval mode, where and in the precision that the setting wants."""
-    network = copy.deepcopy(model).to(setting.device, setting.dtype).eval()
+    network = duplicated(model).to(setting.device, setting.dtype).eval()
     if setting.channels_last:
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        _to_channels_last(network)
     return network
+
+
+def _to_channels_last(network: nn.Module) -> None:
+    """Weights of images alone: torch's own way stumbles over a network with volumes, too."""
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.ndim == 4:
+            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
 
 def placed_input(example: Example, setting: Setting) -> Example:

@@ -16,6 +16,7 @@ from softprune.bench.timing import Timing, alternate, paired_ratio
 from softprune.cost import cost
 from softprune.errors import ConfigError, SoftpruneError
 from softprune.export import fold_batch_norms
+from softprune.export.shapes import first_line
 from softprune.graph import Example, ExampleLike
 from softprune.masks import is_masked
 
@@ -67,7 +68,7 @@ def compare(
         alone: Entered while the clock runs and while convolutions are tried out, not while networks are compiled: a
             lock, say, for benchmarks that compile side by side and must not time side by side.
     """
-    chosen = [*backends]
+    chosen = [backends] if isinstance(backends, str) else [*backends]
     for name in chosen:
         if name not in BACKENDS:
             raise ConfigError(f"a backend is one of {', '.join(BACKENDS)}. Got {name!r}.")
@@ -75,11 +76,14 @@ def compare(
         raise ConfigError(f"`dtype` is one of {', '.join(DTYPES)}. Got {dtype!r}.")
     if compile_mode not in COMPILE_MODES:
         raise ConfigError(f"`compile_mode` is one of {', '.join(COMPILE_MODES)}. Got {compile_mode!r}.")
-    if repeats < 1:
-        raise ConfigError(f"`repeats` must be at least 1. Got {repeats}.")
-    sizes = [*batches]
-    if not all(isinstance(size, int) and size >= 1 for size in sizes):
-        raise ConfigError(f"`batches` are whole numbers from 1 on. Got {sizes}.")
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ConfigError(f"`repeats` is a whole number from 1 on. Got {repeats!r}.")
+    if not isinstance(threads, int) or threads < 0:
+        raise ConfigError(f"`threads` is a whole number, 0 for PyTorch's choice. Got {threads!r}.")
+    sizes = [*batches] if isinstance(batches, Iterable) else [batches]
+    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ConfigError(f"`batches` are whole numbers from 1 on. Got {batches!r}.")
+    where = _device(device)
     for name, model in (("dense", dense), ("compact", compact)):
         if any(is_masked(module) for module in model.modules()):
             raise ConfigError(
@@ -92,10 +96,11 @@ def compare(
             "a benchmark needs inputs that all have the batch as their first dimension. Got first dimensions "
             f"{[tuple(tensor.shape)[:1] for tensor in given.tensors()]}."
         )
-    macs = [cost(model, given.with_batch(1)).macs for model in (dense, compact)]
+    # A network may take no other batch sizes than those that are asked for.
+    one = given.with_batch(min(sizes))
+    macs = [cost(model, one).macs for model in (dense, compact)]
     if fold_bn:
-        dense, compact = (fold_batch_norms(model, given.with_batch(2)) for model in (dense, compact))
-    where = torch.device(device)
+        dense, compact = (fold_batch_norms(model, one) for model in (dense, compact))
     rows = []
     with cpu_threads(threads) as used:
         setting = Setting(
@@ -113,6 +118,17 @@ def compare(
                 logger.debug("%s, batch %d: speed-up %s", backend, batch, row.speed_up or row.note)
                 rows.append(row)
     return BenchReport(tuple(rows), macs[0], macs[1], advice(rows, compact))
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except Exception as error:
+        raise ConfigError(
+            f"`device` is one that PyTorch has here, such as 'cpu' or 'cuda'. Got {str(device)!r}: {first_line(error)}."
+        ) from error
+    return found
 
 
 def _prepared(
@@ -138,19 +154,12 @@ def _row(
     batch = example.batch_size()
     assert batch is not None
     timings: dict[str, Timing] = {}
+    note = ready if isinstance(ready, str) else ""
     if not isinstance(ready, str):
-        # Every row compiles for its own shapes, and none runs into the limit of recompilations.
-        torch.compiler.reset()
-        calls = {"dense": ready[0](example), "compact": ready[1](example)}
-        # The first call tries out convolutions on the device, which compiled networks then find tried.
-        with alone(), torch.compiler.set_stance("force_eager"):
-            for call in calls.values():
-                call()
-        if backend in COMPILED:
-            for call in calls.values():
-                call()
-        with alone():
-            timings = alternate(calls, repeats=repeats, finish=waiter(setting.device))
+        try:
+            timings = _timed(backend, ready, example, setting, repeats, alone)
+        except Exception as error:  # of the network or the backend: the other rows are worth having
+            note = f"does not run so: {type(error).__name__}: {first_line(error)}"
     speed_up = paired_ratio(timings["dense"], timings["compact"]) if timings else None
     return BenchRow(
         backend=backend,
@@ -166,5 +175,27 @@ def _row(
         speed_up=speed_up and speed_up[0],
         speed_up_spread=speed_up and speed_up[1:],
         mac_ratio=macs[0] / max(macs[1], 1),
-        note=ready if isinstance(ready, str) else "",
+        note=note,
     )
+
+
+def _timed(
+    backend: str,
+    ready: tuple[Ready, Ready],
+    example: Example,
+    setting: Setting,
+    repeats: int,
+    alone: Callable[[], AbstractContextManager[object]],
+) -> dict[str, Timing]:
+    # Every row compiles for its own shapes, and none runs into the limit of recompilations.
+    torch.compiler.reset()
+    calls = {"dense": ready[0](example), "compact": ready[1](example)}
+    # The first call tries out convolutions on the device, which compiled networks then find tried.
+    with alone(), torch.compiler.set_stance("force_eager"):
+        for call in calls.values():
+            call()
+    if backend in COMPILED:
+        for call in calls.values():
+            call()
+    with alone():
+        return alternate(calls, repeats=repeats, finish=waiter(setting.device))

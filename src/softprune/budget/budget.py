@@ -172,9 +172,10 @@ class Budget:
         self._report(cut, step, alive)
 
     @contextmanager
-    def on_trial(self, step: int) -> Iterator[None]:
-        """What is settled inside before its time, at step `step`, is undone behind: the training is left as it was."""
-        if step >= self.settle_at:
+    def on_trial(self, step: int, *, of_a_copy: bool = False) -> Iterator[None]:
+        """What is settled inside before its time, at step `step`, or of a copy, whose weights may fold differently, is
+        undone behind: the training is left as it was."""
+        if step >= self.settle_at and not of_a_copy:
             yield
             return
         decision, in_force = self._decision(), self.settled

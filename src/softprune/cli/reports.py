@@ -1,5 +1,6 @@
 """`report` and `compare`: pages and tables from the records of runs."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -114,7 +115,8 @@ def _finished(given: Sequence[Path]) -> list[Path]:
         if folder in finished:
             continue
         if (folder / "config.toml").is_file():
-            remark(f"Left out: {folder} is not finished; `softprune resume {folder}` finishes it.")
+            command = f"softprune resume {shlex.quote(str(folder))}"
+            remark(f"Left out: {folder} is not finished; `{command}` finishes it.")
         else:
             remark(f"Left out: {folder} holds no run.")
     return finished

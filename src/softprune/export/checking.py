@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from softprune.finite import without_values
 from softprune.graph import Example
 from softprune.graph.example import first_floating
 from softprune.masks import is_masked
+from softprune.surgery.apply import duplicated
 from softprune.surgery.verify import compare as distance
 from softprune.surgery.verify import outputs_of
 
@@ -48,7 +48,7 @@ def prepared(model: nn.Module, *, device: torch.device | str = "cpu") -> nn.Modu
             "a network must have values to be exported. Got '{}', a {} parameter; run the network once, or load its "
             "weights first.".format(*missing)
         )
-    return copy.deepcopy(model).to(device).eval()
+    return duplicated(model).to(device).eval()
 
 
 def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
@@ -123,7 +123,8 @@ def trials(example: Example, *, other_batch: bool) -> list[Example]:
             return tensor
         return torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
 
-    sizes = (1, 5) if other_batch and example.batch_size() is not None else ()
+    batch = example.batch_size()
+    sizes = [size for size in (1, 5, 3) if size != batch][:2] if other_batch and batch is not None else []
     return [example, example.map(noise), *(example.with_batch(size).map(noise) for size in sizes)]
 
 

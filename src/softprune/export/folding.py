@@ -6,12 +6,14 @@ For inference only: a folded network has no statistics left to train with.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from softprune.errors import VerificationError
 from softprune.export.checking import compare, exact, place_of, prepared
 from softprune.graph import Example, ExampleLike
 from softprune.graph.batchnorms import is_known_batch_norm, is_timm_batch_norm
@@ -48,7 +50,12 @@ def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
     folded = prepared(model, device=place_of(model)[0])
     given = Example.of(example).to_model(folded)
     pairs = _pairs(folded, capture(folded, given)[0])
-    _check(model, pairs, given)
+    try:
+        _check(model, pairs, given)
+    except VerificationError:
+        # A class of somebody's own may leave its bias out, say: such layers keep their BatchNorms.
+        pairs = [(layer, norm) for layer, norm in pairs if _is_torchs(folded.get_submodule(layer))]
+        _check(model, pairs, given)
     for layer, norm in pairs:
         _fold(folded, layer, norm)
     if hasattr(folded, HISTORY):
@@ -103,8 +110,12 @@ def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_pre_hooks or module._forward_hooks)
 
 
+def _is_torchs(layer: nn.Module) -> bool:
+    return type(layer).__module__.startswith("torch.nn.")
+
+
 def _plain_layer(model: nn.Module, name: str) -> bool:
-    """Whether the layer is torch's own kind, so that its attributes mean what they say, and owns its weight alone."""
+    """Whether the layer is a convolution or linear layer by its class and owns its weight alone."""
     layer = model.get_submodule(name)
     if not isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear)):
         return False
@@ -134,7 +145,7 @@ def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
     layer.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=weight.requires_grad)
     rest: nn.Module = nn.Identity()
     if is_timm_batch_norm(type(norm)):
-        rest = nn.Sequential(norm.drop, norm.act)  # type: ignore[arg-type]
+        rest = nn.Sequential(OrderedDict(drop=norm.drop, act=norm.act))  # type: ignore[arg-type]
     path, _, attribute = norm_name.rpartition(".")
     model.get_submodule(path)._modules[attribute] = rest.eval()
 
@@ -148,7 +159,7 @@ def _scaled(layer: nn.modules.conv._ConvNd | nn.Linear, scale: Tensor) -> Tensor
         scaled = weight * per_group.view(*per_group.shape, *(1,) * (weight.ndim - 2))
     else:
         scaled = weight * scale.view(-1, *(1,) * (weight.ndim - 1))
-    return scaled if weight.is_contiguous() else scaled.contiguous(memory_format=torch.channels_last)
+    return torch.empty_like(weight).copy_(scaled)  # in the weight's own memory order
 
 
 def _check(model: nn.Module, pairs: list[tuple[str, str]], given: Example) -> None:

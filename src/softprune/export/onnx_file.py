@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from softprune.export.checking import compare, prepared, trials
 from softprune.export.folding import count_batch_norms, fold_batch_norms
 from softprune.export.report import ExportReport
 from softprune.export.shapes import dynamic_shapes, exportable, refused
-from softprune.export.torch_file import checked_path
+from softprune.export.torch_file import checked_path, folder_beside
 from softprune.graph import Example, ExampleLike
 
 
@@ -49,10 +48,10 @@ def to_onnx(
     target = checked_path(path, ".onnx")
     network = prepared(model)
     norms = count_batch_norms(network)
-    given = exportable(Example.of(example).to_model(network), dynamic_batch=dynamic_batch)
+    given = exportable(network, Example.of(example).to_model(network), dynamic_batch=dynamic_batch)
     small = fold_batch_norms(network, given) if fold_bn else network
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-        written = Path(folder) / target.name
+    with folder_beside(target) as folder:
+        written = folder / target.name
         _write(small, given, written, dynamic_batch, opset)
         try:
             session = open_session(written)

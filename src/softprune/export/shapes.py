@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from typing import Any
@@ -21,12 +22,13 @@ MOST_ON_GPU = 65535
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # torch.export's words for a dimension that was to be free and is not.
 _CONSTRAINT = re.compile(
-    r"Constraints? ?violat|ConstraintViolation|as dynamic but|dynamic[ _]shapes?|specialized", re.IGNORECASE
+    r"Constraints? ?violat|ConstraintViolation|as dynamic but|dynamic[ _]shapes?|specialized|tree_name",
+    re.IGNORECASE,
 )
 
 
-def exportable(example: Example, *, dynamic_batch: bool) -> Example:
-    """The example at a batch size that an export with a free batch can start from."""
+def exportable(model: nn.Module, example: Example, *, dynamic_batch: bool) -> Example:
+    """The example at a batch size that an export of `model` with a free batch can start from."""
     if not dynamic_batch:
         return example
     batch = example.batch_size()
@@ -35,7 +37,25 @@ def exportable(example: Example, *, dynamic_batch: bool) -> Example:
             "a free batch size needs inputs that all have the batch as their first dimension. Got first dimensions "
             f"{[tuple(tensor.shape)[:1] for tensor in example.tensors()]}; pass dynamic_batch=False."
         )
-    return example if batch > 1 else example.with_batch(TRACED_BATCH)
+    if batch > 1:
+        return example
+    more = example.with_batch(TRACED_BATCH)
+    if not _runs(copy.deepcopy(model), more) and _runs(copy.deepcopy(model), example):
+        raise ModelError(
+            f"a free batch size may be any. Got a {type(model).__name__} that takes one input and does not take "
+            f"{TRACED_BATCH}; pass dynamic_batch=False."
+        )
+    return more
+
+
+@torch.no_grad()
+def _runs(model: nn.Module, example: Example) -> bool:
+    given = example.map(torch.clone)
+    try:
+        model(*given.args, **given.kwargs)
+    except Exception:
+        return False
+    return True
 
 
 def dynamic_shapes(model: nn.Module, example: Example, *, dynamic_batch: bool) -> dict[str, Any] | None:

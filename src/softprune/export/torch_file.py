@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from softprune.export.report import ExportReport
 from softprune.export.shapes import dynamic_shapes, exportable, refused
 from softprune.graph import Example, ExampleLike
 from softprune.surgery.verify import outputs_of
+from softprune.train.files import unwritable
 
 
 def to_torch_export(
@@ -41,13 +44,13 @@ def to_torch_export(
     target = checked_path(path, ".pt2")
     network = prepared(model)
     norms = count_batch_norms(network)
-    given = exportable(Example.of(example).to_model(network), dynamic_batch=dynamic_batch)
+    given = exportable(network, Example.of(example).to_model(network), dynamic_batch=dynamic_batch)
     small = fold_batch_norms(network, given) if fold_bn else network
     program = exported(small, given, dynamic_batch=dynamic_batch)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-            written = Path(folder) / target.name
+        with folder_beside(target) as folder:
+            written = folder / target.name
             torch.export.save(program, written)
             loaded = torch.export.load(written).module()
 
@@ -85,9 +88,20 @@ def exported(model: nn.Module, given: Example, *, dynamic_batch: bool) -> torch.
 
 
 def checked_path(path: str | os.PathLike[str], suffix: str) -> Path:
-    """The path as given, with its folder made."""
+    """The path as given, if it ends as it should."""
     target = Path(path)
     if target.suffix != suffix:
         raise ConfigError(f"the file's name must end in {suffix}. Got {str(target)!r}.")
-    target.parent.mkdir(parents=True, exist_ok=True)
     return target
+
+
+@contextmanager
+def folder_beside(target: Path) -> Iterator[Path]:
+    """A folder for a file under way, beside where it is to be, which is made; gone afterwards."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise unwritable(target, error, "export again") from error
+    with made as folder:
+        yield Path(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -228,8 +229,8 @@ class Pruner:
                 " ..." if len(decayed) > 3 else "",
             )
         self._handles = [
-            optimizer.register_step_pre_hook(self._before_optimizer_step),
-            optimizer.register_step_post_hook(self._after_optimizer_step),
+            optimizer.register_step_pre_hook(self._riding(self._before_optimizer_step)),
+            optimizer.register_step_post_hook(self._riding(self._after_optimizer_step)),
         ]
         if not self._begun:
             self._begin()
@@ -248,6 +249,29 @@ class Pruner:
     def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Groups for an optimizer: weights and BatchNorm scales decay, shifts and biases do not (METHODS: 2e-4)."""
         return spare_shifts(self.model, weight_decay)
+
+    def _riding(self, hook: Callable[[Optimizer, Any, Any], None]) -> Callable[[Optimizer, Any, Any], None]:
+        """`hook` for as long as the optimizer trains this network: :func:`remap_optimizer` may take it to another."""
+        shift, place = next(iter(self._masked.values())).bias, (0, 0)
+
+        def ride(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            nonlocal place
+            groups = [group["params"] for group in optimizer.param_groups]
+            if not any(each is shift for group in groups[place[0] :][:1] for each in group[place[1] :][:1]):
+                found = [
+                    (g, p) for g, group in enumerate(groups) for p, each in enumerate(group) if each is shift
+                ]
+                if not found:
+                    self._leave_optimizer()
+                    return
+                place = found[0]
+            hook(optimizer, args, kwargs)
+
+        return ride
+
+    def _leave_optimizer(self) -> None:
+        for handle in getattr(self, "_handles", ()):
+            handle.remove()
 
     def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.before_step()
@@ -345,8 +369,7 @@ class Pruner:
     def detach(self) -> nn.Module:
         """Give the plain model back, with the weights as they are now; the pruner ends."""
         unmask_model_(self.model)
-        for handle in getattr(self, "_handles", ()):
-            handle.remove()
+        self._leave_optimizer()
         return self.model
 
     # --- state ---------------------------------------------------------------------------------------------------

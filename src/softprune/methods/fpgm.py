@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.inspection import Globs
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
@@ -75,6 +76,12 @@ class FpgmPruner(ZeroingPruner):
         names = [site.name for site in graph.sites]
         self.norm_ratios = ratio_per_site(self._ratio_norm, names, "ratio_norm")
         self.distance_ratios = ratio_per_site(self._ratio_dist, names, "ratio_dist")
+        for name in names:
+            if self.norm_ratios[name] + self.distance_ratios[name] >= 1:
+                raise ConfigError(
+                    f"`ratio_norm` and `ratio_dist` together must leave some filters of every layer. Got "
+                    f"{self.norm_ratios[name]:g} and {self.distance_ratios[name]:g} for '{name}'; make one smaller."
+                )
         return graph
 
     def _select(self, site: Site, filters: Tensor) -> Tensor:

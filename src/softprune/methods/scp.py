@@ -74,6 +74,8 @@ class SoftPruner(Pruner):
                 f"`latency_batch` goes with a latency target. Got {latency_batch!r} and target = {target!r}; leave it "
                 "out, or pass target={'latency': ...}."
             )
+        if latency_batch is not None and (not isinstance(latency_batch, int) or latency_batch < 1):
+            raise ConfigError(f"`latency_batch` is a whole number from 1 on. Got {latency_batch!r}.")
         if masks is not None and not isinstance(masks, MaskConfig):
             raise ConfigError(
                 f"`masks` must be a MaskConfig. Got {masks!r}; pass softprune.MaskConfig(...), or None for the "
@@ -177,7 +179,7 @@ class SoftPruner(Pruner):
                 budget.settle_at,
             )
         network = self.model if model is None else self._twin(model)
-        with budget.on_trial(step):
+        with budget.on_trial(step, of_a_copy=network is not self.model):
             budget.settle(network)
             budget.impose(network)
             compact = super().compact(model)

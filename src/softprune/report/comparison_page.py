@@ -42,7 +42,7 @@ def render_comparison(
         )
     runs = [load_run(folder) for folder in run_dirs]
     target = Path(out)
-    write_atomically(target, comparison_page(runs, target, titles).encode())
+    write_atomically(target, comparison_page(runs, target, titles).encode(), then="compare again")
     return target
 
 

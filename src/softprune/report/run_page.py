@@ -31,7 +31,7 @@ def render_run(run_dir: Path | str, out: Path | str | None = None) -> Path:
     """
     run = load_run(run_dir)
     target = Path(out) if out is not None else Path(run_dir) / "report.html"
-    write_atomically(target, run_page(run).encode())
+    write_atomically(target, run_page(run).encode(), then="`softprune report` writes it")
     return target
 
 

@@ -30,16 +30,21 @@ def plans_of(model: nn.Module) -> tuple[PrunePlan, ...]:
 
 def plain_copy(model: nn.Module) -> nn.Module:
     """A deep copy of `model` without masks: the network as its class defines it."""
-    try:
-        duplicate = copy.deepcopy(model)
-    except Exception as error:
-        raise ModelError(
-            f"softprune cuts a copy of the model, so that copy.deepcopy must take it. Got {type(error).__name__} from "
-            f"a {type(model).__name__}: {error}. Tensors that forward() computed and left on a module are the usual "
-            "cause (old-style weight_norm and spectral_norm: use torch.nn.utils.parametrizations)."
-        ) from error
+    duplicate = duplicated(model)
     unmask_model_(duplicate)
     return duplicate
+
+
+def duplicated(model: nn.Module) -> nn.Module:
+    """A deep copy of `model` as it is."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(
+            f"softprune works on copies of a model, so that copy.deepcopy must take it. Got {type(error).__name__} "
+            f"from a {type(model).__name__}: {error}. Tensors that forward() computed and left on a module are the "
+            "usual cause (old-style weight_norm and spectral_norm: use torch.nn.utils.parametrizations)."
+        ) from error
 
 
 Renewed = dict[int, tuple[nn.Parameter, nn.Parameter]]

@@ -24,7 +24,8 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
     parameter that was cut away leaves its group; one that folding added joins its weight's group. Where some of a
     parameter's state cannot be cut (Adafactor's factors), all of it starts anew, and the log says so.
 
-    `dense` is the network that the optimizer trains; several cuts may lie between it and `compact`.
+    `dense` is the network that the optimizer trains; several cuts may lie between it and `compact`. A pruner that is
+    attached to the optimizer stays with `dense`: it counts no more steps.
     """
     if isinstance(optimizer, LBFGS):
         raise PlanError(

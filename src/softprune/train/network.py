@@ -93,6 +93,14 @@ def load_weights(network: nn.Module, path: Path) -> None:
     network.load_state_dict(state)
 
 
+def check_weights_exist(path: Path) -> None:
+    """Raise unless there is something at ``path``."""
+    if not path.exists():
+        raise ConfigError(
+            f"model.weights must be a file or the folder of a run. Got {path}, which does not exist."
+        )
+
+
 def _read_weights(path: Path) -> dict[str, Tensor]:
     if path.is_dir():
         state = read_newest(RunFolder.open(path).checkpoints)[1]
@@ -102,10 +110,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
                 "training."
             )
         return state["model"]
-    if not path.is_file():
-        raise ConfigError(
-            f"model.weights must be a file or the folder of a run. Got {path}, which does not exist."
-        )
+    check_weights_exist(path)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -21,7 +21,7 @@ from softprune.train.finish import finish
 from softprune.train.going_on import way_on
 from softprune.train.loop import Trainer
 from softprune.train.method import check_method, make_pruner
-from softprune.train.network import build_network
+from softprune.train.network import initial_network
 from softprune.train.progress import Listener
 from softprune.train.recipe import config_from_dict
 from softprune.train.records import RunFolder
@@ -59,7 +59,7 @@ def start(
         if config.records.tensorboard:
             find_writer()
         data = open_data(config, world.device)
-        _check_pruner(config, build_network(config.model.name, data.num_classes), data)
+        _check_pruner(config, initial_network(config.model, data.num_classes, config.seed), data)
         path = world.share(str(out or _free_folder(config.name or "run")))
         if world.is_writer:
             RunFolder.create(path, config)

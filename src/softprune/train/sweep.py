@@ -12,6 +12,7 @@ from softprune.errors import ConfigError
 from softprune.train import toml
 from softprune.train.config import RunConfig
 from softprune.train.method import check_method
+from softprune.train.network import check_weights_exist
 from softprune.train.recipe import find_recipe, load_recipe, read_toml, recipe_folder
 from softprune.train.records import RunFolder
 from softprune.train.schema import nearest
@@ -130,6 +131,8 @@ def _cells_of(
         settings = tuple(_setting(key, value, after) for key, value in values.items())
         config = load_recipe(str(found), settings)
         check_method(config.method, compact_at=config.train.compact_at)
+        if after is None and config.model.weights:
+            check_weights_exist(Path(config.model.weights).expanduser())
         cell = Cell(
             name=label + _suffix(point),
             recipe=found.stem if found.parent == recipe_folder() else str(found),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from softprune.train.files import unwritable
 from softprune.train.signals import StopWatch
 from softprune.train.sweep import Cell, Sweep
 
@@ -62,8 +63,12 @@ class Job:
 
     def take(self) -> bool:
         """Claim the run; False while a process of an earlier sweep, or of another one, still works on it."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(self.log.with_suffix(".lock"), "w", encoding="utf-8")  # noqa: SIM115  (held until the run ends)
+        claim = self.log.with_suffix(".lock")
+        try:
+            claim.parent.mkdir(parents=True, exist_ok=True)
+            lock = open(claim, "w", encoding="utf-8")  # noqa: SIM115  (held until the run ends)
+        except OSError as error:
+            raise unwritable(claim, error, "the same command goes on") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune import models
-from softprune.errors import ModelError
+from softprune.errors import ConfigError, ModelError
 from softprune.export import fuse
 from softprune.graph import Example
 from softprune.surgery.verify import compare, outputs_of
@@ -213,6 +213,13 @@ def test_what_is_refused() -> None:
         fuse(model, images)
     with pytest.raises(ModelError, match="must have values"):
         fuse(models.build("digits_net", 10).to("meta"), images)
+    for dtype in ("bfloat16", torch.int8, torch.complex64):
+        with pytest.raises(ConfigError, match="`dtype` is a floating dtype"):
+            fuse(models.build("digits_net", 10), images, dtype=dtype)  # type: ignore[arg-type]
+    model = models.build("digits_net", 10)
+    model.last = model(images)  # a forward's result, which no copy can be made of
+    with pytest.raises(ModelError, match=r"copy\.deepcopy must take it"):
+        fuse(model, images)
 
 
 def test_a_fused_network_compiles_in_one_piece() -> None:
@@ -241,3 +248,68 @@ def test_gpu_kernels_agree_with_separate_operators(name: str) -> None:
         for network in (made, torch.compile(made, dynamic=False)):
             together = float((network(images.bfloat16()).float() - want).abs().max()) / scale
             assert together <= 1.5 * separate + 0.01
+
+
+class _Flattened(nn.Module):
+    """Flattens images, and adds a constant of their shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.register_buffer("place", torch.randn(1, 8, 4, 4))
+        self.head = nn.Linear(128, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.norm(self.conv(x))).flatten(1) + self.place.view(1, -1))
+
+
+@pytest.mark.parametrize("model_order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("example_order", [torch.contiguous_format, torch.channels_last])
+def test_images_come_in_any_memory_order(
+    model_order: torch.memory_format, example_order: torch.memory_format
+) -> None:
+    torch.manual_seed(0)
+    model = _Flattened().eval()
+    model.conv = model.conv.to(memory_format=model_order)  # type: ignore[call-overload]
+    images = torch.randn(3, 3, 6, 6)
+    made = fuse(model, images.contiguous(memory_format=example_order))
+    for order in (torch.contiguous_format, torch.channels_last):
+        assert_same(model, made, images.contiguous(memory_format=order))
+    weights = [tensor for tensor in made.parameters() if tensor.ndim == 4]
+    assert all(tensor.is_contiguous(memory_format=model_order) for tensor in weights)
+    assert made.place.is_contiguous()
+
+
+def test_names_that_a_network_has_already() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    model.fused_0 = nn.Conv2d(3, 13, 3, stride=2, padding=1)
+    model.fused_1 = nn.BatchNorm2d(13)
+    model.relu, model.fused_2 = nn.ReLU(), nn.Conv2d(13, 7, 1)
+    images = torch.randn(2, 3, 16, 16)
+    assert_same(model, fuse(model.eval(), images), images)
+
+
+class _OneImage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 7, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).view(1, 7, 16, 16)
+
+
+def test_a_network_for_one_image_is_told_how() -> None:
+    model, image = _OneImage().eval(), torch.randn(1, 3, 16, 16)
+    with pytest.raises(ModelError, match="does not take 2; pass dynamic_batch=False"):
+        fuse(model, image)
+    assert_same(model, fuse(model, image, dynamic_batch=False), image)
+
+
+def test_learned_activations_of_timm_s_norms() -> None:
+    layers = pytest.importorskip("timm.layers")
+    torch.manual_seed(0)
+    norm = layers.BatchNormAct2d(8, act_layer=nn.PReLU)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 8, 1)).eval()
+    images = torch.randn(2, 3, 8, 8)
+    assert_same(model, fuse(model, images), images)

@@ -157,6 +157,10 @@ for widths in ((32, 64, 32, 48), (24, 80, 40, 16), (8, 64, 8, 130)):
         assert torch.equal(again[0], got[0])
         plain = launch(given["image"], given["weight"], None, given["other"], None, None, 1, given["next_weight"], None)
         assert not torch.allclose(plain[1].float().cpu(), narrow, **near)
+        turned = [each.transpose(0, 1).contiguous().transpose(0, 1) for each in (first[1], following[0])]
+        other = (given["other"], None, None, 1)
+        other = launch(first[0], turned[0], first[2], *other, turned[1], following[1])
+        torch.testing.assert_close([each.float().cpu() for each in other], [stream, narrow], **near)
 print("all agree")
 """
 

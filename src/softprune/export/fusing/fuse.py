@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from softprune.errors import VerificationError
+from softprune.errors import ConfigError, VerificationError
 from softprune.export.checking import (
     TOLERANCES,
     as_it_was,
@@ -60,12 +60,15 @@ def fuse(
         dtype: The precision of all of the result; by default every weight keeps its own.
         dynamic_batch: Leave the batch size free.
     """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigError(f"`dtype` is a floating dtype of torch, such as torch.bfloat16. Got {dtype!r}.")
     device, _ = place_of(model)
     narrow = prepared(model, device=device)
-    given = exportable(Example.of(example).to_model(narrow), dynamic_batch=dynamic_batch)
+    given = exportable(narrow, Example.of(example).to_model(narrow), dynamic_batch=dynamic_batch)
     wide, wide_given = exact(narrow, given)
     folded = fold_batch_norms(wide, wide_given)
-    made = _fused(folded, wide_given, {}, dynamic_batch=dynamic_batch)
+    settings = {"dynamic_batch": dynamic_batch, "channels_last": _is_channels_last(model)}
+    made = _fused(folded, wide_given, {}, **settings)
     attempts = trials(wide_given, other_batch=dynamic_batch)
     with as_it_was(made):
         compare(wide, lambda attempt: outputs_of(made, attempt), attempts, what="a fused network")
@@ -74,15 +77,20 @@ def fuse(
     if precisions(narrow) != precisions(wide):
         values = {name: tensor.detach().clone() for name, tensor in folded.state_dict().items()}
         folded = cast(folded, precisions(narrow))
-        made = _fused(folded, given.to_model(narrow), values, dynamic_batch=dynamic_batch)
+        made = _fused(folded, given.to_model(narrow), values, **settings)
         with as_it_was(made):
             _check_rounded(wide, wide_given, narrow, made)
-    return made.to(memory_format=torch.channels_last) if _is_channels_last(model) else made  # type: ignore[call-overload]
+    return made
 
 
 @torch.no_grad()
 def _fused(
-    model: nn.Module, given: Example, values: Mapping[str, Tensor], *, dynamic_batch: bool
+    model: nn.Module,
+    given: Example,
+    values: Mapping[str, Tensor],
+    *,
+    dynamic_batch: bool,
+    channels_last: bool,
 ) -> GraphModule:
     program = exported(model, given, dynamic_batch=dynamic_batch)
     with warnings.catch_warnings():
@@ -93,8 +101,11 @@ def _fused(
         except Exception as error:
             raise refused(model, error) from error
     network = Network(module, values)
+    network.take_any_memory_order()
     done = take_along(network), read_in_blocks(network), widen(network), join(network)
     logger.debug("%d epilogues, %d first convolutions, %d odd widths, %d joined", *done)
+    if channels_last:
+        network.to_channels_last()
     return network.rebuilt()
 
 

@@ -139,11 +139,25 @@ class Network:
 
     def constant(self, value: Tensor, dtype: torch.dtype) -> Node:
         """A new constant, written where the graph is being written."""
-        self._made += 1
         name = f"fused_{self._made}"
+        while hasattr(self.module, name):  # a network may have such names of its own
+            self._made += 1
+            name = f"fused_{self._made}"
         self._values[name] = value.detach()
         self.module.register_buffer(name, self._values[name].to(dtype))
         return self.graph.get_attr(name)
+
+    def take_any_memory_order(self) -> None:
+        """An export fixes a flattening as a view, which images in another order than the example's have none of."""
+        for node in self.graph.nodes:
+            if node.target is torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
+
+    def to_channels_last(self) -> None:
+        """Put the weights of convolutions into that order, and nothing else."""
+        for convolution in self.convolutions():
+            weight = self.stored(convolution.node.args[1])
+            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
 
     def rebuilt(self) -> GraphModule:
         """The module as it is now, without the constants that are no longer read."""

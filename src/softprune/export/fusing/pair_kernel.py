@@ -5,6 +5,8 @@ that memory is all its time. Here a block of pixels stays on the chip: it is wid
 computed, where it is a convolution), and what the next block reads of it is narrowed at once, without reading it back.
 """
 
+from contextlib import nullcontext
+
 import torch
 import triton
 import triton.language as tl
@@ -29,7 +31,7 @@ def launch(
     next_weight: Tensor | None,
     next_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """relu(conv(image) + other, or + conv(shortcut)), and relu(conv()) of that; all tensors have channels last.
+    """relu(conv(image) + other, or + conv(shortcut)), and relu(conv()) of that; all images have channels last.
 
     None where the GPU has too little memory on its chip.
     """
@@ -39,6 +41,9 @@ def launch(
     narrow = None if next_weight is None else _images(image, next_weight.shape[0])
     source = image if shortcut is None else shortcut
     rows = batch * height * width
+    # The kernel reads constants row by row, and converted networks may have them in any order.
+    constants = (weight, bias, shortcut_weight, next_weight, next_bias)
+    weight, bias, shortcut_weight, next_weight, next_bias = map(_row_by_row, constants)  # type: ignore[assignment]
     sizes = (str(image.device), inputs, outputs, *source.shape[1:2], 0 if narrow is None else narrow.shape[1])
     if sizes in _TOO_LARGE:
         return None
@@ -78,11 +83,17 @@ def launch(
         "num_stages": 2,
     }
     try:
-        _kernel[(triton.cdiv(rows, ROWS),)](*arguments, **options)
+        # Triton launches on the device in force, which need not be the image's.
+        with torch.cuda.device(image.device) if image.is_cuda else nullcontext():
+            _kernel[(triton.cdiv(rows, ROWS),)](*arguments, **options)
     except OutOfResources:
         _TOO_LARGE.add(sizes)
         return None
     return stream, narrow
+
+
+def _row_by_row(constant: Tensor | None) -> Tensor | None:
+    return None if constant is None else constant.contiguous()
 
 
 def _images(like: Tensor, channels: int) -> Tensor:
