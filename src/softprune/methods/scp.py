@@ -38,7 +38,8 @@ class SoftPruner(Pruner):
         round_to: Keep a multiple of this many channels at every site; "auto" measures which one is fastest on this
             machine (`pruner.round_to` is the number, for a run that goes on elsewhere).
         min_channels: Keep at least this many at every site. Where emptying a site would cut every path to an
-            output, one channel stays in any case.
+            output, one channel stays in any case. Where a depthwise convolution stands between two sites, only what
+            both of them keep is left of it, which may be less.
         seed: Of the masks' noise.
     """
 
