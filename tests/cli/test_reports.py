@@ -33,11 +33,12 @@ def test_compare_takes_a_whole_sweep_and_writes_its_table(softprune, finished: P
         record = json.loads((finished / "result.json").read_text())
         record["seed"] = record["config"]["seed"] = seed
         (sweep / name / "result.json").write_text(json.dumps(record))
-    (sweep / "begun").mkdir()
-    (sweep / "begun" / "config.toml").touch()
+    (sweep / "just begun").mkdir()
+    (sweep / "just begun" / "config.toml").touch()
     (sweep / "logs").mkdir()
     result = softprune("compare", str(sweep), "--out", "tables/table.md")
     assert result.exit_code == 0, result.output
+    assert f"`softprune resume '{sweep / 'just begun'}'` finishes it" in result.output.replace("\n", " ")
     lines = (tmp_path / "tables" / "table.md").read_text().splitlines()
     assert lines[2].split(" | ")[5] == "2"
     assert "±" in lines[2]

@@ -1,6 +1,5 @@
 """`report` and `compare`: pages and tables from the records of runs."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -100,6 +99,7 @@ def _without(
 
 def _finished(given: Sequence[Path]) -> list[Path]:
     """The finished runs among these folders and, where one is a sweep's, in it; says which are left out."""
+    from softprune.train.files import typed
     from softprune.train.records import RunFolder
 
     found = [folder for path in given for folder in _runs_in(path)]
@@ -115,8 +115,7 @@ def _finished(given: Sequence[Path]) -> list[Path]:
         if folder in finished:
             continue
         if (folder / "config.toml").is_file():
-            command = f"softprune resume {shlex.quote(str(folder))}"
-            remark(f"Left out: {folder} is not finished; `{command}` finishes it.")
+            remark(f"Left out: {folder} is not finished; `softprune resume {typed(folder)}` finishes it.")
         else:
             remark(f"Left out: {folder} holds no run.")
     return finished

@@ -114,9 +114,11 @@ def _conclude(outcome: "Outcome") -> None:
             raise typer.Exit(EXIT_STOPPED)
         return
     if outcome.stopped:
+        from softprune.train.files import typed
+
         say(
             f"Stopped by {outcome.stopped}; everything is saved. Go on with: softprune resume "
-            f"{outcome.folder.path}"
+            f"{typed(outcome.folder.path)}"
         )
         raise typer.Exit(EXIT_STOPPED)
     from softprune.cli.results import print_result, write_report
