@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,7 @@ class Budget:
         graph: The network's channel graph.
         network: The network, with masked sites.
         floors: The fewest channels that each site keeps.
+        lines: Sites of which only the channels that all of them keep are left.
         round_to: Keep a multiple of this many channels.
         latency: The measured table, for a target of that kind.
     """
@@ -60,6 +61,7 @@ class Budget:
         graph: ChannelGraph,
         network: nn.Module,
         floors: Mapping[str, int],
+        lines: Iterable[Sequence[str]] = (),
         round_to: int = 1,
         latency: LatencyTable | None = None,
     ) -> None:
@@ -71,7 +73,7 @@ class Budget:
             )
         self.total_steps = total_steps
         self.graph, self.network = graph, network
-        self.floors, self.round_to = dict(floors), round_to
+        self.floors, self.lines, self.round_to = dict(floors), [*lines], round_to
         self._use(latency)
         self._check_possible()
         self.controller = Controller(total_steps)
@@ -97,7 +99,7 @@ class Budget:
                 f"Got {self.target.figure(self.limit)}; train without a target instead."
             )
         widths = {site.name: torch.zeros(site.width) for site in self.graph.sites}
-        smallest = Fitter(widths, self.floors, self.round_to, self._cost, self.limit)
+        smallest = Fitter(widths, self.floors, self.round_to, self._cost, self.limit, self.lines)
         floor = smallest.cost(smallest.at_rank(0))
         if floor > self.limit:
             raise ConfigError(
@@ -321,7 +323,12 @@ class Budget:
             if first is not None:
                 alive[site.name] += first[site.name]
         return Fitter(
-            alive, self.floors, self.round_to, lambda masks: self.measure(network, masks), self.limit
+            alive,
+            self.floors,
+            self.round_to,
+            lambda masks: self.measure(network, masks),
+            self.limit,
+            self.lines,
         )
 
 

@@ -8,13 +8,15 @@ number of channels for each site.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from softprune.masks.gate import first_in_line
 
 Counts = tuple[int, ...]
 Cost = Callable[[Mapping[str, Tensor]], float]
@@ -42,10 +44,17 @@ class Fitter:
         round_to: Keep a multiple of this many channels.
         cost: What masks would cost.
         limit: What must not be exceeded.
+        lines: Sites of which only the channels that all of them keep are left: their floor holds for these.
     """
 
     def __init__(
-        self, alive: Mapping[str, Tensor], floors: Mapping[str, int], round_to: int, cost: Cost, limit: float
+        self,
+        alive: Mapping[str, Tensor],
+        floors: Mapping[str, int],
+        round_to: int,
+        cost: Cost,
+        limit: float,
+        lines: Iterable[Sequence[str]] = (),
     ) -> None:
         self.names = list(alive)
         columns = [alive[name].detach().double().cpu().numpy() for name in self.names]
@@ -59,6 +68,10 @@ class Fitter:
         self.row = row[self.order]
         self._site = np.repeat(np.arange(len(columns)), self.widths)[self.order]
         self._known: dict[Counts, float] = {}
+        self._common: dict[str, Tensor] = {}
+        for line in lines:
+            first = first_in_line([alive[name].detach().cpu() for name in line], floors[line[0]])
+            self._common |= dict.fromkeys(line, first)
 
     # --- cuts --------------------------------------------------------------------------------------------------
 
@@ -68,7 +81,7 @@ class Fitter:
         for name, count, order in zip(self.names, counts, self._inner, strict=True):
             mask = torch.zeros(len(order), dtype=torch.bool)
             mask[torch.from_numpy(order[:count])] = True
-            masks[name] = mask
+            masks[name] = mask | self._common[name] if name in self._common else mask
         return masks
 
     def cost(self, counts: Counts) -> float:

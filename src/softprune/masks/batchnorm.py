@@ -56,6 +56,9 @@ class MaskedBatchNorm(_BatchNorm):
     folded: Folded | None
     """The sample of the forward in progress, if a :class:`MaskBank` has drawn it for the whole model."""
 
+    tied: "tuple[MaskedBatchNorm, ...]"
+    """The others of its line, of which only the channels that all of them keep are left."""
+
     plain_class: type[_BatchNorm]
     """The class that :func:`unmask_` gives back."""
 
@@ -212,6 +215,7 @@ def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
     masked = cast(MaskedBatchNorm, bn)
     masked.gate = gate
     masked.folded = None
+    masked.tied = ()
     gate.to(bn.weight.device)
     return masked
 
@@ -221,6 +225,7 @@ def unmask_(bn: _BatchNorm) -> _BatchNorm:
     if isinstance(bn, MaskedBatchNorm):
         plain = bn.plain_class
         del bn.gate, bn.folded
+        bn.__dict__.pop("tied", None)
         cast(Any, bn).__class__ = plain
     return bn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -117,21 +118,37 @@ class SoftGate:
         return torch.where(self.settlement.in_force, self.override.to(n.dtype), n)
 
     @torch.no_grad()
-    def hard(self, bn: _BatchNorm) -> Tensor:
+    def hard(self, bn: _BatchNorm, tied: Sequence[tuple[SoftGate, _BatchNorm]] | None = None) -> Tensor:
         if self.override is None:
-            return self.own_decision(bn)
+            return self.own_decision(bn, tied)
         if self.settlement is None:
             return self.override
-        return torch.where(self.settlement.in_force, self.override, self.own_decision(bn))
+        return torch.where(self.settlement.in_force, self.override, self.own_decision(bn, tied))
 
     @torch.no_grad()
-    def own_decision(self, bn: _BatchNorm) -> Tensor:
-        """:meth:`hard` without regard to an override."""
+    def own_decision(
+        self, bn: _BatchNorm, tied: Sequence[tuple[SoftGate, _BatchNorm]] | None = None
+    ) -> Tensor:
+        """:meth:`hard` without regard to an override.
+
+        `tied`: the other BatchNorms of the line, of which only what all keep is left, with their gates; by default
+        those that `bn` knows. All of them keep the same `min_channels`.
+        """
         keep = ~self.silent(bn)
         if self.round_to == 1 and self.min_channels == 0:
             return keep
-        alive = alive_probability(bn.bias, bn.weight, self.config, self.activation)
+        alive = self.alive(bn)
+        if tied is None:
+            tied = [(other.gate, other) for other in getattr(bn, "tied", ())]
+        if self.min_channels and tied:
+            keep = keep | first_in_line(
+                [alive, *(gate.alive(other) for gate, other in tied)], self.min_channels
+            )
         return round_up(keep, alive, self.round_to, self.min_channels)
+
+    def alive(self, bn: _BatchNorm) -> Tensor:
+        """How likely each channel is alive."""
+        return alive_probability(bn.bias, bn.weight, self.config, self.activation)
 
     @torch.no_grad()
     def silent(self, bn: _BatchNorm) -> Tensor:
@@ -227,6 +244,17 @@ def check_rounding(round_to: int, min_channels: int) -> None:
         raise ConfigError(f"round_to must be an integer of at least 1. Got {round_to!r}.")
     if isinstance(min_channels, bool) or not isinstance(min_channels, int) or min_channels < 0:
         raise ConfigError(f"min_channels must be an integer of at least 0. Got {min_channels!r}.")
+
+
+def first_in_line(alive: Sequence[Tensor], count: int) -> Tensor:
+    """The channels that all BatchNorms of a line keep, so that `count` are left of it; tensor operations only.
+
+    Those whose least chance in the line is the largest. Where so many are alive everywhere, these are among them.
+    """
+    least = torch.stack([*alive]).amin(0)
+    order = torch.argsort(least, descending=True, stable=True)
+    position = torch.arange(least.numel(), device=least.device)
+    return torch.empty_like(position).scatter_(0, order, position) < count
 
 
 def round_up(keep: Tensor, alive: Tensor, round_to: int = 1, min_channels: int = 0) -> Tensor:

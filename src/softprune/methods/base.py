@@ -28,7 +28,7 @@ from softprune.methods.refusals import (
     nothing_to_prune,
 )
 from softprune.methods.summary import Summary
-from softprune.plan import PrunePlan, make_plan, required_sites
+from softprune.plan import PrunePlan, make_plan, required_sites, tied_sites
 from softprune.surgery import Certificate, apply_plan, verify_plan
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ class Pruner:
         self.example = self.graph.example
         device = next(model.parameters()).device
         self.required = required_sites(self.graph)
+        self.lines = tied_sites(self.graph)
         if round_to == "auto":
             widths = [site.width for site in self.graph.sites]
             round_to = fitting_multiple(fastest_multiple(device), widths, len(self.required))
@@ -95,6 +96,9 @@ class Pruner:
             site.name: mask_(model.get_submodule(site.name), gate)  # type: ignore[arg-type]
             for site, gate in zip(self.graph.sites, gates, strict=True)
         }
+        for line in self.lines:
+            for name in line:
+                self._masked[name].tied = tuple(self._masked[other] for other in line if other != name)
         self._hooks = hook_root_(model, self.clock, self._masked.values())
 
     # --- what a method says --------------------------------------------------------------------------------------
@@ -167,7 +171,8 @@ class Pruner:
 
     def floor(self, site: Site) -> int:
         """The fewest channels that `site` keeps."""
-        return min(max(self.min_channels, int(site.name in self.required)), site.width)
+        line = next((line for line in self.lines if site.name in line), (site.name,))
+        return min(max(self.min_channels, int(any(name in self.required for name in line))), site.width)
 
     def draw_ahead(self, chain: Chain = draw_chain) -> None:
         """Draw the masks of the next training forward now rather than as it begins.
@@ -290,13 +295,12 @@ class Pruner:
     def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """The hard mask of every site now, True where a channel is kept. `model`: an EMA or other copy."""
         self._check_sites()
-        if model is None:
-            return {name: bn.gate.hard(bn).clone() for name, bn in self._masked.items()}
-        twin = self._twin(model)
-        return {
-            name: bn.gate.hard(twin.get_submodule(name)).clone()  # type: ignore[arg-type]
-            for name, bn in self._masked.items()
-        }
+        network = self.model if model is None else self._twin(model)
+        return {name: self._hard(name, network).clone() for name in self._masked}
+
+    def _hard(self, name: str, network: nn.Module) -> Tensor:
+        """The decision of the gate of site `name` on the BatchNorm that `network`, ours or a copy, has there."""
+        return self._masked[name].gate.hard(network.get_submodule(name))  # type: ignore[arg-type]
 
     def plan(
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
@@ -325,7 +329,7 @@ class Pruner:
         found = {}
         for name, bn in self._masked.items():
             here = network.get_submodule(name)
-            count = int((bn.gate.hard(here) & bn.gate.silent(here)).sum())  # type: ignore[arg-type]
+            count = int((self._hard(name, network) & bn.gate.silent(here)).sum())  # type: ignore[arg-type]
             if count:
                 found[name] = count
         return found

@@ -38,8 +38,8 @@ class SoftPruner(Pruner):
         round_to: Keep a multiple of this many channels at every site; "auto" measures which one is fastest on this
             machine (`pruner.round_to` is the number, for a run that goes on elsewhere).
         min_channels: Keep at least this many at every site. Where emptying a site would cut every path to an
-            output, one channel stays in any case. Where a depthwise convolution stands between two sites, only what
-            both of them keep is left of it, which may be less.
+            output, one channel stays in any case. Of sites with a depthwise convolution between them, only what all
+            of them keep is left: so many they keep in common.
         seed: Of the masks' noise.
     """
 
@@ -110,6 +110,7 @@ class SoftPruner(Pruner):
             graph=self.graph,
             network=self.model,
             floors={site.name: self.floor(site) for site in self.sites},
+            lines=self.lines,
             round_to=self.round_to,
             latency=measure_latency(self.graph, self.model, self.example, batch=latency_batch)
             if _is_timed(target)
@@ -125,6 +126,17 @@ class SoftPruner(Pruner):
             round_to=self.round_to,
             min_channels=self.floor(site),
         )
+
+    def _hard(self, name: str, network: nn.Module) -> Tensor:
+        # A copy may be without masks, and does not know then what is tied.
+        line = next((line for line in self.lines if name in line), ())
+        tied = [(self._soft_gate(other), network.get_submodule(other)) for other in line if other != name]
+        return self._soft_gate(name).hard(network.get_submodule(name), tied)  # type: ignore[arg-type]
+
+    def _soft_gate(self, name: str) -> SoftGate:
+        gate = self._masked[name].gate
+        assert isinstance(gate, SoftGate)
+        return gate
 
     def _extra_loss(self) -> Tensor:
         return self.strength * self._hooks.bank.loss()

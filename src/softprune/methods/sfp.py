@@ -78,10 +78,14 @@ class ZeroingPruner(StoredPruner):
     @torch.no_grad()
     def zero_filters(self) -> None:
         """Select anew, and set what was selected to zero."""
-        for site in self.sites:
-            keep = self._select(site, filters_of(self.model, self.feeders, site.name))
-            self._store({site.name: keep})
-            weight = self.model.get_submodule(self.feeders[site.name]).weight
+        chosen = {
+            site.name: self._select(site, filters_of(self.model, self.feeders, site.name))
+            for site in self.sites
+        }
+        masks = self._in_lines(chosen)
+        self._store(masks)
+        for name, keep in masks.items():
+            weight = self.model.get_submodule(self.feeders[name]).weight
             assert isinstance(weight, Tensor)
             weight[~keep] = 0.0
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from softprune.graph import Site
 from softprune.masks import FixedGate, Gate
+from softprune.masks.gate import first_in_line
 from softprune.methods.base import Pruner
 from softprune.methods.ranking import fit
 
@@ -24,6 +25,21 @@ class StoredPruner(Pruner):
         gate = self._masked[name].gate
         assert isinstance(gate, FixedGate)
         return gate.mask
+
+    @torch.no_grad()
+    def _in_lines(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The masks of all sites so that of a line, of which only what all of its sites keep is left, enough is.
+
+        What most of them keep comes first, then what has the largest scale.
+        """
+        made, sites = dict(masks), {site.name: site for site in self.sites}
+        for line in self.lines:
+            scales = {name: self._masked[name].weight.abs() for name in line}
+            votes = torch.stack([made[name] for name in line]).sum(0)
+            chances = [votes + scale / (1 + scale.max()) for scale in scales.values()]
+            common = first_in_line(chances, self.floor(sites[line[0]]))
+            made |= {name: self._fitted(sites[name], made[name] | common, scales[name]) for name in line}
+        return made
 
     @torch.no_grad()
     def _store(self, masks: Mapping[str, Tensor]) -> None:
@@ -78,7 +94,7 @@ class OneShotPruner(StoredPruner):
             return super().masks(model)
         self._check_sites()
         with torch.no_grad():
-            return self._choose(self.model if model is None else self._twin(model))
+            return self._in_lines(self._choose(self.model if model is None else self._twin(model)))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "decided": self._settled}

@@ -133,13 +133,14 @@ class VariationalPruner(AffinePruner, StoredPruner):
 
     @torch.no_grad()
     def end_epoch(self, epoch: int) -> None:
-        sigmas = self.sigmas()
+        sigmas, chosen = self.sigmas(), {}
         for site in self.sites:
             mu = self._masked[site.name].weight.abs()
             settled = (mu < self.mu_below) & (sigmas[site.name] < self.sigma_below)
             keep = self._stored(site.name) & ~settled
             # What was dropped before does not come back to fill a floor.
-            self._store({site.name: self._fitted(site, keep, torch.where(self._stored(site.name), mu, -1.0))})
+            chosen[site.name] = self._fitted(site, keep, torch.where(self._stored(site.name), mu, -1.0))
+        self._store(self._in_lines(chosen))
 
     def state_dict(self) -> dict[str, Any]:
         posterior = {name: extra.state_dict() for name, extra in self.extras.items()}

@@ -166,8 +166,7 @@ class MethodConfig(Section):
     round_to: Annotated[int, at_least(1)] = 1
     """Keep widths at multiples of this; the channels least likely dead are added."""
     min_channels: Annotated[int, at_least(0)] = 0
-    """Keep at least this many channels at every site; of a depthwise convolution only what the sites around it both
-    keep is left, which may be less."""
+    """Keep at least this many channels at every site; sites around a depthwise convolution keep so many in common."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of the method's own, by keyword, as `softprune methods` lists them."""
 
