@@ -103,6 +103,10 @@ def test_nothing_is_added_where_enough_is_common() -> None:
     assert all(isinstance(gate, SoftGate) for gate in gates)
     assert [int(mask.sum()) for mask in pruner.masks().values()] == [18, 14, 10]
     assert _width(pruner.compact()) == 10
+    summary = pruner.summary()
+    assert [site.left for site in summary.sites] == [10, 10, 10]
+    remarks = [line.split()[2:] for line in str(summary).splitlines()[1:4]]
+    assert remarks == [f"{kept} 10 left in the cut network".split() for kept in (18, 14)] + [["10"]]
 
 
 @pytest.mark.parametrize("method", ["l1", "random", "slimming", "sfp", "fpgm", "variational"])

@@ -22,6 +22,8 @@ class SiteSummary:
     floor: int
     rounded: int = 0
     """Channels among the kept ones that are silent, and stay for the sake of a multiple or a floor."""
+    left: int = 0
+    """Channels in a cut network: fewer than are kept where nobody reads them, or a site tied to this one drops them."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Summary:
                     kept[site.name],
                     floors[site.name],
                     rounded.get(site.name, 0),
+                    len(plan.modules[site.name].outputs) if site.name in plan.modules else site.width,
                 )
                 for site in graph.sites
             ),
@@ -76,6 +79,7 @@ class Summary:
         for site in self.sites:
             remark = "  at its floor" if 0 < site.floor == site.kept < site.width else ""
             remark += f"  {site.rounded} silent, kept by rounding or a floor" if site.rounded else ""
+            remark += f"  {site.left} left in the cut network" if site.left < site.kept else ""
             lines.append(f"{site.name:<{name}}  {site.width:>5}  {site.kept:>4}{remark}")
         for label, after, before in (
             ("channels", self.channels, self.dense_channels),
