@@ -10,7 +10,7 @@ ROOT = Path(softprune.__file__).parent
 # Rooms of one line do not know each other.
 ORDER = [
     {"errors", "config", "finite"},
-    {"graph"},
+    {"graph", "files"},
     {"cost"},
     {"masks"},
     {"plan"},

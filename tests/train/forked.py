@@ -9,7 +9,7 @@ import torch
 from tiny import tiny_config
 from torch import nn
 
-from softprune.train import files
+from softprune import files
 from softprune.train.run import resume, start
 
 # Tracing imports a thousand modules when it is first used: once here, in the server, not in every child.

@@ -15,10 +15,10 @@ import torch
 from tiny import assert_same, final_state, metrics
 
 from softprune.errors import DataError
+from softprune.files import unwritable
 from softprune.methods.sfp import SfpPruner
 from softprune.train.checkpoint import read_newest
 from softprune.train.config import RunConfig
-from softprune.train.files import unwritable
 from softprune.train.loop import Trainer
 from softprune.train.progress import Listener
 from softprune.train.run import resume, start

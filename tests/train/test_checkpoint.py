@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from softprune import files
 from softprune.errors import CheckpointError
-from softprune.train import checkpoint, files
+from softprune.train import checkpoint
 
 
 def _state(step: int) -> dict[str, object]:

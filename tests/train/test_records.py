@@ -53,7 +53,7 @@ def test_a_configuration_is_new_also_without_hard_links(
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr("softprune.train.files.os.link", refuse)
+    monkeypatch.setattr("softprune.files.os.link", refuse)
     folder = RunFolder.create(tmp_path / "run", RunConfig(name="first"))
     with pytest.raises(ConfigError, match="holds a run already"):
         RunFolder.create(folder.path, RunConfig(name="second"))
@@ -77,7 +77,7 @@ def test_no_run_begins_where_nothing_can_be_written(
     def read_only(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("softprune.train.files.os.fsync", read_only)
+    monkeypatch.setattr("softprune.files.os.fsync", read_only)
     with pytest.raises(ConfigError, match=r"can be made and written to.*Read-only.*--out") as caught:
         RunFolder.create(tmp_path.joinpath(*missing), RunConfig())
     assert "resume" not in str(caught.value)

@@ -252,10 +252,10 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
             raise OSError(errno.ENOSPC, "No space left on device")
         replace(source, target)
 
-    monkeypatch.setattr("softprune.train.files.os.replace", full)
+    monkeypatch.setattr("softprune.files.os.replace", full)
     with pytest.raises(CheckpointError, match="make room"):
         start(config, tmp_path / "run")
-    monkeypatch.setattr("softprune.train.files.os.replace", replace)
+    monkeypatch.setattr("softprune.files.os.replace", replace)
     assert resume(tmp_path / "run").result is not None
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "run"))

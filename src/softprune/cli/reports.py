@@ -43,7 +43,7 @@ def compare(
     if out is None:
         return
     if out.suffix == ".md":
-        from softprune.train.files import write_atomically
+        from softprune.files import write_atomically
 
         write_atomically(out, table.encode(), then="compare again")
         say(f"Table: {out}")
@@ -99,7 +99,6 @@ def _without(
 
 def _finished(given: Sequence[Path]) -> list[Path]:
     """The finished runs among these folders and, where one is a sweep's, in it; says which are left out."""
-    from softprune.train.files import typed
     from softprune.train.records import RunFolder
 
     found = [folder for path in given for folder in _runs_in(path)]
@@ -115,7 +114,7 @@ def _finished(given: Sequence[Path]) -> list[Path]:
         if folder in finished:
             continue
         if (folder / "config.toml").is_file():
-            remark(f"Left out: {folder} is not finished; `softprune resume {typed(folder)}` finishes it.")
+            remark(f"Left out: {folder} is not finished; `{RunFolder(folder).resume_command}` finishes it.")
         else:
             remark(f"Left out: {folder} holds no run.")
     return finished

@@ -162,8 +162,8 @@ def _cells(row: Any) -> list[str]:
 def _write_record(out: Path, report: Any, path: Path, device: Any) -> Path:
     import json
 
+    from softprune.files import write_atomically
     from softprune.train.environment import command_line, describe_environment
-    from softprune.train.files import write_atomically
 
     record = {
         "format": 1,

@@ -114,12 +114,7 @@ def _conclude(outcome: "Outcome") -> None:
             raise typer.Exit(EXIT_STOPPED)
         return
     if outcome.stopped:
-        from softprune.train.files import typed
-
-        say(
-            f"Stopped by {outcome.stopped}; everything is saved. Go on with: softprune resume "
-            f"{typed(outcome.folder.path)}"
-        )
+        say(f"Stopped by {outcome.stopped}; everything is saved. Go on with: {outcome.folder.resume_command}")
         raise typer.Exit(EXIT_STOPPED)
     from softprune.cli.results import print_result, write_report
 

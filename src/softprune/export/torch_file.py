@@ -17,9 +17,9 @@ from softprune.export.checking import compare, prepared, trials
 from softprune.export.folding import count_batch_norms, fold_batch_norms
 from softprune.export.report import ExportReport
 from softprune.export.shapes import dynamic_shapes, exportable, refused
+from softprune.files import unwritable
 from softprune.graph import Example, ExampleLike
 from softprune.surgery.verify import outputs_of
-from softprune.train.files import unwritable
 
 
 def to_torch_export(

@@ -96,9 +96,8 @@ class Pruner:
             site.name: mask_(model.get_submodule(site.name), gate)  # type: ignore[arg-type]
             for site, gate in zip(self.graph.sites, gates, strict=True)
         }
-        for line in self.lines:
-            for name in line:
-                self._masked[name].tied = tuple(self._masked[other] for other in line if other != name)
+        for name, bn in self._masked.items():
+            bn.tied = tuple(self._masked[other] for other in self.tied_to(name))
         self._hooks = hook_root_(model, self.clock, self._masked.values())
 
     # --- what a method says --------------------------------------------------------------------------------------
@@ -171,8 +170,13 @@ class Pruner:
 
     def floor(self, site: Site) -> int:
         """The fewest channels that `site` keeps."""
-        line = next((line for line in self.lines if site.name in line), (site.name,))
-        return min(max(self.min_channels, int(any(name in self.required for name in line))), site.width)
+        is_required = any(name in self.required for name in (site.name, *self.tied_to(site.name)))
+        return min(max(self.min_channels, int(is_required)), site.width)
+
+    def tied_to(self, name: str) -> tuple[str, ...]:
+        """The other sites of the line that site `name` is in, if it is in one."""
+        line = next((line for line in self.lines if name in line), ())
+        return tuple(other for other in line if other != name)
 
     def draw_ahead(self, chain: Chain = draw_chain) -> None:
         """Draw the masks of the next training forward now rather than as it begins.
@@ -257,20 +261,13 @@ class Pruner:
 
     def _riding(self, hook: Callable[[Optimizer, Any, Any], None]) -> Callable[[Optimizer, Any, Any], None]:
         """`hook` for as long as the optimizer trains this network: :func:`remap_optimizer` may take it to another."""
-        shift, place = next(iter(self._masked.values())).bias, (0, 0)
+        shift = next(iter(self._masked.values())).bias
 
         def ride(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            nonlocal place
-            groups = [group["params"] for group in optimizer.param_groups]
-            if not any(each is shift for group in groups[place[0] :][:1] for each in group[place[1] :][:1]):
-                found = [
-                    (g, p) for g, group in enumerate(groups) for p, each in enumerate(group) if each is shift
-                ]
-                if not found:
-                    self._leave_optimizer()
-                    return
-                place = found[0]
-            hook(optimizer, args, kwargs)
+            if any(each is shift for group in optimizer.param_groups for each in group["params"]):
+                hook(optimizer, args, kwargs)
+            else:
+                self._leave_optimizer()
 
         return ride
 

@@ -129,8 +129,7 @@ class SoftPruner(Pruner):
 
     def _hard(self, name: str, network: nn.Module) -> Tensor:
         # A copy may be without masks, and does not know then what is tied.
-        line = next((line for line in self.lines if name in line), ())
-        tied = [(self._soft_gate(other), network.get_submodule(other)) for other in line if other != name]
+        tied = [(self._soft_gate(other), network.get_submodule(other)) for other in self.tied_to(name)]
         return self._soft_gate(name).hard(network.get_submodule(name), tied)  # type: ignore[arg-type]
 
     def _soft_gate(self, name: str) -> SoftGate:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from softprune.errors import ConfigError
-from softprune.train.files import write_atomically
+from softprune.files import write_atomically
 
 from .comparison.beside_paper import beside_paper
 from .comparison.overlay import overlay

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from softprune.train.files import write_atomically
+from softprune.files import write_atomically
 
 from .decisions import decide, rule_of
 from .document import document

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from softprune.errors import CheckpointError
-from softprune.train.files import remove_leftovers, write_atomically
+from softprune.files import remove_leftovers, write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ from typing import Any
 from softprune.data import DataBundle
 from softprune.errors import CheckpointError
 from softprune.train.checkpoint import newest_path
-from softprune.train.files import typed
 from softprune.train.records import RunFolder
 
 
@@ -13,13 +12,13 @@ def way_on(folder: RunFolder) -> str:
     """What to do when the images are mended."""
     last = newest_path(folder.checkpoints)
     start = "the beginning, as there is no checkpoint yet" if last is None else last
-    return f"Once that is mended, `softprune resume {typed(_whole_run(folder).path)}` goes on from {start}."
+    return f"Once that is mended, `{_whole_run(folder).resume_command}` goes on from {start}."
 
 
 def way_back(folder: RunFolder, *, finetuning: bool, cut: bool) -> str:
     """What to do when training has diverged. A run keeps its settings, so other ones are another run."""
     rate = "finetune.lr" if finetuning else "optimizer.lr"
-    again = f"softprune train {typed(_whole_run(folder).config)} --set {rate}=..."
+    again = f"{_whole_run(folder).again_command} --set {rate}=..."
     last = newest_path(folder.checkpoints)
     if last is None:
         return f"There is no checkpoint yet: start anew with `{again}`."
@@ -54,7 +53,7 @@ def check_same_images(data: DataBundle, state: dict[str, Any], folder: RunFolder
     raise CheckpointError(
         "A run must go on with the images that it began with. Got "
         f"{', '.join(found) or 'classes of other names'}. Put the images back or say where they are with "
-        f"--data-dir, or start a new run with `softprune train {typed(_whole_run(folder).config)}`."
+        f"--data-dir, or start a new run with `{_whole_run(folder).again_command}`."
     )
 
 

@@ -4,13 +4,14 @@ import contextlib
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
+from softprune.files import create_file, unwritable, write_atomically
 from softprune.train.config import RunConfig
-from softprune.train.files import create_file, typed, unwritable, write_atomically
 from softprune.train.lock import hold_lock
 from softprune.train.recipe import dump_config, read_config
 
@@ -33,6 +34,16 @@ class RunFolder:
         self.dense = self.path / "dense"
         self.events = self.path / "tensorboard"
         self.lock_file = self.path / ".lock"
+
+    @property
+    def resume_command(self) -> str:
+        """What to type to go on with the run."""
+        return f"softprune resume {shlex.quote(str(self.path))}"
+
+    @property
+    def again_command(self) -> str:
+        """What to type to start another run with its settings."""
+        return f"softprune train {shlex.quote(str(self.config))}"
 
     @classmethod
     def create(cls, path: Path | str, config: RunConfig) -> "RunFolder":
@@ -70,7 +81,7 @@ class RunFolder:
                 raise CheckpointError(
                     f"A run must be worked on by one process at a time. Got {self.path}, which {error.strerror} is "
                     "working on. Wait until it ends, or stop it with SIGTERM (it saves first); then "
-                    f"`softprune resume {typed(self.path)}` goes on."
+                    f"`{self.resume_command}` goes on."
                 ) from None
             except OSError as error:
                 raise unwritable(self.lock_file, error) from error
@@ -117,7 +128,7 @@ def _no_new_run(folder: RunFolder, error: OSError) -> ConfigError:
     if os.path.lexists(folder.config):
         return ConfigError(
             f"A new run must have a folder of its own. Got {folder.path}, which holds a run already. "
-            f"Go on with it (`softprune resume {typed(folder.path)}`), or name another with --out."
+            f"Go on with it (`{folder.resume_command}`), or name another with --out."
         )
     file = next(
         (
@@ -139,7 +150,7 @@ def read_result(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(
             f"A finished run must have a result.json. Got none at {path}. "
-            f"If the run was stopped, `softprune resume {typed(path.parent)}` finishes it."
+            f"If the run was stopped, `{RunFolder(path.parent).resume_command}` finishes it."
         )
     try:
         result = json.loads(path.read_text(encoding="utf-8"))

@@ -17,7 +17,6 @@ from softprune.train.checkpoint import newest_path, read_newest
 from softprune.train.config import MethodConfig, RunConfig
 from softprune.train.distributed import World, join_world, leave_world
 from softprune.train.events import find_writer
-from softprune.train.files import typed
 from softprune.train.finish import finish
 from softprune.train.going_on import way_on
 from softprune.train.loop import Trainer
@@ -178,7 +177,7 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, mend: bool) -> dict[s
     if dataclasses.replace(saved, data=dataclasses.replace(saved.data, dir=config.data.dir)) != config:
         raise CheckpointError(
             f"{path} must be of the run that config.toml describes. Got another configuration: restore "
-            f"{folder.config}, or start a new run with `softprune train {typed(folder.config)}`."
+            f"{folder.config}, or start a new run with `{folder.again_command}`."
         )
     logger.info("going on from %s (epoch %d, batch %d)", path.name, state["epoch"] + 1, state["batch"])
     return state

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from softprune.train.files import unwritable
+from softprune.files import unwritable
 from softprune.train.signals import StopWatch
 from softprune.train.sweep import Cell, Sweep
 

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,11 +12,6 @@ from softprune.errors import CheckpointError
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _GO_ON = "`softprune resume` goes on"
-
-
-def typed(path: Path) -> str:
-    """A path as one types it in a shell."""
-    return shlex.quote(str(path))
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes], *, then: str = _GO_ON) -> None:
