@@ -38,6 +38,7 @@ class PaperRow:
     params: Spread
     flops: Spread
     macs: Spread
+    minutes: Spread
     paper: PaperFigures | None
 
 
@@ -51,6 +52,7 @@ class _Entry:
     last: float | None
     best: float | None
     shipped: float | None
+    seconds: float | None
 
 
 def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> list[PaperRow]:
@@ -76,10 +78,10 @@ def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> 
 
 def _entries(run: Run) -> list[_Entry]:
     last, best = _top1(run.last), _top1(run.best)
-    entries = [_Entry(run, run.name, run.finetuned, last, best, run.shipped_top1)]
+    entries = [_Entry(run, run.name, run.finetuned, last, best, run.shipped_top1, run.wall_seconds)]
     before = run.variant("masked")
     if run.finetuned and before is not None:
-        entries.insert(0, _Entry(run, run.name.removesuffix(FT), False, before.top1, None, None))
+        entries.insert(0, _Entry(run, run.name.removesuffix(FT), False, before.top1, None, None, None))
     return entries
 
 
@@ -129,6 +131,7 @@ def _row(
         params=less(lambda totals: _first(totals.paper_params, totals.params)),
         flops=less(lambda totals: _first(totals.paper_flops, totals.macs)),
         macs=less(lambda totals: totals.macs),
+        minutes=over(lambda entry: None if entry.seconds is None else entry.seconds / 60),
         paper=_figures(name, members[0].run),
     )
 
@@ -187,6 +190,7 @@ COLUMNS = (
     _Column("params cut", 1, lambda row: row.params, lambda paper: paper.params),
     _Column("FLOPs cut", 1, lambda row: row.flops, lambda paper: paper.flops),
     _Column("MACs cut", 1, lambda row: row.macs),
+    _Column("minutes", 1, lambda row: row.minutes),
 )
 
 
@@ -223,7 +227,8 @@ EXPLANATION = (
     "network's top-1 after its last epoch. Acc. last and best: the pruned network after the last epoch, and at its "
     "best test epoch, which is what the paper reports. Compact: the network that was written. Drop: baseline minus "
     "last. Channels, params and FLOPs as the paper counts them where it has a rule for the network, exact elsewhere; "
-    "MACs exact. FT: fine-tuned after the cut; such a run also gives the row before it."
+    "MACs exact. FT: fine-tuned after the cut; such a run also gives the row before it. "
+    "Minutes: wall time of the whole run; trainings side by side on one device slow each other."
 )
 
 
