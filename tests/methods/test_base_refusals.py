@@ -171,10 +171,23 @@ def test_a_decayed_shift_is_reported(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_state_of_another_method_or_network() -> None:
     state = pruner_of().state_dict()
-    with pytest.raises(CheckpointError, match="same method and sites"):
+    with pytest.raises(CheckpointError, match="same method, sites and floors"):
         pruner_of().load_state_dict({**state, "method": "sfp"})
-    with pytest.raises(CheckpointError, match="same method and sites"):
+    with pytest.raises(CheckpointError, match="same method, sites and floors"):
         pruner_of(exclude=[pruner_of().sites[0].name]).load_state_dict(state)
+
+
+@pytest.mark.parametrize("floors", [{"round_to": 4}, {"min_channels": 2}])
+def test_a_state_of_a_pruner_with_other_floors(floors: dict[str, int]) -> None:
+    (key, value), *_ = floors.items()
+    theirs, ours = pruner_of(**floors), pruner_of()
+    before = ours.state_dict()
+    with pytest.raises(CheckpointError, match=f"'{key}' is {getattr(ours, key)}; got {value}"):
+        ours.load_state_dict(theirs.state_dict())
+    assert ours.state_dict() == before
+    pruner_of(**floors).load_state_dict(theirs.state_dict())
+    older = {name: part for name, part in theirs.state_dict().items() if name != key}
+    ours.load_state_dict(older)
 
 
 def test_a_model_that_is_no_copy() -> None:

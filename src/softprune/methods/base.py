@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,12 +20,12 @@ from softprune.methods.decay import spare_shifts
 from softprune.methods.refusals import (
     check_cut,
     check_loss,
-    check_optimizer,
     check_state,
     check_strength,
     check_values,
     nothing_to_prune,
 )
+from softprune.methods.riding import Ride, check_optimizer, check_trains, warn_of_decay
 from softprune.methods.summary import Summary
 from softprune.plan import PrunePlan, make_plan, required_sites, tied_sites
 from softprune.surgery import Certificate, apply_plan, verify_plan
@@ -88,7 +87,7 @@ class Pruner:
         self.certificate = None
         self.clock = Clock(seed, device)
         self._strength = torch.tensor(float(strength), device=device)
-        self._optimizer: Optimizer | None = None
+        self._ride: Ride | None = None
         self._begun = False
         self._losses = 0
         gates = [self._gate(number, site) for number, site in enumerate(self.graph.sites)]
@@ -199,7 +198,7 @@ class Pruner:
 
     def _check_attached(self) -> None:
         """Steps are counted on the optimizer: without one the noise stands still, and targets never arrive."""
-        if self._optimizer is None and self.steers_itself:
+        if self._ride is None and self.steers_itself:
             self._losses += 1
             if self._losses == 2:
                 logger.warning(
@@ -210,75 +209,25 @@ class Pruner:
     def attach(self, optimizer: Optimizer) -> None:
         """Let the method's step count, and what it does around a step, ride on the optimizer's own hooks."""
         check_optimizer(optimizer)
-        if self._optimizer is not None:
+        if self._ride is not None:
             raise ConfigError(
                 "a pruner rides on one optimizer. Got a second one; "
                 "attach the optimizer that steps the BatchNorms, once."
             )
-        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        missing = [
-            name
-            for name, bn in self._masked.items()
-            if id(bn.bias) not in owned or id(bn.weight) not in owned
-        ]
-        if missing:
-            raise ConfigError(
-                "the attached optimizer must train scale and shift of every site. "
-                f"Got one without those of {', '.join(map(repr, missing[:3]))}{' ...' if len(missing) > 3 else ''}; "
-                "make it from pruner.parameter_groups() or model.parameters()."
-            )
-        self._optimizer = optimizer
-        decayed = self.decayed_shifts(optimizer) if self.shifts_decide else []
-        if decayed:
-            logger.warning(
-                "weight decay acts on the shifts of %d masked BatchNorms (%s%s): it holds dead channels back and "
-                "changes the method; use pruner.parameter_groups(weight_decay=...)",
-                len(decayed),
-                ", ".join(decayed[:3]),
-                " ..." if len(decayed) > 3 else "",
-            )
-        self._handles = [
-            optimizer.register_step_pre_hook(self._riding(self._before_optimizer_step)),
-            optimizer.register_step_post_hook(self._riding(self._after_optimizer_step)),
-        ]
+        check_trains(optimizer, self._masked)
+        if self.shifts_decide:
+            warn_of_decay(optimizer, self._masked)
+        shift = next(iter(self._masked.values())).bias
+        self._ride = Ride(optimizer, shift, self.before_step, self._after_optimizer_step)
         if not self._begun:
             self._begin()
             self._begun = True
-
-    def decayed_shifts(self, optimizer: Optimizer) -> list[str]:
-        """Sites whose shift stands in a parameter group with weight decay."""
-        decayed = {
-            id(parameter)
-            for group in optimizer.param_groups
-            if float(group.get("weight_decay", 0) or 0) != 0
-            for parameter in group["params"]
-        }
-        return [name for name, bn in self._masked.items() if id(bn.bias) in decayed]
 
     def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Groups for an optimizer: weights and BatchNorm scales decay, shifts and biases do not (METHODS: 2e-4)."""
         return spare_shifts(self.model, weight_decay)
 
-    def _riding(self, hook: Callable[[Optimizer, Any, Any], None]) -> Callable[[Optimizer, Any, Any], None]:
-        """`hook` for as long as the optimizer trains this network: :func:`remap_optimizer` may take it to another."""
-        shift = next(iter(self._masked.values())).bias
-
-        def ride(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if any(each is shift for group in optimizer.param_groups for each in group["params"]):
-                hook(optimizer, args, kwargs)
-            else:
-                self._leave_optimizer()
-
-        return ride
-
-    def _leave_optimizer(self) -> None:
-        for handle in getattr(self, "_handles", ()):
-            handle.remove()
-
-    def _before_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.before_step()
-
-    def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_optimizer_step(self, optimizer: Optimizer) -> None:
         # A fused optimizer is stepped by GradScaler even when it skips; it then holds the verdict for its kernel.
         skipped = getattr(optimizer, "found_inf", None)
         self.after_step()
@@ -370,7 +319,8 @@ class Pruner:
     def detach(self) -> nn.Module:
         """Give the plain model back, with the weights as they are now; the pruner ends."""
         unmask_model_(self.model)
-        self._leave_optimizer()
+        if self._ride is not None:
+            self._ride.leave()
         return self.model
 
     # --- state ---------------------------------------------------------------------------------------------------
@@ -383,16 +333,21 @@ class Pruner:
             "clock": self.clock.state_dict(),
             "strength": float(self.strength),
             "begun": self._begun,
+            "round_to": self.round_to,
+            "min_channels": self.min_channels,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
         check_state(state, {"clock", "strength", "begun"})
         expected = {"method": self.name, "sites": [site.name for site in self.sites]}
+        for key in ("round_to", "min_channels"):
+            if key in state:  # older states have none
+                expected[key] = getattr(self, key)
         for key, value in expected.items():
             if state.get(key) != value:
                 raise CheckpointError(
-                    "a pruner's state must be of the same method and sites. Its "
+                    "a pruner's state must be of the same method, sites and floors. Its "
                     f"{key!r} is {value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
                 )
         check_strength(float(state["strength"]))

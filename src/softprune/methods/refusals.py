@@ -29,15 +29,6 @@ def check_loss(task: object) -> None:
         )
 
 
-def check_optimizer(optimizer: object) -> None:
-    """Raise unless its steps can be counted."""
-    if not hasattr(optimizer, "register_step_post_hook"):
-        raise ConfigError(
-            f"a pruner rides on a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach what calls step() on "
-            "the weights (of a wrapper, the optimizer inside)."
-        )
-
-
 def check_state(state: object, keys: set[str]) -> None:
     """Raise unless it is a pruner's state, whole."""
     if not isinstance(state, dict) or not keys <= state.keys():

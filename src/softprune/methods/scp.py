@@ -146,8 +146,8 @@ class SoftPruner(Pruner):
         if self.budget is not None and step > 0 and self.budget.next_look(step - 1) == step:
             self.strength = self.budget.look(step)
 
-    def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        super()._after_optimizer_step(optimizer, args, kwargs)
+    def _after_optimizer_step(self, optimizer: Optimizer) -> None:
+        super()._after_optimizer_step(optimizer)
         if self.budget is None or not self.steers_itself:
             return
         self._calls_until_look -= 1

@@ -163,9 +163,9 @@ class SssPruner(AffinePruner):
 
     def before_step(self) -> None:
         # The rate that the optimizer is about to use; a scheduler may change it behind the step.
-        assert self._optimizer is not None
+        assert self._ride is not None
         for name, extra in self.extras.items():
-            rate, momentum = pace_of(self._optimizer, self._masked[name].weight)
+            rate, momentum = pace_of(self._ride.optimizer, self._masked[name].weight)
             proximal_step_(extra.value, extra.velocity, extra.take_gradient(), rate, momentum, self.strength)
 
     def state_dict(self) -> dict[str, Any]:

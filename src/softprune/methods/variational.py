@@ -125,9 +125,9 @@ class VariationalPruner(AffinePruner, StoredPruner):
 
     @torch.no_grad()
     def before_step(self) -> None:
-        assert self._optimizer is not None
+        assert self._ride is not None
         for name, extra in self.extras.items():
-            rate, momentum = pace_of(self._optimizer, self._masked[name].weight)
+            rate, momentum = pace_of(self._ride.optimizer, self._masked[name].weight)
             extra.velocity.mul_(momentum).add_(extra.take_gradient())
             extra.value.sub_(rate * extra.velocity)
 
