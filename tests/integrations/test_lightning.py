@@ -108,6 +108,65 @@ def test_a_target_takes_its_steps_from_the_trainer(tmp_path: Path) -> None:
     assert plan.macs <= 0.5 * plan.dense_macs
 
 
+def test_a_second_fit_goes_on(tmp_path: Path) -> None:
+    module, pruning = Module(), SoftPruning(torch.randn(2, 1, 6, 6), strength=1e-2)
+    for epochs in (1, 2):
+        trainer = _trainer(tmp_path, epochs, enable_checkpointing=False, callbacks=[pruning])
+        trainer.fit(module, _loader())
+        assert not pruning.pruner.attached
+    assert int(pruning.pruner.clock.step) == 3 + 6
+    assert "training_step" not in vars(module)
+
+
+def test_a_fit_that_fails_leaves_the_module_as_it_was(tmp_path: Path) -> None:
+    class Failing(Module):
+        def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+            if not self.tasks:
+                super().training_step(batch, index)
+                raise ArithmeticError
+            return super().training_step(batch, index)
+
+    module, pruning = Failing(), SoftPruning(torch.randn(2, 1, 6, 6), strength=1e-2)
+    trainer = _trainer(tmp_path, 1, enable_checkpointing=False, callbacks=[pruning])
+    with pytest.raises(ArithmeticError):
+        trainer.fit(module, _loader())
+    assert "training_step" not in vars(module)
+    _trainer(tmp_path, 1, enable_checkpointing=False, callbacks=[pruning]).fit(module, _loader())
+    assert int(pruning.pruner.clock.step) == 3
+
+
+class Manual(Module):
+    """Two optimizers, stepped by hand; the BatchNorms are the second one's."""
+
+    def __init__(self, attach: bool) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.attach = attach
+
+    def training_step(self, batch: list[Tensor], index: int) -> None:
+        self.zero_grad()
+        self.manual_backward(self.pruner.loss(F.cross_entropy(self.model(batch[0]), batch[1])))
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        head = list(self.model[-1].parameters())
+        body = [p for p in self.model.parameters() if all(p is not other for other in head)]
+        optimizers = [torch.optim.SGD(head, lr=0.05), torch.optim.SGD(body, lr=0.05)]
+        if self.attach:
+            self.pruner.attach(optimizers[1])
+        return optimizers
+
+
+def test_manual_optimization_with_several_optimizers(tmp_path: Path) -> None:
+    pruning = SoftPruning(torch.randn(2, 1, 6, 6), strength=1e-2)
+    _trainer(tmp_path, 1, enable_checkpointing=False, callbacks=[pruning]).fit(Manual(attach=True), _loader())
+    assert int(pruning.pruner.clock.step) == 3
+    pruning = SoftPruning(torch.randn(2, 1, 6, 6), strength=1e-2)
+    with pytest.raises(ConfigError, match=r"Got 2 and none attached; call self\.pruner\.attach"):
+        _trainer(tmp_path, 1, enable_checkpointing=False, callbacks=[pruning]).fit(Manual(False), _loader())
+
+
 def test_the_guide_runs_as_it_stands() -> None:
     guide = Path(__file__).parents[2] / "docs" / "integrations.md"
     (code,) = re.findall(r"^```python\n(.*?)^```", guide.read_text(), flags=re.DOTALL | re.MULTILINE)

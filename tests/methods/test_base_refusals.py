@@ -169,6 +169,22 @@ def test_a_decayed_shift_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.text
 
 
+def test_an_optimizer_that_is_released_no_longer_counts() -> None:
+    pruner = pruner_of()
+    first, second = (torch.optim.SGD(pruner.model.parameters(), lr=0.1) for _ in range(2))
+    assert not pruner.attached
+    pruner.attach(first)
+    with pytest.raises(ConfigError, match=r"release\(\) the first one"):
+        pruner.attach(second)
+    first.step()
+    pruner.release()
+    assert not pruner.attached
+    pruner.attach(second)
+    first.step()
+    second.step()
+    assert int(pruner.clock.step) == 2
+
+
 def test_a_state_of_another_method_or_network() -> None:
     state = pruner_of().state_dict()
     with pytest.raises(CheckpointError, match="same method, sites and floors"):

@@ -14,6 +14,7 @@ from method_networks import Chain, Residual, batch, sgd, train
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from softprune.errors import ConfigError
 from softprune.inspection import read_graph
 from softprune.masks import is_masked
 from softprune.methods import REGISTRY, Pruner, RandomPruner
@@ -171,6 +172,33 @@ def test_outside_training_the_loss_is_the_tasks(method: str) -> None:
         assert pruner.loss(task) is task
     pruner.model.eval()
     assert pruner.loss(task) is task
+
+
+@every_method
+def test_the_loss_is_guarded(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    pruner = build(method, "chain")
+    with pytest.raises(ConfigError, match=r"leave out \.item\(\)"):
+        pruner.loss(1.0)  # type: ignore[arg-type]
+    for _ in range(2):
+        assert "no optimizer is attached" not in caplog.text
+        pruner.loss(torch.ones((), requires_grad=True))
+    assert "no optimizer is attached" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["sss", "variational"])
+def test_what_a_grad_scaler_does_not_reach_is_said_once(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pruner = build(method, "chain")
+    sgd(pruner)
+    task = torch.ones((), requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        pruner.loss(task)
+    assert not caplog.text
+    for _ in range(2):
+        with torch.autocast("cpu", torch.float16):
+            pruner.loss(task)
+    assert caplog.text.count("does not reach the numbers that method") == 1
 
 
 @every_method

@@ -28,7 +28,8 @@ class SoftPruning(Callback):
     through `pruner.loss`; validation and test see the hard masks, which are what :meth:`compact` cuts out. The
     pruner's state is part of Lightning's checkpoints.
 
-    With manual optimization, call `self.pruner.loss(...)` in `training_step` yourself.
+    With manual optimization, call `self.pruner.loss(...)` in `training_step` yourself, and if there are several
+    optimizers `self.pruner.attach(...)`, with the one that steps the BatchNorms, in `configure_optimizers`.
 
     Args:
         example: What the network is called with: a tensor, a tuple of arguments, or (args, kwargs).
@@ -55,7 +56,6 @@ class SoftPruning(Callback):
         self.options = options
         self.pruner = None
         self._state: dict[str, Any] | None = None
-        self._attached = False
         self._plain_step: Callable[..., Any] | None = None
 
     # --- what Lightning calls ------------------------------------------------------------------------------------
@@ -79,9 +79,13 @@ class SoftPruning(Callback):
                 f"the callback rides on one optimizer. Got {len(trainer.optimizers)}; use manual optimization, and "
                 "attach the pruner to the optimizer that steps the BatchNorms."
             )
-        if not self._attached:
+        if not self.pruner.attached:
+            if len(trainer.optimizers) != 1:
+                raise ConfigError(
+                    f"the pruner rides on one optimizer. Got {len(trainer.optimizers)} and none attached; call "
+                    "self.pruner.attach(...) in configure_optimizers, with the one that steps the BatchNorms."
+                )
             self.pruner.attach(trainer.optimizers[0])
-            self._attached = True
         if pl_module.automatic_optimization and self._plain_step is None:
             self._plain_step = pl_module.training_step
             pl_module.training_step = functools.partial(  # type: ignore[method-assign]
@@ -96,9 +100,14 @@ class SoftPruning(Callback):
         pl_module.log("softprune/channels_kept", kept / total, rank_zero_only=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.pruner is not None:
+            self.pruner.release()  # a further fit makes another optimizer
         if self._plain_step is not None:
             del pl_module.training_step  # the class's own again
             self._plain_step = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.on_fit_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.pruner is None else {"pruner": self.pruner.state_dict()}

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.masks import AffineGate
 from softprune.methods.base import Pruner
 from softprune.surgery import plain_copy
 
+logger = logging.getLogger(__name__)
+
 
 class AffinePruner(Pruner):
     """A pruner with some :class:`AffineGate` among its gates."""
+
+    _half_seen = False
+
+    def loss(self, task: Tensor) -> Tensor:
+        if not self._half_seen and not torch.compiler.is_compiling() and _in_half():
+            self._half_seen = True
+            logger.warning(
+                "float16 is usually trained with a GradScaler, which does not reach the numbers that method %r learns "
+                "beside the network: their gradients stay scaled. Train in float32 or bfloat16",
+                self.name,
+            )
+        return super().loss(task)
 
     def _evaluated(self, network: nn.Module) -> nn.Module:
         plain = plain_copy(network)
@@ -30,6 +45,13 @@ class AffinePruner(Pruner):
         model = super().detach()
         _fold_into(model, gates)
         return model
+
+
+def _in_half() -> bool:
+    kinds = ("cpu", "cuda")
+    return any(
+        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16 for kind in kinds
+    )
 
 
 @torch.no_grad()

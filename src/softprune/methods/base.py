@@ -193,6 +193,10 @@ class Pruner:
         if not torch.compiler.is_compiling():
             self._check_sites()
             self._check_attached()
+        return self._joined(task)
+
+    def _joined(self, task: Tensor) -> Tensor:
+        """The task loss together with the method's own."""
         extra = self._extra_loss()
         return task if extra is None else task + extra.to(task.device)
 
@@ -211,8 +215,8 @@ class Pruner:
         check_optimizer(optimizer)
         if self._ride is not None:
             raise ConfigError(
-                "a pruner rides on one optimizer. Got a second one; "
-                "attach the optimizer that steps the BatchNorms, once."
+                "a pruner rides on one optimizer. Got a second one; attach the optimizer that steps the BatchNorms, "
+                "once, or release() the first one before."
             )
         check_trains(optimizer, self._masked)
         if self.shifts_decide:
@@ -223,8 +227,19 @@ class Pruner:
             self._begin()
             self._begun = True
 
+    @property
+    def attached(self) -> bool:
+        """Whether it rides on an optimizer."""
+        return self._ride is not None
+
+    def release(self) -> None:
+        """Let the optimizer go: its steps no longer count, and another one may be attached, for a second phase say."""
+        if self._ride is not None:
+            self._ride.leave()
+            self._ride = None
+
     def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Groups for an optimizer: weights and BatchNorm scales decay, shifts and biases do not (METHODS: 2e-4)."""
+        """Groups for an optimizer: weights and BatchNorm scales decay (2e-4 in the paper), shifts and biases do not."""
         return spare_shifts(self.model, weight_decay)
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -252,13 +267,23 @@ class Pruner:
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
     ) -> PrunePlan:
         """The decision as data: what every module would keep if the network were cut now. Arguments: see compact."""
+        network, masks = self._as_cut(model, round_to, gathers)
+        return self._plan_of(network, masks, round_to, gathers)
+
+    def _as_cut(
+        self, model: nn.Module | None, round_to: int | None, gathers: bool
+    ) -> tuple[nn.Module, dict[str, Tensor]]:
+        """The network that a cut starts from, and the masks, if it can be cut so."""
         network = self.model if model is None else self._twin(model)
         check_values(network)
         check_cut(round_to, gathers)
+        return self._evaluated(network), self.masks(model)
+
+    def _plan_of(
+        self, network: nn.Module, masks: dict[str, Tensor], round_to: int | None, gathers: bool
+    ) -> PrunePlan:
         multiple = self.round_to if round_to is None else round_to
-        return make_plan(
-            self.graph, self._evaluated(network), self.masks(model), round_to=multiple, gathers=gathers
-        )
+        return make_plan(self.graph, network, masks, round_to=multiple, gathers=gathers)
 
     def summary(self) -> Summary:
         """Width and kept channels per site, and the totals before and after. Prints as a table."""
@@ -295,9 +320,8 @@ class Pruner:
             gathers: Whether layers may read a part of a shared stream (a residual sum, a concatenation) through an
                 index. Without, they read all of it: fewer, larger operations, which small batches may prefer.
         """
-        network = self._evaluated(self.model if model is None else self._twin(model))
-        masks = self.masks(model)
-        plan = self.plan(model, round_to=round_to, gathers=gathers)
+        network, masks = self._as_cut(model, round_to, gathers)
+        plan = self._plan_of(network, masks, round_to, gathers)
         self.certificate = verify_plan(plan, network, masks, self.example)
         logger.info("%s", self.certificate)
         compact = apply_plan(plan, network)
@@ -319,8 +343,7 @@ class Pruner:
     def detach(self) -> nn.Module:
         """Give the plain model back, with the weights as they are now; the pruner ends."""
         unmask_model_(self.model)
-        if self._ride is not None:
-            self._ride.leave()
+        self.release()
         return self.model
 
     # --- state ---------------------------------------------------------------------------------------------------
@@ -370,10 +393,11 @@ class Pruner:
                 )
 
     def _lookup(self, name: str) -> nn.Module | None:
-        try:
-            return self.model.get_submodule(name)
-        except AttributeError:
-            return None
+        # In every step, for every site: get_submodule would take a millisecond for a hundred of them.
+        here: nn.Module | None = self.model
+        for part in name.split(".") if name else ():
+            here = None if here is None else here._modules.get(part)
+        return here
 
     def _twin(self, model: nn.Module) -> nn.Module:
         """The network inside DDP, EMA or compile wrappers, which must be a copy of ours."""

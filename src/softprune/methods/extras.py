@@ -6,6 +6,7 @@ user's. They follow the learning rate and the momentum of the group in which the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,16 +22,10 @@ class Extra:
         self.velocity = torch.zeros_like(value)
 
     def take_gradient(self) -> Tensor:
-        """The gradient since the last step, the mean over all processes; the next one starts from zero."""
+        """The gradient since the last step; the next one starts from zero."""
         gradient = self.value.grad
         self.value.grad = None
-        if gradient is None:
-            return torch.zeros_like(self.velocity)
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            distributed.all_reduce(gradient)
-            gradient = gradient / distributed.get_world_size()
-        return gradient
+        return torch.zeros_like(self.velocity) if gradient is None else gradient
 
     def to(self, device: torch.device) -> None:
         """Follow the model to another device."""
@@ -54,9 +49,21 @@ class Extra:
         self.velocity.copy_(state["velocity"])
 
 
-def pace_of(optimizer: Optimizer, parameter: Tensor) -> tuple[float | Tensor, float]:
-    """(learning rate, momentum) of the group that holds `parameter`; Adam's first beta counts as momentum."""
-    for group in optimizer.param_groups:
-        if any(member is parameter for member in group["params"]):
-            return group["lr"], float(group.get("momentum", group.get("betas", (0.0,))[0]))
-    raise AssertionError("attach() has checked that the optimizer has it")
+def take_gradients(extras: Iterable[Extra]) -> list[Tensor]:
+    """The gradients of all, the mean over all processes, which exchange them at once."""
+    gradients = [extra.take_gradient() for extra in extras]
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return gradients
+    together = torch.cat(gradients)
+    distributed.all_reduce(together)
+    return list((together / distributed.get_world_size()).split([len(each) for each in gradients]))
+
+
+def paces_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[tuple[float | Tensor, float]]:
+    """(learning rate, momentum) of the group that holds each parameter; Adam's first beta counts as momentum."""
+    groups = {id(member): group for group in optimizer.param_groups for member in group["params"]}
+    return [
+        (group["lr"], float(group.get("momentum", group.get("betas", (0.0,))[0])))
+        for group in (groups[id(parameter)] for parameter in parameters)
+    ]

@@ -86,11 +86,7 @@ class TargetSoftPruner(SoftPruner):
         order = lots[torch.argsort(torch.cat(alive)[lots], stable=True)]
         return torch.cat(terms)[order[: self.target]].sum()
 
-    def loss(self, task: Tensor) -> Tensor:
-        if not self.model.training or not torch.is_grad_enabled():
-            return task
-        if not torch.compiler.is_compiling():
-            self._check_sites()
+    def _joined(self, task: Tensor) -> Tensor:
         self._follow_device()
         sparse = self._chosen_terms()
         self._now.copy_(sparse.detach())

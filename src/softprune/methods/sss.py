@@ -14,7 +14,7 @@ from softprune.inspection import Globs, read_graph
 from softprune.masks import AffineGate, FixedGate, Gate
 from softprune.methods.affine import AffinePruner
 from softprune.methods.branches import Branch, residual_branches
-from softprune.methods.extras import Extra, pace_of
+from softprune.methods.extras import Extra, paces_of, take_gradients
 from softprune.methods.ranking import fit
 
 Structure = Literal["auto", "block", "channel"]
@@ -164,9 +164,10 @@ class SssPruner(AffinePruner):
     def before_step(self) -> None:
         # The rate that the optimizer is about to use; a scheduler may change it behind the step.
         assert self._ride is not None
-        for name, extra in self.extras.items():
-            rate, momentum = pace_of(self._ride.optimizer, self._masked[name].weight)
-            proximal_step_(extra.value, extra.velocity, extra.take_gradient(), rate, momentum, self.strength)
+        gradients = take_gradients(self.extras.values())
+        paces = paces_of(self._ride.optimizer, (self._masked[name].weight for name in self.extras))
+        for extra, gradient, (rate, momentum) in zip(self.extras.values(), gradients, paces, strict=True):
+            proximal_step_(extra.value, extra.velocity, gradient, rate, momentum, self.strength)
 
     def state_dict(self) -> dict[str, Any]:
         factors = {name: extra.state_dict() for name, extra in self.extras.items()}

@@ -17,7 +17,7 @@ from softprune.graph import ExampleLike, Site
 from softprune.inspection import Globs
 from softprune.masks import AffineGate, Clock, Gate, channel_words, uniform_noise
 from softprune.methods.affine import AffinePruner
-from softprune.methods.extras import Extra, pace_of
+from softprune.methods.extras import Extra, paces_of, take_gradients
 from softprune.methods.stored import StoredPruner
 
 
@@ -126,9 +126,10 @@ class VariationalPruner(AffinePruner, StoredPruner):
     @torch.no_grad()
     def before_step(self) -> None:
         assert self._ride is not None
-        for name, extra in self.extras.items():
-            rate, momentum = pace_of(self._ride.optimizer, self._masked[name].weight)
-            extra.velocity.mul_(momentum).add_(extra.take_gradient())
+        gradients = take_gradients(self.extras.values())
+        paces = paces_of(self._ride.optimizer, (self._masked[name].weight for name in self.extras))
+        for extra, gradient, (rate, momentum) in zip(self.extras.values(), gradients, paces, strict=True):
+            extra.velocity.mul_(momentum).add_(gradient)
             extra.value.sub_(rate * extra.velocity)
 
     @torch.no_grad()
