@@ -108,6 +108,13 @@ def test_a_target_takes_its_steps_from_the_trainer(tmp_path: Path) -> None:
     assert plan.macs <= 0.5 * plan.dense_macs
 
 
+def test_a_target_without_an_end(tmp_path: Path) -> None:
+    pruning = SoftPruning(torch.randn(2, 1, 6, 6), target={"macs": 0.5})
+    trainer = _trainer(tmp_path, -1, max_time={"seconds": 1}, enable_checkpointing=False, callbacks=[pruning])
+    with pytest.raises(ConfigError, match="a target needs to know when training ends"):
+        trainer.fit(Module(), _loader())
+
+
 def test_a_second_fit_goes_on(tmp_path: Path) -> None:
     module, pruning = Module(), SoftPruning(torch.randn(2, 1, 6, 6), strength=1e-2)
     for epochs in (1, 2):

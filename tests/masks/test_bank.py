@@ -173,6 +173,34 @@ def test_checkpointed_activations_meet_the_same_samples():
         torch.testing.assert_close(recomputed, plain)
 
 
+@pytest.mark.parametrize("again", [(6,), (6, 9)])
+def test_reentrant_checkpoints_go_backward_on_their_own(again):
+    """The first part is checkpointed, or two parts are; each of them frees the graph that it went through."""
+    trained = []
+    for recompute in (False, True):
+        model, clock, sites = make_model()
+        bank = MaskBank(sites)
+
+        def call(x, model=model, clock=clock, bank=bank, recompute=recompute):
+            clock.begin_forward()
+            bank.begin_forward()
+            x.requires_grad_()
+            for start, end in zip((0, *again), (*again, len(model)), strict=True):
+                part = model[start:end]
+                x = checkpoint(part, x, use_reentrant=True) if recompute and end in again else part(x)
+            bank.end_forward()
+            return x
+
+        trained.append(train(call, model, clock, bank.loss))
+    # Statistics have moved twice in what was run twice, as without masks.
+    plain, recomputed = (
+        {name: value for name, value in state.items() if name.endswith(("weight", "bias"))}
+        for state in trained
+    )
+    assert len(plain) == 20
+    assert_same(plain, recomputed)
+
+
 def test_samples_are_forgotten_without_a_graph():
     model, _, sites = make_model()
     bank = MaskBank(sites)

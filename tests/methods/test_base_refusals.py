@@ -185,6 +185,57 @@ def test_an_optimizer_that_is_released_no_longer_counts() -> None:
     assert int(pruner.clock.step) == 2
 
 
+@pytest.mark.parametrize("broken", [{"clock": None}, {"strength": None}, {"masks": None}, {"strength": -1.0}])
+def test_a_state_with_a_broken_part(broken: dict[str, object]) -> None:
+    pruner = pruner_of()
+    before = pruner.state_dict()
+    with pytest.raises((CheckpointError, ConfigError)):
+        pruner.load_state_dict({**before, **broken})
+    assert pruner.state_dict() == before
+
+
+@pytest.mark.parametrize("value", [torch.tensor(torch.nan), torch.tensor(-1.0), torch.ones(3)])
+def test_a_strength_that_is_no_number(value: Tensor) -> None:
+    pruner = pruner_of(strength=0.5)
+    with pytest.raises(ConfigError, match="`strength` must be a finite number"):
+        pruner.strength = value
+    pruner.strength = torch.tensor(0.25)
+    assert float(pruner.strength) == 0.25
+
+
+def test_another_network_of_the_same_class() -> None:
+    pruner = pruner_of(nn.Sequential(CHAIN.build()))
+    for other in (nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Sequential(CHAIN.build()))):
+        for call in (pruner.masks, pruner.plan, pruner.compact):
+            with pytest.raises(
+                ModelError, match="a copy of the network that is being pruned, with parameters of the"
+            ):
+                call(other)
+
+
+def test_a_pruner_that_has_ended() -> None:
+    pruner = pruner_of()
+    model = pruner.detach()
+    calls = (
+        pruner.masks,
+        pruner.plan,
+        pruner.compact,
+        pruner.summary,
+        lambda: pruner.attach(torch.optim.SGD(model.parameters(), lr=0.1)),
+    )
+    for call in calls:
+        with pytest.raises(ModelError, match=r"ends with detach\(\).*make a new pruner"):
+            call()
+
+
+def test_a_cut_in_inference_mode_can_be_trained() -> None:
+    pruner = pruner_of()
+    with torch.inference_mode():
+        compact = pruner.compact()
+    compact.train()(CHAIN.example()).sum().backward()
+    assert all(parameter.grad is not None for parameter in compact.parameters())
+
+
 def test_a_state_of_another_method_or_network() -> None:
     state = pruner_of().state_dict()
     with pytest.raises(CheckpointError, match="same method, sites and floors"):

@@ -1,11 +1,18 @@
 """Mistakes that a loop of one's own makes easily are said."""
 
+import math
+import re
+from typing import Any
+
 import pytest
 import torch
+from method_networks import Chain, batch, sgd, train
 from torch import nn
 
 from softprune import models
-from softprune.methods import SoftPruner
+from softprune.errors import ModelError, SoftpruneError
+from softprune.masks import is_masked
+from softprune.methods import REGISTRY, SoftPruner
 
 
 @pytest.mark.parametrize("attached", [True, False])
@@ -21,3 +28,36 @@ def test_a_forgotten_optimizer_is_said_once(attached: bool, caplog: pytest.LogCa
         optimizer.step()
         optimizer.zero_grad()
     assert caplog.text.count("call pruner.attach(optimizer)") == (not attached)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        (
+            "slimming",
+            {"initial_scale": math.nan},
+            "`initial_scale` must be a number above 0, or None. Got nan",
+        ),
+        ("slimming", {"initial_scale": "a"}, "Got 'a'"),
+        ("variational", {"sigma": "a"}, "`sigma` must be a number above 0. Got 'a'"),
+        ("variational", {"mu_below": None}, "`mu_below` must be a number above 0. Got None"),
+        ("fpgm", {"mask_gradients": "no"}, "`mask_gradients` must be True or False. Got 'no'"),
+        ("l1", {"ratio": {5: 0.5}}, "must name sites of the model. Got 5 as a name"),
+        ("scratch", {"plan": 5}, "or the folder of a compact network or a run. Got 5"),
+    ],
+)
+def test_an_option_of_the_wrong_kind(method: str, options: dict[str, Any], said: str) -> None:
+    model = Chain()
+    with pytest.raises(SoftpruneError, match=re.escape(said)):
+        REGISTRY[method].build(model, batch()[0], **options)
+    assert not any(is_masked(module) for module in model.modules())
+
+
+def test_training_that_diverges_under_a_target_is_told_so() -> None:
+    pruner = REGISTRY["scp"].build(Chain(), batch()[0], target={"macs": 0.5}, total_steps=100)
+    optimizer = sgd(pruner)
+    train(pruner, optimizer, 2)
+    with torch.no_grad():
+        next(iter(pruner.model.parameters())).fill_(torch.nan)
+    with pytest.raises(ModelError, match=r"must be finite.*before training diverged"):
+        train(pruner, optimizer, 5, first=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,13 @@ class SoftPruning(Callback):
             return
         options = dict(self.options)
         if options.get("target") is not None and "total_steps" not in options:
-            options["total_steps"] = int(trainer.estimated_stepping_batches)
+            steps = trainer.estimated_stepping_batches
+            if steps == math.inf:
+                raise ConfigError(
+                    "a target needs to know when training ends. Got a Trainer without max_epochs or max_steps; set one "
+                    "of them, or give the callback total_steps."
+                )
+            options["total_steps"] = int(steps)
         self.pruner = self.make(_network(pl_module, self.network), self.example, **options)
         pl_module.pruner = self.pruner  # type: ignore[assignment]
 

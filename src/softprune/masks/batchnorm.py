@@ -75,7 +75,7 @@ class MaskedBatchNorm(_BatchNorm):
         return self._normalise(x, folded.weight, folded.bias, folded.on)
 
     def _draw(self) -> Folded | None:
-        if self.folded is not None:
+        if self.folded is not None and not _runs_again_with_a_graph_of_its_own():
             return self.folded
         n = self.gate.sample(self)
         return None if n is None else fold(n, self.weight, self.bias)
@@ -179,6 +179,19 @@ class _MaskedAct(MaskedBatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         return self.act(self.drop(super().forward(input)))
+
+
+def _runs_again_with_a_graph_of_its_own() -> bool:
+    """Whether reentrant activation checkpointing repeats the forward inside backward, and then goes backward itself.
+
+    That pass frees what it has gone through, which must not be the samples' graph that all sites share. Checkpointing
+    that is not reentrant, which shows in its hooks on saved tensors, repeats the forward for its values alone and
+    must meet the same graph.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    inside_backward = torch._C._current_graph_task_id() != -1
+    return inside_backward and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:

@@ -88,7 +88,7 @@ class Pruner:
         self.clock = Clock(seed, device)
         self._strength = torch.tensor(float(strength), device=device)
         self._ride: Ride | None = None
-        self._begun = False
+        self._begun = self._ended = False
         self._losses = 0
         gates = [self._gate(number, site) for number, site in enumerate(self.graph.sites)]
         self._masked: dict[str, MaskedBatchNorm] = {
@@ -162,8 +162,7 @@ class Pruner:
 
     @strength.setter
     def strength(self, value: float | Tensor) -> None:
-        if not isinstance(value, Tensor):
-            check_strength(value)
+        check_strength(value)
         # In place, so that a captured CUDA graph sees the new value.
         self.strength.copy_(torch.as_tensor(value))
 
@@ -213,6 +212,7 @@ class Pruner:
     def attach(self, optimizer: Optimizer) -> None:
         """Let the method's step count, and what it does around a step, ride on the optimizer's own hooks."""
         check_optimizer(optimizer)
+        self._check_sites()
         if self._ride is not None:
             raise ConfigError(
                 "a pruner rides on one optimizer. Got a second one; attach the optimizer that steps the BatchNorms, "
@@ -305,6 +305,7 @@ class Pruner:
                 found[name] = count
         return found
 
+    @torch.inference_mode(False)
     def compact(
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
     ) -> nn.Module:
@@ -343,6 +344,7 @@ class Pruner:
     def detach(self) -> nn.Module:
         """Give the plain model back, with the weights as they are now; the pruner ends."""
         unmask_model_(self.model)
+        self._ended = True
         self.release()
         return self.model
 
@@ -363,6 +365,8 @@ class Pruner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` was taken."""
         check_state(state, {"clock", "strength", "begun"})
+        check_state(state["clock"], set())
+        check_strength(state["strength"])
         expected = {"method": self.name, "sites": [site.name for site in self.sites]}
         for key in ("round_to", "min_channels"):
             if key in state:  # older states have none
@@ -373,7 +377,6 @@ class Pruner:
                     "a pruner's state must be of the same method, sites and floors. Its "
                     f"{key!r} is {value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
                 )
-        check_strength(float(state["strength"]))
         self.clock.load_state_dict(state["clock"])
         self.strength = float(state["strength"])
         self._begun = bool(state["begun"])
@@ -382,6 +385,10 @@ class Pruner:
 
     def _check_sites(self) -> None:
         """Our masked modules must still be the model's own."""
+        if self._ended:
+            raise ModelError(
+                "a pruner ends with detach(), which gave the plain model back. Got a call after it; make a new pruner."
+            )
         for name, bn in self._masked.items():
             here = self._lookup(name)
             if here is not bn or not isinstance(here, MaskedBatchNorm):
@@ -409,4 +416,15 @@ class Pruner:
                     f"Got a {type(model).__name__}."
                 )
             model = inner
+        ours, theirs = (
+            {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+            for network in (self.model, model)
+        )
+        if ours != theirs:
+            name = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
+            raise ModelError(
+                "`model` must be a copy of the network that is being pruned, with parameters of the same names and "
+                f"shapes. Got {theirs.get(name, 'no such parameter')} for '{name}', which is "
+                f"{ours.get(name, 'no parameter')} there."
+            )
         return model

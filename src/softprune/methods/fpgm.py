@@ -59,6 +59,8 @@ class FpgmPruner(ZeroingPruner):
         seed: int = 0,
     ) -> None:
         self._ratio_norm, self._ratio_dist = ratio_norm, ratio_dist
+        if not isinstance(mask_gradients, bool):
+            raise ConfigError(f"`mask_gradients` must be True or False. Got {mask_gradients!r}.")
         self.mask_gradients = mask_gradients
         super().__init__(
             model,

@@ -49,6 +49,8 @@ def ratio_per_site(ratio: Ratio, sites: Iterable[str], name: str = "ratio") -> d
         return dict.fromkeys(names, check_ratio(ratio, name))
     shares = dict.fromkeys(names, 0.0)
     for glob, share in ratio.items():
+        if not isinstance(glob, str):
+            raise ConfigError(f"`{name}` by site must name sites of the model. Got {glob!r} as a name.")
         matching = fnmatch.filter(names, glob)
         if not matching:
             near = difflib.get_close_matches(glob, names, n=3) or names[:3]

@@ -14,10 +14,19 @@ from softprune.graph import check_is_module
 from softprune.masks.gate import check_rounding
 
 
-def check_strength(strength: float) -> None:
+def check_strength(strength: float | Tensor) -> None:
     """Raise unless it is a number that a loss can be weighted with."""
+    if isinstance(strength, Tensor) and strength.numel() == 1:
+        if strength.device.type != "cpu":
+            return  # reading it would wait for the device
+        strength = strength.item()
     if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 <= strength < math.inf:
         raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
+
+
+def is_positive(value: object) -> bool:
+    """Whether it is a finite number above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def check_loss(task: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +17,7 @@ from softprune.graph import ExampleLike, Site
 from softprune.inspection import Globs
 from softprune.masks import Gate, MaskConfig, SoftGate
 from softprune.methods.base import Pruner, RoundTo
-from softprune.methods.refusals import check_cut
+from softprune.methods.refusals import check_cut, check_values
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,10 @@ class SoftPruner(Pruner):
 
     def steer(self, step: int) -> None:
         if self.budget is not None and step > 0 and self.budget.next_look(step - 1) == step:
-            self.strength = self.budget.look(step)
+            strength = self.budget.look(step)
+            if not math.isfinite(strength):
+                check_values(self.model)  # training has diverged, which it says
+            self.strength = strength
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
         super()._after_optimizer_step(optimizer)
@@ -223,6 +227,10 @@ class SoftPruner(Pruner):
 
     def _check_masks(self, saved: dict[str, Any]) -> None:
         """A training must go on with the masks that it began with."""
+        if not isinstance(saved, dict):
+            raise CheckpointError(
+                f"a pruner's state must be what state_dict() returned. Got {saved!r} for its masks."
+            )
         here = asdict(self.mask_config)
         for name, value in saved.items():
             if here.get(name) != value:

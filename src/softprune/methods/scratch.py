@@ -118,8 +118,16 @@ class ScratchPruner(StoredPruner):
 def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
     if isinstance(plan, PrunePlan):
         return (plan,)
-    if not isinstance(plan, str | os.PathLike):
+    if (
+        isinstance(plan, Sequence)
+        and not isinstance(plan, str)
+        and all(isinstance(p, PrunePlan) for p in plan)
+    ):
         return tuple(plan)
+    if not isinstance(plan, str | os.PathLike):
+        raise PlanError(
+            f"`plan` must be a PrunePlan, several of them, or the folder of a compact network or a run. Got {plan!r}."
+        )
     folder = Path(plan)
     compact = folder / "compact"
     return tuple(read_plans(compact if compact.is_dir() else folder))

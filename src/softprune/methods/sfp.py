@@ -94,6 +94,7 @@ class ZeroingPruner(StoredPruner):
         self._zeroed_here = True
 
     def end_epoch(self, epoch: int) -> None:
+        self._check_sites()
         self.zero_filters()
 
     def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:

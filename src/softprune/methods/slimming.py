@@ -11,6 +11,7 @@ from softprune.errors import ConfigError
 from softprune.graph import ExampleLike
 from softprune.inspection import Globs
 from softprune.methods.ranking import check_ratio, drop_lowest
+from softprune.methods.refusals import is_positive
 from softprune.methods.stored import OneShotPruner
 
 Count = Literal["scp", "pytorch", "torch"]
@@ -73,6 +74,10 @@ class SlimmingPruner(OneShotPruner):
     ) -> None:
         if count not in get_args(Count):
             raise ConfigError(f"`count` must be one of {', '.join(get_args(Count))}. Got {count!r}.")
+        if initial_scale is not None and not is_positive(initial_scale):
+            raise ConfigError(
+                f"`initial_scale` must be a number above 0, or None. Got {initial_scale!r}; the authors' is 0.5."
+            )
         self.ratio, self.count, self._initial_scale = check_ratio(ratio), count, initial_scale
         super().__init__(
             model,

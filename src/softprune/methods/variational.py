@@ -18,6 +18,7 @@ from softprune.inspection import Globs
 from softprune.masks import AffineGate, Clock, Gate, channel_words, uniform_noise
 from softprune.methods.affine import AffinePruner
 from softprune.methods.extras import Extra, paces_of, take_gradients
+from softprune.methods.refusals import is_positive
 from softprune.methods.stored import StoredPruner
 
 
@@ -92,7 +93,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
         seed: int = 0,
     ) -> None:
         for key, value in (("mu_below", mu_below), ("sigma_below", sigma_below), ("sigma", sigma)):
-            if not value > 0:
+            if not is_positive(value):
                 raise ConfigError(f"`{key}` must be a number above 0. Got {value!r}.")
         self.mu_below, self.sigma_below, self._sigma = mu_below, sigma_below, sigma
         self.extras: dict[str, Extra] = {}
@@ -134,6 +135,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
 
     @torch.no_grad()
     def end_epoch(self, epoch: int) -> None:
+        self._check_sites()
         sigmas, chosen = self.sigmas(), {}
         for site in self.sites:
             mu = self._masked[site.name].weight.abs()
