@@ -129,6 +129,7 @@ def _write(
         "best": _moment(max(tested, key=lambda row: row["test_top1"])),
         "last": _moment(next(row for row in reversed(history) if row["test_top1"] is not None)),
         "table": table,
+        "round_to": None if trainer.pruned is None else trainer.pruned.get("round_to"),
         "masks": config_to_dict(config)["masks"],
         "sites": [] if trainer.pruned is None else trainer.pruned["sites"],
         "modules": _modules(trainer, counted, final),

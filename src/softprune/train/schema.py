@@ -140,13 +140,15 @@ def type_in_words(annotation: Any) -> str:
         return ", ".join([type_in_words(annotation), *rules])
     origin = get_origin(annotation)
     if origin is Literal:
-        return "one of " + ", ".join(f'"{c}"' if isinstance(c, str) else str(c) for c in get_args(annotation))
+        choices = [f'"{c}"' if isinstance(c, str) else str(c) for c in get_args(annotation)]
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     if origin is tuple:
         return f"a list ({type_in_words(get_args(annotation)[0])} each)"
     if origin is dict:
         return "a table"
     if origin in (Union, types.UnionType):
-        return " or ".join(type_in_words(option) for option in get_args(annotation))
+        options = [type_in_words(option) for option in get_args(annotation)]
+        return (", or " if any("," in option for option in options) else " or ").join(options)
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text in quotes"}
     return words.get(annotation, "a table" if dataclasses.is_dataclass(annotation) else "a value")
 
