@@ -22,6 +22,7 @@ from softprune.errors import ConfigError, ModelError
 from softprune.graph import ChannelGraph
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.records import Mix, Norm
+from softprune.modes import evaluating
 from softprune.plan import ModuleCut, PrunePlan
 from softprune.surgery import plain_copy
 
@@ -90,9 +91,8 @@ class LatencyTable:
         call = example.to_model(compact)
         call = call if self.batch is None else call.with_batch(self.batch)
         device = next(compact.parameters()).device
-        training = compact.training
-        measured = time_ms(lambda: compact.eval()(*call.args, **call.kwargs), device)
-        compact.train(training)
+        with evaluating(compact):
+            measured = time_ms(lambda: compact(*call.args, **call.kwargs), device)
         logger.info(
             "latency: %.3f ms by the table, %.3f ms measured; dense %.3f ms",
             self(plan),

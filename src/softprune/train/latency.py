@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from softprune.modes import evaluating
 from softprune.train.capture import capture_graph
 
 log = logging.getLogger(__name__)
@@ -23,12 +24,8 @@ def latency_ms(network: nn.Module, batch: Tensor) -> float:
     The fastest of the repeats: the others say more about what else the machine was doing. On CUDA a recorded forward is
     replayed, so that the time is the GPU's own: small networks otherwise take as long as Python needs to launch them.
     """
-    training = network.training
-    network.eval()
-    try:
+    with evaluating(network):
         return 1000 * min(_times(network, batch))
-    finally:
-        network.train(training)
 
 
 def _times(network: nn.Module, batch: Tensor) -> list[float]:

@@ -4,7 +4,7 @@ A run has one stage, and a new one after each physical cut.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from softprune.data import DataBundle
 from softprune.methods import Pruner
 from softprune.methods.decay import spare_shifts
+from softprune.modes import evaluating
 from softprune.train.config import RunConfig
 from softprune.train.distributed import World
 from softprune.train.ema import WeightAverage
@@ -153,16 +154,9 @@ class Stage:
     @contextmanager
     def judged(self) -> Iterator[nn.Module]:
         """The network as it is judged and cut: in eval mode, with the averaged weights where there are some."""
-        training = self.network.training
-        self.network.eval()
-        try:
-            if self.average is None:
-                yield self.network
-            else:
-                with self.average.applied():
-                    yield self.network
-        finally:
-            self.network.train(training)
+        applied = nullcontext() if self.average is None else self.average.applied()
+        with evaluating(self.network), applied:
+            yield self.network
 
 
 def _multiple(state: dict[str, Any]) -> int | None:
