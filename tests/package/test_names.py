@@ -35,6 +35,10 @@ assert "torch" not in sys.modules
     assert _alone(code)
 
 
+def test_reports_need_no_torch() -> None:
+    assert _alone("import sys, softprune.report; print('torch' in sys.modules)").split() == ["False"]
+
+
 def test_every_public_name_is_there_and_listed() -> None:
     code = """
 import json

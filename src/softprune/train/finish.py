@@ -16,7 +16,8 @@ from softprune.train.latency import latency_ms
 from softprune.train.loop import Trainer
 from softprune.train.network import build_network, origin_of
 from softprune.train.recipe import config_to_dict
-from softprune.train.records import RESULT_FORMAT, RunFolder
+from softprune.train.records import RunFolder
+from softprune.train.result_format import RESULT_FORMAT
 
 logger = logging.getLogger(__name__)
 
