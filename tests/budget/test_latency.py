@@ -7,7 +7,6 @@ from torch import nn
 import softprune as sp
 from softprune.budget import LatencyTable, measure_latency
 from softprune.budget.latency import Grid
-from softprune.errors import ConfigError
 from softprune.graph import Example, trace
 from softprune.plan import make_plan
 
@@ -92,12 +91,6 @@ def test_every_kind_of_layer_is_measured_and_the_model_left_alone():
     assert table(dense) == pytest.approx(table.dense_ms, rel=0.3)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_an_unknown_backend_is_refused():
-    model = network()
-    with pytest.raises(ConfigError, match="one of eager"):
-        measure_latency(trace(model, EXAMPLE), model, EXAMPLE, backend="tensorrt")
 
 
 class Noting(nn.Sequential):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import ConfigError, ModelError
+from softprune.errors import ModelError
 from softprune.graph import ChannelGraph
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.records import Mix, Norm
@@ -28,7 +28,6 @@ from softprune.surgery import plain_copy
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("eager",)
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 _ROUNDS, _SECONDS = 5, 0.002
 
@@ -121,7 +120,6 @@ def measure_latency(
     network: nn.Module,
     example: ExampleLike,
     *,
-    backend: str = "eager",
     batch: int | None = None,
 ) -> LatencyTable:
     """Measure the layers of `network` where it is, in eval mode and in PyTorch's eager mode.
@@ -130,11 +128,8 @@ def measure_latency(
         graph: The network's channel graph.
         network: The network, masked or not; it is left as it was.
         example: What it is called with.
-        backend: What the table is for. Only "eager" so far.
         batch: Samples per call; as many as `example` has by default.
     """
-    if backend not in BACKENDS:
-        raise ConfigError(f"A latency's backend must be one of {', '.join(BACKENDS)}. Got {backend!r}.")
     call = Example.of(example).to_model(network)
     if batch is not None:
         if call.batch_size() is None:
@@ -162,7 +157,7 @@ def measure_latency(
     parts = sum(grid.ms[-1][-1] for grid in (*layers.values(), *norms.values()))
     logger.info("latency: %.3f ms measured, %.3f ms in %d parts", dense_ms, parts, len(layers) + len(norms))
     return LatencyTable(
-        backend=backend,
+        backend="eager",
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         batch=call.batch_size(),
         threads=torch.get_num_threads(),
