@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from softprune.bench.report import BenchRow
-from softprune.cost.multiples import FEW_COLOURS, HALF_CHANNELS, missing
+from softprune.cost.tensor_cores import FEW_COLOURS, HALF_CHANNELS, missing
 from softprune.graph.modules import Select
 
 SLOWER = 0.97

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from softprune.graph.records import Mix, Norm
 from softprune.modes import evaluating
 from softprune.plan import ModuleCut, PrunePlan
 from softprune.surgery import plain_copy
+from softprune.timing import seconds, waiter
 
 logger = logging.getLogger(__name__)
 
@@ -173,23 +173,10 @@ def measure_latency(
 @torch.no_grad()
 def time_ms(call: Callable[[], object], device: torch.device) -> float:
     """The time of one call in milliseconds: the best of a few rounds, since a busy machine only ever adds."""
-
-    def run(count: int) -> float:
-        _synchronize(device)
-        began = time.perf_counter()
-        for _ in range(count):
-            call()
-        _synchronize(device)
-        return (time.perf_counter() - began) / count
-
-    run(2)
-    count = max(1, round(_SECONDS / max(run(1), 1e-7)))
-    return 1000 * min(run(count) for _ in range(_ROUNDS))
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait = waiter(device)
+    seconds(call, 2, wait)
+    count = max(1, round(_SECONDS / max(seconds(call, 1, wait), 1e-7)))
+    return 1000 * min(seconds(call, count, wait) for _ in range(_ROUNDS)) / count
 
 
 def _input_shapes(network: nn.Module, call: Example) -> dict[str, tuple[int, ...]]:
