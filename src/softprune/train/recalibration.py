@@ -5,12 +5,12 @@ A few batches through the network as it was cut replace them by what it really s
 """
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.masks import Clock
 from softprune.modes import evaluating
+from softprune.processes import take_from_first_
 from softprune.train.feed import Feed
 
 
@@ -45,7 +45,4 @@ def recalibrate(network: nn.Module, feed: Feed, batches: int) -> None:
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        for norm in norms:
-            for buffer in norm.buffers():
-                dist.broadcast(buffer, src=0)
+    take_from_first_(*(buffer for norm in norms for buffer in norm.buffers()))

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from softprune.errors import ConfigError
+from softprune.spelling import nearest
 from softprune.train import toml
 from softprune.train.config import MethodConfig, RunConfig
-from softprune.train.schema import build, keys_of, nearest, unknown_key
+from softprune.train.schema import build, keys_of, unknown_key
 from softprune.train.shipped import recipe_folder, recipe_names
 
 DEFAULT_RECIPE = "digits"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from softprune.errors import ConfigError
+from softprune.spelling import nearest
 
 T = TypeVar("T")
 
@@ -158,12 +159,6 @@ def _toml_type(value: Any) -> str:
     if isinstance(value, Mapping):
         return "a table"
     return words.get(type(value), "a list" if isinstance(value, list | tuple) else type(value).__name__)
-
-
-def nearest(word: str, candidates: Any) -> str:
-    """' Did you mean X?' for the closest candidate, or nothing when none is close."""
-    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def keys_of(section: type, prefix: str = "") -> Iterator[tuple[str, Any]]:

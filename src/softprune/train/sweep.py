@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from softprune.errors import ConfigError
+from softprune.spelling import nearest
 from softprune.train import toml
 from softprune.train.config import RunConfig
 from softprune.train.method import check_method
 from softprune.train.network import check_weights_exist
 from softprune.train.recipe import find_recipe, load_recipe, read_toml
 from softprune.train.records import RunFolder
-from softprune.train.schema import nearest
 from softprune.train.shipped import recipe_folder, sweep_folder, sweep_names
 
 _TOP = ("name", "grid", "run")
