@@ -7,8 +7,7 @@ from torch import nn
 import softprune as sp
 from softprune.budget import LatencyTable, measure_latency
 from softprune.budget.latency import Grid
-from softprune.errors import ConfigError
-from softprune.graph import trace
+from softprune.graph import Example, trace
 from softprune.plan import make_plan
 
 
@@ -94,10 +93,33 @@ def test_every_kind_of_layer_is_measured_and_the_model_left_alone():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_an_unknown_backend_is_refused():
-    model = network()
-    with pytest.raises(ConfigError, match="one of eager"):
-        measure_latency(trace(model, EXAMPLE), model, EXAMPLE, backend="tensorrt")
+class Noting(nn.Sequential):
+    """Notes its mode in every forward, and how often it is put into eval mode."""
+
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.modes, self.switches = [], 0
+
+    def forward(self, x):
+        self.modes.append(self.training)
+        return super().forward(x)
+
+    def eval(self):
+        self.switches += 1
+        return super().eval()
+
+
+def test_the_report_times_forwards_alone_and_leaves_every_mode_as_it_was():
+    compact = Noting(*chain()).train()
+    compact[1].eval()
+    plan = make_plan(trace(chain(), EXAMPLE), chain(), {})
+    assert made_up_table(batch=2).report(plan, compact, Example.of(EXAMPLE)) > 0
+    assert compact.modes
+    assert not any(compact.modes)
+    assert compact.switches == 1
+    assert compact.training
+    assert compact[4].training
+    assert not compact[1].training
 
 
 def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, caplog):

@@ -5,7 +5,7 @@ import pytest
 from softprune import models
 from softprune.data import DATASETS
 from softprune.methods import REGISTRY
-from softprune.train.recipe import recipe_names
+from softprune.train.shipped import recipe_names
 
 
 @pytest.mark.parametrize(

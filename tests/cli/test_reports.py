@@ -11,7 +11,7 @@ import pytest
 def test_report_of_a_finished_run(softprune, finished: Path) -> None:
     result = softprune("report", str(finished))
     assert result.exit_code == 0
-    assert (finished / "report.html").is_file()
+    assert '<span class="by">SCP</span>' in (finished / "report.html").read_text()
     assert softprune("report", "nothing").exit_code == 2
 
 

@@ -219,3 +219,14 @@ def test_a_cut_network_is_refused() -> None:
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(ConfigError, match="non-empty batch"):
         count_paper(models.digits_net(), torch.empty(0, 1, 8, 8))
+
+
+def test_the_share_that_sfp_and_fpgm_state_is_that_of_fractions_of_channels() -> None:
+    """docs/methods/sfp.md: 40% of every BatchNorm's channels, not rounded, are 52.63% of the FLOPs."""
+    whole = {
+        name: row.flops for name, row in PaperCounter(models.resnet56_a(), IMAGE).count().by_module.items()
+    }
+    # A convolution loses its own outputs, and inputs where it reads another one directly: not the stream of shortcuts.
+    narrowed = [name for name in whole if name.endswith("conv2")] + ["stages.0.0.conv1"]
+    left = sum(0.6 * flops * (0.6 if name in narrowed else 1.0) for name, flops in whole.items())
+    assert 100 * (1 - left / sum(whole.values())) == pytest.approx(52.63, abs=0.005)

@@ -36,7 +36,7 @@ def test_classes_are_sorted_and_files_found(root):
     Image.new("L", (20, 20), 7).save(root / "train" / "ant" / "deeper" / "grey.JPEG")
     bundle = _load(root)
     assert bundle.class_names == ("ant", "bee", "cat")
-    assert (bundle.num_classes, bundle.input_shape, bundle.in_memory) == (3, (3, 16, 16), False)
+    assert (bundle.num_classes, bundle.input_shape) == (3, (3, 16, 16))
     assert bundle.train.labels.tolist() == [0] * 5 + [1] * 4 + [2] * 4
     image, label = bundle.train[4, 0]
     assert (image.shape, image.dtype, label) == ((3, 16, 16), torch.uint8, 0)

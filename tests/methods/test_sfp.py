@@ -31,7 +31,6 @@ def test_forty_percent_of_resnet56() -> None:
     counter = PaperCounter(model, IMAGE)
     dense = counter.count().flops
     assert dense == 125_485_696 - 640  # convolutions alone
-    assert 100 * counter.nominal_cut(0.4) == pytest.approx(52.63, abs=0.005)
     assert 100 * (1 - counter.count(masks).flops / dense) == pytest.approx(50.41, abs=0.005)
 
 

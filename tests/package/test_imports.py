@@ -9,7 +9,7 @@ ROOT = Path(softprune.__file__).parent
 
 # Rooms of one line do not know each other.
 ORDER = [
-    {"errors", "config", "finite"},
+    {"errors", "finite", "modes", "processes", "spelling", "timing"},
     {"graph", "files"},
     {"cost"},
     {"masks"},

@@ -158,6 +158,13 @@ def test_identifiers_are_unique_and_references_lead_somewhere(make_run: Make) ->
         assert used <= set(ids)
 
 
+def test_the_title_says_the_method_in_the_words_that_are_given(make_run: Make) -> None:
+    folder = make_run("run", method="slimming")[0]
+    assert '<span class="by">slimming</span>' in render_run(folder).read_text()
+    page = render_run(folder, titles={"slimming": "Slimming of 2017"}).read_text()
+    assert '<span class="by">Slimming of 2017</span>' in page
+
+
 def test_another_methods_run_shows_what_scp_would_have_done(make_run: Make) -> None:
     page = render_run(make_run("run", method="slimming")[0]).read_text()
     assert "rule would drop" in page

@@ -6,7 +6,8 @@ import pytest
 
 from softprune.report import PaperRow, markdown, paper_figures, paper_rows, table_cells
 from softprune.report.records import Epoch, Moment, Run, Totals, Variant
-from softprune.train.recipe import load_recipe, recipe_names
+from softprune.train.recipe import load_recipe
+from softprune.train.shipped import recipe_names
 
 NOTHING = Totals()
 

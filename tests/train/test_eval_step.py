@@ -39,10 +39,12 @@ def test_totals_are_exact_for_any_batch_size(batch_size):
 
 def test_the_networks_mode_and_statistics_stay_as_they_were():
     model = _network().train()
+    model[4].eval()
     statistics = model[1].running_mean.clone()
     EvalStep(model, _data())()
     assert model.training
     assert model[1].training
+    assert not model[4].training, "a part that was frozen stays so"
     assert torch.equal(model[1].running_mean, statistics)
     assert all(parameter.grad is None for parameter in model.parameters())
 

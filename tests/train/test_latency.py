@@ -30,11 +30,11 @@ def test_it_is_the_time_of_a_forward_in_eval_mode() -> None:
     assert network.training
 
 
-def test_a_failing_network_keeps_its_mode() -> None:
-    network = nn.Linear(3, 3).train()
+def test_a_failing_network_keeps_its_modes() -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).eval())
     with pytest.raises(RuntimeError, match="shapes"):
         latency_ms(network, torch.zeros(1, 4))
-    assert network.training
+    assert [module.training for module in network.modules()] == [True, True, False]
 
 
 def test_a_recorded_forward_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from softprune.methods import REGISTRY
 from softprune.methods.registry import COMMON
 from softprune.train.config import MethodConfig
 from softprune.train.method import check_method
-from softprune.train.recipe import load_recipe, recipe_names
+from softprune.train.recipe import load_recipe
+from softprune.train.shipped import recipe_names
 
 
 @pytest.mark.parametrize("method", sorted(REGISTRY))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from softprune.cost import multiples
+from softprune.cost import tensor_cores
 from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.methods import REGISTRY, RandomPruner
 from softprune.train import convolutions
@@ -112,7 +112,7 @@ def test_compiled_and_recorded_steps_are_the_eager_ones(method: str, monkeypatch
 
 
 def test_steps_with_fitted_convolutions_are_the_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiples, "HALF_CHANNELS", 4)  # the network here is narrow
+    monkeypatch.setattr(tensor_cores, "HALF_CHANNELS", 4)  # the network here is narrow
     wide: list[Any] = []
     monkeypatch.setattr(
         step_module, "fitted", lambda graph: wide.append(convolutions.fitted(graph)) or wide[-1]

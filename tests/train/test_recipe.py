@@ -16,9 +16,9 @@ from softprune.train.recipe import (
     find_recipe,
     load_recipe,
     read_config,
-    recipe_names,
 )
-from softprune.train.reference import recipe_title, render_reference
+from softprune.train.reference import render_reference
+from softprune.train.shipped import recipe_names, recipe_title
 from softprune.train.sweep import read_sweep
 
 REPOSITORY = Path(__file__).parents[2]

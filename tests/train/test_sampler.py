@@ -27,12 +27,6 @@ def test_epochs_are_cut_from_an_endless_row_of_permutations(size, batch):
         assert torch.equal(part.sort().values, torch.arange(size))
 
 
-def test_drop_last_is_one_permutation_an_epoch():
-    sampler = EpochSampler(size=10, batch_size=4, drop_last=True)
-    assert sampler.steps == 2
-    assert torch.equal(sampler.indices(5).flatten(), sampler.permutation(5)[:8])
-
-
 def test_depends_on_seed_and_epoch_alone():
     one = EpochSampler(size=100, batch_size=10, seed=1)
     first = one.indices(3)
@@ -71,7 +65,6 @@ def test_every_draw_has_its_own_number():
         ({"size": 5, "batch_size": 0}, "at least one image"),
         ({"size": 5, "batch_size": 4, "world_size": 3}, "divide evenly"),
         ({"size": 5, "batch_size": 4, "rank": 2, "world_size": 2}, "rank must lie in 0 to 1"),
-        ({"size": 3, "batch_size": 4, "drop_last": True}, "at most 3"),
     ],
 )
 def test_impossible_settings(options, message):

@@ -7,11 +7,13 @@ import pytest
 
 from softprune.errors import ConfigError
 from softprune.train import schedule as module
-from softprune.train.schedule import Schedule, authors_schedule
+from softprune.train.config import RunConfig
+from softprune.train.schedule import Schedule
+from softprune.train.stage import learning_rate
 
 
 def test_the_authors_learning_rate():
-    rate = authors_schedule(782)
+    rate = learning_rate(RunConfig(), 782)
     by_epoch = [rate(epoch * 782) for epoch in range(160)]
     assert [round(value, 6) for value in by_epoch] == [0.1] * 80 + [0.01] * 41 + [0.001] * 39
     assert rate(80 * 782 - 1) == 0.1

@@ -15,7 +15,8 @@ from tiny import tiny_recipe
 from softprune.errors import CheckpointError, ConfigError
 from softprune.train.recipe import dump_config
 from softprune.train.records import RunFolder
-from softprune.train.sweep import Cell, Sweep, read_sweep, sweep_names, sweep_title
+from softprune.train.shipped import sweep_names, sweep_title
+from softprune.train.sweep import Cell, Sweep, read_sweep
 from softprune.train.sweeping import Job, SweepListener, SweepRunner
 
 GRID = """

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from softprune.bench.report import BenchRow
-from softprune.cost.multiples import FEW_COLOURS, HALF_CHANNELS, missing
+from softprune.cost.tensor_cores import FEW_COLOURS, HALF_CHANNELS, missing
 from softprune.graph.modules import Select
 
 SLOWER = 0.97
@@ -24,7 +24,7 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
         found.append(
             f"{odd} of {len(convolutions)} convolutions have widths that are no multiple of {HALF_CHANNELS}: cut to "
             f"multiples with compact(round_to={HALF_CHANNELS}) or `softprune compact RUN --round-to {HALF_CHANNELS} "
-            '--out FOLDER`, or train with round_to="auto".'
+            '--out FOLDER`, or train with round_to="auto" (`--set method.round_to=auto`).'
         )
     selects = sum(isinstance(module, Select) for module in compact.modules())
     if selects:

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from softprune.bench.timing import Call
 from softprune.errors import ConfigError
 from softprune.export import fuse, to_onnx
 from softprune.export.fusing.operator import has_kernel
 from softprune.export.onnx_file import open_session
 from softprune.graph import Example
 from softprune.surgery.apply import duplicated
+from softprune.timing import Call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +147,3 @@ def cpu_threads(number: int) -> Iterator[int]:
         yield torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
-
-
-def waiter(device: torch.device) -> Call:
-    """What to call before the clock is read."""
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None

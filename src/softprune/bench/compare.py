@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from softprune.bench.advice import advice
-from softprune.bench.backends import BACKENDS, COMPILED, Ready, Setting, cpu_threads, waiter
+from softprune.bench.backends import BACKENDS, COMPILED, Ready, Setting, cpu_threads
 from softprune.bench.report import BenchReport, BenchRow
 from softprune.bench.timing import Timing, alternate, paired_ratio
 from softprune.cost import cost
@@ -19,6 +19,7 @@ from softprune.export import fold_batch_norms
 from softprune.export.shapes import first_line
 from softprune.graph import Example, ExampleLike
 from softprune.masks import is_masked
+from softprune.timing import waiter
 
 logger = logging.getLogger(__name__)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-Call = Callable[[], object]
+from softprune.timing import Call, seconds
 
 BLOCK_SECONDS = 0.02
 """A timed block repeats its call until it takes about this long: shorter ones measure the clock."""
@@ -58,25 +57,16 @@ def alternate(
     for call in calls.values():
         for _ in range(warm_up):
             call()
-    finish()
     # The same number of calls per block for all, so that a fixed cost per block weighs the same.
-    slowest = max(_timed(call, 1, finish) for call in calls.values())
+    slowest = max(seconds(call, 1, finish) for call in calls.values())
     number = min(max(int(block_seconds / max(slowest, 1e-9)), 1), MOST_CALLS)
     blocks: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     for _ in range(repeats):
         for name in order:
-            blocks[name].append(1000 * _timed(calls[name], number, finish) / number)
+            blocks[name].append(1000 * seconds(calls[name], number, finish) / number)
         order.reverse()
     return {name: Timing(tuple(values)) for name, values in blocks.items()}
-
-
-def _timed(call: Call, number: int, finish: Call) -> float:
-    start = time.perf_counter()
-    for _ in range(number):
-        call()
-    finish()
-    return time.perf_counter() - start
 
 
 def paired_ratio(slow: Timing, fast: Timing) -> tuple[float, float, float]:

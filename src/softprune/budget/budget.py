@@ -20,6 +20,7 @@ from softprune.budget.target import TargetLike, read_target
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph
 from softprune.masks import MaskedBatchNorm, Settlement, SoftGate, alive_probability
+from softprune.processes import take_from_first_
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class Budget:
         """
         if step >= self.settle_at:
             self.settle(step=step)
-            _broadcast(*(self._override(site.name).view(torch.uint8) for site in self.graph.sites))
+            take_from_first_(*(self._override(site.name).view(torch.uint8) for site in self.graph.sites))
             return 0.0
         if self.settled:
             self.settlement.in_force.fill_(False)  # decided before its time, and training goes on
@@ -140,7 +141,7 @@ class Budget:
             _log_odds(fitter.edge(self._near)) - _log_odds(self._threshold()), dtype=torch.float64
         )
         margin = margin.to(self.settlement.in_force.device)
-        _broadcast(margin)
+        take_from_first_(margin)
         if float(margin) <= 0 and step >= EARLIEST * self.total_steps:
             self.settle_at = step  # the target is met
             return self.look(step)
@@ -330,13 +331,6 @@ class Budget:
             self.limit,
             self.lines,
         )
-
-
-def _broadcast(*tensors: Tensor) -> None:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        for tensor in tensors:
-            distributed.broadcast(tensor, src=0)
 
 
 def _log_odds(probability: float) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,16 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import ConfigError, ModelError
+from softprune.errors import ModelError
 from softprune.graph import ChannelGraph
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.records import Mix, Norm
+from softprune.modes import evaluating
 from softprune.plan import ModuleCut, PrunePlan
 from softprune.surgery import plain_copy
+from softprune.timing import seconds, waiter
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("eager",)
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 _ROUNDS, _SECONDS = 5, 0.002
 
@@ -90,9 +90,8 @@ class LatencyTable:
         call = example.to_model(compact)
         call = call if self.batch is None else call.with_batch(self.batch)
         device = next(compact.parameters()).device
-        training = compact.training
-        measured = time_ms(lambda: compact.eval()(*call.args, **call.kwargs), device)
-        compact.train(training)
+        with evaluating(compact):
+            measured = time_ms(lambda: compact(*call.args, **call.kwargs), device)
         logger.info(
             "latency: %.3f ms by the table, %.3f ms measured; dense %.3f ms",
             self(plan),
@@ -121,7 +120,6 @@ def measure_latency(
     network: nn.Module,
     example: ExampleLike,
     *,
-    backend: str = "eager",
     batch: int | None = None,
 ) -> LatencyTable:
     """Measure the layers of `network` where it is, in eval mode and in PyTorch's eager mode.
@@ -130,11 +128,8 @@ def measure_latency(
         graph: The network's channel graph.
         network: The network, masked or not; it is left as it was.
         example: What it is called with.
-        backend: What the table is for. Only "eager" so far.
         batch: Samples per call; as many as `example` has by default.
     """
-    if backend not in BACKENDS:
-        raise ConfigError(f"A latency's backend must be one of {', '.join(BACKENDS)}. Got {backend!r}.")
     call = Example.of(example).to_model(network)
     if batch is not None:
         if call.batch_size() is None:
@@ -162,7 +157,7 @@ def measure_latency(
     parts = sum(grid.ms[-1][-1] for grid in (*layers.values(), *norms.values()))
     logger.info("latency: %.3f ms measured, %.3f ms in %d parts", dense_ms, parts, len(layers) + len(norms))
     return LatencyTable(
-        backend=backend,
+        backend="eager",
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         batch=call.batch_size(),
         threads=torch.get_num_threads(),
@@ -178,23 +173,10 @@ def measure_latency(
 @torch.no_grad()
 def time_ms(call: Callable[[], object], device: torch.device) -> float:
     """The time of one call in milliseconds: the best of a few rounds, since a busy machine only ever adds."""
-
-    def run(count: int) -> float:
-        _synchronize(device)
-        began = time.perf_counter()
-        for _ in range(count):
-            call()
-        _synchronize(device)
-        return (time.perf_counter() - began) / count
-
-    run(2)
-    count = max(1, round(_SECONDS / max(run(1), 1e-7)))
-    return 1000 * min(run(count) for _ in range(_ROUNDS))
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait = waiter(device)
+    seconds(call, 2, wait)
+    count = max(1, round(_SECONDS / max(seconds(call, 1, wait), 1e-7)))
+    return 1000 * min(seconds(call, count, wait) for _ in range(_ROUNDS)) / count
 
 
 def _input_shapes(network: nn.Module, call: Example) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from numbers import Real
 from typing import Literal, get_args
 
 from softprune.errors import ConfigError
+from softprune.spelling import nearest
 
 Key = Literal["macs", "params", "channels", "latency"]
 Amount = float | str
@@ -46,10 +46,8 @@ def read_target(target: TargetLike) -> Target:
         )
     key, amount = next(iter(target.items()))
     if key not in get_args(Key):
-        near = difflib.get_close_matches(str(key), get_args(Key), n=1)
         raise ConfigError(
-            f"`target` must name one of {', '.join(get_args(Key))}. Got {key!r}."
-            f"{f' Did you mean {near[0]!r}?' if near else ''}"
+            f"`target` must name one of {', '.join(get_args(Key))}. Got {key!r}.{nearest(str(key), get_args(Key))}"
         )
     value, is_share = _amount(key, amount)
     return Target(key, value, is_share)  # type: ignore[arg-type]

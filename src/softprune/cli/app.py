@@ -13,8 +13,6 @@ from softprune.errors import SoftpruneError
 
 EXIT_ERROR = 2
 """Something the user can mend; the message says what."""
-EXIT_STOPPED = 75
-"""Stopped early by a signal or the time limit, all saved (sysexits' EX_TEMPFAIL: try again)."""
 
 COMMANDS = ("training", "sweeps", "networks", "shipping", "reports", "lists")
 """Modules that register commands when they are imported, in the order of the help."""

@@ -8,7 +8,7 @@ import typer
 
 from softprune.cli.app import command
 from softprune.cli.output import print_table, remark, say
-from softprune.cli.results import write_report
+from softprune.cli.results import method_titles, write_report
 from softprune.cli.training import Run
 from softprune.errors import ConfigError
 
@@ -50,7 +50,7 @@ def compare(
         return
     from softprune.report import render_comparison
 
-    say(f"Comparison: {render_comparison(folders, out, _titles())}")
+    say(f"Comparison: {render_comparison(folders, out, method_titles())}")
 
 
 def print_comparison(folders: Sequence[Path]) -> str:
@@ -60,19 +60,12 @@ def print_comparison(folders: Sequence[Path]) -> str:
     runs, repeats = distinct([load_run(folder) for folder in folders])
     for repeat in repeats:
         remark(f"Left out: {repeat}")
-    rows = paper_rows(runs, _titles())
+    rows = paper_rows(runs, method_titles())
     heads, cells = table_cells(rows)
     where = {(row.data, row.model) for row in rows}
     title = "{1} on {0}".format(*where.pop()) if len(where) == 1 else ""
     print_table(title, *_without(heads, cells, _unneeded(heads, cells)))
     return markdown(rows)
-
-
-def _titles() -> dict[str, str]:
-    """The methods in words."""
-    from softprune.methods import REGISTRY
-
-    return {name: entry.title for name, entry in REGISTRY.items()}
 
 
 def _unneeded(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> set[int]:

@@ -39,4 +39,11 @@ def write_report(run: Path) -> Path:
     """Render the run's page and return its path."""
     from softprune.report import render_run
 
-    return Path(render_run(run))
+    return Path(render_run(run, titles=method_titles()))
+
+
+def method_titles() -> dict[str, str]:
+    """The methods in words."""
+    from softprune.methods import REGISTRY
+
+    return {name: entry.title for name, entry in REGISTRY.items()}

@@ -1,19 +1,15 @@
 """`sweep`: a grid of runs side by side."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.live import Live
-from rich.table import Table
 
-from softprune.cli.app import EXIT_STOPPED, command
-from softprune.cli.output import console, count, error_line, percent, print_table, say
+from softprune.cli.app import command
+from softprune.cli.output import error_line, print_table, say
 from softprune.cli.reports import print_comparison
 from softprune.cli.training import DataDir, TimeLimit, parse_time
-from softprune.train.sweeping import Job, SweepListener
+from softprune.train.signals import EXIT_STOPPED
 
 EXIT_FAILED = 1
 """Some runs of the sweep failed."""
@@ -48,6 +44,7 @@ def sweep(
     code 75; code 1 says that some runs failed.
     """
     seconds = parse_time(time_limit)
+    from softprune.cli.watching_sweeps import make_sweep_listener
     from softprune.train.sweep import read_sweep
     from softprune.train.sweeping import SweepRunner
 
@@ -60,7 +57,7 @@ def sweep(
         print_table(f"{len(planned.cells)} runs in {planned.folder}", ["run", "method", "", "after"], rows)
         return
     runner = SweepRunner(planned, jobs=jobs, devices=_devices(device), data_dir=data_dir)
-    with _watching() as listener:
+    with make_sweep_listener() as listener:
         reason = runner.run(listener, seconds)
     done = [job.cell.folder.path for job in runner.jobs if job.state == "done"]
     if done:
@@ -93,51 +90,3 @@ def _devices(device: str) -> list[str]:
 
     gpus = torch.cuda.device_count()
     return [f"cuda:{number}" for number in range(gpus)] if gpus > 1 else ["auto"]
-
-
-class _Lines(SweepListener):
-    """One plain line when a run starts or ends."""
-
-    def on_change(self, job: Job) -> None:
-        say("  ".join([f"{job.state:<8}", job.cell.name, *_facts(job)]))
-
-
-class _Screen(SweepListener):
-    """A table of all runs that follows them."""
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def on_look(self, jobs: Sequence[Job]) -> None:
-        table = Table(title_justify="left")
-        for column in ("run", "state", "epoch", "top-1 %", "MACs", "time"):
-            table.add_column(column, justify="left" if column in ("run", "state") else "right")
-        for job in jobs:
-            table.add_row(job.cell.name, job.state, *_cells(job))
-        self._live.update(table)
-
-
-def _cells(job: Job) -> list[str]:
-    row = job.last_row() if job.state != "waiting" else None
-    time = f"{job.seconds:,.0f} s" if job.seconds else "-"
-    if row is None:
-        return ["-", "-", "-", time]
-    epochs = job.cell.config.train.epochs + job.cell.config.finetune.epochs
-    return [f"{row['epoch'] + 1}/{epochs}", percent(row["test_top1"]), count(row["macs"]), time]
-
-
-def _facts(job: Job) -> list[str]:
-    if job.state == "running":
-        return []
-    epoch, top1, macs, time = _cells(job)
-    facts = [f"epoch {epoch}", f"top-1 {top1}%", f"{macs} MACs", time]
-    return facts if job.state == "done" else [*facts, *job.last_words(1)]
-
-
-@contextmanager
-def _watching() -> Iterator[SweepListener]:
-    if not console().is_terminal:
-        yield _Lines()
-        return
-    with Live(console=console(), refresh_per_second=2) as live:
-        yield _Screen(live)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softprune.cli.app import EXIT_STOPPED, command
+from softprune.cli.app import command
 from softprune.cli.output import say
 from softprune.errors import ConfigError
+from softprune.train.signals import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from softprune.train.run import Outcome

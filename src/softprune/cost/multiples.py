@@ -10,20 +10,16 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from softprune.errors import ConfigError
+from softprune.timing import Call, seconds, waiter
 
 logger = logging.getLogger(__name__)
 
-HALF_CHANNELS = 8
-"""Tensor cores, and many other kernels, take channels of half precision so many at a time."""
-FEW_COLOURS = 4
-"""Up to so many channels are those of an image, which no cut changes."""
 MULTIPLES = (1, 2, 4, 8, 16, 32)
 WIDTHS = (37, 45, 50, 58, 67, 75, 86, 91, 99, 110)
 """What pruning leaves of layers of 64 and 128 channels: odd numbers, far from any multiple."""
@@ -31,11 +27,6 @@ TIE = 0.01
 """Multiples whose times differ by less than this share are as fast as each other."""
 _ROUNDS = 7
 _SECONDS = 0.002
-
-
-def missing(width: int) -> int:
-    """Channels to add up to a multiple of :data:`HALF_CHANNELS`."""
-    return -width % HALF_CHANNELS
 
 
 def fastest_multiple(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> int:
@@ -102,29 +93,17 @@ def time_widths(widths: Sequence[int], device: str, dtype: torch.dtype) -> dict[
     # Half precision runs on tensor cores, which want the channels last.
     last = place.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
     order = torch.channels_last if last else torch.contiguous_format
-    calls: dict[int, Callable[[], object]] = {}
+    wait = waiter(place)
+    calls: dict[int, tuple[Call, int]] = {}
     for width in widths:
         image = torch.randn(batch, width, side, side, device=place).to(dtype).contiguous(memory_format=order)
         weight = torch.randn(width, width, 3, 3, device=place).to(dtype).contiguous(memory_format=order)
-        calls[width] = functools.partial(F.conv2d, image, weight, padding=1)
-        for _ in range(3):
-            calls[width]()
+        call: Call = functools.partial(F.conv2d, image, weight, padding=1)
+        seconds(call, 3, wait)
+        number = 10 if place.type == "cuda" else round(_SECONDS / max(seconds(call, 1, wait), 1e-7))
+        calls[width] = call, max(1, number)
     best = dict.fromkeys(widths, math.inf)
     for _ in range(_ROUNDS):  # in turns, so that a disturbance does not fall on one width alone
-        for width, call in calls.items():
-            best[width] = min(best[width], _seconds(call, place))
+        for width, (call, number) in calls.items():
+            best[width] = min(best[width], seconds(call, number, wait) / number)
     return best
-
-
-def _seconds(call: Callable[[], object], place: torch.device) -> float:
-    """Seconds per call: of ten on a GPU, elsewhere of as many as fit into a moment."""
-    if place.type == "cuda":
-        torch.cuda.synchronize(place)
-    start = time.perf_counter()
-    number = 0
-    while number < 10 if place.type == "cuda" else time.perf_counter() - start < _SECONDS:
-        call()
-        number += 1
-    if place.type == "cuda":
-        torch.cuda.synchronize(place)
-    return (time.perf_counter() - start) / number

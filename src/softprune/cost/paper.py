@@ -10,7 +10,7 @@ as SFP and FPGM do, whose figures the paper quotes: multiply-accumulates of conv
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -78,24 +78,11 @@ class PaperCounter:
         self._rule(tally)
         return Cost.total("paper", tally.rows)
 
-    def nominal_cut(self, ratio: float) -> float:
-        """The share of FLOPs that goes with the share `ratio` of every BatchNorm's channels, fractions included.
-
-        It is what SFP and FPGM report: 52.6% for ratio 0.4 on `resnet56_a`, where whole channels give 50.4%.
-        """
-        norms = {n: m.num_features for n, m in self._model.named_modules() if isinstance(m, _BatchNorm)}
-        totals = []
-        for keep in (1 - ratio, 1.0):
-            tally = _Tally(self._model, self._positions, {n: keep * width for n, width in norms.items()})
-            self._rule(tally)
-            totals.append(sum(row.flops for row in tally.rows.values()))
-        return 1 - totals[0] / totals[1]
-
 
 class _Tally:
     """Reads the model and collects rows in the order of the forward."""
 
-    def __init__(self, model: nn.Module, positions: Mapping[str, int], kept: Mapping[str, float]) -> None:
+    def __init__(self, model: nn.Module, positions: Mapping[str, int], kept: Mapping[str, int]) -> None:
         self.model = model
         self.rows: dict[str, ModuleCost] = {}
         self._positions = positions
@@ -112,8 +99,8 @@ class _Tally:
         """Width of a BatchNorm."""
         return self.module(name, _BatchNorm).num_features
 
-    def kept(self, name: str) -> Any:
-        """Channels of a BatchNorm that its mask keeps; a fraction of its width in a nominal count."""
+    def kept(self, name: str) -> int:
+        """Channels of a BatchNorm that its mask keeps."""
         return self._kept.get(name, self.width(name))
 
     def expect_width(self, name: str, stream: int) -> None:

@@ -112,11 +112,6 @@ class DataBundle:
     """For in-memory images; images from folders have their own (see softprune.data.folder)."""
     class_names: tuple[str, ...] = ()
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether both parts are wholly on the device."""
-        return isinstance(self.train, ArrayDataset) and isinstance(self.test, ArrayDataset)
-
     def without_augmentation(self) -> DataBundle:
         """The same images, shown to the network as they are."""
         return replace(self, augmentation=Augmentation())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from softprune.data.cifar import CIFAR10, CIFAR100, Cifar, load_cifar
 from softprune.data.digits import load_digits
 from softprune.data.folder import load_folder
 from softprune.errors import DataError
+from softprune.spelling import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +94,9 @@ def load_data(
     try:
         entry = DATASETS[name]
     except KeyError:
-        near = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise DataError(f"A data set is one of {', '.join(DATASETS)}. Got {name!r}.{hint}") from None
+        raise DataError(
+            f"A data set is one of {', '.join(DATASETS)}. Got {name!r}.{nearest(name, DATASETS)}"
+        ) from None
     if name == "folder" and root is None:
         raise DataError(
             "Images from folders need the folder's path. Got none; give it with --data-dir (`root`)."

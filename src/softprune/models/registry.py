@@ -1,6 +1,5 @@
 """The networks by name: what the command line, recipes, tests and documents read."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from softprune.models.resnet_imagenet import resnet18, resnet50
 from softprune.models.resnet_postact import resnet56_a, resnet110_a
 from softprune.models.resnet_preact import resnet20, resnet56, resnet110
 from softprune.models.vgg import vgg16, vgg19
+from softprune.spelling import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,8 @@ def build(name: str, num_classes: int) -> nn.Module:
     Raises `ConfigError` for an unknown name or a number of classes below one.
     """
     if name not in REGISTRY:
-        nearest = difflib.get_close_matches(name, REGISTRY, n=1)
-        hint = f"Did you mean {nearest[0]!r}? " if nearest else ""
         raise ConfigError(
-            f"A model is chosen by its name. Got {name!r}. {hint}Known names: {', '.join(REGISTRY)}."
+            f"A model is chosen by its name. Got {name!r}.{nearest(name, REGISTRY)} Known names: {', '.join(REGISTRY)}."
         )
     if num_classes < 1:
         raise ConfigError(f"A classifier needs at least one class. Got num_classes={num_classes}.")

@@ -1,11 +1,11 @@
 """HTML reports: one self-contained page per run, and one that compares runs. Standard library only."""
 
-from .comparison_page import render_comparison
-from .grouping import distinct
-from .paper import PaperFigures, paper_figures
-from .paper_table import PaperRow, markdown, paper_rows, table_cells
-from .reading import load_run
-from .run_page import render_run
+from softprune.report.comparison_page import render_comparison
+from softprune.report.grouping import distinct
+from softprune.report.paper import PaperFigures, paper_figures
+from softprune.report.paper_table import PaperRow, markdown, paper_rows, table_cells
+from softprune.report.reading import load_run
+from softprune.report.run_page import render_run
 
 __all__ = [
     "PaperFigures",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .markup import Markup, el, num
+from softprune.report.markup import Markup, el, num
 
 REACH = 3.3
 POINTS = 44

@@ -7,21 +7,20 @@ from pathlib import Path
 
 from softprune.errors import ConfigError
 from softprune.files import write_atomically
-
-from .comparison.beside_paper import beside_paper
-from .comparison.overlay import overlay
-from .comparison.pareto import pareto
-from .comparison.profiles import profiles
-from .comparison.table import summary_table
-from .document import document
-from .figures import fold
-from .grouping import Group, Repeat, distinct, group_runs, with_baselines
-from .markup import Markup, el
-from .paper_table import paper_rows
-from .reading import load_run
-from .records import Run
-from .sections.appendix import command
-from .sections.headline import known_as
+from softprune.report.comparison.beside_paper import beside_paper
+from softprune.report.comparison.overlay import overlay
+from softprune.report.comparison.pareto import pareto
+from softprune.report.comparison.profiles import profiles
+from softprune.report.comparison.table import summary_table
+from softprune.report.document import document
+from softprune.report.figures import fold
+from softprune.report.grouping import Group, Repeat, distinct, group_runs, with_baselines
+from softprune.report.markup import Markup, el
+from softprune.report.naming import known_as
+from softprune.report.paper_table import paper_rows
+from softprune.report.reading import load_run
+from softprune.report.records import Run
+from softprune.report.sections.appendix import command
 
 
 def render_comparison(

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .figures import Canvas, apart, line_path, svg, x_axis, y_axis
-from .formats import accuracy, percent, significant
-from .markup import Markup, el, join
-from .records import Epoch
-from .scales import Scale, limits, quantile, ticks
-from .signs import MINUS
+from softprune.report.figures import Canvas, apart, line_path, svg, x_axis, y_axis
+from softprune.report.formats import accuracy, percent, significant
+from softprune.report.markup import Markup, el, join
+from softprune.report.records import Epoch
+from softprune.report.scales import Scale, limits, quantile, ticks
+from softprune.report.signs import MINUS
 
 ACCURACY, REMOVED = 0, 1
 

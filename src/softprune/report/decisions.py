@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from .fields import Fields
-from .records import Site
+from softprune.report.fields import Fields
+from softprune.report.records import Site
 
 DEFAULT_DELTA = 0.05
 DEFAULT_C = 0.95

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from importlib.resources import files
 
-from .markup import Markup, el, join, raw
+from softprune.report.markup import Markup, el, join, raw
 
 
 def document(title: str, sections: Iterable[Markup], footer: Markup) -> str:

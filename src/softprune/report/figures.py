@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from .markup import Child, Markup, el, join, num, raw
-from .scales import Scale, tick_label
+from softprune.report.markup import Child, Markup, el, join, num, raw
+from softprune.report.scales import Scale, tick_label
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .signs import MINUS, THIN, UNKNOWN
+from softprune.report.signs import MINUS, THIN, UNKNOWN
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from .records import Run
-from .settings import flatten
-from .signs import DOT
+from softprune.report.records import Run
+from softprune.report.settings import flatten
+from softprune.report.signs import DOT
 
 #: Settings that say where and as which repetition a run was done, not what was done.
 INCIDENTAL = frozenset(

@@ -1,11 +1,19 @@
-"""Module names in groups: a network of 163 layers is read by its stages."""
+"""Names as readers know them: networks and data sets as papers write them, 163 modules by their stages."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 
+FAMILIES = {"vgg": "VGG", "resnet": "ResNet", "densenet": "DenseNet", "cifar": "CIFAR"}
 MOST_GROUPS = 9
+
+
+def known_as(key: str) -> str:
+    """A network or data set as papers write it: ``resnet164`` as ResNet-164; others stay as they are."""
+    match = re.fullmatch(r"(vgg|resnet|densenet|cifar)_?(\d+)", key)
+    return f"{FAMILIES[match[1]]}-{match[2]}" if match else key
 
 
 def stages(names: Sequence[str]) -> list[tuple[str, int]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .formats import cut
-from .grouping import Spread, distinct, identity, spread, tell_apart, with_baselines
-from .paper import PaperFigures, paper_figures
-from .records import Moment, Run, Totals
-from .sections.headline import known_as
+from softprune.report.formats import cut
+from softprune.report.grouping import Spread, distinct, identity, spread, tell_apart, with_baselines
+from softprune.report.naming import known_as
+from softprune.report.paper import PaperFigures, paper_figures
+from softprune.report.records import Moment, Run, Totals
 
 SAME_FLOPS = 1.0
 """Points between the paper's count of FLOPs that go and a target in exact MACs that stands for it."""

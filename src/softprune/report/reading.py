@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from softprune.errors import FileFormatError
-
-from .fields import Fields
-from .records import Epoch, Module, Moment, Run, Site, Totals, Variant
-
-FORMAT = 1
+from softprune.report.fields import Fields
+from softprune.report.records import Epoch, Module, Moment, Run, Site, Totals, Variant
+from softprune.train.result_format import RESULT_FORMAT
 
 
 def load_run(run_dir: Path | str) -> Run:
@@ -38,9 +36,9 @@ def load_run(run_dir: Path | str) -> Run:
 
 def _finished(folder: Path, record: Fields) -> Run:
     version = record.values.get("format")
-    if version != FORMAT:
+    if version != RESULT_FORMAT:
         raise FileFormatError(
-            f"{record.place}: this softprune reads result format {FORMAT}. Got format {version!r}. "
+            f"{record.place}: this softprune reads result format {RESULT_FORMAT}. Got format {version!r}. "
             "Use the softprune version that wrote the run, or run it again."
         )
     notes: list[str] = []

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .bells import bell, bell_defs
-from .decisions import Rule
-from .figures import NARROW, WIDE, Canvas, svg, x_axis
-from .formats import significant
-from .markup import Markup, el, join
-from .records import Site
-from .scales import Scale, quantile, ticks
-from .signs import BETA, DELTA, GAMMA
+from softprune.report.bells import bell, bell_defs
+from softprune.report.decisions import Rule
+from softprune.report.figures import NARROW, WIDE, Canvas, svg, x_axis
+from softprune.report.formats import significant
+from softprune.report.markup import Markup, el, join
+from softprune.report.records import Site
+from softprune.report.scales import Scale, quantile, ticks
+from softprune.report.signs import BETA, DELTA, GAMMA
 
 ROWS = 40
 #: Of these rows, what the kept channels get when there are more channels of both kinds than rows.

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softprune.cost import Cost, cost
+from softprune.cost import Cost, PaperCounter, cost
 from softprune.data import DataBundle
 from softprune.errors import ConfigError
 from softprune.methods import Pruner
@@ -23,6 +23,7 @@ class Accounts:
         self.dense_network = dense
         self._image = data.example(1)
         self.dense_cost = cost(dense, self._image)
+        self._paper_counter = _paper_counter(dense, self._image)
         self.dense = self.totals(self.dense_cost, self._paper({}))
         self._last: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
@@ -56,13 +57,21 @@ class Accounts:
         return kept
 
     def _paper(self, masks: dict[str, Tensor]) -> dict[str, int] | None:
-        try:
-            counted = cost(self.dense_network, self._image, counting="paper", masks=masks)
-        except ConfigError:
-            return None  # not one of the paper's networks
+        if self._paper_counter is None:
+            return None
+        counted = self._paper_counter.count(masks)
         return {"flops": counted.flops, "params": counted.params, "channels": counted.channels}
 
     @staticmethod
     def totals(counted: Cost, paper: dict[str, int] | None) -> dict[str, Any]:
         """The entry of result.json for a network."""
         return {"channels": counted.channels, "params": counted.params, "macs": counted.macs, "paper": paper}
+
+
+def _paper_counter(dense: nn.Module, image: Tensor) -> PaperCounter | None:
+    try:
+        counter = PaperCounter(dense, image)
+        counter.count()
+    except ConfigError:
+        return None  # not one of the paper's networks
+    return counter

@@ -163,8 +163,9 @@ class MethodConfig(Section):
     """Globs on BatchNorm names: prune only these. Empty for all that can be pruned."""
     exclude: tuple[str, ...] = ()
     """Globs on BatchNorm names that stay as they are."""
-    round_to: Annotated[int, at_least(1)] = 1
-    """Keep widths at multiples of this; the channels least likely dead are added."""
+    round_to: Annotated[int, at_least(1)] | Literal["auto"] = 1
+    """Keep widths at multiples of this; the channels least likely dead are added. `auto` times some convolutions on
+    the run's device and takes the multiple that is fastest there; a run that goes on elsewhere keeps it."""
     min_channels: Annotated[int, at_least(0)] = 0
     """Keep at least this many channels at every site; sites around a depthwise convolution keep so many in common."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -3,6 +3,7 @@ wrapped."""
 
 import os
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import ConfigError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,11 @@ class World:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return int(tensor)
 
-    def share(self, text: str) -> str:
-        """The first process's text, in all of them."""
+    def share(self, value: T) -> T:
+        """The first process's value, in all of them."""
         if self.size == 1:
-            return text
-        box = [text]
+            return value
+        box = [value]
         dist.broadcast_object_list(box, device=self.device)
         return box[0]
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from softprune.data import ArrayDataset, FolderDataset, FolderLoader
 from softprune.data.folder import MEAN, STD
+from softprune.modes import evaluating
 from softprune.train.capture import capture_graph
 
 log = logging.getLogger(__name__)
@@ -88,13 +89,11 @@ class EvalStep:
     @torch.no_grad()
     def __call__(self) -> EvalTotals:
         """Evaluate the network as it is now."""
-        was_training = self.model.training
         if self.world_size > 1:
             # Each process normalises by its own running statistics; the first one's are what is saved.
             for buffer in self.model.buffers():
                 torch.distributed.broadcast(buffer, src=0)
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             self._totals.zero_()
             state = _tensors_and_gates(self.model) if self._wants_graph else None
             if state != self._recorded:
@@ -107,8 +106,6 @@ class EvalStep:
                     self._batch()
                 else:
                     self._graph.replay()
-        finally:
-            self.model.train(was_training)
         if self.world_size > 1:
             torch.distributed.all_reduce(self._totals)
         images_seen, loss, first, five = self._totals.tolist()

@@ -16,7 +16,8 @@ from softprune.train.latency import latency_ms
 from softprune.train.loop import Trainer
 from softprune.train.network import build_network, origin_of
 from softprune.train.recipe import config_to_dict
-from softprune.train.records import RESULT_FORMAT, RunFolder
+from softprune.train.records import RunFolder
+from softprune.train.result_format import RESULT_FORMAT
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ def _write(
         "best": _moment(max(tested, key=lambda row: row["test_top1"])),
         "last": _moment(next(row for row in reversed(history) if row["test_top1"] is not None)),
         "table": table,
+        "round_to": None if trainer.pruned is None else trainer.pruned.get("round_to"),
         "masks": config_to_dict(config)["masks"],
         "sites": [] if trainer.pruned is None else trainer.pruned["sites"],
         "modules": _modules(trainer, counted, final),

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from softprune.modes import evaluating
+from softprune.timing import seconds, waiter
 from softprune.train.capture import capture_graph
 
 log = logging.getLogger(__name__)
@@ -23,29 +25,17 @@ def latency_ms(network: nn.Module, batch: Tensor) -> float:
     The fastest of the repeats: the others say more about what else the machine was doing. On CUDA a recorded forward is
     replayed, so that the time is the GPU's own: small networks otherwise take as long as Python needs to launch them.
     """
-    training = network.training
-    network.eval()
-    try:
+    with evaluating(network):
         return 1000 * min(_times(network, batch))
-    finally:
-        network.train(training)
 
 
 def _times(network: nn.Module, batch: Tensor) -> list[float]:
-    times: list[float] = []
-    cuda = batch.device.type == "cuda"
-    call = _recorded(network, batch) if cuda else lambda: network(batch)
+    call = _recorded(network, batch) if batch.device.type == "cuda" else lambda: network(batch)
+    wait = waiter(batch.device)
     began = time.perf_counter()
-    for number in range(_WARM_UP + _REPEATS):
-        start = time.perf_counter()
-        call()
-        if cuda:
-            torch.cuda.synchronize(batch.device)
-        end = time.perf_counter()
-        if number >= _WARM_UP:
-            times.append(end - start)
-        if times and end - began > _SECONDS:
-            break
+    times = [seconds(call, 1, wait) for _ in range(_WARM_UP + 1)][_WARM_UP:]
+    while len(times) < _REPEATS and time.perf_counter() - began < _SECONDS:
+        times.append(seconds(call, 1, wait))
     return times
 
 

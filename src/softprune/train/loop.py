@@ -237,7 +237,8 @@ class Trainer:
         plan = plans_of(network)[-1]
         self.cuts.append(plan.to_json())
         self.book.cut(plan)
-        self.stage = self._stage(network.train(), momentum=momentum, clock=old.pruner.clock.state_dict())
+        clock, round_to = old.pruner.clock.state_dict(), old.pruner.round_to
+        self.stage = self._stage(network.train(), momentum=momentum, clock=clock, round_to=round_to)
 
     def conclude_pruning(self) -> nn.Module:
         """The compact network, cut from the pruned one as it was judged; notes what was pruned."""
@@ -256,6 +257,7 @@ class Trainer:
             "kept": kept,
             "top1": tested.top1,
             "top5": tested.top5,
+            "round_to": pruner.round_to,
             "sites": self.book.records(masks),
         }
         self.cuts.append(plans_of(compact)[-1].to_json())

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from softprune.errors import ConfigError
 from softprune.masks import MaskConfig
 from softprune.methods import REGISTRY, Method, Pruner
+from softprune.spelling import nearest
 from softprune.train.config import MethodConfig
-from softprune.train.schema import nearest
 
 # Where a recipe says what every pruner may take: what stands in [method] itself, and what other tables decide.
 _KEYS = {

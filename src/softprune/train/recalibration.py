@@ -5,11 +5,12 @@ A few batches through the network as it was cut replace them by what it really s
 """
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.masks import Clock
+from softprune.modes import evaluating
+from softprune.processes import take_from_first_
 from softprune.train.feed import Feed
 
 
@@ -26,27 +27,22 @@ def recalibrate(network: nn.Module, feed: Feed, batches: int) -> None:
         if isinstance(module, _BatchNorm) and module.track_running_stats
     ]
     momenta = [norm.momentum for norm in norms]
-    training = network.training
-    network.eval()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the cumulative mean
-        norm.train()
     clock = Clock(feed.sampler.seed, feed.device)
     try:
-        for number in range(batches):
-            epoch, position = divmod(number, feed.sampler.steps)
-            if position == 0:
-                feed.begin(epoch, 0)
-            feed.before_step()
-            for first, second in feed.pieces(torch.tensor([position], device=feed.device)):
-                network(feed.batch(first, second, clock)[0])
-            clock.end_step()
+        with evaluating(network):
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # the cumulative mean
+                norm.train()
+            for number in range(batches):
+                epoch, position = divmod(number, feed.sampler.steps)
+                if position == 0:
+                    feed.begin(epoch, 0)
+                feed.before_step()
+                for first, second in feed.pieces(torch.tensor([position], device=feed.device)):
+                    network(feed.batch(first, second, clock)[0])
+                clock.end_step()
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-        network.train(training)
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        for norm in norms:
-            for buffer in norm.buffers():
-                dist.broadcast(buffer, src=0)
+    take_from_first_(*(buffer for norm in norms for buffer in norm.buffers()))

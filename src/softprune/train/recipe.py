@@ -3,26 +3,17 @@
 import dataclasses
 import tomllib
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from softprune.errors import ConfigError
+from softprune.spelling import nearest
 from softprune.train import toml
 from softprune.train.config import MethodConfig, RunConfig
-from softprune.train.schema import build, keys_of, nearest, unknown_key
+from softprune.train.schema import build, keys_of, unknown_key
+from softprune.train.shipped import recipe_folder, recipe_names
 
 DEFAULT_RECIPE = "digits"
-
-
-def recipe_folder() -> Path:
-    """The folder of the recipes that ship with softprune."""
-    return Path(str(resources.files("softprune"))) / "recipes"
-
-
-def recipe_names() -> list[str]:
-    """Names of the recipes that ship with softprune."""
-    return sorted(path.stem for path in recipe_folder().glob("*.toml"))
 
 
 def find_recipe(recipe: str) -> Path:

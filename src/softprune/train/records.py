@@ -14,9 +14,7 @@ from softprune.files import create_file, unwritable, write_atomically
 from softprune.train.config import RunConfig
 from softprune.train.lock import hold_lock
 from softprune.train.recipe import dump_config, read_config
-
-RESULT_FORMAT = 1
-"""Version of result.json."""
+from softprune.train.result_format import RESULT_FORMAT
 
 
 class RunFolder:

@@ -5,8 +5,9 @@ from typing import Any
 
 from softprune.train import toml
 from softprune.train.config import RunConfig
-from softprune.train.recipe import config_to_dict, recipe_folder, recipe_names
+from softprune.train.recipe import config_to_dict
 from softprune.train.schema import field_docs, hints_of, type_in_words
+from softprune.train.shipped import recipe_names, recipe_title
 
 _INTRODUCTION = """\
 # Recipes
@@ -51,16 +52,6 @@ def _recipe_table() -> str:
     lines = ["| recipe | what it is |", "|---|---|"]
     lines += [f"| `{name}` | {recipe_title(name)} |" for name in recipe_names()]
     return "\n".join(lines) + "\n"
-
-
-def recipe_title(name: str) -> str:
-    """The comment at the head of a recipe that ships with softprune."""
-    title = []
-    for line in (recipe_folder() / f"{name}.toml").read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        title.append(line.lstrip("# "))
-    return " ".join(title)
 
 
 if __name__ == "__main__":

@@ -96,13 +96,15 @@ def _claim(folder: RunFolder, world: World) -> AbstractContextManager[None]:
 def _check_pruner(config: RunConfig, network: nn.Module, data: DataBundle) -> None:
     """Have the method refuse what it does not take of this network: a ratio out of range, a target below the floor.
 
-    A target in milliseconds is left for later: its table takes a while to measure.
+    A target in milliseconds is left for later: its table takes a while to measure. So is what `round_to = "auto"`
+    means, which is asked of the device that trains.
     """
-    if config.method.name != "dense" and "latency" not in config.method.target:
+    method = config.method
+    if method.name != "dense" and "latency" not in method.target:
+        if method.round_to == "auto":
+            method = dataclasses.replace(method, round_to=1)
         steps = max(len(data.train) // config.data.batch_size, 1) * config.train.epochs
-        make_pruner(
-            config.method, network, data.example(), masks=config.masks, seed=config.seed, total_steps=steps
-        )
+        make_pruner(method, network, data.example(), masks=config.masks, seed=config.seed, total_steps=steps)
 
 
 def dense_config(config: RunConfig) -> RunConfig:

@@ -16,10 +16,9 @@ _ORDER = 0x6F726465
 class EpochSampler:
     """Batches of image indices, all of them full.
 
-    By default batches are cut from an endless row of permutations, as the authors' queue does: an epoch has
+    They are cut from an endless row of permutations, as the authors' queue does: an epoch has
     ceil(size / batch_size) steps, and where it does not end with a permutation, the next epoch goes on in the
-    middle of one. Every image is seen equally often in the long run. With ``drop_last`` an epoch is one
-    permutation without its incomplete last batch.
+    middle of one. Every image is seen equally often in the long run.
 
     With several processes each takes its slice of every batch, so that together they see what one would.
     """
@@ -30,8 +29,6 @@ class EpochSampler:
     """Images per optimizer step, over all processes."""
     seed: int = 0
     """With the epoch, decides the order."""
-    drop_last: bool = False
-    """Leave out an incomplete last batch instead of filling it up."""
     rank: int = 0
     """This process."""
     world_size: int = 1
@@ -50,17 +47,11 @@ class EpochSampler:
             )
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank must lie in 0 to {self.world_size - 1}. Got {self.rank}.")
-        if self.steps == 0:
-            raise ConfigError(
-                f"With drop_last a batch may have at most {self.size} images, the size of the data set. "
-                f"Got {self.batch_size}."
-            )
 
     @property
     def steps(self) -> int:
         """Steps in an epoch."""
-        whole = self.size // self.batch_size
-        return whole if self.drop_last else -(-self.size // self.batch_size)
+        return -(-self.size // self.batch_size)
 
     @property
     def local_batch(self) -> int:
@@ -81,12 +72,9 @@ class EpochSampler:
     def indices(self, epoch: int, device: torch.device | str = "cpu") -> Tensor:
         """The images of the epoch's batches, (steps, local_batch): the same ones on every device."""
         length = self.steps * self.batch_size
-        if self.drop_last:
-            order = self.permutation(epoch, device)[:length]
-        else:
-            first, start = divmod(epoch * length, self.size)
-            passes = range(first, first - (-(start + length) // self.size))
-            order = torch.cat([self.permutation(number, device) for number in passes])[start : start + length]
+        first, start = divmod(epoch * length, self.size)
+        passes = range(first, first - (-(start + length) // self.size))
+        order = torch.cat([self.permutation(number, device) for number in passes])[start : start + length]
         return order.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
 
     def permutation(self, number: int, device: torch.device | str = "cpu") -> Tensor:

@@ -6,9 +6,6 @@ from typing import Literal
 
 from softprune.errors import ConfigError
 
-AUTHORS_MILESTONES = (80, 121)
-"""Zero-based epochs from whose start the authors' learning rate is divided by ten (in 160 epochs)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -54,9 +51,3 @@ class Schedule:
             share = (1 + math.cos(math.pi * done)) / 2
             return self.base * (self.final + (1 - self.final) * share)
         return self.base
-
-
-def authors_schedule(steps_per_epoch: int, base: float = 0.1) -> Schedule:
-    """The authors' learning rate: divided by ten at the start of epochs 80 and 121."""
-    milestones = tuple(epoch * steps_per_epoch for epoch in AUTHORS_MILESTONES)
-    return Schedule(base=base, kind="step", milestones=milestones)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from softprune.errors import ConfigError
+from softprune.spelling import nearest
 
 T = TypeVar("T")
 
@@ -140,13 +141,15 @@ def type_in_words(annotation: Any) -> str:
         return ", ".join([type_in_words(annotation), *rules])
     origin = get_origin(annotation)
     if origin is Literal:
-        return "one of " + ", ".join(f'"{c}"' if isinstance(c, str) else str(c) for c in get_args(annotation))
+        choices = [f'"{c}"' if isinstance(c, str) else str(c) for c in get_args(annotation)]
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     if origin is tuple:
         return f"a list ({type_in_words(get_args(annotation)[0])} each)"
     if origin is dict:
         return "a table"
     if origin in (Union, types.UnionType):
-        return " or ".join(type_in_words(option) for option in get_args(annotation))
+        options = [type_in_words(option) for option in get_args(annotation)]
+        return (", or " if any("," in option for option in options) else " or ").join(options)
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text in quotes"}
     return words.get(annotation, "a table" if dataclasses.is_dataclass(annotation) else "a value")
 
@@ -156,12 +159,6 @@ def _toml_type(value: Any) -> str:
     if isinstance(value, Mapping):
         return "a table"
     return words.get(type(value), "a list" if isinstance(value, list | tuple) else type(value).__name__)
-
-
-def nearest(word: str, candidates: Any) -> str:
-    """' Did you mean X?' for the closest candidate, or nothing when none is close."""
-    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def keys_of(section: type, prefix: str = "") -> Iterator[tuple[str, Any]]:

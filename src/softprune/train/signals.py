@@ -6,6 +6,9 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
+EXIT_STOPPED = 75
+"""The exit code of a process that stopped early with everything saved (sysexits' EX_TEMPFAIL: try again)."""
+
 
 class StopWatch:
     """Holds the reason to stop, once there is one.

@@ -4,8 +4,8 @@ A run has one stage, and a new one after each physical cut.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from softprune.data import DataBundle
 from softprune.methods import Pruner
 from softprune.methods.decay import spare_shifts
+from softprune.modes import evaluating
 from softprune.train.config import RunConfig
 from softprune.train.distributed import World
 from softprune.train.ema import WeightAverage
@@ -47,6 +48,7 @@ class Stage:
         state: What :meth:`state_dict` returned, to go on from; ``network`` has its weights already.
         momentum: Optimizer state by parameter name, carried over a cut.
         clock: The pruner's clock, carried over a cut.
+        round_to: The multiple that `method.round_to = "auto"` has found, carried over a cut.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Stage:
         state: dict[str, Any] | None = None,
         momentum: dict[str, dict[str, Tensor]] | None = None,
         clock: dict[str, int] | None = None,
+        round_to: int | None = None,
     ) -> None:
         self.network, self.world = network, world
         if config.train.channels_last:
@@ -67,14 +70,7 @@ class Stage:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.pruner: Pruner | None = None
         if not finetune and config.method.name != "dense":
-            self.pruner = make_pruner(
-                config.method,
-                network,
-                data.example(device=world.device),
-                masks=config.masks,
-                seed=config.seed,
-                total_steps=config.train.epochs * _sampler(config, data, world).steps,
-            )
+            self.pruner = self._make_pruner(config, data, round_to if state is None else _multiple(state))
             self.pruner.steers_itself = False  # a recorded step has no host; the loop steers
             if clock is not None:
                 self.pruner.clock.load_state_dict(clock)
@@ -91,6 +87,26 @@ class Stage:
         if state is not None:
             totals = state["step"] if world.is_writer else {**state["step"], "totals": [0.0] * 4}
             self.step.load_state_dict(totals)
+
+    def _make_pruner(self, config: RunConfig, data: DataBundle, multiple: int | None) -> Pruner:
+        """The run's pruner; what "auto" means is found once in a run, and by the first process alone."""
+        method = config.method
+        seeks = method.round_to == "auto" and multiple is None
+        if seeks and not self.world.is_writer:
+            multiple = self.world.share(0)
+        if method.round_to == "auto" and multiple is not None:
+            method = replace(method, round_to=multiple)
+        pruner = make_pruner(
+            method,
+            self.network,
+            data.example(device=self.world.device),
+            masks=config.masks,
+            seed=config.seed,
+            total_steps=config.train.epochs * _sampler(config, data, self.world).steps,
+        )
+        if seeks and self.world.is_writer:
+            self.world.share(pruner.round_to)
+        return pruner
 
     def _make_step(self, config: RunConfig, data: DataBundle, finetune: bool) -> TrainStep:
         sampler = _sampler(config, data, self.world)
@@ -138,16 +154,14 @@ class Stage:
     @contextmanager
     def judged(self) -> Iterator[nn.Module]:
         """The network as it is judged and cut: in eval mode, with the averaged weights where there are some."""
-        training = self.network.training
-        self.network.eval()
-        try:
-            if self.average is None:
-                yield self.network
-            else:
-                with self.average.applied():
-                    yield self.network
-        finally:
-            self.network.train(training)
+        applied = nullcontext() if self.average is None else self.average.applied()
+        with evaluating(self.network), applied:
+            yield self.network
+
+
+def _multiple(state: dict[str, Any]) -> int | None:
+    """The multiple of widths that a checkpoint's pruner had; an older one does not say."""
+    return state["pruner"].get("round_to")
 
 
 def _sampler(config: RunConfig, data: DataBundle, world: World) -> EpochSampler:

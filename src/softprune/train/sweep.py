@@ -4,18 +4,18 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from softprune.errors import ConfigError
+from softprune.spelling import nearest
 from softprune.train import toml
 from softprune.train.config import RunConfig
 from softprune.train.method import check_method
 from softprune.train.network import check_weights_exist
-from softprune.train.recipe import find_recipe, load_recipe, read_toml, recipe_folder
+from softprune.train.recipe import find_recipe, load_recipe, read_toml
 from softprune.train.records import RunFolder
-from softprune.train.schema import nearest
+from softprune.train.shipped import recipe_folder, sweep_folder, sweep_names
 
 _TOP = ("name", "grid", "run")
 _RUN = ("recipe", "name", "set", "grid", "after")
@@ -57,22 +57,6 @@ class Sweep:
     name: str
     folder: Path
     cells: tuple[Cell, ...]
-
-
-def sweep_folder() -> Path:
-    """The folder of the sweeps that ship with softprune."""
-    return Path(str(resources.files("softprune"))) / "sweeps"
-
-
-def sweep_names() -> list[str]:
-    """Names of the sweeps that ship with softprune."""
-    return sorted(path.stem for path in sweep_folder().glob("*.toml"))
-
-
-def sweep_title(name: str) -> str:
-    """The first comment of a sweep that ships with softprune."""
-    first = (sweep_folder() / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
-    return first.lstrip("# ")
 
 
 def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: str | None = None) -> Sweep:

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from softprune.files import unwritable
-from softprune.train.signals import StopWatch
+from softprune.train.signals import EXIT_STOPPED, StopWatch
 from softprune.train.sweep import Cell, Sweep
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "blocked"]
 """`blocked`: the run that it comes after has failed."""
 
-EXIT_STOPPED = 75
-"""A run that stopped early with everything saved."""
 _LOOK_EVERY = 0.25
 
 

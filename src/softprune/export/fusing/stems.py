@@ -8,7 +8,7 @@ taps, and four times the channels. Products and sums stay the same.
 import torch
 import torch.nn.functional as F
 
-from softprune.cost.multiples import FEW_COLOURS, missing
+from softprune.cost.tensor_cores import FEW_COLOURS, missing
 from softprune.export.fusing.network import Convolution, Network
 
 

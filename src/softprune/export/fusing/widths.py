@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from softprune.cost.multiples import missing
+from softprune.cost.tensor_cores import missing
 from softprune.export.fusing.network import Convolution, Network
 
 _aten = torch.ops.aten

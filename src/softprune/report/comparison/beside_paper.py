@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..figures import cell, figure, section, table
-from ..markup import Markup, el
-from ..paper_table import EXPLANATION, PaperRow, table_cells
-from ..signs import MINUS, PLUS_MINUS, UNKNOWN
+from softprune.report.figures import cell, figure, section, table
+from softprune.report.markup import Markup, el
+from softprune.report.paper_table import EXPLANATION, PaperRow, table_cells
+from softprune.report.signs import MINUS, PLUS_MINUS, UNKNOWN
 
 
 def beside_paper(rows: Sequence[PaperRow]) -> Markup | None:

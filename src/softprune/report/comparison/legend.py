@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..figures import line_path
-from ..grouping import Group
-from ..markup import Markup, el
+from softprune.report.figures import line_path
+from softprune.report.grouping import Group
+from softprune.report.markup import Markup, el
 
 HUES = 7
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..curves import ACCURACY, REMOVED, Series, curves_data, draw_curves, events_of
-from ..figures import figure, section, twice
-from ..formats import cut
-from ..grouping import Group, spread
-from ..markup import Markup, el
-from ..records import Epoch, Run
-from .legend import group_legend, style_of
+from softprune.report.comparison.legend import group_legend, style_of
+from softprune.report.curves import ACCURACY, REMOVED, Series, curves_data, draw_curves, events_of
+from softprune.report.figures import figure, section, twice
+from softprune.report.formats import cut
+from softprune.report.grouping import Group, spread
+from softprune.report.markup import Markup, el
+from softprune.report.records import Epoch, Run
 
 Get = Callable[[Run, Epoch], float | None]
 PANELS: tuple[tuple[int, str, Get], ...] = (

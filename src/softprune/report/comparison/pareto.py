@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..figures import Canvas, apart, figure, section, svg, twice, x_axis, y_axis
-from ..formats import accuracy, short
-from ..grouping import Group, spread
-from ..markup import Markup, el, join, num
-from ..records import Run
-from ..scales import Scale, limits, ticks
-from .legend import group_legend, style_of
+from softprune.report.comparison.legend import group_legend, style_of
+from softprune.report.figures import Canvas, apart, figure, section, svg, twice, x_axis, y_axis
+from softprune.report.formats import accuracy, short
+from softprune.report.grouping import Group, spread
+from softprune.report.markup import Markup, el, join, num
+from softprune.report.records import Run
+from softprune.report.scales import Scale, limits, ticks
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,12 @@ VIEWS: tuple[tuple[str, str, Callable[[Run], Spot | None]], ...] = (
     ("last", "As shipped", lambda run: _spot(run.compact.macs, run.shipped_top1)),
     ("best", "Best epoch", lambda run: _spot(run.best.totals.macs, run.best.top1) if run.best else None),
 )
+"""Key and label of each choice of the switch, and what it shows of a run."""
 
 
 def pareto(groups: Sequence[Group]) -> Markup | None:
-    views = [
-        ("last", "As shipped", lambda run: _spot(run.compact.macs, run.shipped_top1)),
-        ("best", "Best epoch", lambda run: _spot(run.best.totals.macs, run.best.top1) if run.best else None),
-    ]
     drawn = [
-        (key, label, get) for key, label, get in views if any(get(run) for g in groups for run in g.runs)
+        (key, label, get) for key, label, get in VIEWS if any(get(run) for g in groups for run in g.runs)
     ]
     if not drawn:
         return None

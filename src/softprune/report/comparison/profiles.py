@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from ..figures import Canvas, cell, figure, fold, line_path, section, svg, table, twice, y_axis
-from ..grouping import Group
-from ..markup import Markup, el, num
-from ..naming import stages
-from ..scales import Scale
-from ..sections.headline import known_as
-from .legend import group_legend, style_of
+from softprune.report.comparison.legend import group_legend, style_of
+from softprune.report.figures import Canvas, cell, figure, fold, line_path, section, svg, table, twice, y_axis
+from softprune.report.grouping import Group
+from softprune.report.markup import Markup, el, num
+from softprune.report.naming import known_as, stages
+from softprune.report.scales import Scale
 
 #: Above this many sites the rows are folded away under a profile of all of them.
 ROWS_SHOWN = 32

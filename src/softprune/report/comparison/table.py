@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from ..figures import cell, figure, fold, section, table
-from ..formats import accuracy, change, cut, duration, percent
-from ..grouping import Group, Spread, over
-from ..markup import Markup, el
-from ..records import Moment, Run
-from ..signs import MINUS, PLUS_MINUS, UNKNOWN
-from .legend import style_of
+from softprune.report.comparison.legend import style_of
+from softprune.report.figures import cell, figure, fold, section, table
+from softprune.report.formats import accuracy, change, cut, duration, percent
+from softprune.report.grouping import Group, Spread, over
+from softprune.report.markup import Markup, el
+from softprune.report.records import Moment, Run
+from softprune.report.signs import MINUS, PLUS_MINUS, UNKNOWN
 
 Get = Callable[[Run], float | None]
 

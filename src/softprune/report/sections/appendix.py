@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..figures import fold
-from ..markup import Markup, el
-from ..records import Run
-from ..settings import flatten
+from softprune.report.figures import fold
+from softprune.report.markup import Markup, el
+from softprune.report.records import Run
+from softprune.report.settings import flatten
 
 
 def appendix(run: Run) -> Markup:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..curves import ACCURACY, REMOVED, Mark, Series, curves_data, draw_curves, events_of
-from ..figures import cell, figure, fold, legend, section, table, twice
-from ..formats import accuracy, count, cut, percent, significant
-from ..markup import Markup, el
-from ..records import Epoch, Run
+from softprune.report.curves import ACCURACY, REMOVED, Mark, Series, curves_data, draw_curves, events_of
+from softprune.report.figures import cell, figure, fold, legend, section, table, twice
+from softprune.report.formats import accuracy, count, cut, percent, significant
+from softprune.report.markup import Markup, el
+from softprune.report.records import Epoch, Run
 
 COLUMNS = (
     "Epoch",

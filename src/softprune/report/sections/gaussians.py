@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..decisions import QUADRANTS, RELU_LIKE, Decisions, Rule, rule_of
-from ..figures import figure, section, twice
-from ..formats import percent, significant
-from ..markup import Markup, el
-from ..records import Run, Site
-from ..ridges import draw_ridges, tally, view_of
-from ..signs import BETA, DELTA, GAMMA, SQUARED
+from softprune.report.decisions import QUADRANTS, RELU_LIKE, Decisions, Rule, rule_of
+from softprune.report.figures import figure, section, twice
+from softprune.report.formats import percent, significant
+from softprune.report.markup import Markup, el
+from softprune.report.records import Run, Site
+from softprune.report.ridges import draw_ridges, tally, view_of
+from softprune.report.signs import BETA, DELTA, GAMMA, SQUARED
 
 
 def gaussians(run: Run, decisions: Decisions | None) -> Markup | None:

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from ..figures import bar
-from ..formats import accuracy, change, count, cut, duration, percent, short
-from ..markup import Child, Markup, el, join
-from ..records import Run, Totals
-from ..signs import ARROW, DOT, MINUS, THIN
-
-FAMILIES = {"vgg": "VGG", "resnet": "ResNet", "densenet": "DenseNet", "cifar": "CIFAR"}
-
-METHODS = {
-    "scp": "soft channel pruning",
-    "scp-target": "soft channel pruning at a target ratio",
-    "slimming": "Network Slimming",
-    "sfp": "soft filter pruning",
-    "fpgm": "geometric-median pruning",
-    "sss": "sparse structure selection",
-    "variational": "variational pruning",
-    "l1": "L1 filter pruning",
-    "random": "random pruning",
-    "scratch": "a pruned shape from scratch",
-}
+from softprune.report.figures import bar
+from softprune.report.formats import accuracy, change, count, cut, duration, percent, short
+from softprune.report.markup import Child, Markup, el, join
+from softprune.report.naming import known_as
+from softprune.report.records import Run, Totals
+from softprune.report.signs import ARROW, DOT, MINUS, THIN
 
 
 @dataclass(frozen=True)
@@ -40,8 +26,9 @@ class View:
     totals: Totals
 
 
-def headline(run: Run) -> Markup:
-    """The title, the switch compact / best epoch / last epoch, and the four big numbers of each."""
+def headline(run: Run, titles: Mapping[str, str]) -> Markup:
+    """The title, the switch compact / best epoch / last epoch, and the four big numbers of each. `titles`: methods in
+    words; one that is not there is called by its key."""
     views = _views(run)
     switch: list[Markup] = []
     for index, view in enumerate(views):
@@ -53,23 +40,12 @@ def headline(run: Run) -> Markup:
     return el(
         "header",
         el("p", "softprune report", " ", DOT, " ", run.name, class_="kicker"),
-        el("h1", *_title(run)),
+        el("h1", *_title(run, titles)),
         _facts(run),
         *(el("p", note, class_="note", role="status") for note in run.notes),
         el("div", inner, class_="views"),
         class_="headline",
     )
-
-
-def method_name(key: str) -> str:
-    """The method in words; one this page does not know is called by its key."""
-    return METHODS.get(key, key)
-
-
-def known_as(key: str) -> str:
-    """A network or data set as papers write it: ``resnet164`` as ResNet-164; others stay as they are."""
-    match = re.fullmatch(r"(vgg|resnet|densenet|cifar)_?(\d+)", key)
-    return f"{FAMILIES[match[1]]}-{match[2]}" if match else key
 
 
 def _moment(text: str) -> str:
@@ -80,14 +56,14 @@ def _moment(text: str) -> str:
         return text
 
 
-def _title(run: Run) -> tuple[Child, ...]:
+def _title(run: Run, titles: Mapping[str, str]) -> tuple[Child, ...]:
     where = f" on {known_as(run.data)}" if run.data else ""
     model = known_as(run.model)
     if run.method == "dense":
         return (model, where, el("span", ", trained without pruning", class_="by"))
     if not run.method:
         return (model, where)
-    return (model, where, ", ", el("span", method_name(run.method), class_="by"))
+    return (model, where, ", ", el("span", titles.get(run.method, run.method), class_="by"))
 
 
 def _facts(run: Run) -> Markup:

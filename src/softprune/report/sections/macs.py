@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..figures import Canvas, bar, cell, figure, fold, section, svg, table, twice
-from ..formats import count, cut, percent, short
-from ..markup import Markup, el, num
-from ..naming import stages
-from ..records import Module, Run
-from ..signs import MINUS
-from .widths import key
+from softprune.report.figures import Canvas, bar, cell, figure, fold, section, svg, table, twice
+from softprune.report.formats import count, cut, percent, short
+from softprune.report.markup import Markup, el, num
+from softprune.report.naming import stages
+from softprune.report.records import Module, Run
+from softprune.report.sections.widths import key
+from softprune.report.signs import MINUS
 
 #: Modules listed openly; the rest is folded away.
 LARGEST = 14

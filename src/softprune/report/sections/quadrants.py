@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..bells import REACH, bell, bell_defs
-from ..decisions import Channel, Decisions, exemplar
-from ..figures import figure, section, svg, x_axis, y_axis
-from ..formats import count, percent, significant
-from ..markup import Markup, el, num
-from ..records import Run, Site
-from ..scales import Scale, limits, quantile, ticks
-from ..signs import BETA, DELTA, GAMMA, THIN
+from softprune.report.bells import REACH, bell, bell_defs
+from softprune.report.decisions import Channel, Decisions, exemplar
+from softprune.report.figures import figure, section, svg, x_axis, y_axis
+from softprune.report.formats import count, percent, significant
+from softprune.report.markup import Markup, el, num
+from softprune.report.records import Run, Site
+from softprune.report.scales import Scale, limits, quantile, ticks
+from softprune.report.signs import BETA, DELTA, GAMMA, THIN
 
 WIDTH, HEIGHT = 620, 730
 LEFT, RIGHT, TOP, BOTTOM = 52, 606, 30, 672
@@ -105,7 +105,7 @@ def _plane(decisions: Decisions) -> Markup:
             for kind in ("drop", "keep", "scp", "slimming")
         ),
         _scp_line(decisions, scale_x, scale_y),
-        _slimming_line(decisions, scale_x, scale_y),
+        _slimming_line(decisions, scale_y),
         el("g", class_="cursor"),
     )
     return el(
@@ -152,7 +152,7 @@ def _scp_line(decisions: Decisions, scale_x: Scale, scale_y: Scale) -> Markup:
     )
 
 
-def _slimming_line(decisions: Decisions, scale_x: Scale, scale_y: Scale) -> Markup | None:
+def _slimming_line(decisions: Decisions, scale_y: Scale) -> Markup | None:
     if decisions.threshold <= 0:
         return None
     y = scale_y(decisions.threshold)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..figures import cell, figure, section, table
-from ..formats import accuracy, count, file_size, milliseconds, percent
-from ..markup import Markup, el
-from ..records import Run, Variant
-from ..signs import MINUS
+from softprune.report.figures import cell, figure, section, table
+from softprune.report.formats import accuracy, count, file_size, milliseconds, percent
+from softprune.report.markup import Markup, el
+from softprune.report.records import Run, Variant
+from softprune.report.signs import MINUS
 
 EXPLAINED = {
     "dense": "the network without masks",

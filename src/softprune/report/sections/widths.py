@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..figures import Canvas, bar, cell, figure, fold, section, svg, table, twice, y_axis
-from ..formats import count, cut, percent
-from ..markup import Markup, el, join, num
-from ..naming import stages
-from ..records import Run, Site
-from ..scales import Scale, ticks
-from ..signs import MINUS
+from softprune.report.figures import Canvas, bar, cell, figure, fold, section, svg, table, twice, y_axis
+from softprune.report.formats import count, cut, percent
+from softprune.report.markup import Markup, el, join, num
+from softprune.report.naming import stages
+from softprune.report.records import Run, Site
+from softprune.report.scales import Scale, ticks
+from softprune.report.signs import MINUS
 
 #: Above this many sites the rows are folded away under the skyline.
 ROWS_SHOWN = 32

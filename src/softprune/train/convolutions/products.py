@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softprune.cost.multiples import missing
+from softprune.cost.tensor_cores import missing
 from softprune.train.convolutions.nodes import Convolution, layout_of
 
 MOST_OUTPUTS = 16

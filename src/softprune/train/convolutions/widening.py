@@ -8,7 +8,7 @@ to nothing: the compiler has the kernel before write them along.
 import torch
 import torch.nn.functional as F
 
-from softprune.cost.multiples import missing
+from softprune.cost.tensor_cores import missing
 from softprune.train.convolutions.nodes import Convolution, layout_of
 
 

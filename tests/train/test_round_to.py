@@ -1,0 +1,115 @@
+"""`method.round_to = "auto"`: found once in a run, by the first process, and kept from there on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import metrics
+
+from softprune.data import load_data
+from softprune.errors import ConfigError
+from softprune.train.checkpoint import read_newest
+from softprune.train.config import MethodConfig, RunConfig
+from softprune.train.distributed import World
+from softprune.train.method import make_pruner
+from softprune.train.network import initial_network
+from softprune.train.progress import Listener
+from softprune.train.recipe import dump_config, load_recipe, read_config
+from softprune.train.run import resume, start
+from softprune.train.stage import Stage
+
+Tiny = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def likes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
+    """Makes this a machine that likes a multiple; the devices that were asked are noted."""
+
+    def patch(multiple: int) -> list[str]:
+        asked: list[str] = []
+        monkeypatch.setattr(
+            "softprune.methods.base.fastest_multiple",
+            lambda device="cpu": asked.append(str(device)) or multiple,
+        )
+        return asked
+
+    return patch
+
+
+@pytest.mark.parametrize("wrong", ["0", "fast", "1.5"])
+def test_it_is_a_whole_number_or_auto(wrong: str, tmp_path: Path) -> None:
+    config = load_recipe("digits", ["method.round_to=auto"])
+    assert config.method.round_to == "auto"
+    (tmp_path / "config.toml").write_text(dump_config(config))
+    assert read_config(tmp_path / "config.toml") == config
+    with pytest.raises(
+        ConfigError, match='round_to must be a whole number, 1 or more, or "auto". Got .+' + wrong[1:]
+    ):
+        load_recipe("digits", [f"method.round_to={wrong}"])
+
+
+class _StopAfter(Listener):
+    def __init__(self, patch: pytest.MonkeyPatch, steps: int) -> None:
+        self.left = steps
+        patch.setattr(
+            "softprune.train.signals.StopWatch.reason", lambda _: "a test" if self.left <= 0 else None
+        )
+
+    def on_step(self, done: int) -> None:
+        self.left -= 1
+
+
+@pytest.mark.parametrize("cut", [0, 2])
+def test_a_run_that_goes_on_elsewhere_keeps_its_multiple(
+    cut: int, tiny: Tiny, likes: Callable[[int], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = likes(4)
+    config = tiny("method.round_to=auto", f"train.compact_at={cut}")
+    with monkeypatch.context() as patch:
+        assert start(config, tmp_path / "run", listener=_StopAfter(patch, 40)).stopped
+    assert asked == ["cpu"], "once, and not for the check before the run"
+    assert read_newest(tmp_path / "run" / "checkpoints")[1]["stage"]["pruner"]["round_to"] == 4
+    asked = likes(2)
+    result = resume(tmp_path / "run").result
+    assert result is not None
+    assert asked == []
+    assert result["round_to"] == 4
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["round_to"] == 4
+    start(tiny("method.round_to=4", f"train.compact_at={cut}"), tmp_path / "four")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "four")
+
+
+class _Second(World):
+    """The second of two processes, whose machine likes another multiple than the first one's."""
+
+    def share(self, value):
+        return 4
+
+    def wrap(self, model):
+        return model
+
+
+def test_several_processes_take_the_first_ones(tiny: Tiny, likes: Callable[[int], list[str]]) -> None:
+    asked = likes(2)
+    config, data = tiny("method.round_to=auto"), load_data("digits")
+    network = initial_network(config.model, data.num_classes, config.seed)
+    stage = Stage(config, network, data, _Second(1, 2, torch.device("cpu")))
+    assert stage.pruner is not None
+    assert stage.pruner.round_to == 4
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "name", ["scp", "scp-target", "slimming", "sfp", "fpgm", "variational", "l1", "random"]
+)
+def test_every_method_that_rounds_takes_it(name: str, likes: Callable[[int], list[str]]) -> None:
+    likes(4)
+    data = load_data("digits")
+    network = initial_network(RunConfig().model, 10, 0)
+    config = MethodConfig(name=name, round_to="auto")
+    pruner = make_pruner(config, network, data.example(), masks=RunConfig().masks, seed=0, total_steps=9)
+    pruner.decide()
+    assert pruner.round_to == 4
+    assert all(int(mask.sum()) % 4 == 0 for mask in pruner.masks().values())
