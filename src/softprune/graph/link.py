@@ -86,6 +86,11 @@ def operator_name(node: Node) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
+def argument(node: Node, index: int, name: str, default: Any = None) -> Any:
+    """An argument of the node's operator, given by position or by name."""
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
 @dataclass
 class Linker:
     """The state of the walk, and what the rules may say."""
@@ -188,7 +193,7 @@ class Linker:
             except Exception:
                 # No rule foresees every way to call its operator; what it does not understand stays whole.
                 logger.debug("the rule for %s did not understand %s", name, node.format_node(), exc_info=True)
-                return self.opaque(node, f"{node.target} in {self.where(node)} is used in an unusual way")
+                return self.unusual(node)
         if not any(isinstance(leaf, Tensor) for leaf in _leaves(node.meta.get("val"))):
             return None
         operator_label = str(node.target)
@@ -290,6 +295,10 @@ class Linker:
             return None
 
         return freeze(node.meta.get("val"))
+
+    def unusual(self, node: Node) -> Any:
+        """Freeze what is around an operator that is called in a way its rule does not foresee."""
+        return self.opaque(node, f"{node.target} in {self.where(node)} is used in an unusual way")
 
     def suspect(self, node: Node, atoms: IntArray) -> None:
         """An explicit size in `node` may fix the number of these channels."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from softprune.graph.atoms import IntArray
-from softprune.graph.link import Linker, Value, operator_name, rule
-from softprune.graph.records import Evaluate, Join, Map
+from softprune.graph.link import Linker, Value, argument, operator_name, rule
+from softprune.graph.records import Evaluate, Join, Map, identity
 
 # fmt: off
 POINTWISE = [
@@ -45,8 +45,9 @@ REDUCES = ["mean", "sum", "amax", "amin", "max", "min", "var", "std"]
 ALONG_SPACE = ["softmax", "log_softmax", "cumsum", "sort"]
 
 
-def _identity(constants: Tensor) -> Tensor:
-    return constants
+def _tensors(node: Node) -> list[Node]:
+    """The tensors that the node's operator is given."""
+    return [given for given in node.args if isinstance(given, Node)]
 
 
 def _apply(node: Node, position: int = 0) -> Evaluate:
@@ -76,28 +77,28 @@ def _record(
 
 @rule(*POINTWISE)
 def pointwise(linker: Linker, node: Node) -> Any:
-    tensors = [argument for argument in node.args if isinstance(argument, Node)]
+    tensors = _tensors(node)
     if len(tensors) > 1:
         return two_tensors(linker, node)
     value = linker.value(tensors[0])
     if not isinstance(value, Value) or not isinstance(node.meta.get("val"), Tensor):
-        return linker.opaque(node, f"{node.target} in {linker.where(node)} is used in an unusual way")
+        return linker.unusual(node)
     position = list(node.args).index(tensors[0])
     if operator_name(node) in ("to", "_to_copy", "clone", "alias", "detach", "lift_fresh_copy"):
-        return _record(linker, node, value, _identity)
+        return _record(linker, node, value, identity)
     return _record(linker, node, value, _apply(node, position))
 
 
 @rule(*RANDOM)
 def random(linker: Linker, node: Node) -> Any:
     value = linker.value(node.args[0])
-    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", False)
-    return _record(linker, node, value, None if training else _identity)
+    training = argument(node, 2, "train", False)
+    return _record(linker, node, value, None if training else identity)
 
 
 @rule(*KEEPS_CONSTANTS)
 def keeps_constants(linker: Linker, node: Node) -> Any:
-    return _over_space(linker, node, _identity)
+    return _over_space(linker, node, identity)
 
 
 @rule(*KEEPS_ZERO)
@@ -120,12 +121,12 @@ def reduce(linker: Linker, node: Node) -> Any:
     rank = len(value.shape)
     if len(node.args) > 1 and isinstance(node.args[1], Node):
         return two_tensors(linker, node)
-    given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    given = argument(node, 1, "dim")
     if given is None or given == []:
         given = list(range(rank))
     dims: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
     if any(not isinstance(dim, int) for dim in dims):
-        return linker.opaque(node, f"{node.target} in {linker.where(node)} is used in an unusual way")
+        return linker.unusual(node)
     dims = [dim % rank for dim in dims]
     atoms = value.atoms
     for dim in dims:
@@ -147,7 +148,7 @@ def reduce(linker: Linker, node: Node) -> Any:
         head = head.take([0], axis=dim)
     if not keepdim:
         head = head.reshape([size for dim, size in enumerate(head.shape) if dim not in dims])
-    evaluate = _identity if name in ("mean", "amax", "amin", "max", "min") and not merged else None
+    evaluate = identity if name in ("mean", "amax", "amin", "max", "min") and not merged else None
     keeps_zero = name != "std" and not merged  # the gradient of a standard deviation at zero is not finite
     outputs = linker.table.follow(head)
     linker.records.append(Map(head, outputs, evaluate if keeps_zero else None, keeps_zero))
@@ -174,7 +175,7 @@ def _added_up(linker: Linker, atoms: IntArray, dims: list[int]) -> IntArray:
 @rule(*ALONG_SPACE)
 def along_space(linker: Linker, node: Node) -> Any:
     value = linker.value(node.args[0])
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    dim = argument(node, 1, "dim")
     if not isinstance(dim, int) or _differ_along(linker, value, dim % len(value.shape)):
         return linker.opaque(node, f"{node.target} in {linker.where(node)} mixes them")
     return _record(linker, node, value, None, keeps_zero=False)
@@ -188,7 +189,7 @@ def _differ_along(linker: Linker, value: Value, dim: int) -> bool:
 
 @rule("add", "sub", "rsub", "mul", "div", "maximum", "minimum", "true_divide")
 def arithmetic(linker: Linker, node: Node) -> Any:
-    tensors = [argument for argument in node.args if isinstance(argument, Node)]
+    tensors = _tensors(node)
     if len(tensors) == 2:
         return two_tensors(linker, node)
     value = linker.value(tensors[0])
@@ -199,9 +200,9 @@ def arithmetic(linker: Linker, node: Node) -> Any:
 
 def two_tensors(linker: Linker, node: Node) -> Any:
     """An element-wise operator on two tensors, with broadcasting: counterparts are cut together."""
-    left, right = (linker.value(argument) for argument in node.args if isinstance(argument, Node))
+    left, right = (linker.value(tensor) for tensor in _tensors(node))
     if not isinstance(left, Value) or not isinstance(right, Value):
-        return linker.opaque(node, f"{node.target} in {linker.where(node)} is used in an unusual way")
+        return linker.unusual(node)
     example = node.meta["val"]
     rank = example.ndim
     left, right = _padded(left, rank), _padded(right, rank)
@@ -228,7 +229,7 @@ def two_tensors(linker: Linker, node: Node) -> Any:
         wide = both[0] if left.atoms.size >= right.atoms.size else both[1]
         outputs = linker.table.follow(np.ascontiguousarray(wide))
     name = operator_name(node)
-    positions = [index for index, argument in enumerate(node.args) if isinstance(argument, Node)]
+    positions = [index for index, given in enumerate(node.args) if isinstance(given, Node)]
 
     def evaluate(a: Tensor, b: Tensor) -> Tensor:
         args = list(node.args)

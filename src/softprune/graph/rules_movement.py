@@ -18,9 +18,9 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from softprune.graph.atoms import PAD, IntArray
-from softprune.graph.link import Linker, Value, operator_name, rule
+from softprune.graph.link import Linker, Value, argument, operator_name, rule
 from softprune.graph.modules import Select
-from softprune.graph.records import Balance, Gather, Join, Map
+from softprune.graph.records import Balance, Gather, Join, Map, identity
 
 RESHAPES = ["view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as"]
 # fmt: off
@@ -50,14 +50,6 @@ def _move(linker: Linker, node: Node) -> Any:
     return linker.moved(call, values)
 
 
-def _unusual(linker: Linker, node: Node) -> Any:
-    return linker.opaque(node, f"{node.target} in {linker.where(node)} is used in an unusual way")
-
-
-def _argument(node: Node, index: int, name: str, default: Any = None) -> Any:
-    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
-
-
 # --- views ---------------------------------------------------------------------------------------------------------
 
 
@@ -79,7 +71,7 @@ def _bind_rectangle(linker: Linker, node: Node, value: Value) -> None:
 def reshape(linker: Linker, node: Node) -> Any:
     output = _move(linker, node)
     if not isinstance(output, Value):
-        return _unusual(linker, node)
+        return linker.unusual(node)
     _bind_rectangle(linker, node, output)
     sizes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
     _check_sizes(linker, node, output, sizes)
@@ -90,7 +82,7 @@ def reshape(linker: Linker, node: Node) -> Any:
 def expand(linker: Linker, node: Node) -> Any:
     output = _move(linker, node)
     if not isinstance(output, Value):
-        return _unusual(linker, node)
+        return linker.unusual(node)
     _check_sizes(linker, node, output, node.args[1])  # type: ignore[arg-type]
     return output
 
@@ -104,7 +96,7 @@ def _check_sizes(linker: Linker, node: Node, output: Value, sizes: Sequence[Any]
 @rule(*MOVES)
 def move(linker: Linker, node: Node) -> Any:
     output = _move(linker, node)
-    return output if isinstance(output, Value) else _unusual(linker, node)
+    return output if isinstance(output, Value) else linker.unusual(node)
 
 
 @rule("pixel_shuffle")
@@ -113,7 +105,7 @@ def pixel_shuffle(linker: Linker, node: Node) -> Any:
     value, factor = linker.value(node.args[0]), node.args[1]
     assert isinstance(factor, int)
     if value.along(1) is None:
-        return _unusual(linker, node)
+        return linker.unusual(node)
     blocks = value.along(1).reshape(-1, factor * factor)
     outputs = _counterparts(linker, list(blocks.T))
     shape = tuple(node.meta["val"].shape)
@@ -126,7 +118,7 @@ def channel_shuffle(linker: Linker, node: Node) -> Any:
     value, groups = linker.value(node.args[0]), node.args[1]
     assert isinstance(groups, int)
     if value.along(1) is None:
-        return _unusual(linker, node)
+        return linker.unusual(node)
     rows = value.along(1).reshape(groups, -1)
     linker.table.union(rows[:1], rows)
     return output
@@ -137,10 +129,10 @@ def channel_shuffle(linker: Linker, node: Node) -> Any:
 
 @rule("cat", "concat", "stack")
 def concatenate(linker: Linker, node: Node) -> Any:
-    dim = _argument(node, 1, "dim", 0)
+    dim = argument(node, 1, "dim", 0)
     values = [linker.value(source) for source in node.args[0]]  # type: ignore[union-attr]
     if any(not isinstance(value, Value) for value in values):
-        return _unusual(linker, node)
+        return linker.unusual(node)
     shape = tuple(node.meta["val"].shape)
     stacked = operator_name(node) == "stack"
     place = dim % len(shape)
@@ -188,8 +180,8 @@ def chunk(linker: Linker, node: Node) -> Any:
     outputs = _move(linker, node)
     source = linker.value(node.args[0])
     if outputs is None:
-        return _unusual(linker, node)
-    if source.varies_along(_argument(node, 2, "dim", 0) % len(source.shape)):
+        return linker.unusual(node)
+    if source.varies_along(argument(node, 2, "dim", 0) % len(source.shape)):
         _balance(linker, node, [piece.atoms.ravel() for piece in outputs])
     return outputs
 
@@ -199,9 +191,9 @@ def split(linker: Linker, node: Node) -> Any:
     outputs = _move(linker, node)
     source = linker.value(node.args[0])
     if outputs is None:
-        return _unusual(linker, node)
+        return linker.unusual(node)
     pieces = [piece.atoms.ravel() for piece in outputs]
-    along = source.varies_along(_argument(node, 2, "dim", 0) % len(source.shape))
+    along = source.varies_along(argument(node, 2, "dim", 0) % len(source.shape))
     if along and _balance(linker, node, pieces):
         linker.suspect(node, source.atoms)
     return outputs
@@ -221,13 +213,13 @@ def _balance(linker: Linker, node: Node, pieces: Sequence[IntArray]) -> bool:
 def take_slice(linker: Linker, node: Node) -> Any:
     output = _move(linker, node)
     if not isinstance(output, Value):
-        return _unusual(linker, node)
-    source, dim = linker.value(node.args[0]), _argument(node, 1, "dim", 0)
+        return linker.unusual(node)
+    source, dim = linker.value(node.args[0]), argument(node, 1, "dim", 0)
     dim %= len(source.shape)
     if source.varies_along(dim) and output.shape != source.shape:
         atoms = source.along(dim)
         if atoms is None:
-            return _unusual(linker, node)
+            return linker.unusual(node)
         _bind_slices(linker, node, dim, atoms)
     return output
 
@@ -257,17 +249,17 @@ def _bind_slices(linker: Linker, node: Node, dim: int, atoms: IntArray) -> None:
 
 def _bounds(node: Node, dim: int, width: int) -> tuple[int, int, bool] | None:
     """(start, end, whether it must reach the end) of a slice along `dim`; None if it is no range from the front."""
-    if _argument(node, 1, "dim", 0) % len(node.meta["val"].shape) != dim:
+    if argument(node, 1, "dim", 0) % len(node.meta["val"].shape) != dim:
         return 0, width, False
-    start = _argument(node, 2, "start", 0) or 0
+    start = argument(node, 2, "start", 0) or 0
     if operator_name(node) == "narrow":
-        length = _argument(node, 3, "length")
+        length = argument(node, 3, "length")
         plain = isinstance(start, int) and isinstance(length, int) and start >= 0
         return (start, start + length, True) if plain else None
-    end = _argument(node, 3, "end")
+    end = argument(node, 3, "end")
     end = sys.maxsize if end is None else end
     plain = isinstance(start, int) and isinstance(end, int) and min(start, end) >= 0
-    return (start, min(end, width), False) if plain and _argument(node, 4, "step", 1) == 1 else None
+    return (start, min(end, width), False) if plain and argument(node, 4, "step", 1) == 1 else None
 
 
 @rule(*PICKS)
@@ -275,7 +267,7 @@ def pick(linker: Linker, node: Node) -> Any:
     """Movements by position: what they touch keeps its place."""
     output = _move(linker, node)
     if output is None:
-        return _unusual(linker, node)
+        return linker.unusual(node)
     source = linker.value(node.args[0])
     if source.atoms.size > 1 and not _same_channels(source, output):
         reason = f"{operator_name(node)} in {linker.where(node)} takes them apart at fixed positions"
@@ -301,7 +293,7 @@ def index(linker: Linker, node: Node) -> Any:
         return _select(linker, node, owner, source)
     if isinstance(source, Value) and source.atoms.size > 1:
         return linker.opaque(node, f"an index in {linker.where(node)} picks them by position")
-    return _unusual(linker, node)
+    return linker.unusual(node)
 
 
 def _select(linker: Linker, node: Node, owner: str, source: Value) -> Value:
@@ -323,8 +315,8 @@ def pad(linker: Linker, node: Node) -> Any:
     pads, rank = node.args[1], len(value.shape)
     assert isinstance(pads, (list, tuple))
     named = operator_name(node) == "pad"  # pad(x, pads, mode, value); constant_pad_nd(x, pads, value)
-    mode = _argument(node, 2, "mode", "constant") if named else "constant"
-    fill = _argument(node, 3 if named else 2, "value")
+    mode = argument(node, 2, "mode", "constant") if named else "constant"
+    fill = argument(node, 3 if named else 2, "value")
     before = [0] * rank
     after = [0] * rank
     for place in range(len(pads) // 2):
@@ -344,9 +336,5 @@ def pad(linker: Linker, node: Node) -> Any:
     outputs = linker.table.follow(atoms)
     zeros = mode != "constant" or fill in (None, 0, 0.0)
     same = mode in ("reflect", "replicate", "circular")
-    linker.records.append(Map(atoms, outputs, _same if same else None, keeps_zero=zeros))
+    linker.records.append(Map(atoms, outputs, identity if same else None, keeps_zero=zeros))
     return Value(shape, outputs)
-
-
-def _same(constants: Tensor) -> Tensor:
-    return constants
