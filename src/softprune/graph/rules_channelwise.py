@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ POINTWISE = [
     "relu", "relu6", "hardtanh", "hardswish", "silu", "gelu", "mish", "elu", "selu", "celu", "leaky_relu",
     "sigmoid", "hardsigmoid", "tanh", "softplus", "softsign", "log_sigmoid", "abs", "neg", "exp", "expm1",
     "log1p", "sqrt", "rsqrt", "reciprocal", "square", "pow", "clamp", "clamp_min", "clamp_max",
-    "threshold", "floor", "ceil", "round", "sign", "sin", "cos", "erf", "clone", "to", "_to_copy", "alias",
-    "detach", "lift_fresh_copy", "rrelu", "hardshrink", "softshrink", "tanhshrink",
+    "threshold", "floor", "ceil", "round", "sign", "sin", "cos", "erf", "rrelu", "hardshrink", "softshrink",
+    "tanhshrink",
 ]
 # fmt: on
+COPIES = ["clone", "to", "_to_copy", "type_as", "alias", "detach", "lift_fresh_copy"]
+FILLS = ["zeros_like", "ones_like", "full_like"]
 RANDOM = ["dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"]
 # fmt: off
 KEEPS_CONSTANTS = [
@@ -42,7 +45,10 @@ KEEPS_ZERO = [
 ]
 # fmt: on
 REDUCES = ["mean", "sum", "amax", "amin", "max", "min", "var", "std"]
-ALONG_SPACE = ["softmax", "log_softmax", "cumsum", "sort"]
+ALONG_SPACE = {"softmax": False, "log_softmax": False, "cumsum": True, "sort": True}
+"""Operators along one dimension -> whether zeros stay zeros."""
+ARITHMETIC = ["add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum", "lerp"]
+COMPARES = ["gt", "ge", "lt", "le", "eq", "ne"]
 
 
 def _tensors(node: Node) -> list[Node]:
@@ -65,14 +71,20 @@ def _record(
     linker: Linker, node: Node, value: Value, evaluate: Evaluate | None, keeps_zero: bool = True
 ) -> Any:
     examples = node.meta["val"]
-    if isinstance(examples, (list, tuple)):  # values and indices
+    if isinstance(examples, (list, tuple)):
         output = Value(tuple(examples[0].shape), linker.table.follow(value.atoms))
-        indices = [Value(tuple(example.shape), output.atoms) for example in examples[1:]]
         linker.records.append(Map(value.atoms, output.atoms, evaluate, keeps_zero))
-        return [output, *indices]
+        return [output, *_indices(linker, value.atoms, examples[1:])]
     output = linker.followed_value(node, value.atoms)
     linker.records.append(Map(value.atoms, output.atoms, evaluate, keeps_zero))
     return output
+
+
+def _indices(linker: Linker, atoms: IntArray, examples: Sequence[Tensor]) -> list[Value]:
+    """Where in its channel each value was found: no constant, even if the channel is one."""
+    outputs = linker.table.follow(atoms)
+    linker.records.append(Map(atoms, outputs, None, keeps_zero=False))
+    return [Value(tuple(example.shape), outputs) for example in examples]
 
 
 @rule(*POINTWISE)
@@ -83,10 +95,22 @@ def pointwise(linker: Linker, node: Node) -> Any:
     value = linker.value(tensors[0])
     if not isinstance(value, Value) or not isinstance(node.meta.get("val"), Tensor):
         return linker.unusual(node)
-    position = list(node.args).index(tensors[0])
-    if operator_name(node) in ("to", "_to_copy", "clone", "alias", "detach", "lift_fresh_copy"):
-        return _record(linker, node, value, identity)
-    return _record(linker, node, value, _apply(node, position))
+    return _record(linker, node, value, _apply(node, list(node.args).index(tensors[0])))
+
+
+@rule(*COPIES)
+def copies(linker: Linker, node: Node) -> Any:
+    value = linker.value(node.args[0])
+    linker.answer_for(node)  # of a second tensor, dtype and device alone are taken
+    return _record(linker, node, value, identity) if isinstance(value, Value) else linker.unusual(node)
+
+
+@rule(*FILLS)
+def fills(linker: Linker, node: Node) -> Any:
+    """A constant in the shape of a tensor: no input reaches an output through it."""
+    output = linker.followed_value(node, linker.value(node.args[0]).atoms)
+    linker.constants.append(output.atoms.ravel())
+    return output
 
 
 @rule(*RANDOM)
@@ -154,7 +178,7 @@ def reduce(linker: Linker, node: Node) -> Any:
     linker.records.append(Map(head, outputs, evaluate if keeps_zero else None, keeps_zero))
     result = Value(tuple(first.shape), outputs)
     if isinstance(example, (list, tuple)):
-        return [result, *[Value(tuple(other.shape), outputs) for other in example[1:]]]
+        return [result, *_indices(linker, head, example[1:])]
     return result
 
 
@@ -178,7 +202,7 @@ def along_space(linker: Linker, node: Node) -> Any:
     dim = argument(node, 1, "dim")
     if not isinstance(dim, int) or _differ_along(linker, value, dim % len(value.shape)):
         return linker.opaque(node, f"{node.target} in {linker.where(node)} mixes them")
-    return _record(linker, node, value, None, keeps_zero=False)
+    return _record(linker, node, value, None, keeps_zero=ALONG_SPACE[operator_name(node)])
 
 
 def _differ_along(linker: Linker, value: Value, dim: int) -> bool:
@@ -187,7 +211,7 @@ def _differ_along(linker: Linker, value: Value, dim: int) -> bool:
     return bool((classes != classes.take([0], axis=dim)).any())
 
 
-@rule("add", "sub", "rsub", "mul", "div", "maximum", "minimum", "true_divide")
+@rule(*ARITHMETIC, *COMPARES)
 def arithmetic(linker: Linker, node: Node) -> Any:
     tensors = _tensors(node)
     if len(tensors) == 2:

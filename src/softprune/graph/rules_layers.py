@@ -128,6 +128,8 @@ def prelu(linker: Linker, node: Node) -> Any:
         return linker.opaque(node, f"the PReLU in {linker.where(node)} reads them along another dimension")
     if slope.shape[0] == len(inputs):
         linker.table.union(slope.atoms.ravel(), inputs)
+    else:
+        linker.table.pin(slope.atoms, f"one of them is the slope of all channels in {linker.where(node)}")
     output = linker.followed_value(node, value.atoms)
     linker.records.append(Map(value.atoms, output.atoms, evaluate=None))
     return output

@@ -22,27 +22,28 @@ from softprune.graph.link import Linker, Value, argument, operator_name, rule
 from softprune.graph.modules import Select
 from softprune.graph.records import Balance, Gather, Join, Map, identity
 
-RESHAPES = ["view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as"]
+RESHAPES = ["view", "reshape", "_unsafe_view", "flatten", "unflatten"]
+AS_ANOTHER = ["view_as", "reshape_as", "expand_as"]
 # fmt: off
 MOVES = [
-    "permute", "transpose", "t", "contiguous", "squeeze", "unsqueeze", "movedim", "swapaxes", "swapdims", "flip",
-    "expand_as", "repeat", "repeat_interleave", "pixel_unshuffle",
+    "permute", "transpose", "t", "contiguous", "unsqueeze", "movedim", "swapaxes", "swapdims", "flip", "repeat",
+    "tile", "repeat_interleave", "pixel_unshuffle",
 ]
 # fmt: on
 SPLITS = ["split", "split_with_sizes", "tensor_split"]
 PICKS = ["select", "unbind", "roll"]
 
 
-def _move(linker: Linker, node: Node) -> Any:
-    """Run the node's operator on its inputs' atoms."""
+def _move(linker: Linker, node: Node, tensors: int = 1) -> Any:
+    """Run the node's operator on its inputs' atoms; None where it reads more `tensors`, such as counts or positions."""
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
     values = [linker.value(source) for source in sources]
-    if any(not isinstance(value, Value) for value in values):
+    if len(values) != tensors or any(not isinstance(value, Value) for value in values):
         return None
 
-    def call(*tensors: Tensor) -> Any:
-        given = iter(tensors)
+    def call(*atoms: Tensor) -> Any:
+        given = iter(atoms)
         filled = [next(given) if isinstance(leaf, Node) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(filled, spec)
         return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -73,9 +74,42 @@ def reshape(linker: Linker, node: Node) -> Any:
     if not isinstance(output, Value):
         return linker.unusual(node)
     _bind_rectangle(linker, node, output)
-    sizes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
-    _check_sizes(linker, node, output, sizes)
+    _check_sizes(linker, node, output, _sizes(node))
     return output
+
+
+def _sizes(node: Node) -> list[Any]:
+    """The sizes that a reshape names, from the first dimension on."""
+    if operator_name(node) == "unflatten":
+        rank = node.args[0].meta["val"].ndim  # type: ignore[union-attr]
+        return [-1] * (argument(node, 1, "dim") % rank) + list(argument(node, 2, "sizes"))
+    return list(node.args[1]) if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
+
+
+@rule(*AS_ANOTHER)
+def as_another(linker: Linker, node: Node) -> Any:
+    """In the shape of a second tensor: channels that have the same place in both go together."""
+    output = _move(linker, node, tensors=2)
+    if not isinstance(output, Value):
+        return linker.unusual(node)
+    source, other = linker.value(node.args[0]), linker.value(node.args[1])
+    if operator_name(node) != "expand_as":
+        _bind_rectangle(linker, node, output)
+    elif source.atoms.size == 1 and _is_stretched(source, other):
+        # One channel for all of them, which must not vanish.
+        linker.table.pin(source.atoms, f"one of them is broadcast in {linker.where(node)}")
+        stretched = linker.table.follow(other.atoms)
+        linker.records.append(Map(np.full_like(stretched, source.atoms.item()), stretched, identity))
+        return Value(other.shape, stretched)
+    linker.table.union(output.atoms, other.atoms)
+    return output
+
+
+def _is_stretched(source: Value, other: Value) -> bool:
+    """Whether `source` has size 1, or no dimension, wherever the channels of `other` are."""
+    missing = len(other.shape) - len(source.shape)
+    shape = (1,) * missing + source.shape
+    return all(shape[dim] == 1 for dim in range(len(shape)) if other.varies_along(dim))
 
 
 @rule("expand")
@@ -97,6 +131,19 @@ def _check_sizes(linker: Linker, node: Node, output: Value, sizes: Sequence[Any]
 def move(linker: Linker, node: Node) -> Any:
     output = _move(linker, node)
     return output if isinstance(output, Value) else linker.unusual(node)
+
+
+@rule("squeeze")
+def squeeze(linker: Linker, node: Node) -> Any:
+    output = _move(linker, node)
+    if not isinstance(output, Value):
+        return linker.unusual(node)
+    if argument(node, 1, "dim") is None:
+        for dim in range(len(output.shape)):
+            if output.varies_along(dim):
+                reason = f"squeeze() without a dimension in {linker.where(node)} would drop that of a single channel"
+                linker.table.pin(output.atoms.take([0, 1], axis=dim), reason)
+    return output
 
 
 @rule("pixel_shuffle")
@@ -127,7 +174,7 @@ def channel_shuffle(linker: Linker, node: Node) -> Any:
 # --- joining -------------------------------------------------------------------------------------------------------
 
 
-@rule("cat", "concat", "stack")
+@rule("cat", "concat", "concatenate", "stack")
 def concatenate(linker: Linker, node: Node) -> Any:
     dim = argument(node, 1, "dim", 0)
     values = [linker.value(source) for source in node.args[0]]  # type: ignore[union-attr]
@@ -300,6 +347,7 @@ def _select(linker: Linker, node: Node, owner: str, source: Value) -> Value:
     chosen = linker.tensor(f"{owner}.index").cpu().numpy()
     atoms = source.along(1)
     assert atoms is not None
+    linker.answer_for(node)
     outputs = linker.table.fresh(len(chosen))
     linker.records.append(Gather(owner, atoms[chosen], atoms, outputs))
     shape = tuple(node.meta["val"].shape)
