@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from comparing import assert_exact, random_masks
 from torch import Tensor, nn
 
-from softprune.inspection import read_graph
 from softprune.plan import make_plan
+from softprune.selection import read_graph
 from topologies import conv, pooled, randomise_
 
 

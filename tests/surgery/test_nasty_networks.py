@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from softprune import SoftPruner
 from softprune.graph import ChannelGraph
-from softprune.inspection import floor_masks, read_graph
+from softprune.inspection import floor_masks
 from softprune.plan import required_sites
+from softprune.selection import read_graph
 from topologies import conv, pooled, randomise_
 
 
