@@ -29,8 +29,8 @@ from zoo_networks import Entry, entries
 from zoo_row import randomise_
 
 import softprune
-from softprune.inspection import read_graph
 from softprune.plan import make_plan
+from softprune.selection import read_graph
 from softprune.train.environment import describe_environment
 
 ROOT = Path(__file__).parent

@@ -32,8 +32,8 @@ from softprune import models
 from softprune.bench import compare
 from softprune.cost import fastest_multiple, fitting_multiple
 from softprune.cost.multiples import round_up
-from softprune.inspection import read_graph
 from softprune.plan import PrunePlan, make_plan, required_sites
+from softprune.selection import read_graph
 from softprune.train.environment import describe_environment
 
 ROOT = Path(__file__).parent

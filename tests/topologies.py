@@ -458,6 +458,23 @@ class PixelShuffle(nn.Module):
         return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
 
 
+class LearnedGrid(nn.Module):
+    """Features sampled where a layer says: its two outputs are coordinates, and stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+        self.where = nn.Conv2d(8, 2, 1)
+        self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        grid = torch.tanh(self.where(x)).permute(0, 2, 3, 1)
+        x = F.grid_sample(x, grid, align_corners=False)
+        return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+
 IMAGE = ((3, 8, 8),)
 
 TOPOLOGIES: dict[str, Topology] = {
@@ -742,6 +759,15 @@ TOPOLOGIES: dict[str, Topology] = {
             {"bn1": [1], "bn2": [0, 1]},
             {"conv1": (3, 4), "conv2": (1, 2), "fc": (2, 5)},
             64 * 27 * 4 + 256 * 9 * 1 * 2 + 2 * 5,
+        ),
+    ),
+    "learned grid": Topology(
+        LearnedGrid,
+        IMAGE,
+        Hand(
+            {"bn1": [0, 3, 5], "bn2": [1, 2]},
+            {"conv1": (3, 3), "where": (3, 2), "conv2": (3, 2), "fc": (2, 5)},
+            64 * 27 * 3 + 64 * 3 * 2 + 64 * 9 * 3 * 2 + 2 * 5,
         ),
     ),
 }

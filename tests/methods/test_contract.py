@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from softprune.errors import ConfigError
-from softprune.inspection import read_graph
 from softprune.masks import is_masked
 from softprune.methods import REGISTRY, Pruner, RandomPruner
 from softprune.plan import PrunePlan
+from softprune.selection import read_graph
 from softprune.surgery import remap_optimizer
 from topologies import TOPOLOGIES, randomise_
 

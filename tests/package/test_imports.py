@@ -15,6 +15,7 @@ ORDER = [
     {"masks"},
     {"plan"},
     {"surgery"},
+    {"selection"},
     {"inspection"},
     # Before the methods: a pruner with a target has a budget, which needs no more of it than graph, masks and plan.
     {"budget"},

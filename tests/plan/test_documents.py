@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from softprune.errors import PlanError
-from softprune.inspection import read_graph
 from softprune.plan import PrunePlan, make_plan
+from softprune.selection import read_graph
 from softprune.surgery import apply_plan
 from topologies import Chain, Depthwise, masks_of, randomise_
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from softprune.cost import cost
 from softprune.graph import Select, Void
-from softprune.inspection import read_graph
 from softprune.plan import PrunePlan, make_plan
+from softprune.selection import read_graph
 from softprune.surgery import apply_plan, verify_plan
 from topologies import TOPOLOGIES, Topology, masks_of, randomise_
 

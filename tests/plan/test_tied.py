@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softprune as sp
-from softprune.inspection import read_graph
 from softprune.masks import SoftGate
 from softprune.methods import REGISTRY
 from softprune.plan import tied_sites
+from softprune.selection import read_graph
 
 EXAMPLE = torch.randn(2, 3, 8, 8)
 

@@ -11,8 +11,9 @@ from softprune import models
 from softprune.cost import cost
 from softprune.graph import ChannelGraph
 from softprune.graph.modules import Select
-from softprune.inspection import floor_masks, read_graph
+from softprune.inspection import floor_masks
 from softprune.plan import make_plan, required_sites
+from softprune.selection import read_graph
 from softprune.surgery import apply_plan
 from topologies import TOPOLOGIES, randomise_
 

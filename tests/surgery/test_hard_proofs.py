@@ -105,6 +105,13 @@ def test_an_example_that_does_not_run_is_said() -> None:
         verify(Plain(), Plain(), torch.randn(2, 5, 8, 8))
 
 
+def test_a_network_that_cannot_be_copied_is_said() -> None:
+    network = Plain()
+    network.leftover = network.conv1.weight * 2
+    with pytest.raises(ModelError, match=r"copy\.deepcopy must take it"):
+        verify(network, Plain(), torch.randn(2, 3, 8, 8))
+
+
 def test_networks_that_were_never_cut_can_be_compared() -> None:
     with pytest.raises(VerificationError, match="the model's own forward"):
         verify(Plain(), Plain(), torch.randn(2, 3, 8, 8))

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from softprune import SoftPruner
 from softprune.graph import ChannelGraph
-from softprune.inspection import floor_masks, read_graph
+from softprune.inspection import floor_masks
 from softprune.plan import required_sites
+from softprune.selection import read_graph
 from topologies import conv, pooled, randomise_
 
 
@@ -89,6 +90,16 @@ PRUNED: dict[str, Callable[..., Tensor]] = {
     "stacked and summed": lambda self, x: torch.stack([x, 2 * x], 0).sum(0),
     "dropout": lambda self, x: F.dropout(x, 0.5, self.training),
     "stretched to itself": lambda self, x: x.mean((2, 3), keepdim=True).expand_as(x) * x,
+    "relu by comparison": lambda self, x: (x - 0.3) * (x > 0.3),
+    "cast like itself": lambda self, x: x.double().type_as(x),
+    "zeros like itself": lambda self, x: torch.cat([x, torch.zeros_like(x)], 1).chunk(2, 1)[0],
+    "tiled over space": lambda self, x: x.tile(1, 1, 2, 2),
+    "joined by another name": lambda self, x: torch.concatenate([x, x], 2),
+    "between two": lambda self, x: torch.lerp(x, F.silu(x), 0.3),
+    "where the largest stand": lambda self, x: F.max_pool2d(x, 2, return_indices=True)[1].to(x.dtype),
+    "sorted": lambda self, x: x.sort(2)[0] + x.sort(2)[1].to(x.dtype),
+    "summed up over space": lambda self, x: x.cumsum(2),
+    "squeezed": lambda self, x: x * F.adaptive_avg_pool2d(x, 1).squeeze()[..., None, None],
     "three branches": lambda self, x: sum([F.relu(x), F.silu(x), F.avg_pool2d(x, 3, 1, 1)]),
 }
 
@@ -103,6 +114,7 @@ def test_pruned_and_exact(name: str) -> None:
 
 FROZEN: dict[str, tuple[Callable[..., Tensor], str]] = {
     "literal view": (lambda self, x: x.view(-1, 2, 4, 8, 8).flatten(1, 2), "literal size"),
+    "literal unflatten": (lambda self, x: x.unflatten(1, (8, 1)).flatten(1, 2), "literal size"),
     "literal split": (lambda self, x: torch.cat(x.split(4, 1)[::-1], 1), "literal size"),
     "uneven split": (lambda self, x: torch.cat(x.split([3, 5], 1), 1), "unequal pieces"),
     "literal slice": (lambda self, x: torch.cat([x[:, 4:], x[:, :4]], 1), "literal size"),

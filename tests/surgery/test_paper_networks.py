@@ -10,8 +10,8 @@ from comparing import random_masks
 from torch import Tensor, nn
 
 from softprune import models
-from softprune.inspection import read_graph
 from softprune.plan import make_plan
+from softprune.selection import read_graph
 from softprune.surgery import apply_plan, save
 from topologies import randomise_
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from random_networks import RandomNet, Spec, specs
 from softprune.cost import cost
-from softprune.inspection import read_graph
 from softprune.plan import make_plan
+from softprune.selection import read_graph
 from softprune.surgery import apply_plan
 from topologies import randomise_
 

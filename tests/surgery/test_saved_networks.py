@@ -13,8 +13,8 @@ from torch import nn
 from softprune import models
 from softprune.errors import SoftpruneError
 from softprune.graph import ChannelGraph, Void
-from softprune.inspection import read_graph
 from softprune.plan import PrunePlan, make_plan, required_sites
+from softprune.selection import read_graph
 from softprune.surgery import apply_plan, load, plans_of, save
 from topologies import TOPOLOGIES, Chain, Tied, randomise_
 

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from softprune import SoftPruner
 from softprune.errors import PlanError
-from softprune.inspection import read_graph
 from softprune.plan import make_plan
+from softprune.selection import read_graph
 from softprune.surgery import apply_plan, plans_of, remap_optimizer
 from softprune.surgery.verify import mask_sites_
 from topologies import TOPOLOGIES, Chain, PreActivation, randomise_

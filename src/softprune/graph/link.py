@@ -86,6 +86,11 @@ def operator_name(node: Node) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
+def argument(node: Node, index: int, name: str, default: Any = None) -> Any:
+    """An argument of the node's operator, given by position or by name."""
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
 @dataclass
 class Linker:
     """The state of the walk, and what the rules may say."""
@@ -117,6 +122,8 @@ class Linker:
     """id(parameter) of cut weights -> name of the record that cuts it."""
     _names: dict[int, str] = field(default_factory=dict)
     """id(module) -> its first name."""
+    _asked: set[Any] = field(default_factory=set)
+    """Tensors that the rule at work has asked about."""
 
     # --- walking -----------------------------------------------------------------------------------------------
 
@@ -183,18 +190,30 @@ class Linker:
             return self._void(node)
         known = RULES.get(name)
         if known is not None:
+            self._asked.clear()
             try:
-                return known(self, node)
+                result = known(self, node)
+                self._keep_unasked(node)
+                return result
             except Exception:
                 # No rule foresees every way to call its operator; what it does not understand stays whole.
                 logger.debug("the rule for %s did not understand %s", name, node.format_node(), exc_info=True)
-                return self.opaque(node, f"{node.target} in {self.where(node)} is used in an unusual way")
+                return self.unusual(node)
         if not any(isinstance(leaf, Tensor) for leaf in _leaves(node.meta.get("val"))):
             return None
         operator_label = str(node.target)
         where = self.where(node)
         self.unknown.setdefault(operator_label, where)
         return self.opaque(node, f"they reach {operator_label} in {where}, an operator without a rule")
+
+    def _keep_unasked(self, node: Node) -> None:
+        """Keep whole what an operator reads and its rule asks nothing about: the grid to sample at, a blur's kernel."""
+        for given in node.all_input_nodes:
+            if given not in self._asked:
+                for value in _flat(self.value(given)):
+                    self.table.pin(
+                        value.atoms, f"{node.target} in {self.where(node)} reads them beside its data"
+                    )
 
     def _void(self, node: Node) -> Value:
         """The constant of a `Void`: its last operator gives it the layer's shape."""
@@ -217,6 +236,7 @@ class Linker:
 
     def value(self, node: Any) -> Any:
         """The Value (or list of Values) of `node`; a parameter becomes a loose value on its first such use."""
+        self._asked.add(node)
         value = self._values.get(node)
         if isinstance(value, Node):
             return self._loose_value(value)
@@ -291,10 +311,18 @@ class Linker:
 
         return freeze(node.meta.get("val"))
 
+    def unusual(self, node: Node) -> Any:
+        """Freeze what is around an operator that is called in a way its rule does not foresee."""
+        return self.opaque(node, f"{node.target} in {self.where(node)} is used in an unusual way")
+
     def suspect(self, node: Node, atoms: IntArray) -> None:
         """An explicit size in `node` may fix the number of these channels."""
         place = f"{node.target} in {self.where(node)}"
         self.suspects.append(Suspect(atoms.ravel(), place, str(node.meta.get("stack_trace", place))))
+
+    def answer_for(self, node: Node) -> None:
+        """The rule knows what becomes of every tensor that `node` reads, whether it asked about it or not."""
+        self._asked.update(node.all_input_nodes)
 
     def fresh_value(self, node: Node, dim: int) -> Value:
         """The output of a parametric operator: new atoms along `dim`."""
@@ -346,6 +374,7 @@ class Linker:
             self._share(record, fresh, use)
         record.uses.append(use)
         self.records.append(Call(record, use))
+        self.answer_for(node)
         return True
 
     def add_norm(self, node: Node, weight: Any, bias: Node | None, use: Use) -> bool:
@@ -369,6 +398,7 @@ class Linker:
             self._share(record, fresh, use)
         record.uses.append(use)
         self.records.append(Call(record, use))
+        self.answer_for(node)
         self.norm_nodes.setdefault(name, []).append(node)
         return True
 

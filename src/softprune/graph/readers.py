@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from softprune.graph.link import operator_name
+from softprune.graph.link import argument, operator_name
 
 # fmt: off
 ACTIVATIONS = frozenset([
@@ -95,9 +95,7 @@ def _activation(name: str, reader: Node) -> str | None:
 def _bounds(name: str, reader: Node) -> tuple[Any, Any]:
     first, second = ("min_val", "max_val") if name == "hardtanh" else ("min", "max")
     default = (-1.0, 1.0) if name == "hardtanh" else (None, None)
-    low = reader.args[1] if len(reader.args) > 1 else reader.kwargs.get(first, default[0])
-    high = reader.args[2] if len(reader.args) > 2 else reader.kwargs.get(second, default[1])
-    return low, high
+    return argument(reader, 1, first, default[0]), argument(reader, 2, second, default[1])
 
 
 def _written_out(source: Node) -> str | None:

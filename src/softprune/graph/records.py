@@ -13,6 +13,11 @@ Evaluate = Callable[..., Tensor]
 """An operator applied to channels that are constant over batch and space, one number each."""
 
 
+def identity(constants: Tensor) -> Tensor:
+    """What only moves, copies or averages over space leaves constants as they are."""
+    return constants
+
+
 @dataclass
 class Use:
     """One call of a parametric module."""

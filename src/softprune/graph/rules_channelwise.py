@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,20 @@ from torch import Tensor
 from torch.fx import Node
 
 from softprune.graph.atoms import IntArray
-from softprune.graph.link import Linker, Value, operator_name, rule
-from softprune.graph.records import Evaluate, Join, Map
+from softprune.graph.link import Linker, Value, argument, operator_name, rule
+from softprune.graph.records import Evaluate, Join, Map, identity
 
 # fmt: off
 POINTWISE = [
     "relu", "relu6", "hardtanh", "hardswish", "silu", "gelu", "mish", "elu", "selu", "celu", "leaky_relu",
     "sigmoid", "hardsigmoid", "tanh", "softplus", "softsign", "log_sigmoid", "abs", "neg", "exp", "expm1",
     "log1p", "sqrt", "rsqrt", "reciprocal", "square", "pow", "clamp", "clamp_min", "clamp_max",
-    "threshold", "floor", "ceil", "round", "sign", "sin", "cos", "erf", "clone", "to", "_to_copy", "alias",
-    "detach", "lift_fresh_copy", "rrelu", "hardshrink", "softshrink", "tanhshrink",
+    "threshold", "floor", "ceil", "round", "sign", "sin", "cos", "erf", "rrelu", "hardshrink", "softshrink",
+    "tanhshrink",
 ]
 # fmt: on
+COPIES = ["clone", "to", "_to_copy", "type_as", "alias", "detach", "lift_fresh_copy"]
+FILLS = ["zeros_like", "ones_like", "full_like"]
 RANDOM = ["dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"]
 # fmt: off
 KEEPS_CONSTANTS = [
@@ -42,11 +45,15 @@ KEEPS_ZERO = [
 ]
 # fmt: on
 REDUCES = ["mean", "sum", "amax", "amin", "max", "min", "var", "std"]
-ALONG_SPACE = ["softmax", "log_softmax", "cumsum", "sort"]
+ALONG_SPACE = {"softmax": False, "log_softmax": False, "cumsum": True, "sort": True}
+"""Operators along one dimension -> whether zeros stay zeros."""
+ARITHMETIC = ["add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum", "lerp"]
+COMPARES = ["gt", "ge", "lt", "le", "eq", "ne"]
 
 
-def _identity(constants: Tensor) -> Tensor:
-    return constants
+def _tensors(node: Node) -> list[Node]:
+    """The tensors that the node's operator is given."""
+    return [given for given in node.args if isinstance(given, Node)]
 
 
 def _apply(node: Node, position: int = 0) -> Evaluate:
@@ -64,40 +71,58 @@ def _record(
     linker: Linker, node: Node, value: Value, evaluate: Evaluate | None, keeps_zero: bool = True
 ) -> Any:
     examples = node.meta["val"]
-    if isinstance(examples, (list, tuple)):  # values and indices
+    if isinstance(examples, (list, tuple)):
         output = Value(tuple(examples[0].shape), linker.table.follow(value.atoms))
-        indices = [Value(tuple(example.shape), output.atoms) for example in examples[1:]]
         linker.records.append(Map(value.atoms, output.atoms, evaluate, keeps_zero))
-        return [output, *indices]
+        return [output, *_indices(linker, value.atoms, examples[1:])]
     output = linker.followed_value(node, value.atoms)
     linker.records.append(Map(value.atoms, output.atoms, evaluate, keeps_zero))
     return output
 
 
+def _indices(linker: Linker, atoms: IntArray, examples: Sequence[Tensor]) -> list[Value]:
+    """Where in its channel each value was found: no constant, even if the channel is one."""
+    outputs = linker.table.follow(atoms)
+    linker.records.append(Map(atoms, outputs, None, keeps_zero=False))
+    return [Value(tuple(example.shape), outputs) for example in examples]
+
+
 @rule(*POINTWISE)
 def pointwise(linker: Linker, node: Node) -> Any:
-    tensors = [argument for argument in node.args if isinstance(argument, Node)]
+    tensors = _tensors(node)
     if len(tensors) > 1:
         return two_tensors(linker, node)
     value = linker.value(tensors[0])
     if not isinstance(value, Value) or not isinstance(node.meta.get("val"), Tensor):
-        return linker.opaque(node, f"{node.target} in {linker.where(node)} is used in an unusual way")
-    position = list(node.args).index(tensors[0])
-    if operator_name(node) in ("to", "_to_copy", "clone", "alias", "detach", "lift_fresh_copy"):
-        return _record(linker, node, value, _identity)
-    return _record(linker, node, value, _apply(node, position))
+        return linker.unusual(node)
+    return _record(linker, node, value, _apply(node, list(node.args).index(tensors[0])))
+
+
+@rule(*COPIES)
+def copies(linker: Linker, node: Node) -> Any:
+    value = linker.value(node.args[0])
+    linker.answer_for(node)  # of a second tensor, dtype and device alone are taken
+    return _record(linker, node, value, identity) if isinstance(value, Value) else linker.unusual(node)
+
+
+@rule(*FILLS)
+def fills(linker: Linker, node: Node) -> Any:
+    """A constant in the shape of a tensor: no input reaches an output through it."""
+    output = linker.followed_value(node, linker.value(node.args[0]).atoms)
+    linker.constants.append(output.atoms.ravel())
+    return output
 
 
 @rule(*RANDOM)
 def random(linker: Linker, node: Node) -> Any:
     value = linker.value(node.args[0])
-    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", False)
-    return _record(linker, node, value, None if training else _identity)
+    training = argument(node, 2, "train", False)
+    return _record(linker, node, value, None if training else identity)
 
 
 @rule(*KEEPS_CONSTANTS)
 def keeps_constants(linker: Linker, node: Node) -> Any:
-    return _over_space(linker, node, _identity)
+    return _over_space(linker, node, identity)
 
 
 @rule(*KEEPS_ZERO)
@@ -120,12 +145,12 @@ def reduce(linker: Linker, node: Node) -> Any:
     rank = len(value.shape)
     if len(node.args) > 1 and isinstance(node.args[1], Node):
         return two_tensors(linker, node)
-    given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    given = argument(node, 1, "dim")
     if given is None or given == []:
         given = list(range(rank))
     dims: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
     if any(not isinstance(dim, int) for dim in dims):
-        return linker.opaque(node, f"{node.target} in {linker.where(node)} is used in an unusual way")
+        return linker.unusual(node)
     dims = [dim % rank for dim in dims]
     atoms = value.atoms
     for dim in dims:
@@ -147,13 +172,13 @@ def reduce(linker: Linker, node: Node) -> Any:
         head = head.take([0], axis=dim)
     if not keepdim:
         head = head.reshape([size for dim, size in enumerate(head.shape) if dim not in dims])
-    evaluate = _identity if name in ("mean", "amax", "amin", "max", "min") and not merged else None
+    evaluate = identity if name in ("mean", "amax", "amin", "max", "min") and not merged else None
     keeps_zero = name != "std" and not merged  # the gradient of a standard deviation at zero is not finite
     outputs = linker.table.follow(head)
     linker.records.append(Map(head, outputs, evaluate if keeps_zero else None, keeps_zero))
     result = Value(tuple(first.shape), outputs)
     if isinstance(example, (list, tuple)):
-        return [result, *[Value(tuple(other.shape), outputs) for other in example[1:]]]
+        return [result, *_indices(linker, head, example[1:])]
     return result
 
 
@@ -174,10 +199,10 @@ def _added_up(linker: Linker, atoms: IntArray, dims: list[int]) -> IntArray:
 @rule(*ALONG_SPACE)
 def along_space(linker: Linker, node: Node) -> Any:
     value = linker.value(node.args[0])
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    dim = argument(node, 1, "dim")
     if not isinstance(dim, int) or _differ_along(linker, value, dim % len(value.shape)):
         return linker.opaque(node, f"{node.target} in {linker.where(node)} mixes them")
-    return _record(linker, node, value, None, keeps_zero=False)
+    return _record(linker, node, value, None, keeps_zero=ALONG_SPACE[operator_name(node)])
 
 
 def _differ_along(linker: Linker, value: Value, dim: int) -> bool:
@@ -186,9 +211,9 @@ def _differ_along(linker: Linker, value: Value, dim: int) -> bool:
     return bool((classes != classes.take([0], axis=dim)).any())
 
 
-@rule("add", "sub", "rsub", "mul", "div", "maximum", "minimum", "true_divide")
+@rule(*ARITHMETIC, *COMPARES)
 def arithmetic(linker: Linker, node: Node) -> Any:
-    tensors = [argument for argument in node.args if isinstance(argument, Node)]
+    tensors = _tensors(node)
     if len(tensors) == 2:
         return two_tensors(linker, node)
     value = linker.value(tensors[0])
@@ -199,9 +224,9 @@ def arithmetic(linker: Linker, node: Node) -> Any:
 
 def two_tensors(linker: Linker, node: Node) -> Any:
     """An element-wise operator on two tensors, with broadcasting: counterparts are cut together."""
-    left, right = (linker.value(argument) for argument in node.args if isinstance(argument, Node))
+    left, right = (linker.value(tensor) for tensor in _tensors(node))
     if not isinstance(left, Value) or not isinstance(right, Value):
-        return linker.opaque(node, f"{node.target} in {linker.where(node)} is used in an unusual way")
+        return linker.unusual(node)
     example = node.meta["val"]
     rank = example.ndim
     left, right = _padded(left, rank), _padded(right, rank)
@@ -228,7 +253,7 @@ def two_tensors(linker: Linker, node: Node) -> Any:
         wide = both[0] if left.atoms.size >= right.atoms.size else both[1]
         outputs = linker.table.follow(np.ascontiguousarray(wide))
     name = operator_name(node)
-    positions = [index for index, argument in enumerate(node.args) if isinstance(argument, Node)]
+    positions = [index for index, given in enumerate(node.args) if isinstance(given, Node)]
 
     def evaluate(a: Tensor, b: Tensor) -> Tensor:
         args = list(node.args)

@@ -1,4 +1,4 @@
-"""Rules for the operators with weights: convolutions, linear layers, BatchNorm, PReLU; and our own Select and Void."""
+"""Rules for the operators with weights: convolutions, linear layers, BatchNorm, PReLU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from softprune.graph.link import Linker, Value, operator_name, rule
+from softprune.graph.link import Linker, Value, argument, operator_name, rule
 from softprune.graph.records import Charge, Map, Mix, Use
-
-
-def _argument(node: Node, index: int, name: str, default: Any = None) -> Any:
-    if len(node.args) > index:
-        return node.args[index]
-    return node.kwargs.get(name, default)
 
 
 def _is_unpadded(padding: Any, kernel: Any) -> bool:
@@ -25,17 +19,17 @@ def _is_unpadded(padding: Any, kernel: Any) -> bool:
 
 @rule("conv1d", "conv2d", "conv3d")
 def convolution(linker: Linker, node: Node) -> Value:
-    return _convolve(linker, node, transposed=False, groups=_argument(node, 6, "groups", 1))
+    return _convolve(linker, node, transposed=False, groups=argument(node, 6, "groups", 1))
 
 
 @rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def transposed_convolution(linker: Linker, node: Node) -> Value:
-    return _convolve(linker, node, transposed=True, groups=_argument(node, 6, "groups", 1))
+    return _convolve(linker, node, transposed=True, groups=argument(node, 6, "groups", 1))
 
 
 def _convolve(linker: Linker, node: Node, *, transposed: bool, groups: int) -> Value:
     weight: Any = node.args[1]
-    bias = _argument(node, 2, "bias")
+    bias = argument(node, 2, "bias")
     value = linker.value(node.args[0])
     inputs = value.along(1) if isinstance(value, Value) else None
     shape, weight_shape = node.meta["val"].shape, weight.meta["val"].shape
@@ -47,7 +41,7 @@ def _convolve(linker: Linker, node: Node, *, transposed: bool, groups: int) -> V
     output = linker.fresh_value(node, 1)
     kernel = weight_shape[2:]
     # A transposed convolution leaves positions that fewer weights reach: its constants are no constants.
-    padded = transposed or not _is_unpadded(_argument(node, 4, "padding", 0), kernel)
+    padded = transposed or not _is_unpadded(argument(node, 4, "padding", 0), kernel)
 
     def build(name: str) -> Mix:
         kind = "conv_transpose" if transposed else "conv"
@@ -88,7 +82,7 @@ def _opaque(linker: Linker, node: Node, positions: int, reason: str) -> Value:
 @rule("linear")
 def linear(linker: Linker, node: Node) -> Value:
     weight: Any = node.args[1]
-    bias = _argument(node, 2, "bias")
+    bias = argument(node, 2, "bias")
     value = linker.value(node.args[0])
     shape = node.meta["val"].shape
     positions = linker.positions(math.prod(shape[:-1]))
@@ -134,6 +128,8 @@ def prelu(linker: Linker, node: Node) -> Any:
         return linker.opaque(node, f"the PReLU in {linker.where(node)} reads them along another dimension")
     if slope.shape[0] == len(inputs):
         linker.table.union(slope.atoms.ravel(), inputs)
+    else:
+        linker.table.pin(slope.atoms, f"one of them is the slope of all channels in {linker.where(node)}")
     output = linker.followed_value(node, value.atoms)
     linker.records.append(Map(value.atoms, output.atoms, evaluate=None))
     return output

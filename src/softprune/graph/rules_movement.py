@@ -18,44 +18,37 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from softprune.graph.atoms import PAD, IntArray
-from softprune.graph.link import Linker, Value, operator_name, rule
+from softprune.graph.link import Linker, Value, argument, operator_name, rule
 from softprune.graph.modules import Select
-from softprune.graph.records import Balance, Gather, Join, Map
+from softprune.graph.records import Balance, Gather, Join, Map, identity
 
-RESHAPES = ["view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as"]
+RESHAPES = ["view", "reshape", "_unsafe_view", "flatten", "unflatten"]
+AS_ANOTHER = ["view_as", "reshape_as", "expand_as"]
 # fmt: off
 MOVES = [
-    "permute", "transpose", "t", "contiguous", "squeeze", "unsqueeze", "movedim", "swapaxes", "swapdims", "flip",
-    "expand_as", "repeat", "repeat_interleave", "pixel_unshuffle",
+    "permute", "transpose", "t", "contiguous", "unsqueeze", "movedim", "swapaxes", "swapdims", "flip", "repeat",
+    "tile", "repeat_interleave", "pixel_unshuffle",
 ]
 # fmt: on
 SPLITS = ["split", "split_with_sizes", "tensor_split"]
 PICKS = ["select", "unbind", "roll"]
 
 
-def _move(linker: Linker, node: Node) -> Any:
-    """Run the node's operator on its inputs' atoms."""
+def _move(linker: Linker, node: Node, tensors: int = 1) -> Any:
+    """Run the node's operator on its inputs' atoms; None where it reads more `tensors`, such as counts or positions."""
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
     values = [linker.value(source) for source in sources]
-    if any(not isinstance(value, Value) for value in values):
+    if len(values) != tensors or any(not isinstance(value, Value) for value in values):
         return None
 
-    def call(*tensors: Tensor) -> Any:
-        given = iter(tensors)
+    def call(*atoms: Tensor) -> Any:
+        given = iter(atoms)
         filled = [next(given) if isinstance(leaf, Node) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(filled, spec)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     return linker.moved(call, values)
-
-
-def _unusual(linker: Linker, node: Node) -> Any:
-    return linker.opaque(node, f"{node.target} in {linker.where(node)} is used in an unusual way")
-
-
-def _argument(node: Node, index: int, name: str, default: Any = None) -> Any:
-    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
 
 
 # --- views ---------------------------------------------------------------------------------------------------------
@@ -79,18 +72,51 @@ def _bind_rectangle(linker: Linker, node: Node, value: Value) -> None:
 def reshape(linker: Linker, node: Node) -> Any:
     output = _move(linker, node)
     if not isinstance(output, Value):
-        return _unusual(linker, node)
+        return linker.unusual(node)
     _bind_rectangle(linker, node, output)
-    sizes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
-    _check_sizes(linker, node, output, sizes)
+    _check_sizes(linker, node, output, _sizes(node))
     return output
+
+
+def _sizes(node: Node) -> list[Any]:
+    """The sizes that a reshape names, from the first dimension on."""
+    if operator_name(node) == "unflatten":
+        rank = node.args[0].meta["val"].ndim  # type: ignore[union-attr]
+        return [-1] * (argument(node, 1, "dim") % rank) + list(argument(node, 2, "sizes"))
+    return list(node.args[1]) if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
+
+
+@rule(*AS_ANOTHER)
+def as_another(linker: Linker, node: Node) -> Any:
+    """In the shape of a second tensor: channels that have the same place in both go together."""
+    output = _move(linker, node, tensors=2)
+    if not isinstance(output, Value):
+        return linker.unusual(node)
+    source, other = linker.value(node.args[0]), linker.value(node.args[1])
+    if operator_name(node) != "expand_as":
+        _bind_rectangle(linker, node, output)
+    elif source.atoms.size == 1 and _is_stretched(source, other):
+        # One channel for all of them, which must not vanish.
+        linker.table.pin(source.atoms, f"one of them is broadcast in {linker.where(node)}")
+        stretched = linker.table.follow(other.atoms)
+        linker.records.append(Map(np.full_like(stretched, source.atoms.item()), stretched, identity))
+        return Value(other.shape, stretched)
+    linker.table.union(output.atoms, other.atoms)
+    return output
+
+
+def _is_stretched(source: Value, other: Value) -> bool:
+    """Whether `source` has size 1, or no dimension, wherever the channels of `other` are."""
+    missing = len(other.shape) - len(source.shape)
+    shape = (1,) * missing + source.shape
+    return all(shape[dim] == 1 for dim in range(len(shape)) if other.varies_along(dim))
 
 
 @rule("expand")
 def expand(linker: Linker, node: Node) -> Any:
     output = _move(linker, node)
     if not isinstance(output, Value):
-        return _unusual(linker, node)
+        return linker.unusual(node)
     _check_sizes(linker, node, output, node.args[1])  # type: ignore[arg-type]
     return output
 
@@ -104,7 +130,20 @@ def _check_sizes(linker: Linker, node: Node, output: Value, sizes: Sequence[Any]
 @rule(*MOVES)
 def move(linker: Linker, node: Node) -> Any:
     output = _move(linker, node)
-    return output if isinstance(output, Value) else _unusual(linker, node)
+    return output if isinstance(output, Value) else linker.unusual(node)
+
+
+@rule("squeeze")
+def squeeze(linker: Linker, node: Node) -> Any:
+    output = _move(linker, node)
+    if not isinstance(output, Value):
+        return linker.unusual(node)
+    if argument(node, 1, "dim") is None:
+        for dim in range(len(output.shape)):
+            if output.varies_along(dim):
+                reason = f"squeeze() without a dimension in {linker.where(node)} would drop that of a single channel"
+                linker.table.pin(output.atoms.take([0, 1], axis=dim), reason)
+    return output
 
 
 @rule("pixel_shuffle")
@@ -113,7 +152,7 @@ def pixel_shuffle(linker: Linker, node: Node) -> Any:
     value, factor = linker.value(node.args[0]), node.args[1]
     assert isinstance(factor, int)
     if value.along(1) is None:
-        return _unusual(linker, node)
+        return linker.unusual(node)
     blocks = value.along(1).reshape(-1, factor * factor)
     outputs = _counterparts(linker, list(blocks.T))
     shape = tuple(node.meta["val"].shape)
@@ -126,7 +165,7 @@ def channel_shuffle(linker: Linker, node: Node) -> Any:
     value, groups = linker.value(node.args[0]), node.args[1]
     assert isinstance(groups, int)
     if value.along(1) is None:
-        return _unusual(linker, node)
+        return linker.unusual(node)
     rows = value.along(1).reshape(groups, -1)
     linker.table.union(rows[:1], rows)
     return output
@@ -135,12 +174,12 @@ def channel_shuffle(linker: Linker, node: Node) -> Any:
 # --- joining -------------------------------------------------------------------------------------------------------
 
 
-@rule("cat", "concat", "stack")
+@rule("cat", "concat", "concatenate", "stack")
 def concatenate(linker: Linker, node: Node) -> Any:
-    dim = _argument(node, 1, "dim", 0)
+    dim = argument(node, 1, "dim", 0)
     values = [linker.value(source) for source in node.args[0]]  # type: ignore[union-attr]
     if any(not isinstance(value, Value) for value in values):
-        return _unusual(linker, node)
+        return linker.unusual(node)
     shape = tuple(node.meta["val"].shape)
     stacked = operator_name(node) == "stack"
     place = dim % len(shape)
@@ -188,8 +227,8 @@ def chunk(linker: Linker, node: Node) -> Any:
     outputs = _move(linker, node)
     source = linker.value(node.args[0])
     if outputs is None:
-        return _unusual(linker, node)
-    if source.varies_along(_argument(node, 2, "dim", 0) % len(source.shape)):
+        return linker.unusual(node)
+    if source.varies_along(argument(node, 2, "dim", 0) % len(source.shape)):
         _balance(linker, node, [piece.atoms.ravel() for piece in outputs])
     return outputs
 
@@ -199,9 +238,9 @@ def split(linker: Linker, node: Node) -> Any:
     outputs = _move(linker, node)
     source = linker.value(node.args[0])
     if outputs is None:
-        return _unusual(linker, node)
+        return linker.unusual(node)
     pieces = [piece.atoms.ravel() for piece in outputs]
-    along = source.varies_along(_argument(node, 2, "dim", 0) % len(source.shape))
+    along = source.varies_along(argument(node, 2, "dim", 0) % len(source.shape))
     if along and _balance(linker, node, pieces):
         linker.suspect(node, source.atoms)
     return outputs
@@ -221,13 +260,13 @@ def _balance(linker: Linker, node: Node, pieces: Sequence[IntArray]) -> bool:
 def take_slice(linker: Linker, node: Node) -> Any:
     output = _move(linker, node)
     if not isinstance(output, Value):
-        return _unusual(linker, node)
-    source, dim = linker.value(node.args[0]), _argument(node, 1, "dim", 0)
+        return linker.unusual(node)
+    source, dim = linker.value(node.args[0]), argument(node, 1, "dim", 0)
     dim %= len(source.shape)
     if source.varies_along(dim) and output.shape != source.shape:
         atoms = source.along(dim)
         if atoms is None:
-            return _unusual(linker, node)
+            return linker.unusual(node)
         _bind_slices(linker, node, dim, atoms)
     return output
 
@@ -257,17 +296,17 @@ def _bind_slices(linker: Linker, node: Node, dim: int, atoms: IntArray) -> None:
 
 def _bounds(node: Node, dim: int, width: int) -> tuple[int, int, bool] | None:
     """(start, end, whether it must reach the end) of a slice along `dim`; None if it is no range from the front."""
-    if _argument(node, 1, "dim", 0) % len(node.meta["val"].shape) != dim:
+    if argument(node, 1, "dim", 0) % len(node.meta["val"].shape) != dim:
         return 0, width, False
-    start = _argument(node, 2, "start", 0) or 0
+    start = argument(node, 2, "start", 0) or 0
     if operator_name(node) == "narrow":
-        length = _argument(node, 3, "length")
+        length = argument(node, 3, "length")
         plain = isinstance(start, int) and isinstance(length, int) and start >= 0
         return (start, start + length, True) if plain else None
-    end = _argument(node, 3, "end")
+    end = argument(node, 3, "end")
     end = sys.maxsize if end is None else end
     plain = isinstance(start, int) and isinstance(end, int) and min(start, end) >= 0
-    return (start, min(end, width), False) if plain and _argument(node, 4, "step", 1) == 1 else None
+    return (start, min(end, width), False) if plain and argument(node, 4, "step", 1) == 1 else None
 
 
 @rule(*PICKS)
@@ -275,7 +314,7 @@ def pick(linker: Linker, node: Node) -> Any:
     """Movements by position: what they touch keeps its place."""
     output = _move(linker, node)
     if output is None:
-        return _unusual(linker, node)
+        return linker.unusual(node)
     source = linker.value(node.args[0])
     if source.atoms.size > 1 and not _same_channels(source, output):
         reason = f"{operator_name(node)} in {linker.where(node)} takes them apart at fixed positions"
@@ -301,13 +340,14 @@ def index(linker: Linker, node: Node) -> Any:
         return _select(linker, node, owner, source)
     if isinstance(source, Value) and source.atoms.size > 1:
         return linker.opaque(node, f"an index in {linker.where(node)} picks them by position")
-    return _unusual(linker, node)
+    return linker.unusual(node)
 
 
 def _select(linker: Linker, node: Node, owner: str, source: Value) -> Value:
     chosen = linker.tensor(f"{owner}.index").cpu().numpy()
     atoms = source.along(1)
     assert atoms is not None
+    linker.answer_for(node)
     outputs = linker.table.fresh(len(chosen))
     linker.records.append(Gather(owner, atoms[chosen], atoms, outputs))
     shape = tuple(node.meta["val"].shape)
@@ -323,8 +363,8 @@ def pad(linker: Linker, node: Node) -> Any:
     pads, rank = node.args[1], len(value.shape)
     assert isinstance(pads, (list, tuple))
     named = operator_name(node) == "pad"  # pad(x, pads, mode, value); constant_pad_nd(x, pads, value)
-    mode = _argument(node, 2, "mode", "constant") if named else "constant"
-    fill = _argument(node, 3 if named else 2, "value")
+    mode = argument(node, 2, "mode", "constant") if named else "constant"
+    fill = argument(node, 3 if named else 2, "value")
     before = [0] * rank
     after = [0] * rank
     for place in range(len(pads) // 2):
@@ -344,9 +384,5 @@ def pad(linker: Linker, node: Node) -> Any:
     outputs = linker.table.follow(atoms)
     zeros = mode != "constant" or fill in (None, 0, 0.0)
     same = mode in ("reflect", "replicate", "circular")
-    linker.records.append(Map(atoms, outputs, _same if same else None, keeps_zero=zeros))
+    linker.records.append(Map(atoms, outputs, identity if same else None, keeps_zero=zeros))
     return Value(shape, outputs)
-
-
-def _same(constants: Tensor) -> Tensor:
-    return constants

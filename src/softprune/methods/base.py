@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from softprune.cost import fastest_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError
 from softprune.graph import ChannelGraph, ExampleLike, Site
-from softprune.inspection import Globs, read_graph
 from softprune.masks import Chain, Clock, Gate, MaskedBatchNorm, draw_chain, mask_
 from softprune.masks.gate import check_rounding
 from softprune.masks.hooks import hook_root_, unmask_model_
@@ -28,6 +27,7 @@ from softprune.methods.refusals import (
 from softprune.methods.riding import Ride, check_optimizer, check_trains, warn_of_decay
 from softprune.methods.summary import Summary
 from softprune.plan import PrunePlan, make_plan, required_sites, tied_sites
+from softprune.selection import Globs, read_graph
 from softprune.surgery import Certificate, apply_plan, verify_plan
 
 logger = logging.getLogger(__name__)

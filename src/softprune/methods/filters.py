@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from softprune.graph import ChannelGraph, ExampleLike
-from softprune.inspection import Globs, read_graph
+from softprune.selection import Globs, read_graph
 
 
 def fed_by_filters(

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
-from softprune.inspection import Globs
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
 from softprune.methods.sfp import Evaluation, ZeroingPruner
+from softprune.selection import Globs
 
 
 def summed_distances(filters: Tensor) -> Tensor:

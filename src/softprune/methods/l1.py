@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from softprune.graph import ChannelGraph, ExampleLike
-from softprune.inspection import Globs
 from softprune.methods.decay import all_decay
 from softprune.methods.filters import fed_by_filters, filters_of
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
 from softprune.methods.stored import OneShotPruner
+from softprune.selection import Globs
 
 
 class L1Pruner(OneShotPruner):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from softprune.graph import ChannelGraph, ExampleLike
-from softprune.inspection import Globs
 from softprune.masks import channel_words
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
 from softprune.methods.stored import OneShotPruner
+from softprune.selection import Globs
 
 
 class RandomPruner(OneShotPruner):

@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from softprune.budget import Budget, TargetLike, measure_latency
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ExampleLike, Site
-from softprune.inspection import Globs
 from softprune.masks import Gate, MaskConfig, SoftGate
 from softprune.methods.base import Pruner, RoundTo
 from softprune.methods.refusals import check_cut, check_values
+from softprune.selection import Globs
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from softprune.graph import ExampleLike
-from softprune.inspection import Globs
 from softprune.masks import MaskConfig, SoftGate, alive_probability, channel_words, sparsity_terms
 from softprune.methods.ranking import check_ratio
 from softprune.methods.scp import SoftPruner
+from softprune.selection import Globs
 
 
 class TargetSoftPruner(SoftPruner):

@@ -18,10 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ConfigError, PlanError
 from softprune.graph import ChannelGraph, ExampleLike, Site
-from softprune.inspection import Globs, read_graph
 from softprune.masks import FixedGate, Gate
 from softprune.methods.stored import StoredPruner
 from softprune.plan import PrunePlan
+from softprune.selection import Globs, read_graph
 from softprune.surgery import apply_plan, plans_of, read_plans
 
 PlanLike = PrunePlan | Sequence[PrunePlan] | str | os.PathLike[str]

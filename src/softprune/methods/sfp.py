@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
-from softprune.inspection import Globs
 from softprune.masks import FixedGate, Gate
 from softprune.methods.decay import all_decay
 from softprune.methods.filters import fed_by_filters, filters_of
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
 from softprune.methods.stored import StoredPruner
+from softprune.selection import Globs
 
 Evaluation = Literal["strict", "authors"]
 """What evaluation computes where a filter is zero: "strict" zero, "authors" the constant that its BatchNorm emits."""

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.graph import ExampleLike
-from softprune.inspection import Globs
 from softprune.methods.ranking import check_ratio, drop_lowest
 from softprune.methods.refusals import is_positive
 from softprune.methods.stored import OneShotPruner
+from softprune.selection import Globs
 
 Count = Literal["scp", "pytorch", "torch"]
 """How a ratio becomes a number of channels; see :func:`dropped_count`."""

@@ -10,12 +10,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
-from softprune.inspection import Globs, read_graph
 from softprune.masks import AffineGate, FixedGate, Gate
 from softprune.methods.affine import AffinePruner
 from softprune.methods.branches import Branch, residual_branches
 from softprune.methods.extras import Extra, paces_of, take_gradients
 from softprune.methods.ranking import fit
+from softprune.selection import Globs, read_graph
 
 Structure = Literal["auto", "block", "channel"]
 

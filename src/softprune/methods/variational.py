@@ -14,12 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ConfigError
 from softprune.graph import ExampleLike, Site
-from softprune.inspection import Globs
 from softprune.masks import AffineGate, Clock, Gate, channel_words, uniform_noise
 from softprune.methods.affine import AffinePruner
 from softprune.methods.extras import Extra, paces_of, take_gradients
 from softprune.methods.refusals import is_positive
 from softprune.methods.stored import StoredPruner
+from softprune.selection import Globs
 
 
 def normal_noise(clock: Clock, words: Tensor) -> Tensor:

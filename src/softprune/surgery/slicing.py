@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from softprune.plan import ModuleCut, ParameterCut, PrunePlan
-from softprune.plan.cuts import Indices
 
 
-def take(tensor: Tensor, dim: int, kept: Indices) -> Tensor:
+def take(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
     """The entries `kept` of `tensor` along `dim`, as a new tensor."""
     if len(kept) == tensor.shape[dim]:
         return tensor.detach().clone()
@@ -40,15 +39,15 @@ def _slice_weight(cut: ModuleCut, weight: Tensor) -> Tensor:
     if groups == 1:
         return take(take(weight, 0, rows), 1, columns)
     row_size, column_size = weight.shape[0] // groups, weight.shape[1]
-    blocks = []
-    for group in range(groups):
-        own_rows = tuple(row for row in rows if row // row_size == group)
-        own_columns = tuple(
-            column - group * column_size for column in columns if column // column_size == group
-        )
-        if own_rows:
-            blocks.append(take(take(weight, 0, own_rows), 1, own_columns))
-    return torch.cat(blocks)
+    if column_size == 1:  # a group that stays keeps its one column
+        return take(weight, 0, rows)
+    own_rows: dict[int, list[int]] = {}
+    for row in rows:
+        own_rows.setdefault(row // row_size, []).append(row)
+    own_columns: dict[int, list[int]] = {group: [] for group in own_rows}
+    for column in columns:
+        own_columns[column // column_size].append(column % column_size)
+    return torch.cat([take(take(weight, 0, own_rows[group]), 1, own_columns[group]) for group in own_rows])
 
 
 def _as_before(before: Tensor, after: Tensor) -> Tensor:

@@ -7,9 +7,11 @@ input: before a GPU-hour is spent, not after.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -50,13 +52,18 @@ def _prove(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
         )
     if trial.failure(graph) is None:
         return graph
-    trial.widen()  # from here on nothing is blamed on rounding
-    if trial.failure(graph, []) is not None:
+    apart = trial.copies_apart()
+    if apart is not None:
         raise ModelError(
             "a copy of a network must give the same outputs as the network. Two copies of this "
-            f"{type(model).__name__} differed: {trial.failure(graph, [])}. Let copy.deepcopy take all that its "
-            "forward() depends on."
+            f"{type(model).__name__} differed: {apart}. Let copy.deepcopy take all that its forward() depends on."
         )
+    trial.widen()  # from here on nothing is blamed on rounding
+    misread = trial.failure(graph, [])
+    if misread is not None:
+        reason = f"softprune misreads this network: with nothing masked its cut failed ({misread}); please report it"
+        logger.warning("%s: %s", type(model).__name__, reason)
+        return graph.freeze(np.arange(len(graph.classes)), reason)
     graph = _without_literals(trial, graph)
     blame = _blame(trial, graph, [site.name for site in graph.sites])
     return graph.only({name: f"a trial cut of it failed ({reason})" for name, reason in blame.items()})
@@ -134,10 +141,21 @@ class _Trial:
         difference, scale = compare(outputs_of(self._twin, self._input), outputs_of(self._twin, self._input))
         return None if difference <= WAVERING * scale else _off(difference, scale)
 
+    def copies_apart(self) -> str | None:
+        """How a bare copy differs, in words; None where it is by rounding at most."""
+        expected = outputs_of(self._twin, self._input)
+        try:
+            return self._apart(expected, outputs_of(plain_copy(self._twin), self._input))
+        except Exception as error:
+            return _said(error)
+
     def widen(self) -> None:
-        """Go on in float64."""
-        self._twin.double()
-        self._input = self._input.to_model(self._twin)
+        """Go on in float64, if the network runs in it."""
+        twin = plain_copy(self._twin).double()
+        wide = self._input.to_model(twin)
+        with contextlib.suppress(Exception):
+            outputs_of(twin, wide)
+            self._twin, self._input = twin, wide
 
     def failure(self, graph: ChannelGraph, names: Sequence[str] | None = None) -> str | None:
         """Why a cut by trial masks (of the sites `names` alone) is not exact; None if it is."""
@@ -157,14 +175,13 @@ class _Trial:
                 self._check_training(cut)
         except Exception as error:
             logger.debug("the trial cut failed", exc_info=True)
-            return (
-                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            )
+            return _said(error)
+        return self._apart(expected, got)
+
+    def _apart(self, expected: Sequence[Tensor], got: Sequence[Tensor]) -> str | None:
         difference, scale = compare(expected, got)
         tolerance = TOLERANCES[next(self._twin.parameters()).dtype]
-        if difference <= tolerance * scale:
-            return None
-        return _off(difference, scale)
+        return None if difference <= tolerance * scale else _off(difference, scale)
 
     def _accepted(self, given: Example) -> Example:
         """A small random input; the example itself where the network takes no other."""
@@ -202,6 +219,11 @@ class _Trial:
 
 def _off(difference: float, scale: float) -> str:
     return f"outputs of scale {scale:.2g} were off by {difference:.2g}"
+
+
+def _said(error: Exception) -> str:
+    """The error and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
 def _half(graph: ChannelGraph, required: frozenset[str], generator: torch.Generator) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +15,16 @@ from softprune.errors import ModelError, VerificationError
 from softprune.graph import Example, ExampleLike
 from softprune.masks import FixedGate, mask_
 from softprune.plan import PrunePlan
-from softprune.surgery.apply import apply_plan, plain_copy, plans_of
+from softprune.surgery.apply import apply_plan, duplicated, plain_copy, plans_of
 from softprune.surgery.inputs import random_inputs
 from softprune.surgery.quick import one_thread
 
 TOLERANCE = 1e-10
 """Largest difference allowed in float64, relative to the largest output."""
-FAINT = 1e-5
-"""An output's scale is at least this share of the largest output's."""
 OWN_TOLERANCE = 1e-5
 """The same for networks that run in their own dtype only."""
+FAINT = 1e-5
+"""An output's scale is at least this share of the largest output's."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,11 @@ def verify(
     tolerance: float = TOLERANCE,
     seed: int = 0,
 ) -> Certificate:
-    """Compare both networks in float64 and eval mode on `example` and on random inputs of another size.
+    """Compare both networks in float64 and eval mode on `example` and on one random input of another size.
 
-    A network whose forward() insists on its own dtype is compared in that, to `OWN_TOLERANCE`. Raises a
-    VerificationError that names the first module which differs. Neither network is changed.
+    The random input has another batch size, too, or no more than that where the network takes no other size. A network
+    whose forward() insists on its own dtype is compared in that, to `OWN_TOLERANCE`. Raises a VerificationError that
+    names the first module which differs. Neither network is changed.
     """
     try:
         return _certify(_copy(masked, torch.float64), _copy(compact, torch.float64), example, tolerance, seed)
@@ -99,7 +99,7 @@ def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 
 
 def _copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    duplicate = copy.deepcopy(model).eval()
+    duplicate = duplicated(model).eval()
     return duplicate if dtype is None else duplicate.to(dtype)
 
 

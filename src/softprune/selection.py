@@ -1,0 +1,78 @@
+"""Which BatchNorms are to be pruned: those that a trial cut proves, less those that the user leaves out."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable
+
+from torch import nn
+
+from softprune.errors import ConfigError, ModelError
+from softprune.graph import ChannelGraph, ExampleLike, trace
+from softprune.masks import is_masked
+from softprune.surgery import prove
+
+Globs = str | Iterable[str] | None
+"""Module names, with * and ? as wildcards."""
+
+
+def read_graph(
+    model: nn.Module,
+    example: ExampleLike,
+    *,
+    include: Globs = None,
+    exclude: Globs = None,
+    every_norm: bool = False,
+) -> ChannelGraph:
+    """The proved channel graph of `model`, with the sites that the globs leave.
+
+    `every_norm`: also BatchNorms that no activation follows, for methods that do not ask about it.
+    """
+    if isinstance(model, nn.Module) and any(is_masked(module) for module in model.modules()):
+        raise ModelError(
+            "a model can be pruned by one pruner at a time. Got one whose BatchNorms are masked already; "
+            "call detach() on its pruner first."
+        )
+    included, excluded = _listed("include", include), _listed("exclude", exclude)
+    graph = trace(model, example)
+    graph = prove(graph.with_every_norm() if every_norm else graph, model)
+    return graph.only(_chosen(graph, included, excluded))
+
+
+def _listed(option: str, globs: Globs) -> list[str]:
+    if globs is None:
+        return []
+    listed = [globs] if isinstance(globs, str) else list(globs) if isinstance(globs, Iterable) else None
+    if listed is None or not all(isinstance(glob, str) for glob in listed):
+        raise ConfigError(
+            f"`{option}` must be a module name or several, with * and ? as wildcards. Got {globs!r}; "
+            "pass a string or a list of strings."
+        )
+    return listed
+
+
+def _chosen(graph: ChannelGraph, include: list[str], exclude: list[str]) -> dict[str, str]:
+    """Sites to freeze -> why, by the user's globs."""
+    names = [site.name for site in graph.sites]
+    known = names + [frozen.name for frozen in graph.frozen]
+    for option, globs in (("include", include), ("exclude", exclude)):
+        for glob in globs:
+            if not fnmatch.filter(known, glob):
+                near = difflib.get_close_matches(glob, known, n=3) or known[:3]
+                raise ConfigError(
+                    f"`{option}` must name BatchNorms of the model. Got {glob!r}, which matches none; "
+                    f"there are {', '.join(map(repr, near))}{' ...' if len(known) > len(near) else ''}."
+                )
+    for glob in include:
+        if glob in exclude:
+            raise ConfigError(
+                f"`include` and `exclude` must not contradict each other. Got {glob!r} in both."
+            )
+    left_out = {}
+    for name in names:
+        if include and not any(fnmatch.fnmatchcase(name, glob) for glob in include):
+            left_out[name] = "it is not among those you included"
+        elif any(fnmatch.fnmatchcase(name, glob) for glob in exclude):
+            left_out[name] = "you excluded it"
+    return left_out

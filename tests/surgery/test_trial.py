@@ -1,0 +1,81 @@
+"""What the trial cut says when it fails although nothing is cut: whose fault it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import softprune
+from softprune.errors import ModelError
+from softprune.graph import link
+from softprune.graph.link import Linker
+from softprune.graph.records import Map
+from topologies import Chain, Residual, conv, pooled, randomise_
+
+
+def forgets_one_side(linker: Linker, node: Any) -> Any:
+    """A rule for a sum that reads the left one only."""
+    linker.answer_for(node)
+    value = linker.value(node.args[0])
+    output = linker.followed_value(node, value.atoms)
+    linker.records.append(Map(value.atoms, output.atoms, None))
+    return output
+
+
+def test_a_wrong_rule_freezes_the_network_and_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(link.RULES, "add", forgets_one_side)
+    model = randomise_(Residual())
+    seen = softprune.inspect(model, torch.randn(2, 3, 8, 8))
+    assert not seen.sites
+    assert seen.floor_macs == seen.macs
+    reasons = {frozen.name: frozen.reason for frozen in seen.frozen}
+    assert "softprune misreads this network" in reasons["bn"]
+    assert "copy" not in reasons["bn"]
+    with pytest.raises(ModelError, match=r"softprune misreads this network.*please report"):
+        softprune.SoftPruner(model, torch.randn(2, 3, 8, 8))
+
+
+class Counted(Chain):
+    """Each copy computes something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Counted:
+        twin = Counted()
+        twin.load_state_dict(self.state_dict())
+        twin.copies = self.copies + 1
+        return twin.train(self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + self.copies)
+
+
+def test_a_network_whose_copies_differ_is_called_one() -> None:
+    with pytest.raises(ModelError, match=r"Two copies of this Counted differed.*copy\.deepcopy"):
+        softprune.inspect(randomise_(Counted()), torch.randn(2, 3, 8, 8))
+
+
+def test_a_literal_size_is_found_in_a_network_that_insists_on_its_dtype() -> None:
+    class Insists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+            self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
+            self.fc = nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.dtype != torch.float32:
+                raise TypeError("float32 only")
+            x = F.relu(self.bn1(self.conv1(x)))
+            x = x.view(-1, 2, 4, *x.shape[2:]).flatten(1, 2)
+            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+    seen = softprune.inspect(randomise_(Insists()), torch.randn(2, 3, 8, 8))
+    assert [site.name for site in seen.sites] == ["bn2"]
+    assert "literal size" in seen.frozen[0].reason
