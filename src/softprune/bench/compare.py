@@ -14,9 +14,8 @@ from softprune.bench.backends import BACKENDS, COMPILED, Ready, Setting, cpu_thr
 from softprune.bench.report import BenchReport, BenchRow
 from softprune.bench.timing import Timing, alternate, paired_ratio
 from softprune.cost import cost
-from softprune.errors import ConfigError, SoftpruneError
+from softprune.errors import ConfigError, SoftpruneError, first_line
 from softprune.export import fold_batch_norms
-from softprune.export.shapes import first_line
 from softprune.graph import Example, ExampleLike
 from softprune.masks import is_masked
 

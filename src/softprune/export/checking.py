@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import ModelError, VerificationError
-from softprune.export.shapes import first_line
+from softprune.errors import ModelError, VerificationError, first_line
 from softprune.finite import without_values
 from softprune.graph import Example
 from softprune.graph.example import first_floating
