@@ -139,11 +139,12 @@ def _swap(temporary: Path, folder: Path) -> None:
     try:
         os.rename(folder, old / folder.name)
         os.rename(temporary, folder)
-        _sync_folder(folder.parent)
-    finally:
+    except BaseException:
         _put_back(folder)
-        if os.path.lexists(folder):
-            _remove([old])
+        _remove([old])
+        raise
+    _sync_folder(folder.parent)
+    _remove([old])
 
 
 def _put_back(folder: Path) -> None:
@@ -183,9 +184,8 @@ def _locked(folder: Path, *, alone: bool) -> Iterator[bool]:
     The lock is the folder's own: it leaves no file behind, and a kill frees it.
     """
     descriptor, locked = None, False
-    with contextlib.suppress(
-        ImportError, OSError
-    ):  # not every system has locks, nor every network file system
+    # Not every system has locks, nor every network file system.
+    with contextlib.suppress(ImportError, OSError):
         import fcntl
 
         descriptor = os.open(folder, os.O_RDONLY)
