@@ -4,6 +4,16 @@ Every message says the rule, then what was got, then what to do. All of them der
 ``SoftpruneError``, which is a ``ValueError``: one ``except`` clause catches whatever softprune refuses.
 """
 
+import re
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def first_line(error: BaseException) -> str:
+    """What another's error says, for use in ours: its first line, without colours and the last full stop."""
+    lines = (line.strip() for line in _COLOUR.sub("", str(error)).splitlines())
+    return next((line for line in lines if line), type(error).__name__).rstrip(".")
+
 
 class SoftpruneError(ValueError):
     """Base of every error that softprune raises on purpose."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Iterable
 
 from torch import nn
 
-from softprune.errors import ConfigError, ModelError
+from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, trace
-from softprune.masks import is_masked
+from softprune.masks import check_unmasked
+from softprune.spelling import few_of
 from softprune.surgery import prove
 
 Globs = str | Iterable[str] | None
@@ -29,20 +29,16 @@ def read_graph(
 
     `every_norm`: also BatchNorms that no activation follows, for methods that do not ask about it.
     """
-    if isinstance(model, nn.Module) and any(is_masked(module) for module in model.modules()):
-        raise ModelError(
-            "a model can be pruned by one pruner at a time. Got one whose BatchNorms are masked already; "
-            "call detach() on its pruner first."
-        )
-    included, excluded = _listed("include", include), _listed("exclude", exclude)
+    if isinstance(model, nn.Module):  # what is none is refused below
+        check_unmasked(model, "a new pruner")
+    included = _listed("include", ("*",) if include is None else include)
+    excluded = _listed("exclude", () if exclude is None else exclude)
     graph = trace(model, example)
     graph = prove(graph.with_every_norm() if every_norm else graph, model)
     return graph.only(_chosen(graph, included, excluded))
 
 
 def _listed(option: str, globs: Globs) -> list[str]:
-    if globs is None:
-        return []
     listed = [globs] if isinstance(globs, str) else list(globs) if isinstance(globs, Iterable) else None
     if listed is None or not all(isinstance(glob, str) for glob in listed):
         raise ConfigError(
@@ -59,10 +55,9 @@ def _chosen(graph: ChannelGraph, include: list[str], exclude: list[str]) -> dict
     for option, globs in (("include", include), ("exclude", exclude)):
         for glob in globs:
             if not fnmatch.filter(known, glob):
-                near = difflib.get_close_matches(glob, known, n=3) or known[:3]
                 raise ConfigError(
                     f"`{option}` must name BatchNorms of the model. Got {glob!r}, which matches none; "
-                    f"there are {', '.join(map(repr, near))}{' ...' if len(known) > len(near) else ''}."
+                    f"there are {few_of(glob, known)}."
                 )
     for glob in include:
         if glob in exclude:
@@ -71,7 +66,7 @@ def _chosen(graph: ChannelGraph, include: list[str], exclude: list[str]) -> dict
             )
     left_out = {}
     for name in names:
-        if include and not any(fnmatch.fnmatchcase(name, glob) for glob in include):
+        if not any(fnmatch.fnmatchcase(name, glob) for glob in include):
             left_out[name] = "it is not among those you included"
         elif any(fnmatch.fnmatchcase(name, glob) for glob in exclude):
             left_out[name] = "you excluded it"

@@ -14,11 +14,10 @@ from softprune.bench.backends import BACKENDS, COMPILED, Ready, Setting, cpu_thr
 from softprune.bench.report import BenchReport, BenchRow
 from softprune.bench.timing import Timing, alternate, paired_ratio
 from softprune.cost import cost
-from softprune.errors import ConfigError, SoftpruneError
+from softprune.errors import ConfigError, SoftpruneError, first_line
 from softprune.export import fold_batch_norms
-from softprune.export.shapes import first_line
 from softprune.graph import Example, ExampleLike
-from softprune.masks import is_masked
+from softprune.masks import check_unmasked
 from softprune.timing import waiter
 
 logger = logging.getLogger(__name__)
@@ -86,11 +85,7 @@ def compare(
         raise ConfigError(f"`batches` are whole numbers from 1 on. Got {batches!r}.")
     where = _device(device)
     for name, model in (("dense", dense), ("compact", compact)):
-        if any(is_masked(module) for module in model.modules()):
-            raise ConfigError(
-                f"a benchmark times networks without masks, which cost time of their own. Got `{name}` with masks; "
-                "take pruner.compact(), or pruner.detach() first."
-            )
+        check_unmasked(model, "a benchmark", name=name)
     given = Example.of(example)
     if given.batch_size() is None:
         raise ConfigError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from softprune.errors import ConfigError
-from softprune.export.checking import compare, prepared, trials
-from softprune.export.folding import count_batch_norms, fold_batch_norms
 from softprune.export.report import ExportReport
-from softprune.export.shapes import dynamic_shapes, exportable, refused
-from softprune.export.torch_file import checked_path, folder_beside
+from softprune.export.shapes import dynamic_shapes
+from softprune.export.writing import Format, Runtime, write_checked
 from softprune.graph import Example, ExampleLike
 
 
@@ -45,37 +42,15 @@ def to_onnx(
     runtime = require("onnxruntime")
     require("onnx")
     require("onnxscript")
-    target = checked_path(path, ".onnx")
-    network = prepared(model)
-    norms = count_batch_norms(network)
-    given = exportable(network, Example.of(example).to_model(network), dynamic_batch=dynamic_batch)
-    small = fold_batch_norms(network, given) if fold_bn else network
-    with folder_beside(target) as folder:
-        written = folder / target.name
-        _write(small, given, written, dynamic_batch, opset)
-        try:
-            session = open_session(written)
-        except Exception as error:  # of ONNX Runtime, which has a class for every failure
-            raise refused(small, error) from error
-        attempts = trials(given, other_batch=dynamic_batch)
-        comparison = compare(
-            network,
-            lambda attempt: run_session(session, attempt),
-            attempts,
-            what="an ONNX file",
-            tolerance=tolerance,
-        )
-        size = written.stat().st_size
-        os.replace(written, target)
-    return ExportReport(
-        path=target,
-        format="onnx",
-        bytes=size,
+    kind = Format(
+        suffix="onnx",
+        what="an ONNX file",
         runtime=f"onnxruntime {runtime.__version__}",
-        max_difference=comparison.max_difference,
-        scale=comparison.scale,
-        inputs=comparison.inputs,
-        folded=norms - count_batch_norms(small),
+        content=lambda network, given: _content(network, given, dynamic_batch, opset),
+        open=_open,
+    )
+    return write_checked(
+        kind, model, example, path, fold_bn=fold_bn, dynamic_batch=dynamic_batch, tolerance=tolerance
     )
 
 
@@ -89,13 +64,14 @@ def require(package: str) -> Any:
         ) from error
 
 
-def open_session(path: Path, *, threads: int = 0) -> Any:
-    """An ONNX Runtime session on the CPU; `threads` 0 is its own choice."""
+def open_session(file: Path | bytes, *, threads: int = 0) -> Any:
+    """An ONNX Runtime session of a file, or of its content, on the CPU; `threads` 0 is its own choice."""
     runtime = require("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    source = file if isinstance(file, bytes) else str(file)
+    return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 def run_session(session: Any, example: Example) -> list[Tensor]:
@@ -105,25 +81,27 @@ def run_session(session: Any, example: Example) -> list[Tensor]:
     return [torch.from_numpy(output) for output in session.run(None, feed)]
 
 
-def _write(model: nn.Module, given: Example, path: Path, dynamic_batch: bool, opset: int | None) -> None:
+def _open(content: bytes) -> Runtime:
+    session = open_session(content)
+    return lambda attempt: run_session(session, attempt)
+
+
+def _content(model: nn.Module, given: Example, dynamic_batch: bool, opset: int | None) -> bytes:
     exporter_log = logging.getLogger("torch.onnx")
     level = exporter_log.level
     exporter_log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                model,
-                given.args,
-                path,
-                kwargs=given.kwargs,
-                dynamo=True,
-                external_data=False,
-                dynamic_shapes=dynamic_shapes(model, given, dynamic_batch=dynamic_batch),
-                opset_version=opset,
-                verbose=False,
-            )
-    except Exception as error:
-        raise refused(model, error) from error
+        program = torch.onnx.export(
+            model,
+            given.args,
+            kwargs=given.kwargs,
+            dynamo=True,
+            dynamic_shapes=dynamic_shapes(model, given, dynamic_batch=dynamic_batch),
+            opset_version=opset,
+            verbose=False,
+        )
     finally:
         exporter_log.setLevel(level)
+    assert program is not None
+    content: bytes = program.model_proto.SerializeToString()
+    return content

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 from typing import Any
 
 import torch
@@ -18,13 +17,6 @@ TRACED_BATCH = 2
 """Batch size of the export: torch.export takes a size of one for a constant."""
 MOST_ON_GPU = 65535
 """Largest batch that cuDNN's BatchNorm takes: PyTorch asks for it while a network on a GPU is traced."""
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# torch.export's words for a dimension that was to be free and is not.
-_CONSTRAINT = re.compile(
-    r"Constraints? ?violat|ConstraintViolation|as dynamic but|dynamic[ _]shapes?|specialized|tree_name",
-    re.IGNORECASE,
-)
 
 
 def exportable(model: nn.Module, example: Example, *, dynamic_batch: bool) -> Example:
@@ -70,22 +62,3 @@ def dynamic_shapes(model: nn.Module, example: Example, *, dynamic_batch: bool) -
 
     bound = inspect.signature(model.forward).bind(*example.args, **example.kwargs)
     return {name: pytree.tree_map(free, value) for name, value in bound.arguments.items()}
-
-
-def refused(model: nn.Module, error: BaseException) -> ModelError:
-    """The error for a network that an exporter does not take: what it stumbled over, behind its own wrappings."""
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None and cause not in chain:
-        chain.append(cause)
-    about_the_batch = any(_CONSTRAINT.search(f"{type(each).__name__}: {each}") for each in chain)
-    hint = " Its forward() seems to fix the batch size: pass dynamic_batch=False." if about_the_batch else ""
-    return ModelError(
-        f"the exporter must accept the network. Got {type(chain[-1]).__name__} for {type(model).__name__}: "
-        f"{first_line(chain[-1])}.{hint}"
-    )
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without a terminal's colours and its last full stop."""
-    lines = (line.strip() for line in _COLOUR.sub("", str(error)).splitlines())
-    return next((line for line in lines if line), type(error).__name__).rstrip(".")

@@ -10,8 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
+
+from softprune.processes import several_processes
 
 
 class Extra:
@@ -52,12 +55,11 @@ class Extra:
 def take_gradients(extras: Iterable[Extra]) -> list[Tensor]:
     """The gradients of all, the mean over all processes, which exchange them at once."""
     gradients = [extra.take_gradient() for extra in extras]
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+    if not several_processes():
         return gradients
     together = torch.cat(gradients)
-    distributed.all_reduce(together)
-    return list((together / distributed.get_world_size()).split([len(each) for each in gradients]))
+    dist.all_reduce(together)
+    return list((together / dist.get_world_size()).split([len(each) for each in gradients]))
 
 
 def paces_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[tuple[float | Tensor, float]]:

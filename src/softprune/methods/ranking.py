@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from softprune.errors import ConfigError
 from softprune.masks import round_up
+from softprune.spelling import few_of
 
 Ratio = float | Mapping[str, float]
 """The share of channels that goes: one for all sites, or by glob on their names (sites without one stay whole)."""
@@ -53,10 +53,9 @@ def ratio_per_site(ratio: Ratio, sites: Iterable[str], name: str = "ratio") -> d
             raise ConfigError(f"`{name}` by site must name sites of the model. Got {glob!r} as a name.")
         matching = fnmatch.filter(names, glob)
         if not matching:
-            near = difflib.get_close_matches(glob, names, n=3) or names[:3]
             raise ConfigError(
                 f"`{name}` by site must name sites of the model. Got {glob!r}, which matches none; there are "
-                f"{', '.join(map(repr, near))}{' ...' if len(names) > len(near) else ''}."
+                f"{few_of(glob, names)}."
             )
         shares.update(dict.fromkeys(matching, check_ratio(share, name)))
     return shares

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,10 +15,10 @@ from typing import Any, TypeVar
 import safetensors
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from softprune.errors import FileFormatError, ModelError, PlanError
+from softprune.files import reading_folder, write_folder
 from softprune.graph import check_is_module
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import apply_plan, changed_since_the_cut, plans_of
@@ -45,8 +46,10 @@ class Origin:
 def save(compact: nn.Module, folder: str | os.PathLike[str], *, origin: Origin | None = None) -> Path:
     """Write a compact network as `folder`/weights.safetensors and `folder`/plan.json.
 
-    Written under a temporary name and renamed, so that a folder of that name is always whole; an earlier one is
-    replaced. `origin` is noted in plan.json.
+    An earlier one is replaced. Whatever happens meanwhile (a full disk, a kill, a power cut), `load` of that name gives
+    the earlier network or this one, whole. The name itself may be missing after a kill, if that came between the two
+    renames of a replacement; the next `load` or `save` puts the earlier folder back from `.NAME.old.*` beside it. Of
+    several processes that save under one name at once, the last one's network stays. `origin` is noted in plan.json.
     """
     history = plans_of(compact)
     if not history:
@@ -61,42 +64,43 @@ def save(compact: nn.Module, folder: str | os.PathLike[str], *, origin: Origin |
             f"after the cut: {changed}. Save it before you change it (a new head, say) and change it again after "
             "`load`, or keep its state_dict beside code that rebuilds it."
         )
-    tensors = {name: _storable(tensor) for name, tensor in _tensors(compact).items()}
     target = Path(folder)
+    weights = safetensors.torch.save(
+        {name: _storable(tensor) for name, tensor in _tensors(compact).items()}, metadata={"format": "pt"}
+    )
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        "plans": [json.loads(plan.to_json()) for plan in history],
+    }
+    if origin is not None:
+        document["origin"] = asdict(origin)
+    plan = json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
         raise FileFormatError(
             f"the folder of a compact network must be one that can be made. Got {error} for {target}; nothing was "
             "written. Name another."
         ) from error
     try:
-        safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        document: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
-            "weights_sha256": _sha256(temporary / WEIGHTS),
-            "plans": [json.loads(plan.to_json()) for plan in history],
-        }
-        if origin is not None:
-            document["origin"] = asdict(origin)
-        (temporary / PLAN).write_text(json.dumps(document, separators=(",", ":"), sort_keys=True))
-        temporary.chmod(0o755)
-        _swap(temporary, target)
-    except (OSError, SafetensorError) as error:
+        with reading_folder(target):
+            _check_replaceable(target)
+        write_folder(target, {WEIGHTS: weights, PLAN: plan})
+    except OSError as error:
         raise FileFormatError(
             f"the folder of a compact network must be writable and its disk must have room. Got {error} at {target}, "
             f"with {shutil.disk_usage(target.parent).free / 2**20:.1f} MiB free; nothing that was there is lost. Make "
-            "room, then do the same again."
+            "room, or name another folder, and save again."
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
 def load(folder: str | os.PathLike[str], model: Model) -> Model:
     """The compact network of `folder`, rebuilt from the dense definition `model` (which stays as it is).
+
+    A folder that a killed `save` had set aside is put back first.
 
     `model` must be of the class, and built with the arguments, of the network that was pruned; its weights do not
     matter. The result is on `model`'s device, in the saved dtype, and in eval mode.
@@ -109,17 +113,7 @@ def load(folder: str | os.PathLike[str], model: Model) -> Model:
                 "data; build the model on a real device, or call model.to_empty(device=...) first (buffers that a "
                 "state_dict leaves out need their values then)."
             )
-    path = Path(folder)
-    plans, digest = _read_plans(path)
-    if _sha256(path / WEIGHTS) != digest:
-        raise FileFormatError(
-            f"'{path / WEIGHTS}' does not match the checksum in {PLAN}: it was truncated, changed, or belongs to "
-            "another network. Save or copy the folder again."
-        )
-    try:
-        tensors = safetensors.torch.load_file(path / WEIGHTS)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise FileFormatError(f"'{path / WEIGHTS}' is not a readable safetensors file: {error}.") from error
+    plans, tensors = _read(Path(folder))
     compact: Model = model
     for plan in plans:
         compact = apply_plan(plan, compact)  # type: ignore[assignment]
@@ -132,13 +126,15 @@ def load(folder: str | os.PathLike[str], model: Model) -> Model:
 
 def read_plans(folder: str | os.PathLike[str]) -> list[PrunePlan]:
     """The plans of a saved network, in the order in which they cut it."""
-    return _read_plans(Path(folder))[0]
+    with _reading(Path(folder)):
+        return _read_plans(Path(folder))[0]
 
 
 def read_origin(folder: str | os.PathLike[str]) -> Origin | None:
     """What the folder says of its origin; None if it says nothing. It is a note, not checked against anything."""
     try:
-        found = json.loads((Path(folder) / PLAN).read_text()).get("origin")
+        with reading_folder(Path(folder)):
+            found = json.loads((Path(folder) / PLAN).read_text()).get("origin")
     except (OSError, ValueError, RecursionError, AttributeError):
         return None
     if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in ("model", "data")):
@@ -179,6 +175,44 @@ def _sha256(path: Path) -> str:
         raise FileFormatError(
             f"a saved network is a folder with {WEIGHTS} and {PLAN}. Got no readable '{path}': {error.strerror}."
         ) from error
+
+
+def _check_replaceable(target: Path) -> None:
+    if not target.exists() or (target / PLAN).exists():
+        return
+    if not target.is_dir() or any(target.iterdir()):
+        raise FileFormatError(
+            f"`save` replaces only folders that softprune wrote. Got '{target}'; choose another name."
+        )
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    try:
+        with reading_folder(folder):
+            yield
+    except OSError as error:
+        raise FileFormatError(
+            f"a saved network that was being replaced must be put back before it is read. Got {error}; rename the "
+            f"folder in '.{folder.name}.old.*' beside it to '{folder}'."
+        ) from error
+
+
+def _read(folder: Path) -> tuple[list[PrunePlan], dict[str, Tensor]]:
+    """The plans and the weights, of one and the same network."""
+    with _reading(folder):
+        plans, digest = _read_plans(folder)
+        if _sha256(folder / WEIGHTS) != digest:
+            raise FileFormatError(
+                f"'{folder / WEIGHTS}' does not match the checksum in {PLAN}: it was truncated, changed, or belongs to "
+                "another network. Save or copy the folder again."
+            )
+        try:
+            return plans, safetensors.torch.load_file(folder / WEIGHTS)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise FileFormatError(
+                f"'{folder / WEIGHTS}' is not a readable safetensors file: {error}."
+            ) from error
 
 
 def _read_plans(folder: Path) -> tuple[list[PrunePlan], str]:
@@ -233,23 +267,3 @@ def _tie_again(compact: nn.Module, model: nn.Module) -> None:
                 compact.get_submodule(path)._parameters[attribute] = compact.get_parameter(original)
             except AttributeError:
                 continue  # cut away
-
-
-def _swap(temporary: Path, target: Path) -> None:
-    """Rename `temporary` to `target`; an earlier folder there makes way first and is removed last."""
-    if not target.exists():
-        temporary.rename(target)
-        return
-    if not target.is_dir() or (any(target.iterdir()) and not (target / PLAN).exists()):
-        raise FileFormatError(
-            f"`save` replaces only folders that softprune wrote. Got '{target}'; choose another name."
-        )
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-    target.rename(old / target.name)
-    try:
-        temporary.rename(target)
-    except OSError:
-        (old / target.name).rename(target)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)

@@ -80,6 +80,8 @@ def test_what_is_joined_computes_the_same(options: dict[str, int], size: int, jo
     assert found == joined
     assert_same(model, made, images)
     assert_same(model, made, torch.randn(5, 3, size, size, dtype=torch.double))
+    if not options.get("watched"):  # its network itself takes no empty batch
+        assert made(images[:0]).shape == model(images[:0]).shape
 
 
 def test_a_joined_network_compiles_in_one_piece() -> None:
@@ -184,6 +186,16 @@ def test_without_triton_or_its_compiler_convolutions_run_one_by_one(
     torch.testing.assert_close(narrow, F.relu(F.conv2d(stream, weight)))
     (said,) = caplog.records  # once
     assert "one by one" in said.getMessage()
+
+
+def test_no_kernel_is_asked_for_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_operator, "has_kernel", lambda device, dtype: True)
+    monkeypatch.setattr(pair_operator, "_kernel", _cannot_compile)
+    image, weight = torch.randn(0, 16, 4, 4), torch.randn(24, 16, 1, 1)
+    narrowing, shortcut = torch.randn(8, 24, 1, 1), torch.randn(0, 24, 4, 4)
+    stream, narrow = widen_narrow_relu(image, weight, None, shortcut, None, None, 1, narrowing, None)
+    assert (stream.shape, narrow.shape) == ((0, 24, 4, 4), (0, 8, 4, 4))
+    assert widen_relu(image, weight, None, image, weight, 1).shape == (0, 24, 4, 4)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

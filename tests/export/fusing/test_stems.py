@@ -25,6 +25,7 @@ def test_first_convolutions_read_blocks(
     (weight,) = [tensor for tensor in made.state_dict().values() if tensor.dim() == 4]
     assert weight.shape[1] == 16
     assert_same(model, made, images)
+    assert made(images[:0]).shape == model(images[:0]).shape
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,14 @@ def test_other_convolutions_read_pixels(layer: Callable[[], nn.Conv2d]) -> None:
     made = fuse(model, images)
     assert operators(made) == {"conv2d_relu": 1}
     assert_same(model, made, images)
+
+
+def test_blocks_keep_channels_last_and_compile_in_one_piece() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 7, stride=2, padding=3), nn.ReLU()).eval()
+    images = torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last)
+    made = fuse(model.to(memory_format=torch.channels_last), images)
+    assert made(images).is_contiguous(memory_format=torch.channels_last)
+    compiled = torch.compile(made, backend="aot_eager", fullgraph=True, dynamic=False)
+    assert_same(model, compiled, images)
+    assert compiled(images[:0]).shape == (0, 8, 8, 8)

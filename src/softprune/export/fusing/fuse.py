@@ -29,8 +29,8 @@ from softprune.export.fusing.network import Network
 from softprune.export.fusing.pairs import join
 from softprune.export.fusing.stems import read_in_blocks
 from softprune.export.fusing.widths import widen
-from softprune.export.shapes import exportable, refused
-from softprune.export.torch_file import exported
+from softprune.export.program import exported, refused
+from softprune.export.shapes import exportable
 from softprune.graph import Example, ExampleLike
 from softprune.surgery.verify import compare as distance
 from softprune.surgery.verify import outputs_of

@@ -96,7 +96,7 @@ def _launch(
 ) -> tuple[Tensor, Tensor | None]:
     """One kernel in half precision on an NVIDIA GPU where all images have channels last, several elsewhere."""
     images = [each for each in (image, other, shortcut) if each is not None]
-    launch = _kernel(image.device) if has_kernel(image.device, image.dtype) else None
+    launch = _kernel(image.device) if image.numel() and has_kernel(image.device, image.dtype) else None
     if launch is not None and all(each.is_contiguous(memory_format=torch.channels_last) for each in images):
         found = launch(image, weight, bias, other, shortcut, shortcut_weight, stride, next_weight, next_bias)
         if found is not None:

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from softprune.cost.tensor_cores import FEW_COLOURS, missing
 from softprune.export.fusing.network import Convolution, Network
 
+_aten = torch.ops.aten
+
 
 def read_in_blocks(network: Network) -> int:
     """Let convolutions of an image's colours in steps of two read 2x2 blocks as pixels; returns how many do."""
@@ -42,13 +44,17 @@ def _rewrite(convolution: Convolution, size: list[int]) -> None:
     blocks = blocks.reshape(outputs, 4 * inputs, *taps)
     more = missing(4 * inputs)
     result = convolution.node.meta["val"].shape[2:]
+    counts = [int(length) + count - 1 for length, count in zip(result, taps, strict=True)]
     edges = []
     for side in (1, 0):
         before = convolution.steps[1][side] + front[side]
-        edges += [before, 2 * (int(result[side]) + taps[side] - 1) - size[side] - before]
+        edges += [before, 2 * counts[side] - size[side] - before]
     with graph.inserting_before(convolution.node):
-        image = graph.call_function(torch.ops.aten.pad.default, (convolution.image, edges))
-        image = graph.call_function(torch.ops.aten.pixel_unshuffle.default, (image, 2))
-        image = graph.call_function(torch.ops.aten.pad.default, (image, [0, 0, 0, 0, 0, more]))
+        batch = graph.call_function(_aten.sym_size.int, (convolution.image, 0))
+        image = graph.call_function(_aten.pad.default, (convolution.image, edges))
+        image = graph.call_function(_aten.pixel_unshuffle.default, (image, 2))
+        # PyTorch leaves an empty batch as it is there; for any other this does nothing.
+        image = graph.call_function(_aten.view.default, (image, [batch, 4 * inputs, *counts]))
+        image = graph.call_function(_aten.pad.default, (image, [0, 0, 0, 0, 0, more]))
     steps = ([1, 1], [0, 0], [1, 1], 1)
     convolution.replace(image=image, weight=F.pad(blocks, (0, 0, 0, 0, 0, more)), steps=steps)
