@@ -1,5 +1,6 @@
 """Checkpoints: whole or absent, checked on reading, the one before kept."""
 
+import errno
 import logging
 import random
 import resource
@@ -64,6 +65,55 @@ def test_nothing_whole_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1)).write_bytes(b"")
     with pytest.raises(CheckpointError, match="1 damaged"):
         checkpoint.read_newest(tmp_path)
+
+
+def test_a_checkpoint_of_a_newer_softprune_is_left_alone(tmp_path: Path) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
+    newest.write_bytes(newest.read_bytes().replace(b"checkpoint 1\n", b"checkpoint 2\n", 1))
+    for mend in (False, True):
+        with pytest.raises(CheckpointError, match="newer softprune wrote"):
+            checkpoint.read_newest(tmp_path, mend=mend)
+    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+
+
+def test_a_checkpoint_that_may_not_be_read_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
+    whole = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path == newest:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return whole(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        checkpoint.read_newest(tmp_path, mend=True)
+    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+
+
+def test_a_checkpoint_that_is_set_aside_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    gone = checkpoint.checkpoint_path(tmp_path, 2)
+    listed = [gone, checkpoint.checkpoint_path(tmp_path, 1)]
+    monkeypatch.setattr(checkpoint, "_newest_first", lambda folder: listed)
+    assert checkpoint.read_newest(tmp_path)[1]["step"] == 1
+
+
+def test_nothing_whole_is_the_same_error_every_time(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.save_checkpoint(tmp_path, step, _state(step))
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="Got 2 damaged ones"):
+            checkpoint.read_newest(tmp_path, mend=True)
+    assert checkpoint.has_damaged(tmp_path)
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:

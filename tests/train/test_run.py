@@ -215,6 +215,18 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tiny: Tiny, tm
     assert len(metrics(tmp_path / "run")) == 1
 
 
+def test_a_run_without_a_whole_checkpoint_is_refused_every_time(tiny: Tiny, tmp_path: Path) -> None:
+    start(tiny(), tmp_path / "run", time_limit=0)
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    for _ in range(3):
+        with pytest.raises(CheckpointError, match="At least one checkpoint must be whole"):
+            resume(tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.unlink()
+    assert resume(tmp_path / "run").result is not None
+
+
 def test_a_session_that_saved_nothing_is_in_the_record_too(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

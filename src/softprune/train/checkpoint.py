@@ -8,6 +8,7 @@ import hashlib
 import io
 import logging
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,16 @@ from softprune.files import remove_leftovers, write_atomically
 
 logger = logging.getLogger(__name__)
 
-_MAGIC = b"softprune checkpoint 1\n"
+_VERSION = 1
+_MAGIC = b"softprune checkpoint %d\n" % _VERSION
+_ANY_MAGIC = re.compile(rb"softprune checkpoint (\d{1,9})\n")
 _DIGEST_BYTES = 32
 _SUFFIX = ".ckpt"
+_ASIDE = ".damaged"
+
+
+class _DamagedError(CheckpointError):
+    """The file itself is not whole: no other softprune and no other rights would read it."""
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -47,14 +55,21 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(
-            f"A checkpoint must be a readable file. Got {error.strerror} at {path}."
+            f"A checkpoint must be a readable file. Got {error.strerror} at {path}. Nothing was changed; make it "
+            "readable and go on."
         ) from error
+    mark = _ANY_MAGIC.match(content)
+    if mark is not None and int(mark[1]) > _VERSION:
+        raise CheckpointError(
+            f"This softprune reads checkpoints of version {_VERSION}. Got version {int(mark[1])} at {path}, which a "
+            "newer softprune wrote. Nothing was changed; go on with that softprune."
+        )
     if not content.startswith(_MAGIC):
-        raise CheckpointError(f"A checkpoint must begin with softprune's mark. Got another file at {path}.")
+        raise _DamagedError(f"A checkpoint must begin with softprune's mark. Got another file at {path}.")
     body = memoryview(content)[len(_MAGIC) :]
     digest, archive = bytes(body[:_DIGEST_BYTES]), body[_DIGEST_BYTES:]
     if hashlib.sha256(archive).digest() != digest:
-        raise CheckpointError(
+        raise _DamagedError(
             f"A checkpoint must match its checksum. Got a damaged or truncated file at {path}."
         )
     state = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
@@ -65,31 +80,50 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def read_newest(folder: Path, *, mend: bool = False) -> tuple[Path, dict[str, Any]]:
     """The newest checkpoint of ``folder`` that is whole; damaged newer ones are skipped with a warning.
 
+    One that cannot be opened, or that a newer softprune wrote, is an error: it may be whole, and what was trained
+    since the one before it would be lost.
+
     ``mend`` is for who holds the run's lock: it also sets damaged files aside and deletes what a killed process left
     behind. To anybody else such a file may be one that the run is about to write.
     """
     if mend:
         remove_leftovers(folder)
     paths = _newest_first(folder)
-    if not paths:
+    if not paths and not has_damaged(folder):
         raise CheckpointError(
             f"A run that goes on must have a checkpoint. Got none in {folder}. "
             "The run stopped before its first one: start it again with `softprune train`."
         )
+    damaged = len(_damaged(folder))
     for path in paths:
         try:
             return path, read_checkpoint(path)
-        except CheckpointError as error:
+        except _DamagedError as error:
+            damaged += 1
             if not mend:
                 logger.warning("%s Reading the checkpoint before it.", error)
                 continue
-            aside = path.with_suffix(".damaged")
+            aside = path.with_suffix(_ASIDE)
             path.replace(aside)
             logger.warning("%s It is now %s; going back to the checkpoint before it.", error, aside.name)
+        except CheckpointError:
+            if path.exists():
+                raise
+            # Whoever works on the run has set it aside or deleted it meanwhile.
     raise CheckpointError(
-        f"At least one checkpoint must be whole. Got {len(paths)} damaged ones in {folder}. "
-        "Start the run again with `softprune train`."
+        f"At least one checkpoint must be whole. Got {damaged} damaged ones in {folder}. Put a "
+        f"copy of one back, or start a new run with `softprune train`. Without the {_ASIDE} files `softprune resume` "
+        "would train from the beginning."
     )
+
+
+def has_damaged(folder: Path) -> bool:
+    """Whether checkpoints of ``folder`` were set aside because they were not whole."""
+    return bool(_damaged(folder))
+
+
+def _damaged(folder: Path) -> list[Path]:
+    return list(folder.glob(f"step-*{_ASIDE}"))
 
 
 def newest_path(folder: Path) -> Path | None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from softprune.data import DataBundle, load_data
 from softprune.errors import CheckpointError, ConfigError, DataError
-from softprune.train.checkpoint import newest_path, read_newest
+from softprune.train.checkpoint import has_damaged, newest_path, read_newest
 from softprune.train.config import MethodConfig, RunConfig
 from softprune.train.distributed import World, join_world, leave_world
 from softprune.train.events import find_writer
@@ -167,7 +167,7 @@ def _train(
 
 def _newest_state(config: RunConfig, folder: RunFolder, *, mend: bool) -> dict[str, Any] | None:
     """What to go on from; None when the run has not come as far as its first checkpoint."""
-    if newest_path(folder.checkpoints) is None:
+    if newest_path(folder.checkpoints) is None and not has_damaged(folder.checkpoints):
         if folder.sessions.is_file():
             logger.info(
                 "there is no checkpoint in %s: training starts from the beginning", folder.checkpoints
