@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from softprune.cli.output import error_line, show_log
+from softprune.cli.output import begin_output, error_line, lost_output, show_log
 from softprune.errors import SoftpruneError
 
 EXIT_ERROR = 2
@@ -47,6 +47,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
+        begin_output()
         try:
             function(*args, **kwargs)
         except SoftpruneError as error:
@@ -54,6 +55,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 raise
             error_line(str(error))
             raise typer.Exit(EXIT_ERROR) from None
+        lost = lost_output()
+        if lost is not None:
+            error_line(f"What a command prints must be written somewhere. Got {lost} on standard output.")
+            raise typer.Exit(EXIT_ERROR)
 
     return app.command()(guarded)
 

@@ -9,8 +9,40 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-_out = Console(highlight=False, soft_wrap=True)
-_err = Console(stderr=True, highlight=False, soft_wrap=True)
+from softprune.cli.streams import Stream, nobody_reads
+
+
+class _Care:
+    runs = False
+    """Whether a run is under way, which goes on without its output."""
+
+
+def _on_loss(error: OSError) -> None:
+    if _Care.runs:
+        remark(f"warning: standard output cannot be written ({error.strerror}); the run goes on without it")
+
+
+_stdout = Stream("stdout", _on_loss)
+_stderr = Stream("stderr", lambda error: None)
+_out = Console(file=_stdout, highlight=False, soft_wrap=True)
+_err = Console(file=_stderr, highlight=False, soft_wrap=True)
+
+
+def begin_output() -> None:
+    """A command begins: nothing is lost yet, and its output is what it is called for."""
+    _stdout.lost = _stderr.lost = None
+    _Care.runs = False
+
+
+def run_begins() -> None:
+    """From here on a run is under way: if its output cannot be written, a line says so at once and it goes on."""
+    _Care.runs = True
+
+
+def lost_output() -> str | None:
+    """Why a command has failed to print what it was called for. A reader that has seen enough is no failure."""
+    error = _stdout.lost
+    return None if error is None or _Care.runs or nobody_reads(error) else error.strerror or str(error)
 
 
 def console() -> Console:

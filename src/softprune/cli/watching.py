@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from softprune.cli.output import console, cut, percent, say, speaks
+from softprune.cli.output import console, cut, percent, run_begins, say, speaks
 from softprune.train.progress import Listener
 
 
@@ -55,6 +55,7 @@ class BarListener(LineListener):
 @contextmanager
 def make_listener() -> Iterator[Listener]:
     """The listener that suits where the output goes; of several processes only the first one speaks."""
+    run_begins()
     if not speaks():
         yield Listener()
         return

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.live import Live
 from rich.table import Table
 
-from softprune.cli.output import console, count, percent, say
+from softprune.cli.output import console, count, percent, run_begins, say
 from softprune.train.sweeping import Job, SweepListener
 
 
@@ -35,6 +35,7 @@ class _Screen(SweepListener):
 @contextmanager
 def make_sweep_listener() -> Iterator[SweepListener]:
     """The listener that suits where the output goes."""
+    run_begins()
     if not console().is_terminal:
         yield _Lines()
         return

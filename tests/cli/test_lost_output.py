@@ -1,0 +1,95 @@
+"""Output that cannot be written: a run goes on without it, and a command that only prints says so."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import metrics, tiny_recipe
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ("train", "tiny.toml", "--device", "cpu", "--out", "run", "--set")
+
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+
+
+def begin(folder: Path, *arguments: str, **streams: int) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "softprune", *arguments]
+    return subprocess.Popen(command, cwd=folder, env=environment, text=True, **streams)
+
+
+def test_a_run_goes_on_when_its_reader_has_gone(tmp_path: Path) -> None:
+    tiny_recipe(tmp_path)
+    with begin(tmp_path, *TRAIN, "train.epochs=4", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 0, said
+    assert said.count("standard output cannot be written (Broken pipe); the run goes on") == 1
+    assert "Traceback" not in said
+    assert len(metrics(tmp_path / "run")) == 4
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_a_run_goes_on_when_nobody_reads_its_errors_either_and_stops_as_it_should(tmp_path: Path) -> None:
+    tiny_recipe(tmp_path)
+    with begin(
+        tmp_path, *TRAIN, "train.epochs=100000", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("epoch 1/"):
+            assert process.poll() is None
+        process.stdout.close()
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 75
+    assert list((tmp_path / "run" / "checkpoints").glob("*.ckpt"))
+
+
+@needs_full
+def test_a_run_goes_on_when_its_output_finds_no_room(tmp_path: Path) -> None:
+    tiny_recipe(tmp_path)
+    with (
+        open("/dev/full", "w") as full,
+        begin(tmp_path, *TRAIN, "train.epochs=2", stdout=full.fileno(), stderr=subprocess.PIPE) as process,
+    ):
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert said.count("No space left on device") == 1
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_a_list_ends_quietly_when_its_reader_has_gone(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with begin(tmp_path, "recipes", stdout=write, stderr=subprocess.PIPE) as process:
+        os.close(write)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+
+
+@needs_full
+def test_a_list_that_finds_no_room_is_one_line_and_an_error(tmp_path: Path) -> None:
+    with (
+        open("/dev/full", "w") as full,
+        begin(tmp_path, "methods", stdout=full.fileno(), stderr=subprocess.PIPE) as process,
+    ):
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert len(said.splitlines()) == 1
+    assert "No space left on device" in said
+
+
+def test_letters_that_the_terminal_lacks_do_not_end_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    with begin(tmp_path, "inspect", "näme", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "n\\xe4me" in said
+    assert "Traceback" not in said
