@@ -26,6 +26,23 @@ def test_history_replaces_torn_lines(tmp_path: Path) -> None:
     assert rows == [{"epoch": 0, "loss": 1.5}, {"epoch": 1, "loss": 0.5}]
 
 
+def test_a_torn_session_is_left_out_and_spoils_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    first, last = {"command": "softprune train"}, {"command": "softprune resume run"}
+    folder.add_session(first)
+    with open(folder.sessions, "a") as file:
+        file.write('{"command": "softp')
+    assert folder.read_sessions() == [first]
+    folder.add_session(last)
+    caplog.clear()
+    assert folder.read_sessions() == [first, last]
+    assert "line 2 is torn" in caplog.text
+    folder.sessions.write_bytes(b"\0\xff\n[]\n")
+    assert folder.read_sessions() == []
+
+
 def test_a_full_disk_under_the_metrics_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any, cast
 
 from rich import box
 from rich.console import Console
@@ -24,8 +24,8 @@ def _on_loss(error: OSError) -> None:
 
 _stdout = Stream("stdout", _on_loss)
 _stderr = Stream("stderr", lambda error: None)
-_out = Console(file=_stdout, highlight=False, soft_wrap=True)
-_err = Console(file=_stderr, highlight=False, soft_wrap=True)
+_out = Console(file=cast(IO[str], _stdout), highlight=False, soft_wrap=True)
+_err = Console(file=cast(IO[str], _stderr), highlight=False, soft_wrap=True)
 
 
 def begin_output() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import math
 import os
 import shlex
@@ -15,6 +16,8 @@ from softprune.train.config import RunConfig
 from softprune.train.lock import hold_lock
 from softprune.train.recipe import dump_config, read_config
 from softprune.train.result_format import RESULT_FORMAT
+
+logger = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -103,14 +106,29 @@ class RunFolder:
 
     def add_session(self, session: Mapping[str, Any]) -> None:
         """Note a process that works on the run, before it does anything."""
-        lines = self.sessions.read_text(encoding="utf-8") if self.sessions.is_file() else ""
-        write_atomically(self.sessions, (lines + _line(session)).encode())
+        before = self.sessions.read_bytes() if self.sessions.is_file() else b""
+        if before and not before.endswith(b"\n"):
+            before += b"\n"  # a torn line stays alone
+        write_atomically(self.sessions, before + _line(session).encode())
 
     def read_sessions(self) -> list[dict[str, Any]]:
-        """The processes that worked on the run, in order; those of a run from before they were noted are missing."""
+        """The processes that worked on the run, in order; those of a run from before they were noted are missing, and
+        so are those whose line is torn."""
         if not self.sessions.is_file():
             return []
-        return [json.loads(line) for line in self.sessions.read_text(encoding="utf-8").splitlines()]
+        sessions = []
+        for number, line in enumerate(self.sessions.read_bytes().split(b"\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                session = json.loads(line)
+            except ValueError:
+                session = None
+            if isinstance(session, dict):
+                sessions.append(session)
+            else:
+                logger.warning("%s: line %d is torn and is left out", self.sessions, number)
+        return sessions
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write result.json."""
