@@ -85,6 +85,28 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Any) -> None:
         ("[[run]]\nrecipe = 'digits'\nset = {'method.name' = 'slim'}", "Did you mean 'slimming'"),
         ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = '{after}'}", "the run that `after` names"),
         ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = 'gone.pt'}", "gone.pt, which does not exist"),
+        ("[[run]]\nrecipe = 'digits'\nset = 5", "`set` must be a table of settings with a value each. Got 5"),
+        ("[[run]]\nrecipe = 'digits'\nset = {'model.name' = 'vgg166'}", "Did you mean 'vgg16'"),
+        (
+            "[[run]]\nrecipe = 'digits'\nset = {'model.name' = ':net'}",
+            "module:factory of your own. Got ':net'",
+        ),
+        ("[[run]]\nrecipe = 'digits'\nset = {'data.name' = 'cifar01'}", "Did you mean 'cifar10'"),
+        (
+            "[[run]]\nrecipe = 'digits'\nset = {'data.dir' = ['a']}",
+            r"data.dir must be text in quotes. Got \['a'\]",
+        ),
+        ("[[run]]\nrecipe = 'digits'\ngrid = {'data.dir' = [5]}", "data.dir must be text in quotes. Got 5"),
+        (
+            "[[run]]\nrecipe = 'digits'\nset = {'method.options.x' = 2020-01-01}",
+            "No setting takes such a value",
+        ),
+        ("[[run]]\nrecipe = 'digits'\nname = '../evil'", "A run's name must be usable as a folder's name"),
+        ("[[run]]\nrecipe = 'digits'\nname = 'a/b'", "A run's name must be usable as a folder's name"),
+        ("[[run]]\nrecipe = 'digits'\nname = ''", "A run's name must be usable as a folder's name"),
+        ("[[run]]\nrecipe = 'digits'\nname = ['a']", "A run's name must be usable as a folder's name"),
+        ("[[run]]\nrecipe = 'digits'\nname = 'logs'", "the folder of the runs' logs"),
+        ("name = '../esc'\n[[run]]\nrecipe = 'digits'", "A sweep's name must be usable as a folder's name"),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(write: Any, text: str, message: str) -> None:

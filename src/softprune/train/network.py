@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from softprune import models
 from softprune.data import DataBundle
 from softprune.errors import ConfigError, FileFormatError
+from softprune.spelling import nearest
 from softprune.surgery import Origin, read_origin
 from softprune.train.checkpoint import read_newest
 from softprune.train.config import ModelConfig, RunConfig
@@ -22,6 +23,7 @@ from softprune.train.records import RunFolder
 def build_network(name: str, num_classes: int) -> nn.Module:
     """The network that ``name`` means: a registry name, or ``module:factory`` called with
     ``num_classes=``."""
+    check_network_name(name)
     if ":" not in name:
         return models.build(name, num_classes)
     module_name, _, factory_name = name.partition(":")
@@ -46,6 +48,17 @@ def build_network(name: str, num_classes: int) -> nn.Module:
             f"The factory of model.name must return an nn.Module. Got {type(network).__name__} from {name!r}."
         )
     return network
+
+
+def check_network_name(name: str) -> None:
+    """Raise a ConfigError unless ``name`` is in the registry or reads as ``module:factory``; imports nothing."""
+    module, colon, factory = name.partition(":")
+    if name in models.REGISTRY or (colon and factory and "/" not in name and all(module.split("."))):
+        return
+    raise ConfigError(
+        f"model.name must be one of {', '.join(models.REGISTRY)}, or module:factory of your own. Got {name!r}."
+        f"{nearest(name, models.REGISTRY)}"
+    )
 
 
 def origin_of(config: RunConfig, data: DataBundle) -> Origin:

@@ -161,6 +161,13 @@ def _no_new_run(folder: RunFolder, error: OSError) -> ConfigError:
     )
 
 
+def check_folder_name(name: Any, key: str = "name") -> str:
+    """``name`` if a folder can be called so, or a ConfigError that names ``key``."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ConfigError(f"{key} must be usable as a folder's name. Got {name!r}; use --out for the folder.")
+    return name
+
+
 def read_result(path: Path) -> dict[str, Any]:
     """A result.json of this version's format."""
     if not path.is_file():

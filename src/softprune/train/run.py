@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from softprune.data import DataBundle, load_data
-from softprune.errors import CheckpointError, ConfigError, DataError
+from softprune.errors import CheckpointError, DataError
 from softprune.train.checkpoint import has_damaged, newest_path, read_newest
 from softprune.train.config import MethodConfig, RunConfig
 from softprune.train.distributed import World, join_world, leave_world
@@ -24,7 +24,7 @@ from softprune.train.method import check_method, make_pruner
 from softprune.train.network import initial_network
 from softprune.train.progress import Listener
 from softprune.train.recipe import config_from_dict
-from softprune.train.records import RunFolder
+from softprune.train.records import RunFolder, check_folder_name
 from softprune.train.signals import StopWatch
 
 logger = logging.getLogger(__name__)
@@ -218,9 +218,7 @@ def _has_fast_bf16() -> bool:
 
 def _free_folder(name: str) -> Path:
     """runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is still free."""
-    if "/" in name or name in (".", ".."):
-        raise ConfigError(f"name must be usable as a folder's name. Got {name!r}; use --out for the folder.")
-    path, number = Path("runs") / name, 1
+    path, number = Path("runs") / check_folder_name(name), 1
     while path.exists():
         number += 1
         path = Path("runs") / f"{name}-{number}"

@@ -7,20 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from softprune.data import DATASETS
 from softprune.errors import ConfigError
 from softprune.spelling import nearest
 from softprune.train import toml
 from softprune.train.config import RunConfig
 from softprune.train.method import check_method
-from softprune.train.network import check_weights_exist
+from softprune.train.network import check_network_name, check_weights_exist
 from softprune.train.recipe import find_recipe, load_recipe, read_toml
-from softprune.train.records import RunFolder
+from softprune.train.records import RunFolder, check_folder_name
+from softprune.train.schema import check, keys_of
 from softprune.train.shipped import recipe_folder, sweep_folder, sweep_names
 
 _TOP = ("name", "grid", "run")
 _RUN = ("recipe", "name", "set", "grid", "after")
 _AFTER = "{after}"
 """In a value of `set`, the folder of the run named by `after`."""
+LOGS = "logs"
+"""The folder of a sweep that is no run's."""
 
 Point = dict[str, Any]
 """One value for each key of a grid."""
@@ -77,7 +81,7 @@ def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: st
 
 def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data_dir: str | None) -> Sweep:
     _only(values, _TOP, "a sweep")
-    name = str(values.get("name", path.stem))
+    name = check_folder_name(values.get("name", path.stem), "A sweep's name")
     folder = Path(out) if out is not None else Path("runs") / name
     runs = values.get("run")
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
@@ -102,19 +106,22 @@ def _cells_of(
         raise ConfigError(f"Every [[run]] must have a recipe: its name or a TOML file. Got {recipe!r}.")
     beside = base / recipe
     found = find_recipe(str(beside) if beside.suffix == ".toml" and beside.is_file() else recipe)
-    label = str(run.get("name", found.stem))
+    label = check_folder_name(run.get("name", found.stem), "A run's name")
     cells: list[Cell] = []
     for point in _points({**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}):
         after = _after(run.get("after"), point, before)
-        values = {**run.get("set", {}), **point}
+        values = {**_checked_set(run.get("set", {})), **point}
         # Runs that differ in their seed alone are repetitions and share a name.
         shared = {key: value for key, value in point.items() if key != "seed"}
         values["name"] = label + _suffix(shared)
         if data_dir is not None:
             values["data.dir"] = str(Path(data_dir).expanduser().resolve())
+        _check_types(values)
         settings = tuple(_setting(key, value, after) for key, value in values.items())
         config = load_recipe(str(found), settings)
         check_method(config.method, compact_at=config.train.compact_at)
+        check_network_name(config.model.name)
+        _check_data_name(config.data.name)
         if after is None and config.model.weights:
             check_weights_exist(Path(config.model.weights).expanduser())
         cell = Cell(
@@ -126,6 +133,10 @@ def _cells_of(
             point=point,
             after=None if after is None else after.name,
         )
+        if cell.name == LOGS:
+            raise ConfigError(
+                f"{LOGS!r} is the folder of the runs' logs. Got a run of that name; choose another."
+            )
         if any(cell.name == other.name for other in (*before, *cells)):
             raise ConfigError(
                 f"The runs of a sweep must have different names. Got {cell.name!r} twice; give one of them `name`."
@@ -144,6 +155,27 @@ def _check_started(cell: Cell) -> None:
         raise ConfigError(
             f"{cell.folder.path} holds a run with other settings than {cell.name!r} has now. Got a changed sweep or "
             "recipe; give the run another name, the sweep another folder (--out), or remove the old run."
+        )
+
+
+def _checked_set(settings: Any) -> dict[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"`set` must be a table of settings with a value each. Got {settings!r}.")
+    return dict(settings)
+
+
+def _check_types(values: Mapping[str, Any]) -> None:
+    """TOML says what is text and what is not; `--set`, through which settings reach a run, has to guess."""
+    known = dict(keys_of(RunConfig))
+    for key, value in values.items():
+        if key in known:
+            check(key, value, known[key])
+
+
+def _check_data_name(name: str) -> None:
+    if name not in DATASETS:
+        raise ConfigError(
+            f"data.name must be one of {', '.join(DATASETS)}. Got {name!r}.{nearest(name, DATASETS)}"
         )
 
 
@@ -195,10 +227,13 @@ def _setting(key: str, value: Any, after: Cell | None) -> str:
         if after is None:
             raise ConfigError(f"{_AFTER} is the folder of the run that `after` names. Got none for {key}.")
         value = value.replace(_AFTER, str(after.folder.path))
-    if isinstance(value, Mapping):
-        inside = ", ".join(f"{toml.dumps({k: v}).strip()}" for k, v in value.items())
-        return f"{key}={{{inside}}}"
-    return f"{key}={toml.dumps({'x': value}).strip().removeprefix('x = ')}"
+    try:
+        if isinstance(value, Mapping):
+            inside = ", ".join(f"{toml.dumps({k: v}).strip()}" for k, v in value.items())
+            return f"{key}={{{inside}}}"
+        return f"{key}={toml.dumps({'x': value}).strip().removeprefix('x = ')}"
+    except TypeError as error:  # a date
+        raise ConfigError(f"No setting takes such a value. Got {key} = {value}.") from error
 
 
 def _only(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 
 from softprune.files import unwritable
 from softprune.train.signals import EXIT_STOPPED, StopWatch
-from softprune.train.sweep import Cell, Sweep
+from softprune.train.sweep import LOGS, Cell, Sweep
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "blocked"]
 """`blocked`: the run that it comes after has failed."""
@@ -143,7 +143,7 @@ class SweepRunner:
         self, sweep: Sweep, *, jobs: int = 1, devices: Sequence[str] = ("auto",), data_dir: str | None = None
     ) -> None:
         self.sweep, self.slots, self.devices, self.data_dir = sweep, jobs, devices, data_dir
-        logs = sweep.folder / "logs"
+        logs = sweep.folder / LOGS
         self.jobs = [Job(cell, logs / f"{cell.name}.log") for cell in sweep.cells]
         self._by_name = {job.cell.name: job for job in self.jobs}
 
