@@ -11,6 +11,8 @@ import softprune as sp
 from softprune import models
 from softprune.methods.base import Pruner
 from softprune.surgery import Origin, read_origin, read_plans, save
+from softprune.train.recipe import load_recipe
+from softprune.train.records import RunFolder
 
 
 def test_inspect_a_network_from_the_registry_and_ones_own(softprune) -> None:
@@ -61,6 +63,7 @@ def test_inspect_a_run(softprune, finished: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("vgg61",), "Did you mean"),
+        (("runs/gone",), "module:factory of your own, or the folder of a run. Got 'runs/gone'"),
         (("tiny_networks:tiny",), "--input 3x224x224"),
         (("tiny_networks:tiny", "--input", "8x8"), "--input must be CHANNELSxHEIGHTxWIDTH"),
     ],
@@ -124,6 +127,13 @@ def test_compact_cuts_an_unfinished_run(softprune, tmp_path: Path) -> None:
     assert (tmp_path / "small" / "plan.json").is_file()
     assert (tmp_path / "small" / "weights.safetensors").is_file()
     assert not (tmp_path / "run" / "compact").exists()
+
+
+def test_compact_of_a_run_without_a_checkpoint_names_the_way_on(softprune, tmp_path: Path) -> None:
+    RunFolder.create("run", load_recipe("tiny.toml"))
+    result = softprune("compact", "run")
+    assert result.exit_code == 2
+    assert "`softprune resume run` trains it" in result.stderr
 
 
 def test_compact_takes_multiples_and_leaves_gathers_out(softprune, finished: Path, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """`train` and `resume`: what is printed, what exit codes mean, and which mistakes are answered."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +76,11 @@ def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
         (("tiny.tml",), "Did you mean 'tiny.toml'?"),
         (("cifar10-vgg16-scpp",), "Did you mean 'cifar10-vgg16-scp'?"),
         (("tiny.toml", "--set", "optimizer.lrr=1"), "Did you mean 'optimizer.lr'?"),
+        (
+            ("tiny.toml", "--set", "train={epochs=3}"),
+            "such as train.epochs=... Got 'train', which is the section",
+        ),
+        (("tiny.toml", "--set", "method.target.macs=1.5"), "Got macs = 1.5, which is read as 1.5 MACs"),
         (("tiny.toml", "--set", "optimizer.lr=-1"), "optimizer.lr must be more than 0. Got -1"),
         (("tiny.toml", "--set", "model.name=nets:none"), "must be importable"),
         (("tiny.toml", "--set", "model.name=vgg166"), "Did you mean 'vgg16'?"),
@@ -120,6 +127,26 @@ def test_resuming_what_is_no_run(softprune, tmp_path: Path) -> None:
     result = softprune("resume", "nothing")
     assert result.exit_code == 2
     assert "config.toml" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "Delete it, and"), ('{"format": 2}', "A newer softprune wrote it")]
+)
+def test_resuming_a_run_whose_result_cannot_be_read(
+    softprune, finished: Path, tmp_path: Path, content: str, message: str
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    whole = json.loads((tmp_path / "run" / "result.json").read_text())
+    for part in ("run", "run/dense"):
+        (tmp_path / "run" / "result.json").unlink()
+        (tmp_path / part / "result.json").write_text(content)
+        result = softprune("resume", "run")
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert "nothing to do" not in result.stderr
+        (tmp_path / part / "result.json").unlink()
+        assert softprune("resume", "run").exit_code == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["last"] == whole["last"]
 
 
 def image_folder(root: Path) -> None:

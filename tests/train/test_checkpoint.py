@@ -60,7 +60,7 @@ def test_a_damaged_newest_falls_back_and_says_so(
 
 
 def test_nothing_whole_is_an_error_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="start it again"):
+    with pytest.raises(CheckpointError, match="softprune resume"):
         checkpoint.read_newest(tmp_path)
     checkpoint.save_checkpoint(tmp_path, 1, _state(1)).write_bytes(b"")
     with pytest.raises(CheckpointError, match="1 damaged"):

@@ -157,11 +157,20 @@ def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="softprune resume"):
         folder.read_result()
     folder.result.write_text("{")
-    with pytest.raises(FileFormatError, match="must be JSON"):
+    with pytest.raises(FileFormatError, match=r"must be JSON.*Delete it, and `softprune resume"):
         folder.read_result()
     folder.result.write_text('{"format": 99}')
-    with pytest.raises(FileFormatError, match=r"format 1\. Got 99"):
+    with pytest.raises(FileFormatError, match=r"format 1\. Got 99\. A newer softprune"):
         folder.read_result()
+
+
+def test_a_broken_configuration_is_named_once_with_a_way_out(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    for broken in ("name = [", "nothing = 3"):
+        folder.config.write_text(broken)
+        with pytest.raises(ConfigError, match="Put the file back") as caught:
+            folder.read_config()
+        assert str(caught.value).count(str(folder.config)) == 1
 
 
 def test_the_environment_is_plain_and_complete() -> None:

@@ -17,6 +17,8 @@ Amount = float | str
 TargetLike = Mapping[str, Amount]
 
 UNITS: dict[str, str] = {"macs": "MACs", "params": "parameters", "channels": "channels", "latency": "ms"}
+_FEWEST = {"macs": 100, "params": 100, "channels": 2, "latency": 0}
+"""Figures below are no network's: who wrote one meant a share or a percentage."""
 
 
 @dataclass(frozen=True)
@@ -79,4 +81,9 @@ def _amount(key: str, amount: Amount) -> tuple[float, bool]:
     is_share = unit == "%" or (unit == "" and value <= 1)
     if is_share and value >= 1:
         raise ConfigError(f"A target must keep less than the whole network. Got {key} = {amount!r}.")
+    if not is_share and value < _FEWEST[key]:
+        raise ConfigError(
+            f"A share to keep is below 1; anything above is the figure itself. Got {key} = {amount!r}, which is read "
+            f"as {value:g} {UNITS[key]}; write 0.5 or '50%' for half of the network."
+        )
     return value, is_share

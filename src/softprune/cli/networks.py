@@ -9,6 +9,7 @@ from softprune.cli.app import command
 from softprune.cli.output import percent, print_table, say
 from softprune.cli.training import DataDir, Device, Run
 from softprune.errors import ConfigError
+from softprune.spelling import nearest
 
 
 @command
@@ -57,6 +58,11 @@ def inspect(
         say(f"{config.model.name}, as {model} prunes it")
         say(str(found))
         return
+    if model not in REGISTRY and ":" not in model:
+        raise ConfigError(
+            "A network to inspect is a name that `softprune models` lists, module:factory of your own, or the folder "
+            f"of a run. Got {model!r}, which is none of them.{nearest(model, REGISTRY)}"
+        )
     if not input_shape and ":" in model:
         raise ConfigError(
             f"A network of your own needs the shape of an image: --input 3x224x224. Got {model!r} alone."

@@ -9,6 +9,7 @@ import io
 import logging
 import random
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,8 @@ def read_newest(folder: Path, *, mend: bool = False) -> tuple[Path, dict[str, An
     paths = _newest_first(folder)
     if not paths and not has_damaged(folder):
         raise CheckpointError(
-            f"A run that goes on must have a checkpoint. Got none in {folder}. "
-            "The run stopped before its first one: start it again with `softprune train`."
+            f"A run's network is in its checkpoints. Got none in {folder}: the run stopped before its first one. "
+            f"`softprune resume {shlex.quote(str(folder.parent))}` trains it."
         )
     damaged = len(_damaged(folder))
     for path in paths:

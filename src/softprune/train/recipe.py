@@ -73,6 +73,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} must be a TOML file. Got an error reading it: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} must be a readable file. Got {error.strerror}.") from error
 
 
 def set_key(values: dict[str, Any], override: str) -> None:
@@ -127,7 +129,12 @@ def dump_config(config: RunConfig) -> str:
 
 def read_config(path: Path) -> RunConfig:
     """A resolved configuration from the file that a run wrote."""
+    again = "Put the file back as `softprune train` wrote it, or start a new run in another folder."
     try:
-        return build(RunConfig, read_toml(path))
+        values = read_toml(path)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{str(error).rstrip('.')}. {again}") from error
+    try:
+        return build(RunConfig, values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error} {again}") from error

@@ -175,14 +175,21 @@ def read_result(path: Path) -> dict[str, Any]:
             f"A finished run must have a result.json. Got none at {path}. "
             f"If the run was stopped, `{RunFolder(path.parent).resume_command}` finishes it."
         )
+    again = (
+        f"Delete it, and `{RunFolder(path.parent).resume_command}` writes it anew from the last checkpoint."
+    )
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileFormatError(f"{path} must be readable. Got {error.strerror}; make it so.") from error
     except ValueError as error:
-        raise FileFormatError(f"{path} must be JSON. Got an error reading it: {error}") from error
-    if not isinstance(result, dict) or result.get("format") != RESULT_FORMAT:
-        got = result.get("format") if isinstance(result, dict) else type(result).__name__
-        raise FileFormatError(f"{path} must have format {RESULT_FORMAT}. Got {got!r}.")
-    return result
+        raise FileFormatError(f"{path} must be JSON. Got an error reading it: {error}. {again}") from error
+    got = result.get("format") if isinstance(result, dict) else type(result).__name__
+    if got == RESULT_FORMAT:
+        return result
+    if isinstance(got, int) and got > RESULT_FORMAT:
+        again = "A newer softprune wrote it: read it with that one."
+    raise FileFormatError(f"{path} must have format {RESULT_FORMAT}. Got {got!r}. {again}")
 
 
 def finite(value: Any) -> Any:

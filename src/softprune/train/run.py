@@ -130,13 +130,16 @@ def _run(
         return Outcome(folder=folder, result=result, stopped=stopped, is_writer=world.is_writer)
 
     if folder.result.is_file():
+        finished = folder.read_result()
         logger.info("%s is finished; nothing to do", folder.path)
-        return outcome(folder.read_result(), None)
+        return outcome(finished, None)
     set_arithmetic(config, world.device)
     with StopWatch(time_limit) as stop:
         if config.train.dense_baseline:
             baseline = RunFolder(folder.dense)
-            if not baseline.result.is_file():
+            if baseline.result.is_file():
+                baseline.read_result()  # one that cannot be read is told before the training, not behind it
+            else:
                 listener.on_stage("training the dense baseline")
                 if world.is_writer and not baseline.config.exists():
                     RunFolder.create(baseline.path, dense_config(config))

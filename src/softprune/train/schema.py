@@ -203,6 +203,12 @@ def build(section: type[T], values: Mapping[str, Any], prefix: str = "", root: t
 def unknown_key(key: str, root: type) -> ConfigError:
     """The error for a key that is nowhere in ``root``, with the closest one that is."""
     known = [name for name, _ in keys_of(root)]
+    below = [name for name in known if name.startswith(f"{key}.")]
+    if below:
+        return ConfigError(
+            f"One key of a section is set at a time, such as {below[0]}=... Got {key!r}, which is the section of "
+            f"{', '.join(below)}."
+        )
     section, _, last = key.rpartition(".")
     # A key in the wrong section (`train.lr`) is nearer by its last part than by its spelling.
     moved = [name for name in known if name.rpartition(".")[2] == last]

@@ -73,8 +73,9 @@ def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: st
             f"A sweep must be a TOML file or one of {', '.join(sweep_names())}. Got {str(sweep)!r}, which is neither."
             f"{nearest(str(sweep), sweep_names())}"
         )
+    values = read_toml(path)
     try:
-        return _resolve(path, read_toml(path), out, data_dir)
+        return _resolve(path, values, out, data_dir)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
 
