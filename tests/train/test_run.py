@@ -80,6 +80,9 @@ def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
     assert sum(module["macs_compact"] for module in result["modules"]) == compact["macs"]
     small = softprune.load(tmp_path / "run" / "compact", build_network(config.model.name, 10))
     assert sum(p.numel() for p in small.parameters()) == compact["params"]
+    # Who may read the run may read its network.
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len({path.stat().st_mode for path in files}) == 1
 
 
 def test_the_folder_of_another_run_is_never_overwritten(tiny: Tiny, tmp_path: Path) -> None:
