@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from softprune.errors import ConfigError, ModelError
+from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Frozen, Site, trace
-from softprune.masks import is_masked
+from softprune.masks import check_unmasked
 from softprune.plan import make_plan, required_sites
 from softprune.surgery import prove
 
@@ -104,11 +104,8 @@ def read_graph(
 
     `every_norm`: also BatchNorms that no activation follows, for methods that do not ask about it.
     """
-    if isinstance(model, nn.Module) and any(is_masked(module) for module in model.modules()):
-        raise ModelError(
-            "a model can be pruned by one pruner at a time. Got one whose BatchNorms are masked already; "
-            "call detach() on its pruner first."
-        )
+    if isinstance(model, nn.Module):  # what is none is refused below
+        check_unmasked(model, "a new pruner")
     included, excluded = _listed("include", include), _listed("exclude", exclude)
     graph = trace(model, example)
     graph = prove(graph.with_every_norm() if every_norm else graph, model)

@@ -144,7 +144,7 @@ def test_a_site_that_vanished() -> None:
 
 def test_two_pruners_on_one_model() -> None:
     pruner = pruner_of()
-    with pytest.raises(ModelError, match="one pruner at a time"):
+    with pytest.raises(ModelError, match="a new pruner needs a network without masks"):
         pruner_of(pruner.model)
 
 

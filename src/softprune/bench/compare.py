@@ -17,7 +17,7 @@ from softprune.cost import cost
 from softprune.errors import ConfigError, SoftpruneError, first_line
 from softprune.export import fold_batch_norms
 from softprune.graph import Example, ExampleLike
-from softprune.masks import is_masked
+from softprune.masks import check_unmasked
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +84,7 @@ def compare(
         raise ConfigError(f"`batches` are whole numbers from 1 on. Got {batches!r}.")
     where = _device(device)
     for name, model in (("dense", dense), ("compact", compact)):
-        if any(is_masked(module) for module in model.modules()):
-            raise ConfigError(
-                f"a benchmark times networks without masks, which cost time of their own. Got `{name}` with masks; "
-                "take pruner.compact(), or pruner.detach() first."
-            )
+        check_unmasked(model, "a benchmark", name=name)
     given = Example.of(example)
     if given.batch_size() is None:
         raise ConfigError(

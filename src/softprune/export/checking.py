@@ -14,7 +14,7 @@ from softprune.errors import ModelError, VerificationError, first_line
 from softprune.finite import without_values
 from softprune.graph import Example
 from softprune.graph.example import first_floating
-from softprune.masks import is_masked
+from softprune.masks import check_unmasked
 from softprune.surgery.apply import duplicated
 from softprune.surgery.verify import compare as distance
 from softprune.surgery.verify import outputs_of
@@ -36,11 +36,7 @@ class Comparison:
 
 def prepared(model: nn.Module, *, device: torch.device | str = "cpu") -> nn.Module:
     """A copy of `model` in eval mode on `device`; a network without values, or with masks still on it, is refused."""
-    if any(is_masked(module) for module in model.modules()):
-        raise ModelError(
-            "a network must be cut before it is exported. Got one whose BatchNorms still carry masks; export what "
-            "pruner.compact() returns (or the plain network after pruner.detach())."
-        )
+    check_unmasked(model, "an export")
     missing = without_values(model)
     if missing is not None:
         raise ModelError(

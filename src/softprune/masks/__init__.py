@@ -28,3 +28,4 @@ from softprune.masks.noise import Clock as Clock
 from softprune.masks.noise import channel_words as channel_words
 from softprune.masks.noise import logistic_noise as logistic_noise
 from softprune.masks.noise import uniform_noise as uniform_noise
+from softprune.masks.unmasked import check_unmasked as check_unmasked
