@@ -27,6 +27,8 @@ class Inspection:
     floor_params: int
     unknown_operators: dict[str, str]
     """Operators without a rule -> a place where they stand; what reaches them is frozen."""
+    unreached: tuple[str, ...]
+    """Parameters that the example does not lead to; what they would read may be cut away."""
 
     def __str__(self) -> str:
         rows = [(site.name, str(site.width), _described(site, self.required)) for site in self.sites]
@@ -35,6 +37,9 @@ class Inspection:
         lines = [f"{'BatchNorm':<{max(name, 9)}}  width  state"]
         lines += [f"{row[0]:<{max(name, 9)}}  {row[1]:>5}  {row[2]}" for row in rows]
         lines += [f"operator without a rule: {op} in {place}" for op, place in self.unknown_operators.items()]
+        if self.unreached:
+            shown = f"{', '.join(self.unreached[:3])}{' ...' if len(self.unreached) > 3 else ''}"
+            lines.append(f"not reached by the example, so that what they read may be cut away: {shown}")
         channels = sum(site.width for site in self.sites)
         lines.append(
             f"{len(self.sites)} sites with {channels:,} channels, {len(self.frozen)} frozen. "
@@ -76,6 +81,7 @@ def inspect(
         floor_macs=floor.macs,
         floor_params=floor.params,
         unknown_operators=graph.unknown,
+        unreached=graph.unreached,
     )
 
 

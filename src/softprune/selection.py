@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torch import nn
 
-from softprune.errors import ConfigError
+from softprune.cost import count_exact
+from softprune.errors import ConfigError, ModelError
 from softprune.graph import ChannelGraph, ExampleLike, trace
 from softprune.masks import check_unmasked
+from softprune.plan import dense_macs
 from softprune.spelling import few_of
 from softprune.surgery import prove
+
+logger = logging.getLogger(__name__)
 
 Globs = str | Iterable[str] | None
 """Module names, with * and ? as wildcards."""
@@ -33,9 +39,21 @@ def read_graph(
         check_unmasked(model, "a new pruner")
     included = _listed("include", ("*",) if include is None else include)
     excluded = _listed("exclude", () if exclude is None else exclude)
-    graph = trace(model, example)
+    graph = _with_unread(trace(model, example), model)
     graph = prove(graph.with_every_norm() if every_norm else graph, model)
     return graph.only(_chosen(graph, included, excluded))
+
+
+def _with_unread(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
+    """`graph` with what operators without a rule cost, such as products that no layer makes."""
+    if not graph.unknown:
+        return graph
+    try:
+        counted = count_exact(model, graph.example).macs
+    except ModelError:
+        logger.debug("operators without a rule were not counted", exc_info=True)
+        return graph
+    return replace(graph, unread_macs=max(0, counted - dense_macs(graph)))
 
 
 def _listed(option: str, globs: Globs) -> list[str]:

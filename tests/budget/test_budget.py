@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import softprune as sp
 from softprune.errors import CheckpointError, ConfigError
@@ -399,3 +399,35 @@ def test_the_pruner_can_move():
     kept = pruner.masks()
     model.to("cpu")
     assert all(torch.equal(kept[name], mask) for name, mask in pruner.masks().items())
+
+
+class _WithProduct(nn.Module):
+    """A product that no layer makes costs, and no cut makes it cheaper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.conv2, self.bn2 = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.weight, self.head = nn.Parameter(0.02 * torch.randn(16, 500)), nn.Linear(500, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+        return self.head(x.mean(2).transpose(1, 2) @ self.weight)
+
+
+def test_operators_without_a_rule_count() -> None:
+    torch.manual_seed(0)
+    model, images = _WithProduct(), torch.randn(2, 1, 8, 8)
+    dense = sp.cost(model, images).macs
+    assert sp.inspect(model, images).macs == dense
+    pruner = sp.SoftPruner(model, images, target={"macs": 0.8}, total_steps=20)
+    optimizer = torch.optim.SGD(pruner.parameter_groups(), lr=0.01)
+    pruner.attach(optimizer)
+    for _ in range(20):
+        optimizer.zero_grad()
+        pruner.loss(model(torch.randn(4, 1, 8, 8)).square().mean()).backward()
+        optimizer.step()
+    compact = pruner.compact()
+    assert pruner.plan().macs == sp.cost(compact, images).macs <= 0.8 * dense
+    with pytest.raises(ConfigError, match="must be within reach"):
+        sp.SoftPruner(_WithProduct(), images, target={"macs": 0.05}, total_steps=20)

@@ -268,3 +268,26 @@ def test_timm_networks_agree_with_torchs_own_counter(name: str) -> None:
         with FlopCounterMode(display=False) as counter:
             model(example)
     assert cost(model, example).flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("two_ways", [False, True])
+def test_recurrent_layers_cost_the_same_in_every_dtype(two_ways: bool) -> None:
+    for kind, gates in ((nn.LSTM, 4), (nn.GRU, 3)):
+        counts = {
+            cost(kind(16, 64, batch_first=True, bidirectional=two_ways).to(dtype), torch.randn(2, 8, 16)).macs
+            for dtype in (torch.float32, torch.float64)
+        }
+        assert counts == {8 * gates * 64 * (16 + 64) * (1 + two_ways)}
+
+
+def test_a_batchnorm_with_two_names() -> None:
+    convolution, bn = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+    model = nn.Sequential(convolution, bn)
+    model.alias = nn.Identity()
+    model.alias.bn = bn
+    assert cost(model, torch.randn(1, 3, 4, 4)).macs == 16 * 9 * 3 * 8
+
+
+def test_no_network_at_all() -> None:
+    with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module. Got NoneType"):
+        cost(None, torch.randn(1, 3, 4, 4))  # type: ignore[arg-type]

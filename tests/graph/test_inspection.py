@@ -122,7 +122,7 @@ class AuxiliaryHead(nn.Module):
 def test_a_head_that_only_training_runs_is_cut_as_well() -> None:
     model = randomise_(AuxiliaryHead())
     graph = read_graph(model, IMAGE)
-    assert graph.two_modes
+    assert not graph.unreached
     assert {site.name for site in graph.sites} == {"bn1", "bn2", "side_bn"}
     masks = {"bn1": torch.arange(8) < 3, "bn2": torch.arange(6) < 2, "side_bn": torch.arange(4) < 2}
     plan = make_plan(graph, model, masks)

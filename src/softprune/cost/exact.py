@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.cost.record import Cost, ModuleCost
 from softprune.errors import ModelError
+from softprune.graph import check_is_module
 from softprune.graph.capture import ANALYSIS_BATCH
 from softprune.graph.example import Example, ExampleLike, per_sample
 
@@ -29,6 +30,7 @@ def count_exact(model: nn.Module, example: ExampleLike) -> Cost:
     Where the example's tensors do not share their first dimension, there are no samples: the whole call counts.
     The forward runs on tensors without data: no arithmetic happens and nothing of the model changes.
     """
+    check_is_module(model)
     params = _params_by_module(model)
     macs = _macs_per_sample(model, Example.of(example).to_model(model))
     by_module = {}
@@ -75,13 +77,13 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes: dict[int, Tensor] = {}
 
-    def fake(tensor: Tensor) -> Tensor:
+    def fake(tensor: Tensor, learns: bool) -> Tensor:
         # Once per tensor, so that tied ones stay tied. Requiring a gradient keeps every linear layer a plain
         # 2-D product: ATen would batch some of them, which looks like attention, and PyTorch's own attention
         # would take a fused path.
         if id(tensor) not in fakes:
             copy = fake_mode.from_tensor(tensor.detach())
-            fakes[id(tensor)] = copy.requires_grad_(tensor.is_floating_point())
+            fakes[id(tensor)] = copy.requires_grad_(learns and tensor.is_floating_point())
         return fakes[id(tensor)]
 
     counter = _MacCounter(batch=batch or example.batch_size() or 1)
@@ -89,8 +91,8 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
         for module in model.modules():
             module.training = False
         try:
-            parameters = {name: fake(p) for name, p in model.named_parameters(remove_duplicate=False)}
-            buffers = {name: fake(b).detach() for name, b in model.named_buffers(remove_duplicate=False)}
+            parameters = {name: fake(p, True) for name, p in model.named_parameters(remove_duplicate=False)}
+            buffers = {name: fake(b, False) for name, b in model.named_buffers(remove_duplicate=False)}
             call = example.map(lambda tensor: fake_mode.from_tensor(tensor.detach()))
             if batch is not None:
                 with fake_mode:
@@ -188,6 +190,14 @@ def _product_plus(bias: Tensor, left: Tensor, right: Tensor, *, out: Tensor) -> 
     return _product(left, right, out=out)
 
 
+def _lstm_layer(x: Tensor, inward: Tensor, recurrent: Tensor, *rest: Any, out: Any) -> tuple[int, int]:
+    return math.prod(x.shape[:-1]), inward.numel() + recurrent.numel()
+
+
+def _recurrent(x: Tensor, weights: Sequence[Tensor], *rest: Any, out: Any) -> tuple[int, int]:
+    return math.prod(x.shape[:-1]), sum(weight.numel() for weight in weights if weight.dim() > 1)
+
+
 # How often each weight is used in the whole batch, and how many weights there are. Batched products (bmm, attention)
 # are not linear layers and have no entry; F.linear arrives as one of these.
 _FORMULAS: dict[Any, Callable[..., tuple[int, int]]] = {
@@ -196,4 +206,6 @@ _FORMULAS: dict[Any, Callable[..., tuple[int, int]]] = {
     aten.mv.default: _product,
     aten.addmm.default: _product_plus,
     aten.addmv.default: _product_plus,
+    aten.mkldnn_rnn_layer.default: _lstm_layer,
+    aten._cudnn_rnn.default: _recurrent,
 }

@@ -42,8 +42,10 @@ class Capture:
         }
 
     def unused_parameters(self, model: nn.Module) -> set[str]:
-        """Names of the model's parameters that no operator reads."""
-        return {name for name, _ in model.named_parameters()} - self.used_parameters()
+        """Names of the model's parameters that no operator reads, under any of the names that a tied one has."""
+        every = dict(model.named_parameters(remove_duplicate=False))
+        used = {id(every[name]) for name in self.used_parameters() if name in every}
+        return {name for name, parameter in model.named_parameters() if id(parameter) not in used}
 
 
 def _export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:

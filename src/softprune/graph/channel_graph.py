@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from softprune.errors import ModelError
+from softprune.finite import without_values
 from softprune.graph import rules_channelwise, rules_layers, rules_movement  # noqa: F401  (they register the rules)
 from softprune.graph.atoms import IntArray
 from softprune.graph.capture import capture
@@ -40,8 +41,8 @@ class ChannelGraph:
     """Atoms of constants in forward()."""
     suspects: tuple[Suspect, ...]
     """What explicit sizes in forward() may fix: a trial cut decides."""
-    two_modes: bool
-    """Evaluation leaves parameters unused: training may run more of the network."""
+    unreached: tuple[str, ...]
+    """Parameters that no operator reads, in evaluation or in training: the example does not lead there."""
     unknown: dict[str, str]
     """Operators without a rule -> one place where they stand."""
 
@@ -49,6 +50,9 @@ class ChannelGraph:
     """The convolutions and linear layers, each once."""
     norms: tuple[Norm, ...]
     """The BatchNorms, each once."""
+
+    unread_macs: int = 0
+    """MACs per sample of operators without a rule, which no cut changes."""
 
     def freeze(self, atoms: IntArray, reason: str) -> ChannelGraph:
         """The same graph with the classes of `atoms` pinned, and sites that thereby lost everything frozen."""
@@ -103,9 +107,25 @@ def check_is_module(model: object) -> None:
         raise ModelError(f"`model` must be a torch.nn.Module. Got {got}; build the network and pass it.")
 
 
+def _check_values(model: nn.Module, example: ExampleLike) -> None:
+    """Raise where torch.export would only stumble."""
+    missing = without_values(model)
+    if missing is not None and missing[1] == "lazy":
+        raise ModelError(
+            f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once before."
+        )
+    given = Example.of(example)
+    if given.batch_size() == 0 or any(tensor.is_meta for tensor in given.tensors()):
+        raise ModelError(
+            "`example` must hold at least one sample, with values. Got "
+            f"{', '.join(f'{tuple(t.shape)} on {t.device}' for t in given.tensors())}; torch.randn(2, ...) will do."
+        )
+
+
 def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     """Read `model` through torch.export and relate its channels. The model is left as it was."""
     check_is_module(model)
+    _check_values(model, example)
     captures = capture(model, example)
     traced = captures[0].example
     linker = Linker(model, batch=traced.batch_size() or 1)
@@ -132,6 +152,6 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         outputs=tuple(linker.outputs),
         suspects=tuple(linker.suspects),
         constants=tuple(linker.constants),
-        two_modes=bool(captures[0].unused_parameters(model)),
+        unreached=tuple(sorted(set.intersection(*(each.unused_parameters(model) for each in captures)))),
         unknown=dict(linker.unknown),
     )

@@ -343,10 +343,12 @@ def index(linker: Linker, node: Node) -> Any:
     return linker.unusual(node)
 
 
-def _select(linker: Linker, node: Node, owner: str, source: Value) -> Value:
+def _select(linker: Linker, node: Node, owner: str, source: Value) -> Any:
     chosen = linker.tensor(f"{owner}.index").cpu().numpy()
     atoms = source.along(1)
     assert atoms is not None
+    if len(np.unique(atoms)) < len(atoms):  # an operator without a rule gives them, all of them one
+        return linker.opaque(node, f"an index in {linker.where(node)} picks them by position")
     linker.answer_for(node)
     outputs = linker.table.fresh(len(chosen))
     linker.records.append(Gather(owner, atoms[chosen], atoms, outputs))

@@ -74,6 +74,12 @@ class Pruner:
         self.graph = self._read(model, example, include, exclude)
         if not self.graph.sites:
             raise nothing_to_prune(model, self.graph.frozen)
+        if self.graph.unreached:
+            logger.warning(
+                "the example does not lead to %s%s: what only they read may be cut away. Pass an example that does",
+                ", ".join(self.graph.unreached[:3]),
+                " ..." if len(self.graph.unreached) > 3 else "",
+            )
         self.model = model
         self.example = self.graph.example
         device = next(model.parameters()).device

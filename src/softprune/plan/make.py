@@ -65,9 +65,9 @@ def make_plan(
         aliases=aliases,
         parameters=parameters,
         macs=sum(_macs(mix, modules[mix.name]) for mix in graph.mixes)
-        + sum(charge.macs * int(live.is_present(charge.atoms).sum()) for charge in graph.charges),
-        dense_macs=sum(_dense_macs(mix) for mix in graph.mixes)
-        + sum(charge.macs * len(charge.atoms) for charge in graph.charges),
+        + sum(charge.macs * int(live.is_present(charge.atoms).sum()) for charge in graph.charges)
+        + graph.unread_macs,
+        dense_macs=dense_macs(graph),
         params=_params(model, graph, modules, parameters),
         dense_params=sum(parameter.numel() for parameter in model.parameters()),
         floored=tuple(dict.fromkeys(live.floored)),
@@ -77,6 +77,12 @@ def make_plan(
             if modules[mix.name].void or modules[mix.name].folded
         },
     )
+
+
+def dense_macs(graph: ChannelGraph) -> int:
+    """MACs per sample of the whole network."""
+    mixed = sum(_dense_macs(mix) for mix in graph.mixes)
+    return mixed + sum(charge.macs * len(charge.atoms) for charge in graph.charges) + graph.unread_macs
 
 
 def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str, NDArray[np.bool_]]:

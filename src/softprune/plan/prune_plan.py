@@ -60,6 +60,10 @@ class PrunePlan:
     @classmethod
     def from_json(cls, text: str) -> PrunePlan:
         """Read a plan and check that it is one: format, version, checksum, types and ranges."""
+        if not isinstance(text, str):
+            raise PlanError(
+                f"a plan is read from its text. Got {type(text).__name__}; pass what to_json() returned."
+            )
         try:
             document = json.loads(text)
         except json.JSONDecodeError as error:

@@ -38,13 +38,17 @@ def plain_copy(model: nn.Module) -> nn.Module:
 def duplicated(model: nn.Module) -> nn.Module:
     """A deep copy of `model` as it is."""
     try:
-        return copy.deepcopy(model)
+        duplicate: nn.Module = copy.deepcopy(model)
     except Exception as error:
         raise ModelError(
             f"softprune works on copies of a model, so that copy.deepcopy must take it. Got {type(error).__name__} "
             f"from a {type(model).__name__}: {error}. Tensors that forward() computed and left on a module are the "
             "usual cause (old-style weight_norm and spectral_norm: use torch.nn.utils.parametrizations)."
         ) from error
+    modes = {name: module.training for name, module in model.named_modules()}
+    for name, module in duplicate.named_modules():  # torch.fx's copies of itself come back in training mode
+        module.training = modes.get(name, module.training)
+    return duplicate
 
 
 Renewed = dict[int, tuple[nn.Parameter, nn.Parameter]]

@@ -27,6 +27,11 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
     `dense` is the network that the optimizer trains; several cuts may lie between it and `compact`. A pruner that is
     attached to the optimizer stays with `dense`: it counts no more steps.
     """
+    if not isinstance(optimizer, Optimizer):
+        raise PlanError(
+            f"`remap_optimizer` takes a torch.optim.Optimizer first. Got {type(optimizer).__name__}; of a wrapper, "
+            "pass the optimizer inside."
+        )
     if isinstance(optimizer, LBFGS):
         raise PlanError(
             "an optimizer must keep its state by parameter for it to be cut with them. Got LBFGS, whose memory "

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-8}
 """Relative to the largest output. A wrong cut is off by the size of the outputs themselves."""
+UNTRAINABLE: list[tuple[int, ...]] = [(-1,)]
+"""For networks that do not run in training mode on the example (they want targets, say)."""
 WAVERING = 1e-5
 """The same, between two calls: what sums in another order may cost on a GPU."""
 
@@ -135,6 +137,7 @@ class _Trial:
         required = required_sites(graph)
         self._mask_sets = (_half(graph, required, generator), _least(graph, required))
         self._input = self._accepted(graph.example.to_model(self._twin))
+        self._in_training: list[tuple[int, ...]] | None = None
 
     def wavering(self) -> str | None:
         """By how much two calls with the same input differ, in words; None where it is at most rounding."""
@@ -171,8 +174,7 @@ class _Trial:
         try:
             cut = apply_plan(make_plan(graph, self._twin, masks), self._twin)
             got = outputs_of(cut, self._input)
-            if graph.two_modes:
-                self._check_training(cut)
+            self._check_training(cut)
         except Exception as error:
             logger.debug("the trial cut failed", exc_info=True)
             return _said(error)
@@ -206,15 +208,34 @@ class _Trial:
             unmask_model_(self._twin)
 
     def _check_training(self, cut: nn.Module) -> None:
-        """The part that only training runs must fit as well."""
-        self._twin.train()
+        """What only training runs must fit as well: auxiliary heads, buffers that follow features, literal sizes."""
+        if self._in_training is None:
+            self._in_training = self._training_shapes(self._twin)
+        if self._in_training != UNTRAINABLE:
+            shapes = _shapes_of(cut.train(), self._input)
+            if shapes != self._in_training:
+                raise ModelError(f"in training mode outputs became {shapes}, and were {self._in_training}")
+
+    def _training_shapes(self, twin: nn.Module) -> list[tuple[int, ...]]:
+        """Of the outputs in training mode; `twin` is left as it was."""
+        before = [(buffer, buffer.clone()) for buffer in twin.buffers()]
+        twin.train()
         try:
-            outputs_of(self._twin, self._input)
+            return _shapes_of(twin, self._input)
         except Exception:
-            return
+            return UNTRAINABLE
         finally:
-            self._twin.eval()
-        outputs_of(cut.train(), self._input)
+            twin.eval()
+            with torch.no_grad():
+                for buffer, value in before:
+                    buffer.copy_(value)
+
+
+def _shapes_of(model: nn.Module, example: Example) -> list[tuple[int, ...]]:
+    """Shapes of all tensors that one call of `model` returns; random numbers that it draws are given back."""
+    cuda = [parameter.device for parameter in model.parameters() if parameter.is_cuda][:1]
+    with torch.random.fork_rng(devices=cuda):
+        return [tuple(tensor.shape) for tensor in outputs_of(model, example)]
 
 
 def _off(difference: float, scale: float) -> str:

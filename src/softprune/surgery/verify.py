@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from softprune.errors import ModelError, VerificationError
-from softprune.graph import Example, ExampleLike
+from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.masks import FixedGate, mask_
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import apply_plan, duplicated, plain_copy, plans_of
@@ -62,6 +62,8 @@ def verify(
     whose forward() insists on its own dtype is compared in that, to `OWN_TOLERANCE`. Raises a VerificationError that
     names the first module which differs. Neither network is changed.
     """
+    for network in (masked, compact):
+        check_is_module(network)
     try:
         return _certify(_copy(masked, torch.float64), _copy(compact, torch.float64), example, tolerance, seed)
     except _WrongDtype:
@@ -161,9 +163,10 @@ def _accepted(reference: nn.Module, given: Example, seed: int) -> list[tuple[Exa
 
 
 def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
-    """All tensors that one call of `model` returns."""
+    """All tensors that one call of `model` returns; what it does to its inputs in place, it does to copies."""
+    call = example.map(torch.clone)
     with torch.no_grad():
-        output = model(*example.args, **example.kwargs)
+        output = model(*call.args, **call.kwargs)
     return [leaf for leaf in pytree.tree_leaves(_plain(output)) if isinstance(leaf, Tensor)]
 
 
