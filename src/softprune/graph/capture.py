@@ -11,8 +11,9 @@ from torch import nn
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from softprune.errors import ModelError
+from softprune.errors import ModelError, first_line
 from softprune.graph.example import Example, ExampleLike
+from softprune.modes import evaluating, modes_kept
 
 logger = logging.getLogger(__name__)
 
@@ -55,22 +56,10 @@ def _export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
             return torch.export.export(model, example.args, example.kwargs, strict=False)
 
 
-def _modes(model: nn.Module) -> dict[str, bool]:
-    return {name: module.training for name, module in model.named_modules()}
-
-
-def _restore_modes(model: nn.Module, modes: dict[str, bool]) -> None:
-    for name, module in model.named_modules():
-        module.training = modes[name]
-
-
 def _capture(model: nn.Module, example: Example, *, training: bool, rebatched: bool) -> Capture:
-    modes = _modes(model)
-    try:
+    with modes_kept(model):
         model.train(training)
         program = _export(model, example)
-    finally:
-        _restore_modes(model, modes)
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     parameters = {
         spec.arg.name: spec.target
@@ -114,10 +103,8 @@ def capture(model: nn.Module, example: ExampleLike) -> list[Capture]:
 
 def _explain(model: nn.Module, example: Example, failure: Exception) -> ModelError:
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in example.tensors())
-    modes = _modes(model)
     try:
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             model(*example.args, **example.kwargs)
     except Exception as error:
         return ModelError(
@@ -125,11 +112,8 @@ def _explain(model: nn.Module, example: Example, failure: Exception) -> ModelErr
             f"{type(model).__name__} on them raised {type(error).__name__}: {error}. "
             "Pass an example that model(example) accepts."
         )
-    finally:
-        _restore_modes(model, modes)
-    first_line = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
     return ModelError(
         f"softprune reads networks through torch.export, and torch.export refuses {type(model).__name__}: "
-        f"{type(failure).__name__}: {first_line}. Data-dependent Python in forward() is the usual cause; prune the "
+        f"{type(failure).__name__}: {first_line(failure)}. Data-dependent Python in forward() is the usual cause; prune the "
         "part that exports (for detection models: model.backbone)."
     )

@@ -333,7 +333,10 @@ class Pruner:
         logger.info("%s", self.certificate)
         compact = apply_plan(plan, network)
         if plan.macs == 0:
-            logger.warning("every way to an output is silent: the network is a constant; lower the strength")
+            logger.warning(
+                "every way to an output is silent: the network is a constant; %s",
+                "lower the strength" if self.penalised else "prune less",
+            )
         if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
             why = "no channel was silent"
             if not all(mask.all() for mask in masks.values()):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.methods.base import RoundTo
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
 from softprune.methods.sfp import Evaluation, ZeroingPruner
 from softprune.selection import Globs
@@ -54,7 +55,7 @@ class FpgmPruner(ZeroingPruner):
         evaluation: Evaluation = "strict",
         include: Globs = None,
         exclude: Globs = None,
-        round_to: int = 1,
+        round_to: RoundTo = 1,
         min_channels: int = 0,
         seed: int = 0,
     ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from softprune.graph import ChannelGraph, ExampleLike
+from softprune.methods.base import RoundTo
 from softprune.methods.decay import all_decay
 from softprune.methods.filters import fed_by_filters, filters_of
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
@@ -41,7 +42,7 @@ class L1Pruner(OneShotPruner):
         ratio: Ratio = 0.5,
         include: Globs = None,
         exclude: Globs = None,
-        round_to: int = 1,
+        round_to: RoundTo = 1,
         min_channels: int = 0,
         seed: int = 0,
     ) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from softprune.graph import ChannelGraph, ExampleLike
 from softprune.masks import channel_words
+from softprune.methods.base import RoundTo
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
 from softprune.methods.stored import OneShotPruner
 from softprune.selection import Globs
@@ -35,7 +36,7 @@ class RandomPruner(OneShotPruner):
         ratio: Ratio = 0.5,
         include: Globs = None,
         exclude: Globs = None,
-        round_to: int = 1,
+        round_to: RoundTo = 1,
         min_channels: int = 0,
         seed: int = 0,
     ) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from softprune.graph import ExampleLike
 from softprune.masks import MaskConfig, SoftGate, alive_probability, channel_words, sparsity_terms
+from softprune.methods.base import RoundTo
 from softprune.methods.ranking import check_ratio
 from softprune.methods.scp import SoftPruner
 from softprune.selection import Globs
@@ -47,7 +48,7 @@ class TargetSoftPruner(SoftPruner):
         masks: MaskConfig | None = None,
         include: Globs = None,
         exclude: Globs = None,
-        round_to: int = 1,
+        round_to: RoundTo = 1,
         min_channels: int = 0,
         seed: int = 0,
     ) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate
+from softprune.methods.base import RoundTo
 from softprune.methods.decay import all_decay
 from softprune.methods.filters import fed_by_filters, filters_of
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
@@ -43,7 +44,7 @@ class ZeroingPruner(StoredPruner):
         evaluation: Evaluation,
         include: Globs,
         exclude: Globs,
-        round_to: int,
+        round_to: RoundTo,
         min_channels: int,
         seed: int,
     ) -> None:
@@ -141,7 +142,7 @@ class SfpPruner(ZeroingPruner):
         evaluation: Evaluation = "strict",
         include: Globs = None,
         exclude: Globs = None,
-        round_to: int = 1,
+        round_to: RoundTo = 1,
         min_channels: int = 0,
         seed: int = 0,
     ) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.graph import ExampleLike
+from softprune.methods.base import RoundTo
 from softprune.methods.ranking import check_ratio, drop_lowest
 from softprune.methods.refusals import is_positive
 from softprune.methods.stored import OneShotPruner
@@ -68,7 +69,7 @@ class SlimmingPruner(OneShotPruner):
         initial_scale: float | None = None,
         include: Globs = None,
         exclude: Globs = None,
-        round_to: int = 1,
+        round_to: RoundTo = 1,
         min_channels: int = 0,
         seed: int = 0,
     ) -> None:

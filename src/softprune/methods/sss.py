@@ -12,6 +12,7 @@ from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import AffineGate, FixedGate, Gate
 from softprune.methods.affine import AffinePruner
+from softprune.methods.base import RoundTo
 from softprune.methods.branches import Branch, residual_branches
 from softprune.methods.extras import Extra, paces_of, take_gradients
 from softprune.methods.ranking import fit
@@ -111,7 +112,7 @@ class SssPruner(AffinePruner):
         structure: Structure = "auto",
         include: Globs = None,
         exclude: Globs = None,
-        round_to: int = 1,
+        round_to: RoundTo = 1,
         min_channels: int = 0,
         seed: int = 0,
     ) -> None:

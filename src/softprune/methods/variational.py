@@ -16,6 +16,7 @@ from softprune.errors import ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.masks import AffineGate, Clock, Gate, channel_words, uniform_noise
 from softprune.methods.affine import AffinePruner
+from softprune.methods.base import RoundTo
 from softprune.methods.extras import Extra, paces_of, take_gradients
 from softprune.methods.refusals import is_positive
 from softprune.methods.stored import StoredPruner
@@ -88,7 +89,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
         sigma: float = 0.005,
         include: Globs = None,
         exclude: Globs = None,
-        round_to: int = 1,
+        round_to: RoundTo = 1,
         min_channels: int = 0,
         seed: int = 0,
     ) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.errors import ModelError
+from softprune.errors import ModelError, first_line
 from softprune.graph import ChannelGraph, Example
 from softprune.graph.records import Suspect
 from softprune.masks.hooks import unmask_model_
@@ -244,7 +244,7 @@ def _off(difference: float, scale: float) -> str:
 
 def _said(error: Exception) -> str:
     """The error and the first line of what it says."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _half(graph: ChannelGraph, required: frozenset[str], generator: torch.Generator) -> dict[str, Tensor]:
