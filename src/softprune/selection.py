@@ -37,8 +37,8 @@ def read_graph(
     """
     if isinstance(model, nn.Module):  # what is none is refused below
         check_unmasked(model, "a new pruner")
-    included = _listed("include", ("*",) if include is None else include)
-    excluded = _listed("exclude", () if exclude is None else exclude)
+    included = None if include is None else _listed("include", include)
+    excluded = [] if exclude is None else _listed("exclude", exclude)
     graph = _with_unread(trace(model, example), model)
     graph = prove(graph.with_every_norm() if every_norm else graph, model)
     return graph.only(_chosen(graph, included, excluded))
@@ -56,7 +56,7 @@ def _with_unread(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     return replace(graph, unread_macs=max(0, counted - dense_macs(graph)))
 
 
-def _listed(option: str, globs: Globs) -> list[str]:
+def _listed(option: str, globs: str | Iterable[str]) -> list[str]:
     listed = [globs] if isinstance(globs, str) else list(globs) if isinstance(globs, Iterable) else None
     if listed is None or not all(isinstance(glob, str) for glob in listed):
         raise ConfigError(
@@ -66,25 +66,25 @@ def _listed(option: str, globs: Globs) -> list[str]:
     return listed
 
 
-def _chosen(graph: ChannelGraph, include: list[str], exclude: list[str]) -> dict[str, str]:
+def _chosen(graph: ChannelGraph, include: list[str] | None, exclude: list[str]) -> dict[str, str]:
     """Sites to freeze -> why, by the user's globs."""
     names = [site.name for site in graph.sites]
     known = names + [frozen.name for frozen in graph.frozen]
-    for option, globs in (("include", include), ("exclude", exclude)):
+    for option, globs in (("include", include or []), ("exclude", exclude)):
         for glob in globs:
             if not fnmatch.filter(known, glob):
                 raise ConfigError(
                     f"`{option}` must name BatchNorms of the model. Got {glob!r}, which matches none; "
                     f"there are {few_of(glob, known)}."
                 )
-    for glob in include:
+    for glob in include or []:
         if glob in exclude:
             raise ConfigError(
                 f"`include` and `exclude` must not contradict each other. Got {glob!r} in both."
             )
     left_out = {}
     for name in names:
-        if not any(fnmatch.fnmatchcase(name, glob) for glob in include):
+        if include is not None and not any(fnmatch.fnmatchcase(name, glob) for glob in include):
             left_out[name] = "it is not among those you included"
         elif any(fnmatch.fnmatchcase(name, glob) for glob in exclude):
             left_out[name] = "you excluded it"

@@ -33,6 +33,11 @@ def test_a_model_without_batchnorm() -> None:
         sp.SoftPruner(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.randn(1, 3, 8, 8))
 
 
+def test_nothing_included() -> None:
+    with pytest.raises(ModelError, match="it is not among those you included"):
+        pruner_of(include=[])
+
+
 def test_a_model_whose_batchnorms_are_all_frozen_says_why() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Sigmoid(), nn.Conv2d(8, 2, 1))
     with pytest.raises(ModelError, match=r"sigmoid\(0\) = 0\.5"):

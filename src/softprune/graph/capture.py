@@ -114,6 +114,6 @@ def _explain(model: nn.Module, example: Example, failure: Exception) -> ModelErr
         )
     return ModelError(
         f"softprune reads networks through torch.export, and torch.export refuses {type(model).__name__}: "
-        f"{type(failure).__name__}: {first_line(failure)}. Data-dependent Python in forward() is the usual cause; prune the "
-        "part that exports (for detection models: model.backbone)."
+        f"{type(failure).__name__}: {first_line(failure)}. Data-dependent Python in forward() is the usual cause; "
+        "prune the part that exports (for detection models: model.backbone)."
     )

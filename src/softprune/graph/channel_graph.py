@@ -115,7 +115,7 @@ def _check_values(model: nn.Module, example: ExampleLike) -> None:
             f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once before."
         )
     given = Example.of(example)
-    if given.batch_size() == 0 or any(tensor.is_meta for tensor in given.tensors()):
+    if given.batch_size() == 0 or (missing is None and any(tensor.is_meta for tensor in given.tensors())):
         raise ModelError(
             "`example` must hold at least one sample, with values. Got "
             f"{', '.join(f'{tuple(t.shape)} on {t.device}' for t in given.tensors())}; torch.randn(2, ...) will do."
