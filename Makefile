@@ -9,6 +9,8 @@ TEST := $(VENV)/.installed-test
 PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 EXTRAS := dev,vision,timm,onnx,tensorboard,lightning,accelerate
 PYTEST_ARGS ?=
+# Tests start many processes, which would otherwise compile torch's files each time.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test lint types pytest property zoo clean
 .DEFAULT_GOAL := help
