@@ -35,7 +35,8 @@ def test_a_full_disk_is_said_and_leaves_the_earlier_file(suffix: str, tmp_path: 
     target = tmp_path / f"small.{suffix}"
     target.write_bytes(b"an earlier file")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", _FULL, str(target)]
+    # Without bytecode, which would be cut off at the limit, too.
+    command = [sys.executable, "-B", "-c", _FULL, str(target)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"refused: The disk must have room for small.{suffix}. Got File too large" in done.stdout
