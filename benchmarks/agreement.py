@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import softprune as sp
-from softprune.train.checkpoint import read_newest
+from softprune.distributed import join_world
+from softprune.runs.checkpoint import read_newest
+from softprune.runs.environment import describe_environment
+from softprune.runs.folder import RunFolder
+from softprune.runs.networks import build_network
 from softprune.train.cutting import restore_stage
-from softprune.train.distributed import join_world
-from softprune.train.environment import describe_environment
-from softprune.train.network import build_network
-from softprune.train.records import RunFolder
 from softprune.train.run import open_data
 
 

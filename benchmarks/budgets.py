@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from softprune.budget import read_target
-from softprune.train.environment import command_line
-from softprune.train.recipe import load_recipe
+from softprune.config.recipes import load_recipe
+from softprune.runs.environment import command_line
 from softprune.train.run import resume, start
 
 QUIET = ("train.dense_baseline=false", "records.checkpoint_seconds=60")

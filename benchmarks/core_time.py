@@ -19,7 +19,7 @@ from torch import nn
 import softprune as sp
 from softprune import models
 from softprune.models.resnet_preact import PreActResNet
-from softprune.train.environment import describe_environment
+from softprune.runs.environment import describe_environment
 
 DEPTHS = (56, 110, 218, 434)
 

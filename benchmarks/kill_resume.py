@@ -32,8 +32,8 @@ def main() -> None:
     from killing import kill_and_resume
     from tiny import tiny_recipe
 
-    from softprune.train.distributed import pick_device
-    from softprune.train.environment import describe_environment
+    from softprune.distributed import pick_device
+    from softprune.runs.environment import describe_environment
 
     with tempfile.TemporaryDirectory() as folder:
         tiny_recipe(Path(folder))

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 import softprune
 from softprune import models
 from softprune.bench import compare
-from softprune.cost import fastest_multiple, fitting_multiple
-from softprune.cost.multiples import round_up
+from softprune.costs import fastest_multiple, fitting_multiple
+from softprune.costs.multiples import round_up
 from softprune.plan import PrunePlan, make_plan, required_sites
+from softprune.runs.environment import describe_environment
 from softprune.selection import read_graph
-from softprune.train.environment import describe_environment
 
 ROOT = Path(__file__).parent
 RECORDS = ROOT / "records"

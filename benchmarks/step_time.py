@@ -37,11 +37,11 @@ from torch import nn
 import softprune
 from softprune import models
 from softprune.data import ArrayDataset, Augmentation, DataBundle
+from softprune.data.batches import make_batches
+from softprune.data.sampler import EpochSampler
 from softprune.methods import SoftPruner
 from softprune.methods.decay import spare_shifts
-from softprune.train.feed import make_feed
 from softprune.train.optim import make_sgd
-from softprune.train.sampler import EpochSampler
 from softprune.train.schedule import Schedule
 from softprune.train.step import StepOptions, TrainStep
 
@@ -275,7 +275,7 @@ def our_steps(
     step = TrainStep(
         network,
         optimizer,
-        make_feed(bundle, EpochSampler(size=options.images, batch_size=options.batch), device=device),
+        make_batches(bundle, EpochSampler(size=options.images, batch_size=options.batch), device=device),
         schedule=Schedule(base=0.1),
         pruner=pruner,
         options=StepOptions(

@@ -89,7 +89,7 @@ def _cut(
     certificate = softprune.verify(masked, compact, example)
     clock.lap("verify")
     floor = make_plan(graph, model, floor_masks(graph, required))
-    before, after = softprune.cost(model, example[:1]), softprune.cost(compact, example[:1])
+    before, after = softprune.costs(model, example[:1]), softprune.costs(compact, example[:1])
     cuts = plan.modules.values()
     return {
         "status": "exact" if after.macs < before.macs else "not smaller",

@@ -1,19 +1,40 @@
-"""What every test needs before it is collected."""
+"""Import paths, threads and the fixtures that tests of several packages share."""
 
+import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
-# pytest's importlib mode puts no folder on the path. Tests of every room read the table of topologies, and the
-# benchmarks' scripts are tested, too.
+# pytest's importlib mode puts no folder on the path. Helpers of the tests are in tests/support.
 _HERE = Path(__file__).parent
-sys.path[:0] = [str(_HERE), str(_HERE.parent / "benchmarks")]
+_SUPPORT = _HERE / "support"
+sys.path[:0] = [str(_SUPPORT), str(_HERE.parent / "benchmarks")]
 
+from tiny import tiny_config  # noqa: E402
 from vision import declare_operators  # noqa: E402
+
+from softprune.config.settings import RunConfig  # noqa: E402
 
 declare_operators()
 
-# The tests' tensors are small and the machine is shared, by parallel workers among others: more threads would
-# spend their time waiting for each other.
+# The tensors of the tests are small and pytest-xdist runs several workers: more threads would only contend.
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RunConfig]]:
+    """Return a function that makes the configuration of a tiny run, in a folder that has the network's module."""
+    threads = torch.get_num_threads()
+    monkeypatch.chdir(tmp_path)
+    yield lambda *overrides: tiny_config(tmp_path, *overrides)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the environment of a fork server, which imports the modules of its children from PYTHONPATH."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", f"{_HERE.parent / 'src'}{os.pathsep}{_SUPPORT}")

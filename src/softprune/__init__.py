@@ -1,4 +1,4 @@
-"""softprune: channels that learn to be silent while a network trains, then are cut out for good.
+"""softprune: train a CNN and prune its channels in one run, then remove the dead channels physically.
 
 pruner = softprune.SoftPruner(model, example, strength=1e-4)
 ...
@@ -8,13 +8,11 @@ small = pruner.compact()        # an ordinary, smaller nn.Module, verified equal
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from softprune import bench, data, export, models
-    from softprune.cost import Cost, cost
+    from softprune.costs import Cost, cost
     from softprune.errors import SoftpruneError
     from softprune.inspection import Inspection, inspect
     from softprune.masks import MaskConfig
@@ -47,15 +45,12 @@ __all__ = [
     "verify",
 ]
 
-# What `import softprune` alone gives.
-_ROOMS = (
+_PACKAGES = (
     "bench",
     "budget",
     "data",
     "errors",
     "export",
-    "files",
-    "finite",
     "graph",
     "inspection",
     "masks",
@@ -64,8 +59,8 @@ _ROOMS = (
     "plan",
     "surgery",
 )
-_ROOM_OF = {
-    "Cost": "cost",
+_DEFINED_IN = {
+    "Cost": "costs",
     "Inspection": "inspection",
     "MaskConfig": "masks",
     "PrunePlan": "plan",
@@ -74,7 +69,7 @@ _ROOM_OF = {
     "SoftpruneError": "errors",
     "Summary": "methods",
     "apply_plan": "surgery",
-    "cost": "cost",
+    "cost": "costs",
     "inspect": "inspection",
     "load": "surgery",
     "remap_optimizer": "surgery",
@@ -82,28 +77,18 @@ _ROOM_OF = {
     "verify": "surgery",
 }
 
+if not TYPE_CHECKING:  # a type checker would accept any name of a module that has __getattr__
 
-class _Softprune(ModuleType):
-    """This module, which imports a name when it is first asked for: `softprune --help` does not wait for PyTorch.
-
-    A class and not a function `__getattr__` of the module: that would let type checkers accept any name.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _ROOMS:
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first use, so that `softprune --help` does not import torch."""
+        if name in _PACKAGES:
             return importlib.import_module(f"softprune.{name}")
-        if name not in _ROOM_OF:
-            raise AttributeError(f"module 'softprune' has no attribute {name!r}", name=name, obj=self)
-        value = getattr(importlib.import_module(f"softprune.{_ROOM_OF[name]}"), name)
-        setattr(self, name, value)
+        if name not in _DEFINED_IN:
+            raise AttributeError(f"module 'softprune' has no attribute {name!r}", name=name)
+        value = getattr(importlib.import_module(f"softprune.{_DEFINED_IN[name]}"), name)
+        globals()[name] = value
         return value
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Python puts the room `cost` here once anything imports it; `softprune.cost` is the function.
-        super().__setattr__(name, value.cost if name == "cost" and isinstance(value, ModuleType) else value)
 
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *__all__})
-
-
-sys.modules[__name__].__class__ = _Softprune
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,22 +1,24 @@
-"""The errors that softprune raises for the person who caused them.
+"""Exceptions, and the parts that error messages share.
 
-Every message says the rule, then what was got, then what to do. All of them derive from
-``SoftpruneError``, which is a ``ValueError``: one ``except`` clause catches whatever softprune refuses.
+Every message states the rule, the value and the remedy. All exceptions derive from ``SoftpruneError``, which is a
+``ValueError``: one ``except`` clause catches them all.
 """
 
+import difflib
 import re
+from collections.abc import Iterable, Sequence
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def first_line(error: BaseException) -> str:
-    """What another's error says, for use in ours: its first line, without colours and the last full stop."""
+    """Return the first line of another library's error, without colours and the final full stop."""
     lines = (line.strip() for line in _COLOUR.sub("", str(error)).splitlines())
     return next((line for line in lines if line), type(error).__name__).rstrip(".")
 
 
 class SoftpruneError(ValueError):
-    """Base of every error that softprune raises on purpose."""
+    """Base class of all softprune exceptions."""
 
 
 class ModelError(SoftpruneError):
@@ -28,15 +30,15 @@ class PlanError(SoftpruneError):
 
 
 class VerificationError(SoftpruneError):
-    """A cut network did not compute what the masked network computed; nothing was changed."""
+    """A cut network does not compute what the masked network computes; nothing was changed."""
 
 
 class FileFormatError(SoftpruneError):
-    """A file on disk is truncated, tampered with, or of a version that cannot be read."""
+    """A file on disk is truncated, tampered with, or of an unsupported version."""
 
 
 class ConfigError(SoftpruneError):
-    """A setting is unknown, of the wrong type, out of range, or contradicts another one."""
+    """A setting is unknown, of the wrong type, out of range, or conflicts with another one."""
 
 
 class DataError(SoftpruneError):
@@ -44,4 +46,16 @@ class DataError(SoftpruneError):
 
 
 class CheckpointError(SoftpruneError):
-    """A checkpoint cannot be written, read, or continued from."""
+    """A checkpoint cannot be written, read, or resumed from."""
+
+
+def few_of(word: str, candidates: Sequence[str]) -> str:
+    """List the closest candidates, or the first ones when none is close."""
+    near = difflib.get_close_matches(word, candidates, n=3) or candidates[:3]
+    return f"{', '.join(map(repr, near))}{' ...' if len(candidates) > len(near) else ''}"
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """Return " Did you mean X?" for the closest candidate, or an empty string when none is close."""
+    close = difflib.get_close_matches(word, list(candidates), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

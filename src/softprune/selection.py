@@ -9,12 +9,11 @@ from dataclasses import replace
 
 from torch import nn
 
-from softprune.cost import count_exact
-from softprune.errors import ConfigError, ModelError
+from softprune.costs import count_exact
+from softprune.errors import ConfigError, ModelError, few_of
 from softprune.graph import ChannelGraph, ExampleLike, trace
 from softprune.masks import check_unmasked
 from softprune.plan import dense_macs
-from softprune.spelling import few_of
 from softprune.surgery import prove
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from torch import nn
 
 from softprune.bench import BenchReport, BenchRow
 from softprune.bench.advice import advice
-from softprune.graph.modules import Select
+from softprune.graph.inserted import Select
 
 ROW = BenchRow(
     backend="eager",

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from softprune.budget import Cut, Fitter
+from softprune.budget import Cut, CutSearch
 
 
 def chain_cost(widths_factor):
@@ -23,7 +23,7 @@ def fitter(widths=(32, 64, 48), *, seed=0, share=0.5, round_to=1, floor=1, facto
     alive = {f"s{i}": torch.rand(width, generator=generator) for i, width in enumerate(widths)}
     cost = chain_cost(factors)
     dense = cost({name: torch.ones(len(column)) for name, column in alive.items()})
-    return Fitter(alive, dict.fromkeys(alive, floor), round_to, cost, share * dense)
+    return CutSearch(alive, dict.fromkeys(alive, floor), round_to, cost, share * dense)
 
 
 @settings(deadline=None, max_examples=60)
@@ -96,7 +96,7 @@ def test_an_exchange_closes_a_gap_that_no_single_channel_fits_into():
     def cost(masks):
         return 10.0 * int(masks["a"].sum()) + 7.0 * int(masks["b"].sum())
 
-    fit = Fitter(alive, {"a": 0, "b": 0}, 1, cost, 95.0)
+    fit = CutSearch(alive, {"a": 0, "b": 0}, 1, cost, 95.0)
     cut = fit.fit()
     assert cut == Cut((8, 2), 94.0) or cut.cost == 95.0
     assert 0.99 * fit.limit <= cut.cost
@@ -104,20 +104,20 @@ def test_an_exchange_closes_a_gap_that_no_single_channel_fits_into():
 
 def test_channels_that_nobody_reads_do_not_come_back():
     alive = {"a": torch.linspace(0.9, 0.1, 10), "dead": torch.linspace(0.05, 0.01, 10)}
-    fit = Fitter(alive, {"a": 0, "dead": 0}, 1, lambda masks: 10.0 * int(masks["a"].sum()), 55.0)
+    fit = CutSearch(alive, {"a": 0, "dead": 0}, 1, lambda masks: 10.0 * int(masks["a"].sum()), 55.0)
     assert fit.fit().counts == (5, 0)
 
 
 def test_equal_probabilities_are_cut_in_the_order_of_the_channels():
     alive = {"a": torch.full((6,), 0.5)}
-    fit = Fitter(alive, {"a": 0}, 1, lambda masks: float(masks["a"].sum()), 4.0)
+    fit = CutSearch(alive, {"a": 0}, 1, lambda masks: float(masks["a"].sum()), 4.0)
     assert fit.masks(fit.fit().counts)["a"].tolist() == [True] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize("round_to", [4, 8])
 def test_a_width_that_is_no_multiple_may_stay_whole(round_to):
     alive = {"a": torch.linspace(0.9, 0.1, 10)}
-    fit = Fitter(alive, {"a": 0}, round_to, lambda masks: float(masks["a"].sum()), 9.0)
+    fit = CutSearch(alive, {"a": 0}, round_to, lambda masks: float(masks["a"].sum()), 9.0)
     assert fit.fit().counts == (8,)
     assert fit.at_rank(9) == (10,)
     assert fit.refine(Cut((10,), 10.0)).counts == (8,)

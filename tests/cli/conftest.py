@@ -1,15 +1,11 @@
 """Commands run in this process, from a folder of their own, in plain lines as in a pipe."""
 
 import importlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))  # for `tiny`
-
 from tiny import tiny_recipe
 from typer.testing import CliRunner, Result
 

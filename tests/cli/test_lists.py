@@ -3,9 +3,9 @@
 import pytest
 
 from softprune import models
+from softprune.config.shipped import recipe_names
 from softprune.data import DATASETS
 from softprune.methods import REGISTRY
-from softprune.train.shipped import recipe_names
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import torch
 
 import softprune as sp
 from softprune import models
+from softprune.config.recipes import load_recipe
 from softprune.methods.base import Pruner
+from softprune.runs.folder import RunFolder
 from softprune.surgery import Origin, read_origin, read_plans, save
-from softprune.train.recipe import load_recipe
-from softprune.train.records import RunFolder
 
 
 def test_inspect_a_network_from_the_registry_and_ones_own(softprune) -> None:

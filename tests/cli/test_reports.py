@@ -52,7 +52,7 @@ def test_a_table_that_cannot_be_written_is_one_clear_message(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("softprune.files.os.fsync", full)
+    monkeypatch.setattr("softprune.io.os.fsync", full)
     result = softprune("compare", str(finished), "--out", "table.md")
     assert result.exit_code == 2
     assert "room for table.md" in result.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny import metrics, tiny_recipe
 
-from softprune.train.records import RunFolder
+from softprune.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 

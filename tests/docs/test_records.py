@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from softprune.cli import main
-from softprune.train.recipe import load_recipe
+from softprune.config.recipes import load_recipe
 
 ROOT = Path(__file__).parents[2]
 

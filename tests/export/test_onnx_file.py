@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from softprune import SoftPruner, models
 from softprune.errors import ConfigError, ModelError, VerificationError
 from softprune.export import to_onnx
-from softprune.graph import Select, Void
+from softprune.graph import ConstantOutput, Select
 from softprune.surgery import plans_of
 
 onnx = pytest.importorskip("onnx", reason='the "onnx" extra is not installed')
@@ -52,7 +52,7 @@ def test_an_index_is_one_gather_of_a_constant(tmp_path: Path) -> None:
 
 def test_a_dead_branch_computes_no_convolution(tmp_path: Path) -> None:
     _, compact, example = compacted("void")
-    assert any(isinstance(module, Void) for module in compact.modules())
+    assert any(isinstance(module, ConstantOutput) for module in compact.modules())
     graph = onnx.load(to_onnx(compact, example, tmp_path / "small.onnx").path).graph
     assert sum(node.op_type == "Conv" for node in graph.node) == 1
 

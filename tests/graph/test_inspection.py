@@ -5,19 +5,19 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from topologies import TOPOLOGIES, Chain, Residual, conv, pooled, randomise_
 from torch import Tensor, nn
 
 import softprune as sp
 from softprune.errors import ModelError
 from softprune.graph import trace
-from softprune.graph.readers import ACTIVATIONS
+from softprune.graph.following import ACTIVATIONS
 from softprune.inspection import floor_masks
 from softprune.masks import KNOWN_ACTIVATIONS
 from softprune.plan import make_plan, required_sites
 from softprune.plan.required import _alive, _on_every_path
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan
-from topologies import TOPOLOGIES, Chain, Residual, conv, pooled, randomise_
 
 IMAGE = torch.randn(2, 3, 8, 8)
 

@@ -21,7 +21,7 @@ from softprune.masks import (
     round_up,
     sparsity_loss,
 )
-from softprune.masks.noise import channel_words
+from softprune.rng import channel_words
 
 CONFIG = MaskConfig()
 

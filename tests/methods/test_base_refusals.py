@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from tests.topologies import TOPOLOGIES
+from topologies import TOPOLOGIES
 from torch import Tensor, nn
 
 import softprune as sp

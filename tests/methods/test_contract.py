@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from method_networks import Chain, Residual, batch, sgd, train
+from topologies import TOPOLOGIES, randomise_
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -20,7 +21,6 @@ from softprune.methods import REGISTRY, Pruner, RandomPruner
 from softprune.plan import PrunePlan
 from softprune.selection import read_graph
 from softprune.surgery import remap_optimizer
-from topologies import TOPOLOGIES, randomise_
 
 CARDS = Path(__file__).parents[2] / "docs" / "methods"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.topologies import TOPOLOGIES
+from topologies import TOPOLOGIES
 from torch import Tensor, nn
 
 import softprune as sp

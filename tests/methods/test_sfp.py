@@ -6,7 +6,7 @@ from method_networks import Chain, PreActivation, Residual, batch, sgd, train
 from torch import nn
 
 from softprune import models
-from softprune.cost import PaperCounter
+from softprune.costs import PaperCounter
 from softprune.errors import CheckpointError, ConfigError, ModelError
 from softprune.methods import SfpPruner
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from softprune import models
-from softprune.cost import cost
+from softprune.costs import cost
 
 # name, classes, SCP-FLOPs (None: the authors have no rule), parameters, channels, conv + fc MACs
 ROWS = [

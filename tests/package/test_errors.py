@@ -6,7 +6,11 @@ from softprune import errors
 
 
 def test_every_error_is_a_softprune_error_and_a_value_error() -> None:
-    classes = [value for value in vars(errors).values() if inspect.isclass(value)]
+    classes = [
+        value
+        for value in vars(errors).values()
+        if inspect.isclass(value) and value.__module__ == errors.__name__
+    ]
     assert len(classes) == 8
     for cls in classes:
         assert issubclass(cls, errors.SoftpruneError)

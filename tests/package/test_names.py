@@ -59,16 +59,6 @@ def test_type_checkers_see_every_public_name() -> None:
     assert set(softprune.__all__) - {"__version__"} <= seen
 
 
-def test_cost_is_the_function_also_once_its_room_is_imported() -> None:
-    code = """
-import softprune as sp
-from softprune.cost import cost as function
-from softprune import cost
-print(sp.cost is cost is function, callable(cost))
-"""
-    assert _alone(code).split() == ["True", "True"]
-
-
 def test_an_unknown_name_is_an_ordinary_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'softprune' has no attribute 'SoftPrune'"):
         _ = softprune.SoftPrune

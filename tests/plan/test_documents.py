@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from topologies import Chain, Depthwise, masks_of, randomise_
 
 from softprune.errors import PlanError
 from softprune.plan import PrunePlan, make_plan
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan
-from topologies import Chain, Depthwise, masks_of, randomise_
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from topologies import TOPOLOGIES, Topology, masks_of, randomise_
 from torch import nn
 
-from softprune.cost import cost
-from softprune.graph import Select, Void
+from softprune.costs import cost
+from softprune.graph import ConstantOutput, Select
 from softprune.plan import PrunePlan, make_plan
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan, verify_plan
-from topologies import TOPOLOGIES, Topology, masks_of, randomise_
 
 
 @pytest.fixture(params=TOPOLOGIES, ids=str)
@@ -18,7 +18,7 @@ def topology(request: pytest.FixtureRequest) -> Topology:
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:
-    if isinstance(module, Void):
+    if isinstance(module, ConstantOutput):
         return 0, len(module.value)
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import softprune as sp
 from softprune.masks import SoftGate
 from softprune.methods import REGISTRY
-from softprune.plan import tied_sites
+from softprune.plan import coupled_sites
 from softprune.selection import read_graph
 
 EXAMPLE = torch.randn(2, 3, 8, 8)
@@ -50,13 +50,13 @@ class _Block(nn.Module):
     ],
 )
 def test_lines_are_found(options: dict[str, Any], lines: tuple[tuple[str, ...], ...]) -> None:
-    assert tied_sites(read_graph(_Block(**options), EXAMPLE)) == lines
+    assert coupled_sites(read_graph(_Block(**options), EXAMPLE)) == lines
 
 
 def test_mobilenet_has_a_line_in_every_block() -> None:
     vision = pytest.importorskip("torchvision.models", exc_type=ImportError)
     graph = read_graph(vision.mobilenet_v2(num_classes=10), torch.randn(1, 3, 64, 64))
-    lines = tied_sites(graph)
+    lines = coupled_sites(graph)
     assert len(lines) == 17
     assert all(len(line) == 2 for line in lines)
 

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import browser as browsing
 import pytest
-
-
-def _sibling(name: str) -> ModuleType:
-    """A module beside this file; pytest's importlib mode puts none of the test folders on the path."""
-    spec = importlib.util.spec_from_file_location(f"report_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-synthetic = _sibling("synthetic_runs")
-browsing = _sibling("browser")
+import synthetic_runs as synthetic
 
 NO_BROWSER = (
     "the reports were not opened in a browser: no Chromium on PATH (Debian: apt-get install chromium; "

@@ -2,7 +2,7 @@
 
 from softprune.report.curves import ACCURACY, REMOVED, Series, curves_data, draw_curves, events_of
 from softprune.report.figures import NARROW, WIDE
-from softprune.report.records import Epoch, Totals
+from softprune.runs.records import Epoch, Totals
 
 
 def rows(rates: list[float | None], tuned_from: int = 99) -> list[Epoch]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softprune.report.decisions import QUADRANTS, Rule, decide, exemplar, rule_of
-from softprune.report.records import Site
+from softprune.runs.records import Site
 
 RULE = Rule(delta=0.05, c=0.95)
 

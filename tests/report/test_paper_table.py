@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from softprune.config.recipes import load_recipe
+from softprune.config.shipped import recipe_names
 from softprune.report import PaperRow, markdown, paper_figures, paper_rows, table_cells
-from softprune.report.records import Epoch, Moment, Run, Totals, Variant
-from softprune.train.recipe import load_recipe
-from softprune.train.shipped import recipe_names
+from softprune.runs.records import Epoch, Moment, Run, Totals, Variant
 
 NOTHING = Totals()
 

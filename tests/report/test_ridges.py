@@ -5,8 +5,8 @@ import random
 
 from softprune.report.decisions import Rule
 from softprune.report.figures import NARROW, WIDE
-from softprune.report.records import Site
 from softprune.report.ridges import KEPT_ROWS, ROWS, draw_ridges, tally, view_of
+from softprune.runs.records import Site
 
 RULE = Rule(delta=0.05, c=0.95)
 

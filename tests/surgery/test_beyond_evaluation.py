@@ -6,13 +6,13 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
+from topologies import randomise_
 from torch import Tensor, nn
 
 import softprune as sp
 from softprune.errors import ModelError
 from softprune.selection import read_graph
 from softprune.surgery.apply import duplicated
-from topologies import randomise_
 
 IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 

@@ -5,17 +5,17 @@ import functools
 import pytest
 import torch
 from comparing import assert_exact, random_masks
+from topologies import TOPOLOGIES, randomise_
 from torch import nn
 
 from softprune import models
-from softprune.cost import cost
+from softprune.costs import cost
 from softprune.graph import ChannelGraph
-from softprune.graph.modules import Select
+from softprune.graph.inserted import Select
 from softprune.inspection import floor_masks
 from softprune.plan import make_plan, required_sites
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan
-from topologies import TOPOLOGIES, randomise_
 
 
 @functools.cache

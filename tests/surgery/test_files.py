@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.surgery.comparing import random_masks
-from tests.topologies import TOPOLOGIES, randomise_
+from comparing import random_masks
+from topologies import TOPOLOGIES, randomise_
 from torch import nn
 
 import softprune as sp
@@ -47,7 +47,7 @@ import sys, torch
 sys.path.insert(0, {str(ROOT)!r})
 import softprune as sp
 from torch.utils._pytree import tree_leaves
-from tests.topologies import TOPOLOGIES
+from topologies import TOPOLOGIES
 for number, name in enumerate({jobs!r}):
     small = sp.load({str(tmp_path)!r} + "/" + str(number), TOPOLOGIES[name].build())
     example = TOPOLOGIES[name].example()
@@ -85,7 +85,7 @@ def test_a_failed_save_keeps_the_earlier_network(
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"softprune.files.os.{call}", full)
+    monkeypatch.setattr(f"softprune.io.os.{call}", full)
     with pytest.raises(FileFormatError, match=r"must have room\. Got .*No space left.* MiB free"):
         sp.save(small, tmp_path / "net")
     assert (tmp_path / "net" / "plan.json").read_bytes() == before

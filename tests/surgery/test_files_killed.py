@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.topologies import Chain
+from topologies import Chain
 from torch import nn
 
 import softprune as sp
@@ -54,8 +54,8 @@ def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise Killed
         RENAME(*args)
 
-    monkeypatch.setattr("softprune.files.os.rename", rename)
-    monkeypatch.setattr("softprune.files.shutil.rmtree", lambda *args, **kwargs: None)
+    monkeypatch.setattr("softprune.io.os.rename", rename)
+    monkeypatch.setattr("softprune.io.shutil.rmtree", lambda *args, **kwargs: None)
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -102,7 +102,7 @@ sp.save(network(2), sys.argv[1])
 
 def test_a_process_that_is_killed_between_the_renames(tmp_path: Path) -> None:
     folder = sp.save(network(1), tmp_path / "net")
-    code = _KILLED.format(root=str(ROOT), here=str(Path(__file__).parent))
+    code = _KILLED.format(root=str(ROOT), here=str(ROOT / "tests" / "support"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code, str(folder)], env=environment, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -119,7 +119,7 @@ def test_a_full_disk_after_a_kill_leaves_the_earlier_network(
 ) -> None:
     folder = sp.save(network(1), tmp_path / "net")
     folder.rename(_aside(tmp_path, "net") / "net")
-    write = "softprune.files._write"
+    write = "softprune.io._write"
     with monkeypatch.context() as patched:
         patched.setattr(write, _full)
         with pytest.raises(FileFormatError, match="must have room"):
@@ -144,7 +144,7 @@ def test_leftovers_of_other_names_are_left_alone(tmp_path: Path) -> None:
 def test_what_cannot_be_put_back_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = sp.save(network(1), tmp_path / "net")
     folder.rename(_aside(tmp_path, "net") / "net")
-    monkeypatch.setattr("softprune.files.os.rename", _full)
+    monkeypatch.setattr("softprune.io.os.rename", _full)
     with pytest.raises(FileFormatError, match=r"put back.*No space.*rename the folder in '\.net\.old\.\*'"):
         loaded(folder)
 

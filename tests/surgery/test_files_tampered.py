@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.topologies import TOPOLOGIES, masks_of, randomise_
+from topologies import TOPOLOGIES, masks_of, randomise_
 from torch import Tensor, nn
 
 import softprune as sp

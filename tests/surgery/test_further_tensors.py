@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from comparing import assert_exact, random_masks
+from topologies import conv, pooled, randomise_
 from torch import Tensor, nn
 
 from softprune.plan import make_plan
 from softprune.selection import read_graph
-from topologies import conv, pooled, randomise_
 
 
 class Network(nn.Module):

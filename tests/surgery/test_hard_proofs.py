@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from topologies import randomise_
 from torch import Tensor, nn
 
 import softprune as sp
 from softprune.errors import ModelError, VerificationError
 from softprune.surgery.verify import compare, verify
-from topologies import randomise_
 
 
 class Plain(nn.Module):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from comparing import assert_exact, random_masks
+from topologies import conv, pooled, randomise_
 from torch import Tensor, nn
 
 from softprune import SoftPruner
@@ -19,7 +20,6 @@ from softprune.graph import ChannelGraph
 from softprune.inspection import floor_masks
 from softprune.plan import required_sites
 from softprune.selection import read_graph
-from topologies import conv, pooled, randomise_
 
 
 class Nasty(nn.Module):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.surgery.comparing import masked, random_masks
-from tests.topologies import TOPOLOGIES, randomise_
+from comparing import masked, random_masks
+from topologies import TOPOLOGIES, randomise_
 from torch import Tensor, nn
 
 import softprune as sp

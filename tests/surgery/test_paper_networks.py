@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from comparing import random_masks
+from topologies import randomise_
 from torch import Tensor, nn
 
 from softprune import models
 from softprune.plan import make_plan
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan, save
-from topologies import randomise_
 
 LOAD = """
 import sys, torch

@@ -6,13 +6,13 @@ import torch
 from comparing import assert_exact, random_masks
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-
 from random_networks import RandomNet, Spec, specs
-from softprune.cost import cost
+from topologies import randomise_
+
+from softprune.costs import cost
 from softprune.plan import make_plan
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan
-from topologies import randomise_
 
 EXAMPLES = int(os.environ.get("SOFTPRUNE_EXAMPLES", "300"))
 

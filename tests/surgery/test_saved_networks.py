@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 from comparing import assert_exact, masked, random_masks, relative_difference
+from topologies import TOPOLOGIES, Chain, Tied, randomise_
 from torch import nn
 
 from softprune import models
 from softprune.errors import SoftpruneError
-from softprune.graph import ChannelGraph, Void
+from softprune.graph import ChannelGraph, ConstantOutput
 from softprune.plan import PrunePlan, make_plan, required_sites
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan, load, plans_of, save
-from topologies import TOPOLOGIES, Chain, Tied, randomise_
 
 
 def _cut(model: nn.Module, graph: ChannelGraph, seed: int = 0, deaths: float = 0.4) -> nn.Module:
@@ -154,7 +154,7 @@ def test_branches_that_died_in_one_cut_shrink_in_the_next(name: str, options: di
     for dead in free[3:9:3]:
         masks[dead][:] = False
     once = apply_plan(make_plan(graph, model, masks, **options), model)
-    voids = [name for name, module in once.named_modules() if isinstance(module, Void)]
+    voids = [name for name, module in once.named_modules() if isinstance(module, ConstantOutput)]
     assert voids
     again = read_graph(once, torch.randn(1, 3, 32, 32))
     assert not [frozen for frozen in again.frozen if "trial" in frozen.reason]

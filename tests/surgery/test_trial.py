@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from topologies import Chain, Residual, conv, pooled, randomise_
 from torch import Tensor, nn
 
 import softprune
 from softprune.errors import ModelError
-from softprune.graph import link
-from softprune.graph.link import Linker
-from softprune.graph.records import Map
-from topologies import Chain, Residual, conv, pooled, randomise_
+from softprune.graph import builder as link
+from softprune.graph.builder import GraphBuilder
+from softprune.graph.ops import Map
 
 
-def forgets_one_side(linker: Linker, node: Any) -> Any:
+def forgets_one_side(linker: GraphBuilder, node: Any) -> Any:
     """A rule for a sum that reads the left one only."""
     linker.answer_for(node)
     value = linker.value(node.args[0])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from comparing import random_masks
+from topologies import TOPOLOGIES, Chain, PreActivation, randomise_
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -16,7 +17,6 @@ from softprune.plan import make_plan
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan, plans_of, remap_optimizer
 from softprune.surgery.verify import mask_sites_
-from topologies import TOPOLOGIES, Chain, PreActivation, randomise_
 
 
 def _compact(name: str, seed: int = 1) -> tuple[nn.Module, nn.Module, tuple[Any, ...]]:

@@ -9,12 +9,12 @@ import torch
 from tiny import tiny_config
 
 import softprune
+from softprune.config.settings import RunConfig
 from softprune.data import load_data
 from softprune.errors import ConfigError
-from softprune.train.config import RunConfig
+from softprune.runs.networks import build_network
 from softprune.train.cutting import compact_run
 from softprune.train.eval_step import EvalStep
-from softprune.train.network import build_network
 from softprune.train.run import start
 
 Tiny = Callable[..., RunConfig]

@@ -14,14 +14,14 @@ import pytest
 import torch
 from tiny import assert_same, final_state, metrics
 
+from softprune.config.settings import RunConfig
 from softprune.errors import DataError
-from softprune.files import unwritable
+from softprune.io import unwritable
 from softprune.methods.sfp import SfpPruner
-from softprune.train.checkpoint import read_newest
-from softprune.train.config import RunConfig
-from softprune.train.loop import Trainer
+from softprune.runs.checkpoint import read_newest
 from softprune.train.progress import Listener
 from softprune.train.run import resume, start
+from softprune.train.trainer import Trainer
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -209,7 +209,7 @@ def test_a_full_disk_at_that_moment_hides_neither_error(
     def full(path: Path, content: object) -> None:
         raise unwritable(path, OSError(errno.ENOSPC, "No space left on device"))
 
-    monkeypatch.setattr("softprune.train.checkpoint.write_atomically", full)
+    monkeypatch.setattr("softprune.runs.checkpoint.write_atomically", full)
     both = r"\.png, which is not: .* could not be saved: The disk must have room .* from the beginning"
     with pytest.raises(DataError, match=both):
         start(config(), tmp_path / "run", listener=Break(tmp_path / "images", "train", step=2))

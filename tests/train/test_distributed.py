@@ -14,16 +14,16 @@ from forked import train_or_resume_in_two
 from killing import fork_server
 from tiny import assert_same, final_state, metrics, tiny_config, tiny_recipe
 
+from softprune.config.settings import RunConfig
 from softprune.data import load_data
+from softprune.data.batches import make_batches
+from softprune.data.sampler import EpochSampler
 from softprune.masks import Clock
-from softprune.train.checkpoint import read_newest
-from softprune.train.config import RunConfig
+from softprune.runs.checkpoint import read_newest
+from softprune.runs.networks import initial_network
 from softprune.train.eval_step import EvalStep
-from softprune.train.feed import make_feed
 from softprune.train.method import make_pruner
-from softprune.train.network import initial_network
 from softprune.train.optim import make_sgd
-from softprune.train.sampler import EpochSampler
 from softprune.train.stage import learning_rate
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torc
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=config.optimizer.weight_decay), lr=0.1)
     pruner.attach(optimizer)
     sampler = EpochSampler(size=len(data.train), batch_size=config.data.batch_size, seed=config.seed)
-    feed = make_feed(data, sampler, device=torch.device("cpu"), pieces=2)
+    feed = make_batches(data, sampler, device=torch.device("cpu"), pieces=2)
     rate = learning_rate(config, sampler.steps)
     clock = Clock(config.seed)  # of the images
     pruner.strength.fill_(config.method.strength)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from softprune.config.settings import RunConfig
 from softprune.errors import ConfigError
-from softprune.train.config import RunConfig
 from softprune.train.events import EventWriter
 from softprune.train.progress import Listener
 from softprune.train.run import resume, start

@@ -2,13 +2,13 @@
 
 import pytest
 
+from softprune.config.recipes import load_recipe
+from softprune.config.settings import MethodConfig
+from softprune.config.shipped import recipe_names
 from softprune.errors import ConfigError
 from softprune.methods import REGISTRY
 from softprune.methods.registry import COMMON
-from softprune.train.config import MethodConfig
 from softprune.train.method import check_method
-from softprune.train.recipe import load_recipe
-from softprune.train.shipped import recipe_names
 
 
 @pytest.mark.parametrize("method", sorted(REGISTRY))

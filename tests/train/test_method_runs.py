@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tiny import final_state, metrics
 
+from softprune.config.settings import RunConfig
 from softprune.errors import ConfigError
-from softprune.train.config import RunConfig
 from softprune.train.run import resume, start
 
 Tiny = Callable[..., RunConfig]

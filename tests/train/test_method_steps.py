@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from softprune.cost import tensor_cores
+from softprune import hardware
 from softprune.data import ArrayDataset, Augmentation, DataBundle
+from softprune.data.batches import make_batches
+from softprune.data.sampler import EpochSampler
+from softprune.fused import training as convolutions
 from softprune.methods import REGISTRY, RandomPruner
-from softprune.train import convolutions
 from softprune.train import step as step_module
-from softprune.train.feed import make_feed
 from softprune.train.optim import make_sgd
-from softprune.train.sampler import EpochSampler
 from softprune.train.schedule import Schedule
 from softprune.train.step import StepOptions, TrainStep
 
@@ -64,7 +64,7 @@ def trained(method: str, device: torch.device, **options: Any) -> tuple[str | No
     pruner.steers_itself = False
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=2e-4), lr=0.1)
     pruner.attach(optimizer)
-    feed = make_feed(bundle, EpochSampler(size=28, batch_size=8, seed=3), device=device)
+    feed = make_batches(bundle, EpochSampler(size=28, batch_size=8, seed=3), device=device)
     step = TrainStep(
         model,
         optimizer,
@@ -112,7 +112,7 @@ def test_compiled_and_recorded_steps_are_the_eager_ones(method: str, monkeypatch
 
 
 def test_steps_with_fitted_convolutions_are_the_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_cores, "HALF_CHANNELS", 4)  # the network here is narrow
+    monkeypatch.setattr(hardware, "TENSOR_CORE_CHANNELS", 4)  # the network here is narrow
     wide: list[Any] = []
     monkeypatch.setattr(
         step_module, "fitted", lambda graph: wide.append(convolutions.fitted(graph)) or wide[-1]

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from softprune.data import load_data
+from softprune.data.batches import make_batches
+from softprune.data.sampler import EpochSampler
 from softprune.masks import Clock
-from softprune.train.feed import make_feed
 from softprune.train.recalibration import recalibrate
-from softprune.train.sampler import EpochSampler
 
 
 def test_statistics_are_those_of_the_batches() -> None:
     data = load_data("digits")
     sampler = EpochSampler(size=len(data.train), batch_size=200)
-    feed = make_feed(data, sampler, device=torch.device("cpu"), pieces=2)
+    feed = make_batches(data, sampler, device=torch.device("cpu"), pieces=2)
     network = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5))
     network.eval()
     norm = network[0]
@@ -45,16 +45,16 @@ _ONE_OF_TWO = """
 import sys
 import torch
 from softprune.data import load_data
-from softprune.train.feed import make_feed
+from softprune.data.batches import make_batches
 from softprune.train.recalibration import recalibrate
-from softprune.train.sampler import EpochSampler
+from softprune.data.sampler import EpochSampler
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
 data = load_data("digits")
 sampler = EpochSampler(size=len(data.train), batch_size=200, rank=rank, world_size=2)
 norm = torch.nn.BatchNorm2d(1)
-recalibrate(norm, make_feed(data, sampler, device=torch.device("cpu")), 3)
+recalibrate(norm, make_batches(data, sampler, device=torch.device("cpu")), 3)
 torch.save(norm.state_dict(), f"{folder}/{rank}.pt")
 torch.distributed.destroy_process_group()
 """
@@ -74,5 +74,5 @@ def test_processes_end_with_the_same_statistics(tmp_path: Path) -> None:
     data = load_data("digits")
     share = EpochSampler(size=len(data.train), batch_size=200, rank=0, world_size=2)
     alone = nn.BatchNorm2d(1)
-    recalibrate(alone, make_feed(data, share, device=torch.device("cpu")), 3)
+    recalibrate(alone, make_batches(data, share, device=torch.device("cpu")), 3)
     assert torch.equal(first["running_mean"], alone.running_mean)

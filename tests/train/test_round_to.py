@@ -8,15 +8,15 @@ import pytest
 import torch
 from tiny import metrics
 
+from softprune.config.recipes import dump_config, load_recipe, read_config
+from softprune.config.settings import MethodConfig, RunConfig
 from softprune.data import load_data
+from softprune.distributed import World
 from softprune.errors import ConfigError
-from softprune.train.checkpoint import read_newest
-from softprune.train.config import MethodConfig, RunConfig
-from softprune.train.distributed import World
+from softprune.runs.checkpoint import read_newest
+from softprune.runs.networks import initial_network
 from softprune.train.method import make_pruner
-from softprune.train.network import initial_network
 from softprune.train.progress import Listener
-from softprune.train.recipe import dump_config, load_recipe, read_config
 from softprune.train.run import resume, start
 from softprune.train.stage import Stage
 
@@ -54,7 +54,7 @@ class _StopAfter(Listener):
     def __init__(self, patch: pytest.MonkeyPatch, steps: int) -> None:
         self.left = steps
         patch.setattr(
-            "softprune.train.signals.StopWatch.reason", lambda _: "a test" if self.left <= 0 else None
+            "softprune.train.stop_signal.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None
         )
 
     def on_step(self, done: int) -> None:

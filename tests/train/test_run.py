@@ -12,15 +12,15 @@ import torch
 from tiny import assert_same, final_state, metrics
 
 import softprune
+from softprune.config.recipes import load_recipe
+from softprune.config.settings import RunConfig
 from softprune.data import ArrayDataset, load_data
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
-from softprune.train.checkpoint import read_newest, save_checkpoint
-from softprune.train.config import RunConfig
-from softprune.train.loop import Trainer
-from softprune.train.network import build_network
+from softprune.runs.checkpoint import read_newest, save_checkpoint
+from softprune.runs.networks import build_network
 from softprune.train.progress import Listener
-from softprune.train.recipe import load_recipe
 from softprune.train.run import Outcome, dense_config, resume, start
+from softprune.train.trainer import Trainer
 
 Tiny = Callable[..., RunConfig]
 
@@ -30,7 +30,7 @@ class StopAt(Listener):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
         self.left = after
-        monkeypatch.setattr("softprune.train.signals.StopWatch.reason", lambda _: self.reason())
+        monkeypatch.setattr("softprune.train.stop_signal.StopSignal.reason", lambda _: self.reason())
 
     def reason(self) -> str | None:
         return "a test" if self.left <= 0 else None
@@ -129,7 +129,7 @@ def test_every_session_of_a_run_is_in_its_record(
 ) -> None:
     config = tiny()
     commands = iter(["softprune train", "softprune resume", "softprune resume --time-limit 9"])
-    monkeypatch.setattr("softprune.train.environment.command_line", lambda: next(commands))
+    monkeypatch.setattr("softprune.runs.environment.command_line", lambda: next(commands))
     outcome = run_in_pieces(config, tmp_path / "run", [9, 30], monkeypatch)
     assert outcome.result is not None
     sessions = outcome.result["sessions"]
@@ -209,7 +209,7 @@ def test_a_damaged_checkpoint_costs_only_the_way_back(
 
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_again(tiny: Tiny, tmp_path: Path) -> None:
-    from softprune.train.records import RunFolder
+    from softprune.runs.folder import RunFolder
 
     config = tiny("train.epochs=1")
     RunFolder.create(tmp_path / "run", config)
@@ -234,9 +234,9 @@ def test_a_session_that_saved_nothing_is_in_the_record_too(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     commands = iter(["softprune train tiny", "softprune resume run"])
-    monkeypatch.setattr("softprune.train.environment.command_line", lambda: next(commands))
+    monkeypatch.setattr("softprune.runs.environment.command_line", lambda: next(commands))
     with monkeypatch.context() as patch:
-        patch.setattr("softprune.train.loop.Trainer._run", lambda _: 1 / 0)
+        patch.setattr("softprune.train.trainer.Trainer._run", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             start(tiny(), tmp_path / "run")
     with caplog.at_level("INFO", "softprune"):
@@ -267,10 +267,10 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
             raise OSError(errno.ENOSPC, "No space left on device")
         replace(source, target)
 
-    monkeypatch.setattr("softprune.files.os.replace", full)
+    monkeypatch.setattr("softprune.io.os.replace", full)
     with pytest.raises(CheckpointError, match="make room"):
         start(config, tmp_path / "run")
-    monkeypatch.setattr("softprune.files.os.replace", replace)
+    monkeypatch.setattr("softprune.io.os.replace", replace)
     assert resume(tmp_path / "run").result is not None
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "run"))

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
+from softprune.config.settings import RunConfig
 from softprune.errors import ConfigError
 from softprune.train import schedule as module
-from softprune.train.config import RunConfig
 from softprune.train.schedule import Schedule
 from softprune.train.stage import learning_rate
 

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from softprune.data import ArrayDataset, Augmentation, DataBundle
+from softprune.data.batches import make_batches
+from softprune.data.sampler import EpochSampler
 from softprune.errors import CheckpointError, ConfigError
 from softprune.masks import Clock, MaskConfig, SoftGate, mask_
 from softprune.masks.hooks import hook_root_
 from softprune.methods.decay import spare_shifts
 from softprune.train import step as step_module
-from softprune.train.feed import make_feed
 from softprune.train.optim import make_sgd
-from softprune.train.sampler import EpochSampler
 from softprune.train.schedule import Schedule
 from softprune.train.step import NonFiniteLoss, StepOptions, TrainStep
 
@@ -121,7 +121,7 @@ class _Run:
         self.step = TrainStep(
             self.model,
             self.optimizer,
-            make_feed(bundle, sampler, device=device, pieces=pieces),
+            make_batches(bundle, sampler, device=device, pieces=pieces),
             schedule=Schedule(base=0.1, kind="step", milestones=(5,)),
             pruner=self.pruner,
             strength=Schedule(base=0.02, warmup_steps=6) if pruned else None,

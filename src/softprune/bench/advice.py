@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from torch import nn
 
 from softprune.bench.report import BenchRow
-from softprune.cost.tensor_cores import FEW_COLOURS, HALF_CHANNELS, missing
-from softprune.graph.modules import Select
+from softprune.graph.inserted import Select
+from softprune.hardware import IMAGE_CHANNELS, TENSOR_CORE_CHANNELS, alignment_padding
 
 SLOWER = 0.97
 """A speed-up below this is a loss, not a disturbance."""
@@ -22,8 +22,9 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
     odd = sum(_is_odd(convolution) for convolution in convolutions)
     if odd:
         found.append(
-            f"{odd} of {len(convolutions)} convolutions have widths that are no multiple of {HALF_CHANNELS}: cut to "
-            f"multiples with compact(round_to={HALF_CHANNELS}) or `softprune compact RUN --round-to {HALF_CHANNELS} "
+            f"{odd} of {len(convolutions)} convolutions have widths that are no multiple of "
+            f"{TENSOR_CORE_CHANNELS}: cut to multiples with compact(round_to={TENSOR_CORE_CHANNELS}) or "
+            f"`softprune compact RUN --round-to {TENSOR_CORE_CHANNELS} "
             '--out FOLDER`, or train with round_to="auto" (`--set method.round_to=auto`).'
         )
     selects = sum(isinstance(module, Select) for module in compact.modules())
@@ -41,5 +42,5 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
 
 
 def _is_odd(convolution: nn.Conv2d) -> bool:
-    inputs = 0 if convolution.in_channels <= FEW_COLOURS else convolution.in_channels
-    return bool(missing(inputs) or missing(convolution.out_channels))
+    inputs = 0 if convolution.in_channels <= IMAGE_CHANNELS else convolution.in_channels
+    return bool(alignment_padding(inputs) or alignment_padding(convolution.out_channels))

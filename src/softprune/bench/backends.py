@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from softprune.errors import ConfigError
-from softprune.export import fuse, to_onnx
-from softprune.export.fusing.operator import has_kernel
+from softprune.export import to_onnx
 from softprune.export.onnx_file import open_session
+from softprune.fused.inference import fuse
+from softprune.fused.inference.operator import has_kernel
 from softprune.graph import Example
+from softprune.hardware import Call
 from softprune.surgery.apply import duplicated
-from softprune.timing import Call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def compiled(model: nn.Module, example: Example, setting: Setting) -> Ready:
 
 
 def fused(model: nn.Module, example: Example, setting: Setting) -> Ready:
-    """torch.compile of the network whose convolutions do what follows them (`softprune.export.fuse`)."""
+    """torch.compile of the network whose convolutions do what follows them (`softprune.fused.inference.fuse`)."""
     if not has_kernel(setting.device, setting.dtype):
         raise ConfigError(
             f"fused networks are measured on NVIDIA GPUs in half precision. Got {setting.device.type} and "

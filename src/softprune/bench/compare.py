@@ -13,12 +13,12 @@ from softprune.bench.advice import advice
 from softprune.bench.backends import BACKENDS, COMPILED, Ready, Setting, cpu_threads
 from softprune.bench.report import BenchReport, BenchRow
 from softprune.bench.timing import Timing, alternate, paired_ratio
-from softprune.cost import cost
+from softprune.costs import cost
 from softprune.errors import ConfigError, SoftpruneError, first_line
 from softprune.export import fold_batch_norms
 from softprune.graph import Example, ExampleLike
+from softprune.hardware import synchronizer
 from softprune.masks import check_unmasked
-from softprune.timing import waiter
 
 logger = logging.getLogger(__name__)
 
@@ -194,4 +194,4 @@ def _timed(
         for call in calls.values():
             call()
     with alone():
-        return alternate(calls, repeats=repeats, finish=waiter(setting.device))
+        return alternate(calls, repeats=repeats, finish=synchronizer(setting.device))

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from softprune.timing import Call, seconds
+from softprune.hardware import Call, seconds
 
 BLOCK_SECONDS = 0.02
 """A timed block repeats its call until it takes about this long: shorter ones measure the clock."""

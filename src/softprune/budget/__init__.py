@@ -2,16 +2,16 @@
 
 from softprune.budget.budget import Budget
 from softprune.budget.controller import Controller, first_strength
-from softprune.budget.fit import Cut, Fitter
 from softprune.budget.latency import LatencyTable, measure_latency, time_ms
-from softprune.budget.measure import Measure
-from softprune.budget.target import Target, TargetLike, read_target
+from softprune.budget.measures import Measure
+from softprune.budget.search import Cut, CutSearch
+from softprune.config.target import Target, TargetLike, read_target
 
 __all__ = [
     "Budget",
     "Controller",
     "Cut",
-    "Fitter",
+    "CutSearch",
     "LatencyTable",
     "Measure",
     "Target",

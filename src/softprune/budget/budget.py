@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.budget.controller import Controller
-from softprune.budget.fit import CLOSE, Cut, Fitter
 from softprune.budget.latency import LatencyTable
-from softprune.budget.measure import Measure
-from softprune.budget.target import TargetLike, read_target
+from softprune.budget.measures import Measure
+from softprune.budget.search import CLOSE, Cut, CutSearch
+from softprune.config.target import TargetLike, read_target
+from softprune.distributed import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph
-from softprune.masks import MaskedBatchNorm, Settlement, SoftGate, alive_probability
-from softprune.processes import take_from_first_
+from softprune.masks import MaskDecision, MaskedBatchNorm, SoftGate, alive_probability
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Budget:
         self.every = max(1, total_steps // _LOOKS)
         self.settle_at = self._latest()
         self._near: int | None = None
-        self.settlement = Settlement(next(network.parameters()).device)
+        self.settlement = MaskDecision(next(network.parameters()).device)
         for site in graph.sites:
             gate = self._gate(site.name)
             gate.override = torch.ones(site.width, dtype=torch.bool, device=self.settlement.in_force.device)
@@ -100,7 +100,7 @@ class Budget:
                 f"Got {self.target.figure(self.limit)}; train without a target instead."
             )
         widths = {site.name: torch.zeros(site.width) for site in self.graph.sites}
-        smallest = Fitter(widths, self.floors, self.round_to, self._cost, self.limit, self.lines)
+        smallest = CutSearch(widths, self.floors, self.round_to, self._cost, self.limit, self.lines)
         floor = smallest.cost(smallest.at_rank(0))
         if floor > self.limit:
             raise ConfigError(
@@ -131,7 +131,7 @@ class Budget:
         """
         if step >= self.settle_at:
             self.settle(step=step)
-            take_from_first_(*(self._override(site.name).view(torch.uint8) for site in self.graph.sites))
+            broadcast_from_rank0_(*(self._override(site.name).view(torch.uint8) for site in self.graph.sites))
             return 0.0
         if self.settled:
             self.settlement.in_force.fill_(False)  # decided before its time, and training goes on
@@ -141,7 +141,7 @@ class Budget:
             _log_odds(fitter.edge(self._near)) - _log_odds(self._threshold()), dtype=torch.float64
         )
         margin = margin.to(self.settlement.in_force.device)
-        take_from_first_(margin)
+        broadcast_from_rank0_(margin)
         if float(margin) <= 0 and step >= EARLIEST * self.total_steps:
             self.settle_at = step  # the target is met
             return self.look(step)
@@ -312,7 +312,7 @@ class Budget:
         return self.measure(self.network, masks)
 
     @torch.no_grad()
-    def _fitter(self, network: nn.Module, first: Mapping[str, Tensor] | None = None) -> Fitter:
+    def _fitter(self, network: nn.Module, first: Mapping[str, Tensor] | None = None) -> CutSearch:
         """The channels of `network` in a row by how likely they are alive, those in `first` before the others."""
         alive = {}
         for site in self.graph.sites:
@@ -323,7 +323,7 @@ class Budget:
             alive[site.name] = alive_probability(shift, scale, gate.config, gate.activation)
             if first is not None:
                 alive[site.name] += first[site.name]
-        return Fitter(
+        return CutSearch(
             alive,
             self.floors,
             self.round_to,

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from softprune.errors import ModelError
 from softprune.graph import ChannelGraph
 from softprune.graph.example import Example, ExampleLike
-from softprune.graph.records import Mix, Norm
-from softprune.modes import evaluating
+from softprune.graph.ops import LayerOp, Norm
+from softprune.hardware import seconds, synchronizer
+from softprune.module_state import evaluating
 from softprune.plan import ModuleCut, PrunePlan
 from softprune.surgery import plain_copy
-from softprune.timing import seconds, waiter
 
 logger = logging.getLogger(__name__)
 
@@ -143,12 +143,12 @@ def measure_latency(
     device = next(plain.parameters()).device
     bench = _Bench(device)
     layers, norms, indices = {}, {}, {}
-    records: list[Mix | Norm] = [*graph.mixes, *graph.norms]
+    records: list[LayerOp | Norm] = [*graph.mixes, *graph.norms]
     for record in records:
         # A layer whose weight is used outside its module is no call that could be timed: part of the rest.
         if record.name in shapes:
             shape, uses = shapes[record.name], len(record.uses)
-            if isinstance(record, Mix):
+            if isinstance(record, LayerOp):
                 layers[record.name] = bench.layer(record, plain.get_submodule(record.name), shape).times(uses)
             else:
                 norms[record.name] = bench.widths(shape, _normalise).times(uses)
@@ -173,7 +173,7 @@ def measure_latency(
 @torch.no_grad()
 def time_ms(call: Callable[[], object], device: torch.device) -> float:
     """The time of one call in milliseconds: the best of a few rounds, since a busy machine only ever adds."""
-    wait = waiter(device)
+    wait = synchronizer(device)
     seconds(call, 2, wait)
     count = max(1, round(_SECONDS / max(seconds(call, 1, wait), 1e-7)))
     return 1000 * min(seconds(call, count, wait) for _ in range(_ROUNDS)) / count
@@ -206,14 +206,14 @@ class _Bench:
         self.device = device
         self._known: dict[Any, Grid] = {}
 
-    def layer(self, record: Mix, module: nn.Module, shape: tuple[int, ...]) -> Grid:
+    def layer(self, record: LayerOp, module: nn.Module, shape: tuple[int, ...]) -> Grid:
         """A layer. Groups keep their number, and a depthwise layer its one channel for each group."""
         key = (repr(module), shape)
         if key not in self._known:
             self._known[key] = self._layer(record, module, shape)
         return self._known[key]
 
-    def _layer(self, record: Mix, module: nn.Module, shape: tuple[int, ...]) -> Grid:
+    def _layer(self, record: LayerOp, module: nn.Module, shape: tuple[int, ...]) -> Grid:
         groups, width_in, width_out = record.groups, len(record.inputs), len(record.outputs)
         if groups > 1 and groups == width_in:
             inputs = _widths(width_in)
@@ -228,7 +228,13 @@ class _Bench:
         return _rising(inputs, outputs, rows)
 
     def _layer_ms(
-        self, record: Mix, module: nn.Module, shape: tuple[int, ...], inputs: int, outputs: int, groups: int
+        self,
+        record: LayerOp,
+        module: nn.Module,
+        shape: tuple[int, ...],
+        inputs: int,
+        outputs: int,
+        groups: int,
     ) -> float:
         trial, kernel = copy.deepcopy(module), _kernel(module)
         sides = (outputs, inputs // groups)

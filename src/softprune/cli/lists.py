@@ -39,7 +39,7 @@ def data() -> None:
 @command
 def recipes() -> None:
     """List the recipes, for `softprune train NAME`, and the sweeps, for `softprune sweep NAME`."""
-    from softprune.train.shipped import recipe_names, recipe_title, sweep_names, sweep_title
+    from softprune.config.shipped import recipe_names, recipe_title, sweep_names, sweep_title
 
     print_table("", ["recipe", "what it is"], [[name, recipe_title(name)] for name in recipe_names()])
     say()

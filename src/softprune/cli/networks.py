@@ -8,8 +8,7 @@ import typer
 from softprune.cli.app import command
 from softprune.cli.output import percent, print_table, say
 from softprune.cli.training import DataDir, Device, Run
-from softprune.errors import ConfigError
-from softprune.spelling import nearest
+from softprune.errors import ConfigError, nearest
 
 
 @command
@@ -41,11 +40,11 @@ def inspect(
 
     import softprune
     from softprune.models import REGISTRY
-    from softprune.train.network import build_network
+    from softprune.runs.networks import build_network
 
     if model not in REGISTRY and Path(model).is_dir():
         from softprune.cli.shipped import dense_network, image_shape
-        from softprune.train.records import RunFolder
+        from softprune.runs.folder import RunFolder
 
         config = RunFolder.open(model).read_config()
         shape = parse_shape(input_shape) if input_shape else image_shape(config)

@@ -43,7 +43,7 @@ def compare(
     if out is None:
         return
     if out.suffix == ".md":
-        from softprune.files import write_atomically
+        from softprune.io import write_atomically
 
         write_atomically(out, table.encode(), then="compare again")
         say(f"Table: {out}")
@@ -92,7 +92,7 @@ def _without(
 
 def _finished(given: Sequence[Path]) -> list[Path]:
     """The finished runs among these folders and, where one is a sweep's, in it; says which are left out."""
-    from softprune.train.records import RunFolder
+    from softprune.runs.folder import RunFolder
 
     found = [folder for path in given for folder in _runs_in(path)]
     finished = [folder for folder in found if RunFolder(folder).result.is_file()]

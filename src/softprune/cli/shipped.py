@@ -6,17 +6,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from softprune.config.settings import RunConfig
 from softprune.data import DATASETS
 from softprune.errors import ConfigError, FileFormatError
 from softprune.models import REGISTRY
 from softprune.plan import PrunePlan
-from softprune.plan.prune_plan import model_shapes
+from softprune.plan.plan import model_shapes
+from softprune.runs.folder import RunFolder
+from softprune.runs.networks import build_network, known_origin
 from softprune.surgery import load
-from softprune.surgery.files import read_plans
-from softprune.train.config import RunConfig
+from softprune.surgery.saved import read_plans
 from softprune.train.cutting import refuse_dense
-from softprune.train.network import build_network, known_origin
-from softprune.train.records import RunFolder
 
 
 @dataclass(frozen=True)

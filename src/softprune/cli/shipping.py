@@ -101,7 +101,7 @@ def bench(
 
     from softprune import bench as benching
     from softprune.cli.shipped import open_shipped
-    from softprune.train.distributed import pick_device
+    from softprune.distributed import pick_device
 
     shipped = open_shipped(path, model=model, shape=parse_shape(input_shape) if input_shape else ())
     where = str(pick_device(device))
@@ -162,8 +162,8 @@ def _cells(row: Any) -> list[str]:
 def _write_record(out: Path, report: Any, path: Path, device: Any) -> Path:
     import json
 
-    from softprune.files import write_atomically
-    from softprune.train.environment import command_line, describe_environment
+    from softprune.io import write_atomically
+    from softprune.runs.environment import command_line, describe_environment
 
     record = {
         "format": 1,

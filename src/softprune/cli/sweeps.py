@@ -9,7 +9,7 @@ from softprune.cli.app import command
 from softprune.cli.output import error_line, print_table, say
 from softprune.cli.reports import print_comparison
 from softprune.cli.training import DataDir, TimeLimit, parse_time
-from softprune.train.signals import EXIT_STOPPED
+from softprune.train.stop_signal import EXIT_STOPPED
 
 EXIT_FAILED = 1
 """Some runs of the sweep failed."""
@@ -45,8 +45,8 @@ def sweep(
     """
     seconds = parse_time(time_limit)
     from softprune.cli.watching_sweeps import make_sweep_listener
-    from softprune.train.sweep import read_sweep
-    from softprune.train.sweeping import SweepRunner
+    from softprune.sweep.grid import read_sweep
+    from softprune.sweep.runner import SweepRunner
 
     planned = read_sweep(file, out, data_dir=data_dir)
     if dry_run:

@@ -9,7 +9,7 @@ import typer
 from softprune.cli.app import command
 from softprune.cli.output import say
 from softprune.errors import ConfigError
-from softprune.train.signals import EXIT_STOPPED
+from softprune.train.stop_signal import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from softprune.train.run import Outcome
@@ -61,7 +61,7 @@ def train(
     on. Several GPUs: torchrun --nproc-per-node N -m softprune train ...
     """
     seconds = parse_time(time_limit)
-    from softprune.train.recipe import load_recipe
+    from softprune.config.recipes import load_recipe
     from softprune.train.run import start
 
     overrides = list(settings or [])

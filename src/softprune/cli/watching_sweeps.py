@@ -7,7 +7,7 @@ from rich.live import Live
 from rich.table import Table
 
 from softprune.cli.output import console, count, percent, run_begins, say
-from softprune.train.sweeping import Job, SweepListener
+from softprune.sweep.runner import Job, SweepListener
 
 
 class _Lines(SweepListener):

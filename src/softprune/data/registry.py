@@ -12,8 +12,7 @@ from softprune.data.bundle import DataBundle
 from softprune.data.cifar import CIFAR10, CIFAR100, Cifar, load_cifar
 from softprune.data.digits import load_digits
 from softprune.data.folder import load_folder
-from softprune.errors import DataError
-from softprune.spelling import nearest
+from softprune.errors import DataError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)

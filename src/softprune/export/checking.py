@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from softprune.errors import ModelError, VerificationError, first_line
-from softprune.finite import without_values
 from softprune.graph import Example
 from softprune.graph.example import first_floating
 from softprune.masks import check_unmasked
+from softprune.module_state import first_uninitialised
 from softprune.surgery.apply import duplicated
 from softprune.surgery.verify import compare as distance
 from softprune.surgery.verify import outputs_of
@@ -37,7 +37,7 @@ class Comparison:
 def prepared(model: nn.Module, *, device: torch.device | str = "cpu") -> nn.Module:
     """A copy of `model` in eval mode on `device`; a network without values, or with masks still on it, is refused."""
     check_unmasked(model, "an export")
-    missing = without_values(model)
+    missing = first_uninitialised(model)
     if missing is not None:
         raise ModelError(
             "a network must have values to be exported. Got '{}', a {} parameter; run the network once, or load its "

@@ -17,9 +17,9 @@ from softprune.errors import VerificationError
 from softprune.export.checking import compare, exact, place_of, prepared
 from softprune.graph import Example, ExampleLike
 from softprune.graph.batchnorms import is_known_batch_norm, is_timm_batch_norm
-from softprune.graph.capture import Capture, capture
-from softprune.graph.link import operator_name
-from softprune.graph.modules import Void
+from softprune.graph.builder import operator_name
+from softprune.graph.exported import Capture, capture
+from softprune.graph.inserted import ConstantOutput
 from softprune.surgery.apply import HISTORY
 from softprune.surgery.verify import outputs_of
 
@@ -90,7 +90,11 @@ def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
         module = model.get_submodule(norm)
         if not is_known_batch_norm(type(module)) or module.running_mean is None:
             continue
-        if isinstance(model.get_submodule(layer), Void) or _hooked(module) or not _plain_layer(model, layer):
+        if (
+            isinstance(model.get_submodule(layer), ConstantOutput)
+            or _hooked(module)
+            or not _plain_layer(model, layer)
+        ):
             continue
         pairs.append((layer, norm))
     return pairs

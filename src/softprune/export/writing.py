@@ -20,8 +20,8 @@ from softprune.export.folding import count_batch_norms, fold_batch_norms
 from softprune.export.program import refused
 from softprune.export.report import ExportReport
 from softprune.export.shapes import exportable
-from softprune.files import write_atomically
 from softprune.graph import Example, ExampleLike
+from softprune.io import write_atomically
 
 Runtime = Callable[[Example], Sequence[Tensor]]
 """A file's content as something to call."""

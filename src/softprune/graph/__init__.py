@@ -2,17 +2,17 @@
 
 from softprune.graph.channel_graph import ChannelGraph, check_is_module, trace
 from softprune.graph.example import Example, ExampleLike
-from softprune.graph.modules import Select, Void
+from softprune.graph.inserted import ConstantOutput, Select
 from softprune.graph.sites import Frozen, Site
 
 __all__ = [
     "ChannelGraph",
+    "ConstantOutput",
     "Example",
     "ExampleLike",
     "Frozen",
     "Select",
     "Site",
-    "Void",
     "check_is_module",
     "trace",
 ]

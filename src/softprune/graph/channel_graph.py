@@ -9,14 +9,14 @@ import numpy as np
 from torch import nn
 
 from softprune.errors import ModelError
-from softprune.finite import without_values
-from softprune.graph import rules_channelwise, rules_layers, rules_movement  # noqa: F401  (they register the rules)
-from softprune.graph.atoms import IntArray
-from softprune.graph.capture import capture
+from softprune.graph.builder import GraphBuilder
+from softprune.graph.channels import IntArray
 from softprune.graph.example import Example, ExampleLike
-from softprune.graph.link import Linker
-from softprune.graph.records import Balance, Charge, Loose, Mix, Norm, Record, Suspect
+from softprune.graph.exported import capture
+from softprune.graph.ops import Balance, ExtraMacs, FreeParameter, LayerOp, Norm, Record, Suspect
+from softprune.graph.rules import elementwise, layers, shape  # noqa: F401  (they register the rules)
 from softprune.graph.sites import Frozen, Site, find_sites
+from softprune.module_state import first_uninitialised
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class ChannelGraph:
     frozen: tuple[Frozen, ...]
     records: tuple[Record, ...]
     balances: tuple[Balance, ...]
-    charges: tuple[Charge, ...]
-    loose: tuple[Loose, ...]
+    charges: tuple[ExtraMacs, ...]
+    loose: tuple[FreeParameter, ...]
     classes: IntArray
     """Atom -> its class; atoms of one class are kept or cut together."""
     pinned: IntArray
@@ -46,7 +46,7 @@ class ChannelGraph:
     unknown: dict[str, str]
     """Operators without a rule -> one place where they stand."""
 
-    mixes: tuple[Mix, ...]
+    mixes: tuple[LayerOp, ...]
     """The convolutions and linear layers, each once."""
     norms: tuple[Norm, ...]
     """The BatchNorms, each once."""
@@ -109,7 +109,7 @@ def check_is_module(model: object) -> None:
 
 def _check_values(model: nn.Module, example: ExampleLike) -> None:
     """Raise where torch.export would only stumble."""
-    missing = without_values(model)
+    missing = first_uninitialised(model)
     if missing is not None and missing[1] == "lazy":
         raise ModelError(
             f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once before."
@@ -128,7 +128,7 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     _check_values(model, example)
     captures = capture(model, example)
     traced = captures[0].example
-    linker = Linker(model, batch=traced.batch_size() or 1)
+    linker = GraphBuilder(model, batch=traced.batch_size() or 1)
     for captured in captures:
         linker.walk(captured)
     for name, loose in linker.loose.items():

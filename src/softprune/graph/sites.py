@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph.batchnorms import is_known_batch_norm
-from softprune.graph.link import Linker
-from softprune.graph.readers import activation_after
+from softprune.graph.builder import GraphBuilder
+from softprune.graph.following import activation_after
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Frozen:
     """Whether only what follows it speaks against it: a method that does not ask about the activation may mask it."""
 
 
-def find_sites(linker: Linker) -> tuple[tuple[Site, ...], tuple[Frozen, ...]]:
+def find_sites(linker: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, ...]]:
     """Every BatchNorm of the model, as a site or frozen with its reason, in the order of the model."""
     sites: list[Site] = []
     frozen: list[Frozen] = []
@@ -53,7 +53,7 @@ def find_sites(linker: Linker) -> tuple[tuple[Site, ...], tuple[Frozen, ...]]:
     return tuple(sites), tuple(frozen)
 
 
-def _unusable_because(linker: Linker, name: str, module: nn.Module, known: bool) -> str | None:
+def _unusable_because(linker: GraphBuilder, name: str, module: nn.Module, known: bool) -> str | None:
     """Why the module cannot carry a mask at all."""
     if not known:
         return f"{type(module).__name__} is not among the BatchNorm classes that softprune knows"
@@ -70,7 +70,7 @@ def _unusable_because(linker: Linker, name: str, module: nn.Module, known: bool)
     return None
 
 
-def _unheard_because(linker: Linker, name: str) -> str | None:
+def _unheard_because(linker: GraphBuilder, name: str) -> str | None:
     """Why nobody would hear a channel fall silent: by what follows, or because nothing could be cut."""
     names = {activation_after(node) for node in linker.norm_nodes[name]}
     for activation, reason in sorted(names, key=str):
@@ -81,7 +81,7 @@ def _unheard_because(linker: Linker, name: str) -> str | None:
     return _bound_because(linker, name)
 
 
-def _bound_because(linker: Linker, name: str) -> str | None:
+def _bound_because(linker: GraphBuilder, name: str) -> str | None:
     """Why none of its channels can be cut."""
     reasons = [linker.table.pinned_because(atom) for atom in linker.norms[name].outputs.tolist()]
     return f"its channels cannot be cut: {reasons[0]}" if all(reasons) else None

@@ -20,8 +20,8 @@ both tails live                  every other known activation, and none: ``|x| <
 import math
 from collections.abc import Callable
 
+from softprune.config.masks import MaskConfig
 from softprune.errors import ConfigError
-from softprune.masks.config import MaskConfig
 
 
 def _hardswish(x: float) -> float:

@@ -19,7 +19,7 @@ from softprune.graph.batchnorms import (
     is_known_batch_norm,
     is_timm_batch_norm,
 )
-from softprune.masks.gate import AffineGate, FixedGate, Gate
+from softprune.masks.gates import AffineGate, FixedGate, Gate
 
 _sync_forward = cast(Callable[[_BatchNorm, Tensor], Tensor], nn.SyncBatchNorm.forward)
 

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from softprune.config.masks import MaskConfig
 from softprune.masks.activations import dead_edges, left_tail_dies
-from softprune.masks.config import MaskConfig
 
 # erfc and the normal density are 0 (or 2) in float64 beyond this many standard deviations.
 _FARTHEST = 40.0

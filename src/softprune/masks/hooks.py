@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from softprune.masks.bank import Chain, MaskBank
 from softprune.masks.batchnorm import MaskedBatchNorm, is_masked, unmask_
-from softprune.masks.noise import Clock
+from softprune.masks.sampling import Chain, MaskBank
+from softprune.rng import Clock
 
 
 class RootHooks:

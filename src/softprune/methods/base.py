@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softprune.cost import fastest_multiple, fitting_multiple
+from softprune.costs import fastest_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError, ModelError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import Chain, Clock, Gate, MaskedBatchNorm, draw_chain, mask_
-from softprune.masks.gate import check_rounding
+from softprune.masks.gates import check_rounding
 from softprune.masks.hooks import hook_root_, unmask_model_
 from softprune.methods.decay import spare_shifts
-from softprune.methods.refusals import (
+from softprune.methods.optimizer_hooks import Ride, check_optimizer, check_trains, warn_of_decay
+from softprune.methods.summary import Summary
+from softprune.methods.validation import (
     check_cut,
     check_loss,
     check_state,
@@ -24,9 +26,7 @@ from softprune.methods.refusals import (
     check_values,
     nothing_to_prune,
 )
-from softprune.methods.riding import Ride, check_optimizer, check_trains, warn_of_decay
-from softprune.methods.summary import Summary
-from softprune.plan import PrunePlan, make_plan, required_sites, tied_sites
+from softprune.plan import PrunePlan, coupled_sites, make_plan, required_sites
 from softprune.selection import Globs, read_graph
 from softprune.surgery import Certificate, apply_plan, verify_plan
 
@@ -84,7 +84,7 @@ class Pruner:
         self.example = self.graph.example
         device = next(model.parameters()).device
         self.required = required_sites(self.graph)
-        self.lines = tied_sites(self.graph)
+        self.lines = coupled_sites(self.graph)
         if round_to == "auto":
             widths = [site.width for site in self.graph.sites]
             round_to = fitting_multiple(fastest_multiple(device), widths, len(self.required))

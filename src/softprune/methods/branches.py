@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from softprune.graph import ChannelGraph
-from softprune.graph.atoms import IntArray
-from softprune.graph.records import Call, Gather, Join, Map, Mix, Source
+from softprune.graph.channels import IntArray
+from softprune.graph.ops import Call, Gather, Join, LayerOp, Map, Source
 
 _DATA = 1
 """The bit of what depends on the network's input, as against constants and parameters."""
@@ -41,7 +41,7 @@ def residual_branches(graph: ChannelGraph) -> dict[str, Branch]:
     for record in graph.records:
         if isinstance(record, Call):
             layer, use = record.layer, record.use
-            if isinstance(layer, Mix):
+            if isinstance(layer, LayerOp):
                 groups = np.split(use.inputs, layer.groups)
                 wide = len(use.outputs) // layer.groups
                 some[use.outputs] = [bit for group in groups for bit in [_any(some, group)] * wide]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from softprune.processes import several_processes
+from softprune.distributed import is_distributed
 
 
 class Extra:
@@ -55,7 +55,7 @@ class Extra:
 def take_gradients(extras: Iterable[Extra]) -> list[Tensor]:
     """The gradients of all, the mean over all processes, which exchange them at once."""
     gradients = [extra.take_gradient() for extra in extras]
-    if not several_processes():
+    if not is_distributed():
         return gradients
     together = torch.cat(gradients)
     dist.all_reduce(together)

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, few_of
 from softprune.masks import round_up
-from softprune.spelling import few_of
 
 Ratio = float | Mapping[str, float]
 """The share of channels that goes: one for all sites, or by glob on their names (sites without one stay whole)."""

@@ -16,7 +16,7 @@ from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.masks import Gate, MaskConfig, SoftGate
 from softprune.methods.base import Pruner, RoundTo
-from softprune.methods.refusals import check_cut, check_values
+from softprune.methods.validation import check_cut, check_values
 from softprune.selection import Globs
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from softprune.errors import ConfigError
 from softprune.graph import ExampleLike
 from softprune.methods.base import RoundTo
 from softprune.methods.ranking import check_ratio, drop_lowest
-from softprune.methods.refusals import is_positive
 from softprune.methods.stored import OneShotPruner
+from softprune.methods.validation import is_positive
 from softprune.selection import Globs
 
 Count = Literal["scp", "pytorch", "torch"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from softprune.graph import Site
 from softprune.masks import FixedGate, Gate
-from softprune.masks.gate import first_in_line
+from softprune.masks.gates import keep_common
 from softprune.methods.base import Pruner
 from softprune.methods.ranking import fit
 
@@ -37,7 +37,7 @@ class StoredPruner(Pruner):
             scales = {name: self._masked[name].weight.abs() for name in line}
             votes = torch.stack([made[name] for name in line]).sum(0)
             chances = [votes + scale / (1 + scale.max()) for scale in scales.values()]
-            common = first_in_line(chances, self.floor(sites[line[0]]))
+            common = keep_common(chances, self.floor(sites[line[0]]))
             made |= {name: self._fitted(sites[name], made[name] | common, scales[name]) for name in line}
         return made
 

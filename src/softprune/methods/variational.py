@@ -18,8 +18,8 @@ from softprune.masks import AffineGate, Clock, Gate, channel_words, uniform_nois
 from softprune.methods.affine import AffinePruner
 from softprune.methods.base import RoundTo
 from softprune.methods.extras import Extra, paces_of, take_gradients
-from softprune.methods.refusals import is_positive
 from softprune.methods.stored import StoredPruner
+from softprune.methods.validation import is_positive
 from softprune.selection import Globs
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, nearest
 from softprune.models.densenet import densenet40
 from softprune.models.digits_net import digits_net
 from softprune.models.resnet_bottleneck import resnet164
@@ -13,7 +13,6 @@ from softprune.models.resnet_imagenet import resnet18, resnet50
 from softprune.models.resnet_postact import resnet56_a, resnet110_a
 from softprune.models.resnet_preact import resnet20, resnet56, resnet110
 from softprune.models.vgg import vgg16, vgg19
-from softprune.spelling import nearest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from softprune.graph import ChannelGraph
-from softprune.graph.atoms import PAD, IntArray
-from softprune.graph.records import Call, Evaluate, Gather, Join, Loose, Map, Mix, Source
+from softprune.graph.channels import PAD, IntArray
+from softprune.graph.ops import Call, Evaluate, FreeParameter, Gather, Join, LayerOp, Map, Source
 
 FloatArray = NDArray[np.float64]
 
@@ -31,7 +31,7 @@ def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray
     for record in graph.records:
         if isinstance(record, Call):
             layer, use = record.layer, record.use
-            if isinstance(layer, Mix):
+            if isinstance(layer, LayerOp):
                 module = model.get_submodule(use.module)
                 values[use.outputs] = _mixed(layer, module, values[use.inputs], len(use.outputs))
                 continue
@@ -65,7 +65,7 @@ def _normalised(module: Any, inputs: FloatArray) -> FloatArray:
     return out
 
 
-def _mixed(record: Mix, module: Any, inputs: FloatArray, width: int) -> FloatArray:
+def _mixed(record: LayerOp, module: Any, inputs: FloatArray, width: int) -> FloatArray:
     out: FloatArray = np.full(width, np.nan)
     by_group = inputs.reshape(record.groups, -1)
     zero = (by_group == 0).all(axis=1)
@@ -117,7 +117,7 @@ def _joined(record: Join, values: FloatArray, trained: IntArray) -> FloatArray:
     return out
 
 
-def _loose_values(loose: Loose, model: nn.Module) -> FloatArray | float:
+def _loose_values(loose: FreeParameter, model: nn.Module) -> FloatArray | float:
     """A parameter outside of layers, as far as it is one number per channel."""
     path, _, attribute = loose.name.rpartition(".")
     tensor: Tensor = getattr(model.get_submodule(path), attribute)

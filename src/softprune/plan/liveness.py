@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softprune.graph import ChannelGraph
-from softprune.graph.atoms import IntArray
-from softprune.graph.records import Call, Gather, Mix, Norm, Source
+from softprune.graph.channels import IntArray
+from softprune.graph.ops import Call, Gather, LayerOp, Norm, Source
 from softprune.plan.constants import FloatArray
 
 BoolArray = NDArray[np.bool_]
@@ -50,11 +50,11 @@ class Liveness:
     def is_demanded(self, atoms: IntArray) -> BoolArray:
         return self.demanded[self.graph.classes[atoms]]
 
-    def selects(self, layer: Mix | Norm) -> bool:
+    def selects(self, layer: LayerOp | Norm) -> bool:
         """Whether `layer` may read a part of what comes in."""
         return self.gathers and layer.selectable
 
-    def can_miss(self, mix: Mix) -> BoolArray:
+    def can_miss(self, mix: LayerOp) -> BoolArray:
         """The inputs that `mix` can do without: zeros, and constants that fold into its bias."""
         folds = mix.replaceable and not mix.padded and mix.groups == 1 and not mix.aliases
         first = self.values[mix.inputs]
@@ -63,7 +63,7 @@ class Liveness:
             missable &= self.values[use.inputs] == first
         return missable
 
-    def is_void(self, mix: Mix) -> bool:
+    def is_void(self, mix: LayerOp) -> bool:
         """Whether `mix` has nothing to compute: nobody demands it, or it gives a constant whatever comes in."""
         if not mix.replaceable:
             return False
@@ -94,16 +94,16 @@ class Liveness:
             if before == (int(self.demanded.sum()), int(self.present.sum())):
                 return
 
-    def _backwards(self) -> Iterator[Mix | Norm | Gather]:
+    def _backwards(self) -> Iterator[LayerOp | Norm | Gather]:
         """What reads channels, from the outputs to the inputs."""
         for record in reversed(self.graph.records):
             layer = record.layer if isinstance(record, Call) else record
-            if isinstance(layer, (Mix, Norm, Gather)):
+            if isinstance(layer, (LayerOp, Norm, Gather)):
                 yield layer
 
-    def _ask(self, layer: Mix | Norm | Gather) -> None:
+    def _ask(self, layer: LayerOp | Norm | Gather) -> None:
         """Pass on what is demanded and present behind `layer` to what comes into it."""
-        if isinstance(layer, Mix):
+        if isinstance(layer, LayerOp):
             self._demand_inputs(layer)
             return
         self._follow(layer.inputs, layer.outputs)
@@ -117,7 +117,7 @@ class Liveness:
         self.demanded[classes[inputs[self.is_demanded(outputs)]]] = True
         self.present[classes[inputs[self.is_present(outputs)]]] = True
 
-    def _demand_inputs(self, mix: Mix) -> None:
+    def _demand_inputs(self, mix: LayerOp) -> None:
         classes = self.graph.classes
         if depthwise(mix):
             multiplier = len(mix.outputs) // len(mix.inputs)
@@ -164,14 +164,14 @@ class Liveness:
                 changed |= self._add(inputs[group], most_inputs - int(self.is_present(inputs[group]).sum()))
         return changed
 
-    def groups_left(self, mix: Mix) -> list[int]:
+    def groups_left(self, mix: LayerOp) -> list[int]:
         """The groups of `mix` that are still computed."""
         present = self.is_present(mix.outputs).reshape(mix.groups, -1).any(axis=1)
         if not self.selects(mix):
             present |= self.is_present(mix.inputs).reshape(mix.groups, -1).any(axis=1)
         return np.flatnonzero(present).tolist()
 
-    def group_inputs(self, mix: Mix, group: int) -> IntArray:
+    def group_inputs(self, mix: LayerOp, group: int) -> IntArray:
         """The inputs that one group must read, by their number within the group."""
         present = self.is_present(mix.inputs).reshape(mix.groups, -1)[group]
         if self.selects(mix):
@@ -199,7 +199,7 @@ class Liveness:
         for layer in self._backwards():
             if not self.is_present(layer.outputs).any():
                 # Channel by channel, the one that comes in anyway; argmax of booleans is the first True, or 0.
-                choice = 0 if isinstance(layer, Mix) else int(self.is_present(layer.inputs).argmax())
+                choice = 0 if isinstance(layer, LayerOp) else int(self.is_present(layer.inputs).argmax())
                 self.present[self.graph.classes[layer.outputs[choice]]] = True
                 self.floored.append(layer.name)
                 self._ask(layer)
@@ -218,6 +218,6 @@ class Liveness:
         return len(absent) > 0
 
 
-def depthwise(mix: Mix) -> bool:
+def depthwise(mix: LayerOp) -> bool:
     """One input channel per group: channels pass one by one."""
     return mix.groups > 1 and mix.groups == len(mix.inputs)

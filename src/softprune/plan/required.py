@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from softprune.graph import ChannelGraph
-from softprune.graph.atoms import PAD, IntArray
-from softprune.graph.records import Call, Gather, Join, Map, Mix, Source, Wall
+from softprune.graph.channels import PAD, IntArray
+from softprune.graph.ops import Call, Gather, Join, LayerOp, Map, OpaqueOp, Source
 
 ObjectArray = NDArray[np.object_]
 
@@ -47,7 +47,7 @@ def _alive(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
     for record in graph.records:
         if isinstance(record, Call):
             layer, use = record.layer, record.use
-            if isinstance(layer, Mix):
+            if isinstance(layer, LayerOp):
                 wide = len(use.outputs) // layer.groups
                 groups = np.split(use.inputs, layer.groups)
                 depends[use.outputs] = np.repeat([depends[group].any() for group in groups], wide)
@@ -71,7 +71,7 @@ def _alive(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
             constant[record.outputs] = constant[record.left] & constant[record.right]
         elif isinstance(record, Source):
             depends[record.outputs], constant[record.outputs] = False, True
-        elif isinstance(record, Wall):
+        elif isinstance(record, OpaqueOp):
             depends[record.outputs] = any(depends[atoms].any() for atoms in record.inputs)
             constant[record.outputs] = all(constant[atoms].all() for atoms in record.inputs)
     return [bool(depends[atoms].any()) for atoms in graph.outputs]
@@ -95,7 +95,7 @@ def _on_every_path(graph: ChannelGraph) -> frozenset[str]:
     for record in graph.records:
         if isinstance(record, Call):
             layer, use = record.layer, record.use
-            if isinstance(layer, Mix):
+            if isinstance(layer, LayerOp):
                 groups = np.split(use.inputs, layer.groups)
                 wide = len(use.outputs) // layer.groups
                 through[use.outputs] = [mask for group in groups for mask in [common(group)] * wide]
@@ -108,7 +108,7 @@ def _on_every_path(graph: ChannelGraph) -> frozenset[str]:
             through[record.outputs] = _either(left, right) if record.absorbs_zero else left & right
         elif isinstance(record, Source):
             through[record.outputs] = ALL
-        elif isinstance(record, Wall):
+        elif isinstance(record, OpaqueOp):
             reaching = [common(atoms) for atoms in record.inputs]
             through[record.outputs] = reaching[0] if reaching else ALL
             for mask in reaching[1:]:

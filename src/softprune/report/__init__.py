@@ -4,8 +4,8 @@ from softprune.report.comparison_page import render_comparison
 from softprune.report.grouping import distinct
 from softprune.report.paper import PaperFigures, paper_figures
 from softprune.report.paper_table import PaperRow, markdown, paper_rows, table_cells
-from softprune.report.reading import load_run
 from softprune.report.run_page import render_run
+from softprune.runs.reading import load_run
 
 __all__ = [
     "PaperFigures",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from softprune.errors import ConfigError
-from softprune.files import write_atomically
+from softprune.io import write_atomically
 from softprune.report.comparison.beside_paper import beside_paper
 from softprune.report.comparison.overlay import overlay
 from softprune.report.comparison.pareto import pareto
@@ -18,9 +18,9 @@ from softprune.report.grouping import Group, Repeat, distinct, group_runs, with_
 from softprune.report.markup import Markup, el
 from softprune.report.naming import known_as
 from softprune.report.paper_table import paper_rows
-from softprune.report.reading import load_run
-from softprune.report.records import Run
 from softprune.report.sections.appendix import command
+from softprune.runs.reading import load_run
+from softprune.runs.records import Run
 
 
 def render_comparison(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from softprune.report.figures import Canvas, apart, line_path, svg, x_axis, y_axis
 from softprune.report.formats import accuracy, percent, significant
 from softprune.report.markup import Markup, el, join
-from softprune.report.records import Epoch
 from softprune.report.scales import Scale, limits, quantile, ticks
 from softprune.report.signs import MINUS
+from softprune.runs.records import Epoch
 
 ACCURACY, REMOVED = 0, 1
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from softprune.report.fields import Fields
-from softprune.report.records import Site
+from softprune.runs.fields import Fields
+from softprune.runs.records import Site
 
 DEFAULT_DELTA = 0.05
 DEFAULT_C = 0.95

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from softprune.report.records import Run
 from softprune.report.settings import flatten
 from softprune.report.signs import DOT
+from softprune.runs.records import Run
 
 #: Settings that say where and as which repetition a run was done, not what was done.
 INCIDENTAL = frozenset(

@@ -9,7 +9,7 @@ from softprune.report.formats import cut
 from softprune.report.grouping import Spread, distinct, identity, spread, tell_apart, with_baselines
 from softprune.report.naming import known_as
 from softprune.report.paper import PaperFigures, paper_figures
-from softprune.report.records import Moment, Run, Totals
+from softprune.runs.records import Moment, Run, Totals
 
 SAME_FLOPS = 1.0
 """Points between the paper's count of FLOPs that go and a target in exact MACs that stands for it."""

@@ -10,9 +10,9 @@ from softprune.report.decisions import Rule
 from softprune.report.figures import NARROW, WIDE, Canvas, svg, x_axis
 from softprune.report.formats import significant
 from softprune.report.markup import Markup, el, join
-from softprune.report.records import Site
 from softprune.report.scales import Scale, quantile, ticks
 from softprune.report.signs import BETA, DELTA, GAMMA
+from softprune.runs.records import Site
 
 ROWS = 40
 #: Of these rows, what the kept channels get when there are more channels of both kinds than rows.

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from softprune.files import write_atomically
+from softprune.io import write_atomically
 from softprune.report.decisions import decide, rule_of
 from softprune.report.document import document
 from softprune.report.markup import Markup, el
-from softprune.report.reading import load_run
-from softprune.report.records import Run
 from softprune.report.sections.appendix import appendix
 from softprune.report.sections.epochs import epochs
 from softprune.report.sections.gaussians import gaussians
@@ -19,6 +17,8 @@ from softprune.report.sections.macs import macs
 from softprune.report.sections.quadrants import quadrants
 from softprune.report.sections.variants import variants
 from softprune.report.sections.widths import widths
+from softprune.runs.reading import load_run
+from softprune.runs.records import Run
 
 
 def render_run(

@@ -1,9 +1,9 @@
 """Apply a plan to a network, prove it equal, carry the optimizer over, and keep it on disk."""
 
 from softprune.surgery.apply import apply_plan, plain_copy, plans_of
-from softprune.surgery.files import Origin, load, read_origin, read_plans, save
 from softprune.surgery.optimizer import remap_optimizer
-from softprune.surgery.trial import prove
+from softprune.surgery.probe import prove
+from softprune.surgery.saved import Origin, load, read_origin, read_plans, save
 from softprune.surgery.verify import Certificate, verify, verify_plan
 
 __all__ = [

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from softprune.errors import ModelError, PlanError
-from softprune.graph.modules import Select, Void, select_input
+from softprune.graph.inserted import ConstantOutput, Select, select_input
 from softprune.masks.hooks import unmask_model_
 from softprune.plan import ModuleCut, PrunePlan
 from softprune.plan.constants import FloatArray, mixed_constant
-from softprune.plan.prune_plan import model_shapes
+from softprune.plan.plan import model_shapes
 from softprune.surgery.quick import one_thread
 from softprune.surgery.slicing import slice_tensor, take
 
@@ -163,14 +163,14 @@ def _describe(module: nn.Module, cut: ModuleCut) -> None:
         module.groups = cut.groups  # type: ignore[assignment]
 
 
-def _void(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> Void:
+def _void(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> ConstantOutput:
     weight: Tensor = module.weight  # type: ignore[assignment]
     value = (
         torch.zeros(cut.width_out, dtype=torch.float64) if constants is None else torch.from_numpy(constants)
     )
     # Channels that stay for the shapes' sake only have no constant; nobody reads them.
     kept = torch.nan_to_num(value)[list(cut.outputs)]
-    void = Void(module, kept.to(weight.device, weight.dtype))
+    void = ConstantOutput(module, kept.to(weight.device, weight.dtype))
     void.training = module.training
     return void
 

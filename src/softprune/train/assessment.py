@@ -4,16 +4,16 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from softprune.config.settings import ModelConfig, RunConfig
+from softprune.distributed import join_world
 from softprune.errors import ConfigError
+from softprune.runs.checkpoint import newest_path, read_newest
+from softprune.runs.folder import RunFolder
+from softprune.runs.networks import build_network, known_origin
 from softprune.surgery import load
-from softprune.train.checkpoint import newest_path, read_newest
-from softprune.train.config import ModelConfig, RunConfig
 from softprune.train.cutting import restore_stage
-from softprune.train.distributed import join_world
 from softprune.train.eval_step import EvalTotals
-from softprune.train.evaluation import Evaluator
-from softprune.train.network import build_network, known_origin
-from softprune.train.records import RunFolder
+from softprune.train.evaluate import Evaluator
 from softprune.train.run import open_data, set_arithmetic
 
 

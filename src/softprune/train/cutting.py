@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-from softprune.cost import Cost, cost
+from softprune.config.settings import RunConfig
+from softprune.costs import Cost, cost
 from softprune.data import DataBundle
+from softprune.distributed import World, join_world
 from softprune.errors import ConfigError
+from softprune.runs.checkpoint import read_newest
+from softprune.runs.folder import RunFolder
+from softprune.runs.networks import build_network, origin_of
 from softprune.surgery import save
-from softprune.train.checkpoint import read_newest
-from softprune.train.config import RunConfig
-from softprune.train.distributed import World, join_world
-from softprune.train.loop import rebuild_network
-from softprune.train.network import build_network, origin_of
 from softprune.train.recalibration import recalibrate
-from softprune.train.records import RunFolder
 from softprune.train.run import open_data, set_arithmetic
 from softprune.train.stage import Stage
+from softprune.train.trainer import rebuild_network
 
 
 def restore_stage(config: RunConfig, data: DataBundle, world: World, state: dict[str, Any]) -> Stage:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from softprune.data import ArrayDataset, FolderDataset, FolderLoader
 from softprune.data.folder import MEAN, STD
-from softprune.modes import evaluating
-from softprune.train.capture import capture_graph
+from softprune.module_state import evaluating
+from softprune.train.cuda_graph import capture_graph
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
-from softprune.cost import Cost
+from softprune.config.recipes import config_to_dict
+from softprune.costs import Cost
+from softprune.runs.folder import RunFolder
+from softprune.runs.networks import build_network, origin_of
+from softprune.runs.result import RESULT_FORMAT
 from softprune.surgery import save
 from softprune.train.latency import latency_ms
-from softprune.train.loop import Trainer
-from softprune.train.network import build_network, origin_of
-from softprune.train.recipe import config_to_dict
-from softprune.train.records import RunFolder
-from softprune.train.result_format import RESULT_FORMAT
+from softprune.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from softprune.modes import evaluating
-from softprune.timing import seconds, waiter
-from softprune.train.capture import capture_graph
+from softprune.hardware import seconds, synchronizer
+from softprune.module_state import evaluating
+from softprune.train.cuda_graph import capture_graph
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def latency_ms(network: nn.Module, batch: Tensor) -> float:
 
 def _times(network: nn.Module, batch: Tensor) -> list[float]:
     call = _recorded(network, batch) if batch.device.type == "cuda" else lambda: network(batch)
-    wait = waiter(batch.device)
+    wait = synchronizer(batch.device)
     began = time.perf_counter()
     times = [seconds(call, 1, wait) for _ in range(_WARM_UP + 1)][_WARM_UP:]
     while len(times) < _REPEATS and time.perf_counter() - began < _SECONDS:

@@ -6,11 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softprune.errors import ConfigError
+from softprune.config.settings import MethodConfig
+from softprune.errors import ConfigError, nearest
 from softprune.masks import MaskConfig
 from softprune.methods import REGISTRY, Method, Pruner
-from softprune.spelling import nearest
-from softprune.train.config import MethodConfig
 
 # Where a recipe says what every pruner may take: what stands in [method] itself, and what other tables decide.
 _KEYS = {

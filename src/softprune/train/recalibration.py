@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from softprune.data.batches import BatchSource
+from softprune.distributed import broadcast_from_rank0_
 from softprune.masks import Clock
-from softprune.modes import evaluating
-from softprune.processes import take_from_first_
-from softprune.train.feed import Feed
+from softprune.module_state import evaluating
 
 
 @torch.no_grad()
-def recalibrate(network: nn.Module, feed: Feed, batches: int) -> None:
+def recalibrate(network: nn.Module, feed: BatchSource, batches: int) -> None:
     """Set every BatchNorm's running statistics to their mean over ``batches`` training batches, in place.
 
     Several processes must call it together: each sees its share of the batches, and all take the first one's
@@ -45,4 +45,4 @@ def recalibrate(network: nn.Module, feed: Feed, batches: int) -> None:
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-    take_from_first_(*(buffer for norm in norms for buffer in norm.buffers()))
+    broadcast_from_rank0_(*(buffer for norm in norms for buffer in norm.buffers()))

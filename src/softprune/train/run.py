@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from softprune.config.recipes import config_from_dict
+from softprune.config.settings import MethodConfig, RunConfig
 from softprune.data import DataBundle, load_data
+from softprune.distributed import World, join_world, leave_world
 from softprune.errors import CheckpointError, DataError
-from softprune.train.checkpoint import has_damaged, newest_path, read_newest
-from softprune.train.config import MethodConfig, RunConfig
-from softprune.train.distributed import World, join_world, leave_world
+from softprune.runs.checkpoint import has_damaged, newest_path, read_newest
+from softprune.runs.folder import RunFolder, check_folder_name
+from softprune.runs.networks import initial_network
+from softprune.runs.resume_hints import way_on
 from softprune.train.events import find_writer
 from softprune.train.finish import finish
-from softprune.train.going_on import way_on
-from softprune.train.loop import Trainer
 from softprune.train.method import check_method, make_pruner
-from softprune.train.network import initial_network
 from softprune.train.progress import Listener
-from softprune.train.recipe import config_from_dict
-from softprune.train.records import RunFolder, check_folder_name
-from softprune.train.signals import StopWatch
+from softprune.train.stop_signal import StopSignal
+from softprune.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def start(
             find_writer()
         data = open_data(config, world.device)
         _check_pruner(config, initial_network(config.model, data.num_classes, config.seed), data)
-        path = world.share(str(out or _free_folder(config.name or "run")))
+        path = world.broadcast(str(out or _free_folder(config.name or "run")))
         if world.is_writer:
             RunFolder.create(path, config)
         world.barrier()
@@ -134,7 +134,7 @@ def _run(
         logger.info("%s is finished; nothing to do", folder.path)
         return outcome(finished, None)
     set_arithmetic(config, world.device)
-    with StopWatch(time_limit) as stop:
+    with StopSignal(time_limit) as stop:
         if config.train.dense_baseline:
             baseline = RunFolder(folder.dense)
             if baseline.result.is_file():
@@ -153,7 +153,7 @@ def _run(
 
 
 def _train(
-    config: RunConfig, folder: RunFolder, data: DataBundle, world: World, listener: Listener, stop: StopWatch
+    config: RunConfig, folder: RunFolder, data: DataBundle, world: World, listener: Listener, stop: StopSignal
 ) -> tuple[str | None, dict[str, Any] | None]:
     state = _newest_state(config, folder, mend=world.is_writer)
     trainer = Trainer(config, folder, data, world, listener=listener, stop=stop, state=state)

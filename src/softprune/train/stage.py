@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softprune.config.settings import RunConfig
 from softprune.data import DataBundle
+from softprune.data.batches import make_batches
+from softprune.data.sampler import EpochSampler
+from softprune.distributed import World
 from softprune.methods import Pruner
 from softprune.methods.decay import spare_shifts
-from softprune.modes import evaluating
-from softprune.train.config import RunConfig
-from softprune.train.distributed import World
+from softprune.module_state import evaluating
 from softprune.train.ema import WeightAverage
-from softprune.train.feed import make_feed
 from softprune.train.method import make_pruner
 from softprune.train.optim import make_sgd
-from softprune.train.sampler import EpochSampler
 from softprune.train.schedule import Schedule
 from softprune.train.step import StepOptions, TrainStep
 
@@ -93,7 +93,7 @@ class Stage:
         method = config.method
         seeks = method.round_to == "auto" and multiple is None
         if seeks and not self.world.is_writer:
-            multiple = self.world.share(0)
+            multiple = self.world.broadcast(0)
         if method.round_to == "auto" and multiple is not None:
             method = replace(method, round_to=multiple)
         pruner = make_pruner(
@@ -105,12 +105,12 @@ class Stage:
             total_steps=config.train.epochs * _sampler(config, data, self.world).steps,
         )
         if seeks and self.world.is_writer:
-            self.world.share(pruner.round_to)
+            self.world.broadcast(pruner.round_to)
         return pruner
 
     def _make_step(self, config: RunConfig, data: DataBundle, finetune: bool) -> TrainStep:
         sampler = _sampler(config, data, self.world)
-        feed = make_feed(
+        feed = make_batches(
             data,
             sampler,
             device=self.world.device,

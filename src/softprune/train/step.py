@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from torch._dynamo import lookup_backend
 from torch.nn.parallel import DistributedDataParallel
 
+from softprune.config.settings import Mode
+from softprune.data.batches import BatchSource
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
+from softprune.fused.training import fitted
 from softprune.masks import Chain, Clock, draw_chain
-from softprune.train.capture import Snapshot, Stateful, capture_graph
-from softprune.train.convolutions import fitted
-from softprune.train.feed import Feed
+from softprune.train.cuda_graph import Snapshot, Stateful, capture_graph
 from softprune.train.optim import match_gradients, match_layout, share_rate
 from softprune.train.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
-Mode = Literal["auto", "eager", "compile", "cuda_graph", "compile+cuda_graph"]
 # From the fastest down: what does not work here is left for the next one.
 _LADDER: tuple[Mode, ...] = ("compile+cuda_graph", "cuda_graph", "compile", "eager")
 
@@ -129,7 +129,7 @@ class TrainStep:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        feed: Feed,
+        feed: BatchSource,
         *,
         schedule: Schedule,
         pruner: Pruning | None = None,

@@ -10,7 +10,7 @@ from softprune.report.figures import figure, section, twice
 from softprune.report.formats import cut
 from softprune.report.grouping import Group, spread
 from softprune.report.markup import Markup, el
-from softprune.report.records import Epoch, Run
+from softprune.runs.records import Epoch, Run
 
 Get = Callable[[Run, Epoch], float | None]
 PANELS: tuple[tuple[int, str, Get], ...] = (

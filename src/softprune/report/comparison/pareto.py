@@ -11,8 +11,8 @@ from softprune.report.figures import Canvas, apart, figure, section, svg, twice,
 from softprune.report.formats import accuracy, short
 from softprune.report.grouping import Group, spread
 from softprune.report.markup import Markup, el, join, num
-from softprune.report.records import Run
 from softprune.report.scales import Scale, limits, ticks
+from softprune.runs.records import Run
 
 
 @dataclass(frozen=True)

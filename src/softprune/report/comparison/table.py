@@ -12,8 +12,8 @@ from softprune.report.figures import cell, figure, fold, section, table
 from softprune.report.formats import accuracy, change, cut, duration, percent
 from softprune.report.grouping import Group, Spread, over
 from softprune.report.markup import Markup, el
-from softprune.report.records import Moment, Run
 from softprune.report.signs import MINUS, PLUS_MINUS, UNKNOWN
+from softprune.runs.records import Moment, Run
 
 Get = Callable[[Run], float | None]
 

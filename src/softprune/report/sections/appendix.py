@@ -7,8 +7,8 @@ from typing import Any
 
 from softprune.report.figures import fold
 from softprune.report.markup import Markup, el
-from softprune.report.records import Run
 from softprune.report.settings import flatten
+from softprune.runs.records import Run
 
 
 def appendix(run: Run) -> Markup:

@@ -8,7 +8,7 @@ from softprune.report.curves import ACCURACY, REMOVED, Mark, Series, curves_data
 from softprune.report.figures import cell, figure, fold, legend, section, table, twice
 from softprune.report.formats import accuracy, count, cut, percent, significant
 from softprune.report.markup import Markup, el
-from softprune.report.records import Epoch, Run
+from softprune.runs.records import Epoch, Run
 
 COLUMNS = (
     "Epoch",

@@ -14,9 +14,9 @@ from softprune.report.decisions import QUADRANTS, RELU_LIKE, Decisions, Rule, ru
 from softprune.report.figures import figure, section, twice
 from softprune.report.formats import percent, significant
 from softprune.report.markup import Markup, el
-from softprune.report.records import Run, Site
 from softprune.report.ridges import draw_ridges, tally, view_of
 from softprune.report.signs import BETA, DELTA, GAMMA, SQUARED
+from softprune.runs.records import Run, Site
 
 
 def gaussians(run: Run, decisions: Decisions | None) -> Markup | None:

@@ -10,8 +10,8 @@ from softprune.report.figures import bar
 from softprune.report.formats import accuracy, change, count, cut, duration, percent, short
 from softprune.report.markup import Child, Markup, el, join
 from softprune.report.naming import known_as
-from softprune.report.records import Run, Totals
 from softprune.report.signs import ARROW, DOT, MINUS, THIN
+from softprune.runs.records import Run, Totals
 
 
 @dataclass(frozen=True)

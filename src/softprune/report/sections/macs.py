@@ -9,9 +9,9 @@ from softprune.report.figures import Canvas, bar, cell, figure, fold, section, s
 from softprune.report.formats import count, cut, percent, short
 from softprune.report.markup import Markup, el, num
 from softprune.report.naming import stages
-from softprune.report.records import Module, Run
 from softprune.report.sections.widths import key
 from softprune.report.signs import MINUS
+from softprune.runs.records import Module, Run
 
 #: Modules listed openly; the rest is folded away.
 LARGEST = 14

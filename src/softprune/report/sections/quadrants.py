@@ -9,9 +9,9 @@ from softprune.report.decisions import Channel, Decisions, exemplar
 from softprune.report.figures import figure, section, svg, x_axis, y_axis
 from softprune.report.formats import count, percent, significant
 from softprune.report.markup import Markup, el, num
-from softprune.report.records import Run, Site
 from softprune.report.scales import Scale, limits, quantile, ticks
 from softprune.report.signs import BETA, DELTA, GAMMA, THIN
+from softprune.runs.records import Run, Site
 
 WIDTH, HEIGHT = 620, 730
 LEFT, RIGHT, TOP, BOTTOM = 52, 606, 30, 672

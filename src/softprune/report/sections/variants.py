@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from softprune.report.figures import cell, figure, section, table
 from softprune.report.formats import accuracy, count, file_size, milliseconds, percent
 from softprune.report.markup import Markup, el
-from softprune.report.records import Run, Variant
 from softprune.report.signs import MINUS
+from softprune.runs.records import Run, Variant
 
 EXPLAINED = {
     "dense": "the network without masks",

@@ -8,9 +8,9 @@ from softprune.report.figures import Canvas, bar, cell, figure, fold, section, s
 from softprune.report.formats import count, cut, percent
 from softprune.report.markup import Markup, el, join, num
 from softprune.report.naming import stages
-from softprune.report.records import Run, Site
 from softprune.report.scales import Scale, ticks
 from softprune.report.signs import MINUS
+from softprune.runs.records import Run, Site
 
 #: Above this many sites the rows are folded away under the skyline.
 ROWS_SHOWN = 32

@@ -1,0 +1,199 @@
+"""The cut that fits: as many of the channels most likely alive as the limit allows.
+
+All channels stand in one row by how likely they are alive, so the family of cuts contains the method's own decision
+(whose edge is the probability 1 - c). Within a site the kept channels are always the likeliest, hence a cut is a
+number of channels for each site.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from softprune.masks.gates import keep_common
+
+Counts = tuple[int, ...]
+Cost = Callable[[Mapping[str, Tensor]], float]
+
+CLOSE = 0.01
+"""How far under the limit a cut may end, as a share of it."""
+_PATIENCE = 400
+"""Cuts that may be looked at to get closer than that."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How many channels every site keeps, and what that costs."""
+
+    counts: Counts
+    cost: float
+
+
+class CutSearch:
+    """Finds cuts at a limit, for one moment's probabilities.
+
+    Args:
+        alive: The probability that each channel is alive, by site.
+        floors: The fewest channels that each site keeps.
+        round_to: Keep a multiple of this many channels.
+        cost: What masks would cost.
+        limit: What must not be exceeded.
+        lines: Sites of which only the channels that all of them keep are left: their floor holds for these.
+    """
+
+    def __init__(
+        self,
+        alive: Mapping[str, Tensor],
+        floors: Mapping[str, int],
+        round_to: int,
+        cost: Cost,
+        limit: float,
+        lines: Iterable[Sequence[str]] = (),
+    ) -> None:
+        self.names = list(alive)
+        columns = [alive[name].detach().double().cpu().numpy() for name in self.names]
+        self.alive = columns
+        self.widths = [len(column) for column in columns]
+        self.floors = [floors[name] for name in self.names]
+        self.round_to, self.limit, self._cost = round_to, limit, cost
+        self._inner = [np.argsort(-column, kind="stable") for column in columns]
+        row = np.concatenate(columns)
+        self.order: NDArray[np.int64] = np.argsort(-row, kind="stable")
+        self.row = row[self.order]
+        self._site = np.repeat(np.arange(len(columns)), self.widths)[self.order]
+        self._known: dict[Counts, float] = {}
+        self._common: dict[str, Tensor] = {}
+        for line in lines:
+            first = keep_common([alive[name].detach().cpu() for name in line], floors[line[0]])
+            self._common |= dict.fromkeys(line, first)
+
+    # --- cuts --------------------------------------------------------------------------------------------------
+
+    def masks(self, counts: Counts) -> dict[str, Tensor]:
+        """The cut as masks, True where a channel stays."""
+        masks = {}
+        for name, count, order in zip(self.names, counts, self._inner, strict=True):
+            mask = torch.zeros(len(order), dtype=torch.bool)
+            mask[torch.from_numpy(order[:count])] = True
+            masks[name] = mask | self._common[name] if name in self._common else mask
+        return masks
+
+    def cost(self, counts: Counts) -> float:
+        """What the cut costs."""
+        if counts not in self._known:
+            self._known[counts] = self._cost(self.masks(counts))
+        return self._known[counts]
+
+    def at_rank(self, rank: int) -> Counts:
+        """The cut that keeps the first `rank` channels of the row, and what floors and multiples add."""
+        wanted = np.bincount(self._site[:rank], minlength=len(self.names)).tolist()
+        return tuple(self._allowed(site, count) for site, count in enumerate(wanted))
+
+    def _allowed(self, site: int, count: int) -> int:
+        count = -(-max(count, self.floors[site]) // self.round_to) * self.round_to
+        return min(count, self.widths[site])
+
+    # --- searching ---------------------------------------------------------------------------------------------
+
+    def rank(self, near: int | None = None, *, within: int = 1) -> int:
+        """The longest stretch of the row that stays within the limit, by bisection; 0 if none does.
+
+        Args:
+            near: Where it was a little while ago, which saves most of the search.
+            within: Stop when the answer is known up to this many channels.
+        """
+        low, high = 0, len(self.row) + 1
+        if near is not None:
+            reach = max(8, len(self.row) // 64)
+            below, above = max(near - reach, 0), min(near + reach, len(self.row))
+            if self.cost(self.at_rank(below)) > self.limit:
+                high = below
+            elif self.cost(self.at_rank(above)) > self.limit:
+                low, high = below, above
+            else:
+                low = above
+        while high - low > within:
+            middle = (low + high) // 2
+            if self.cost(self.at_rank(middle)) <= self.limit:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def edge(self, rank: int) -> float:
+        """The probability at which the row is cut: between the last channel that stays and the first that goes."""
+        around = self.row[max(rank - 1, 0) : rank + 1]
+        return float(np.exp(np.log(np.maximum(around, 1e-300)).mean()))
+
+    def fit(self) -> Cut:
+        """The best cut found that is not over the limit."""
+        counts = self.at_rank(self.rank())
+        return self.refine(Cut(counts, self.cost(counts)))
+
+    def refine(self, cut: Cut) -> Cut:
+        """Bring `cut` below the limit if it is over it, then as near to it as single channels allow."""
+        cut = self._grown(self._shrunk(cut))
+        enough = len(self._known) + _PATIENCE
+        # No single channel fits into the gap: give a few up at one site, and fill the wider gap at another.
+        pairs = itertools.product((1, 2, 3), self._by_last(cut.counts), range(len(self.names)))
+        for steps, giver, taker in pairs:
+            if cut.cost >= (1 - CLOSE) * self.limit or len(self._known) > enough:
+                break
+            less: Cut | None = cut
+            for _ in range(steps):
+                less = None if less is None else self._less(less, giver)
+            if less is not None and taker != giver:
+                others = set(range(len(self.names))) - {taker}
+                cut = max(cut, self._grown(less, others), key=lambda trial: trial.cost)
+        return self._grown(cut)  # what an exchange has left over may do for a third site
+
+    def _shrunk(self, cut: Cut) -> Cut:
+        while cut.cost > self.limit:
+            trials = (self._less(cut, site) for site in self._by_last(cut.counts))
+            smaller = next((less for less in trials if less is not None and less.cost < cut.cost), None)
+            if smaller is None:  # channels that only save something together
+                counts = self.at_rank(self.rank())
+                return Cut(counts, self.cost(counts))
+            cut = smaller
+        return cut
+
+    def _grown(self, cut: Cut, closed: Iterable[int] = ()) -> Cut:
+        shut = set(closed)
+        while True:
+            site = max(
+                (s for s in range(len(self.names)) if s not in shut and cut.counts[s] < self.widths[s]),
+                key=lambda s: self.alive[s][self._inner[s][cut.counts[s]]],
+                default=None,
+            )
+            if site is None:
+                return cut
+            counts = self._changed(cut.counts, site, cut.counts[site] + 1)
+            cost = self.cost(counts)
+            # A channel that costs nothing is read by nobody: bringing it back would change nothing.
+            if cut.cost < cost <= self.limit:
+                cut = Cut(counts, cost)
+            else:
+                shut.add(site)
+
+    def _less(self, cut: Cut, site: int) -> Cut | None:
+        """`cut` with one step fewer channels at `site`; None if its floor forbids it."""
+        # The count may be the width, which need not be a multiple.
+        count = (cut.counts[site] - 1) // self.round_to * self.round_to
+        if not 0 <= self.floors[site] <= count:
+            return None
+        counts = self._changed(cut.counts, site, count)
+        return Cut(counts, self.cost(counts))
+
+    def _changed(self, counts: Counts, site: int, count: int) -> Counts:
+        return (*counts[:site], self._allowed(site, count), *counts[site + 1 :])
+
+    def _by_last(self, counts: Counts) -> list[int]:
+        """Sites that keep something, by how little alive their last kept channel is."""
+        some = [site for site, count in enumerate(counts) if count]
+        return sorted(some, key=lambda site: self.alive[site][self._inner[site][counts[site] - 1]])

@@ -1,0 +1,211 @@
+"""MACs and parameters of any model, counted on the operators that its forward really runs."""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from softprune.costs.record import Cost, ModuleCost
+from softprune.errors import ModelError
+from softprune.graph import check_is_module
+from softprune.graph.example import Example, ExampleLike, per_sample
+from softprune.graph.exported import ANALYSIS_BATCH
+
+logger = logging.getLogger(__name__)
+
+aten = torch.ops.aten
+
+
+def count_exact(model: nn.Module, example: ExampleLike) -> Cost:
+    """Count `model` per sample of `example`, in eval mode.
+
+    Where the example's tensors do not share their first dimension, there are no samples: the whole call counts.
+    The forward runs on tensors without data: no arithmetic happens and nothing of the model changes.
+    """
+    check_is_module(model)
+    params = _params_by_module(model)
+    macs = _macs_per_sample(model, Example.of(example).to_model(model))
+    by_module = {}
+    for name, module in model.named_modules():
+        channels = module.num_features if isinstance(module, _BatchNorm) else 0
+        if macs[name] or params[name] or channels:
+            by_module[name] = ModuleCost(
+                kind=type(module).__name__,
+                macs=macs[name],
+                params=params[name],
+                flops=2 * macs[name],
+                channels=channels,
+            )
+    return Cost.total("exact", by_module)
+
+
+def _params_by_module(model: nn.Module) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():  # a tied parameter comes once, under its first name
+        if nn.parameter.is_lazy(parameter):
+            raise ModelError(
+                "Costs need parameters of known shape. "
+                f"Got {name!r}, an uninitialised parameter of a lazy module. Run the model once first."
+            )
+        counts[name.rpartition(".")[0]] += parameter.numel()
+    return counts
+
+
+def _macs_per_sample(model: nn.Module, example: Example) -> Counter[str]:
+    """At the batch size of the analysis, so that a plan and its compact network count alike; else as given."""
+    if example.batch_size() is not None:
+        try:
+            return _macs_by_module(model, example, ANALYSIS_BATCH)
+        except ModelError:
+            logger.debug("the model takes its own batch size only", exc_info=True)
+    return _macs_by_module(model, example)
+
+
+def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None) -> Counter[str]:
+    """MACs per sample of every call, under the name of the innermost module in whose forward it happened.
+
+    `batch`: the number of samples to count with, instead of the example's own.
+    """
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes: dict[int, Tensor] = {}
+
+    def fake(tensor: Tensor, learns: bool) -> Tensor:
+        # Once per tensor, so that tied ones stay tied. Requiring a gradient keeps every linear layer a plain
+        # 2-D product: ATen would batch some of them, which looks like attention, and PyTorch's own attention
+        # would take a fused path.
+        if id(tensor) not in fakes:
+            copy = fake_mode.from_tensor(tensor.detach())
+            fakes[id(tensor)] = copy.requires_grad_(learns and tensor.is_floating_point())
+        return fakes[id(tensor)]
+
+    counter = _MacCounter(batch=batch or example.batch_size() or 1)
+    with _unchanged(model):
+        for module in model.modules():
+            module.training = False
+        try:
+            parameters = {name: fake(p, True) for name, p in model.named_parameters(remove_duplicate=False)}
+            buffers = {name: fake(b, False) for name, b in model.named_buffers(remove_duplicate=False)}
+            call = example.map(lambda tensor: fake_mode.from_tensor(tensor.detach()))
+            if batch is not None:
+                with fake_mode:
+                    call = call.with_batch(batch)
+            with (
+                torch.enable_grad(),
+                torch.compiler.set_stance("force_eager"),
+                fake_mode,
+                counter,
+                _calls_reported_to(counter, model),
+            ):
+                torch.func.functional_call(model, {**parameters, **buffers}, call.args, call.kwargs)
+        except Exception as error:
+            raise ModelError(
+                "Costs are counted by running the forward once on tensors that have shapes but no data. "
+                f"Got {type(error).__name__}: {error}. Check that the example is what the forward takes, and "
+                "that the forward does not branch on values."
+            ) from error
+    return counter.macs
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Put back every module's attributes on leaving: modes, and whatever the forward stores on `self`."""
+    before = [(module, dict(module.__dict__)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+
+
+@contextmanager
+def _calls_reported_to(counter: "_MacCounter", model: nn.Module) -> Iterator[None]:
+    """Tell `counter` which module of `model` is running."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        counter.running.append(names[module])
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        counter.running.pop()
+
+    handles = []
+    try:
+        for module in names:
+            handles.append(module.register_forward_pre_hook(enter, prepend=True))
+            handles.append(module.register_forward_hook(leave))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _MacCounter(TorchDispatchMode):
+    """Adds up MACs per sample, by the module that is running."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.batch = batch
+        self.macs: Counter[str] = Counter()
+        self.running: list[str] = [""]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = _FORMULAS.get(func)
+        if formula is not None:
+            positions, weights = formula(*args[:7], out=out)
+            self.macs[self.running[-1]] += per_sample(positions, self.batch) * weights
+        return out
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    *,
+    out: Tensor,
+) -> tuple[int, int]:
+    # Every weight is used once per output position; in a transposed convolution, once per input position.
+    positions = (x if transposed else out).shape[2:]
+    return x.shape[0] * math.prod(positions), weight.numel()
+
+
+def _product(left: Tensor, right: Tensor, *, out: Tensor) -> tuple[int, int]:
+    return math.prod(left.shape[:-1]), right.numel()
+
+
+def _product_plus(bias: Tensor, left: Tensor, right: Tensor, *, out: Tensor) -> tuple[int, int]:
+    return _product(left, right, out=out)
+
+
+def _lstm_layer(x: Tensor, inward: Tensor, recurrent: Tensor, *rest: Any, out: Any) -> tuple[int, int]:
+    return math.prod(x.shape[:-1]), inward.numel() + recurrent.numel()
+
+
+def _recurrent(x: Tensor, weights: Sequence[Tensor], *rest: Any, out: Any) -> tuple[int, int]:
+    return math.prod(x.shape[:-1]), sum(weight.numel() for weight in weights if weight.dim() > 1)
+
+
+# How often each weight is used in the whole batch, and how many weights there are. Batched products (bmm, attention)
+# are not linear layers and have no entry; F.linear arrives as one of these.
+_FORMULAS: dict[Any, Callable[..., tuple[int, int]]] = {
+    aten.convolution.default: _convolution,
+    aten.mm.default: _product,
+    aten.mv.default: _product,
+    aten.addmm.default: _product_plus,
+    aten.addmv.default: _product_plus,
+    aten.mkldnn_rnn_layer.default: _lstm_layer,
+    aten._cudnn_rnn.default: _recurrent,
+}

@@ -1,0 +1,109 @@
+"""Which multiple of channels convolutions like best on this machine: what `round_to="auto"` means.
+
+A width of 57 may take as long as one of 64, or longer; whether it does depends on the processor and the library. So
+some widths are timed, and for every candidate multiple the times of those widths, rounded up to it, are added. A
+multiple that does not help costs time, since the channels it adds are computed, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from softprune.errors import ConfigError
+from softprune.hardware import Call, seconds, synchronizer
+
+logger = logging.getLogger(__name__)
+
+MULTIPLES = (1, 2, 4, 8, 16, 32)
+WIDTHS = (37, 45, 50, 58, 67, 75, 86, 91, 99, 110)
+"""What pruning leaves of layers of 64 and 128 channels: odd numbers, far from any multiple."""
+TIE = 0.01
+"""Multiples whose times differ by less than this share are as fast as each other."""
+_ROUNDS = 7
+_SECONDS = 0.002
+
+
+def fastest_multiple(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> int:
+    """The multiple of channels that makes pruned convolutions fastest here; measured once per process and setting."""
+    place = torch.device(device)
+    if not dtype.is_floating_point:
+        raise ConfigError(f"`dtype` must be a floating-point type. Got {dtype}.")
+    return _fastest(str(place), dtype, torch.get_num_threads() if place.type == "cpu" else 0)
+
+
+@functools.lru_cache
+def _fastest(device: str, dtype: torch.dtype, threads: int) -> int:
+    times = time_widths(sorted({round_up(w, m) for w in WIDTHS for m in MULTIPLES}), device, dtype)
+    totals = multiple_costs(times.__getitem__)
+    best = choose(totals)
+    logger.info(
+        'round_to="auto" is %d on %s: relative time %s',
+        best,
+        device,
+        ", ".join(f"{multiple}: {total / totals[1]:.2f}" for multiple, total in totals.items()),
+    )
+    return best
+
+
+def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int:
+    """`multiple`, halved until most layers hold it twice.
+
+    A layer that holds it once can only stay whole or go. Where most layers must stay (`required` counts them), as in a
+    chain, three quarters have to hold it twice, or little could be cut. Where most are branches that may go altogether,
+    more than half: ResNet-56, a third of whose layers have 16 channels, is faster in multiples of 16 than of 8 where 16
+    is what the machine likes (docs/latency.md).
+    """
+    chain = 2 * required > len(widths)
+    while multiple > 1:
+        held = sum(width >= 2 * multiple for width in widths)
+        if 4 * held >= 3 * len(widths) if chain else 2 * held > len(widths):
+            break
+        multiple //= 2
+    return multiple
+
+
+def round_up(width: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-width // multiple) * multiple
+
+
+def multiple_costs(time_of: Callable[[int], float]) -> dict[int, float]:
+    """For every candidate multiple, the time that all widths take when they are rounded up to it."""
+    return {multiple: sum(time_of(round_up(w, multiple)) for w in WIDTHS) for multiple in MULTIPLES}
+
+
+def choose(totals: dict[int, float]) -> int:
+    """The fastest multiple; of several that tie, the largest: it keeps more channels in the same time, and runtimes
+    with blocked layouts (ONNX Runtime's) are faster at it."""
+    limit = (1 + TIE) * min(totals.values())
+    return max(multiple for multiple, total in totals.items() if total <= limit)
+
+
+@torch.no_grad()
+def time_widths(widths: Sequence[int], device: str, dtype: torch.dtype) -> dict[int, float]:
+    """Seconds of a 3 x 3 convolution with as many outputs as inputs, for every width; the least of several rounds."""
+    place = torch.device(device)
+    batch, side = (64, 28) if place.type == "cuda" else (4, 14)
+    # Half precision runs on tensor cores, which want the channels last.
+    last = place.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    order = torch.channels_last if last else torch.contiguous_format
+    wait = synchronizer(place)
+    calls: dict[int, tuple[Call, int]] = {}
+    for width in widths:
+        image = torch.randn(batch, width, side, side, device=place).to(dtype).contiguous(memory_format=order)
+        weight = torch.randn(width, width, 3, 3, device=place).to(dtype).contiguous(memory_format=order)
+        call: Call = functools.partial(F.conv2d, image, weight, padding=1)
+        seconds(call, 3, wait)
+        number = 10 if place.type == "cuda" else round(_SECONDS / max(seconds(call, 1, wait), 1e-7))
+        calls[width] = call, max(1, number)
+    best = dict.fromkeys(widths, math.inf)
+    for _ in range(_ROUNDS):  # in turns, so that a disturbance does not fall on one width alone
+        for width, (call, number) in calls.items():
+            best[width] = min(best[width], seconds(call, number, wait) / number)
+    return best

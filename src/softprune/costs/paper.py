@@ -1,0 +1,293 @@
+"""The authors' own counting, for the networks of the SCP paper, dense or under masks.
+
+FLOPs are ``2 * positions * (k * k * inputs + 1) * outputs`` for a convolution and
+``2 * (inputs - 1) * classes`` for the classifier. It is not what a cut network costs: in the ResNets and the
+DenseNet a BatchNorm in front of a mask counts in full, and the rules below name the other differences. Use it
+to compare with the paper's tables, and `count_exact` for everything else. The post-activation ResNets are counted
+as SFP and FPGM do, whose figures the paper quotes: multiply-accumulates of convolutions alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.costs.exact import count_exact
+from softprune.costs.record import Cost, ModuleCost
+from softprune.errors import ConfigError
+from softprune.graph.example import Example, ExampleLike
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def count_paper(model: nn.Module, example: ExampleLike, masks: Mapping[str, Tensor] | None = None) -> Cost:
+    """Count `model` for one image as the SCP authors do.
+
+    `masks` maps names of BatchNorms to boolean tensors, True for a kept channel; others keep everything.
+    """
+    return PaperCounter(model, example).count(masks)
+
+
+class PaperCounter:
+    """`count_paper` for many masks of one model, such as one count an epoch: the forward runs only once."""
+
+    def __init__(self, model: nn.Module, example: ExampleLike) -> None:
+        rules = [RULES[name] for name in map(_qualified_name, type(model).__mro__) if name in RULES]
+        if not rules:
+            raise ConfigError(
+                'counting="paper" has rules for the networks of the SCP paper only: vgg16, vgg19, resnet20, '
+                "resnet56, resnet110, resnet164, densenet40, digits_net, resnet56_a and resnet110_a of "
+                "softprune.models. "
+                f'Got {type(model).__module__}.{type(model).__qualname__}. Use counting="exact".'
+            )
+        batch = Example.of(example).batch_size()
+        if not batch:
+            raise ConfigError("The paper's counting needs an example that is one non-empty batch of images.")
+        self._rule = rules[0]
+        self._model = model
+        # Every weight works once per output position, so the exact count tells the size of every output.
+        self._positions = {
+            name: part.macs // module.weight.numel()
+            for name, part in count_exact(model, example).by_module.items()
+            if isinstance(module := model.get_submodule(name), nn.Conv2d) and part.macs
+        }
+
+    def count(self, masks: Mapping[str, Tensor] | None = None) -> Cost:
+        """Count under `masks`: names of BatchNorms with boolean tensors, True for a kept channel."""
+        norms = {
+            name: module for name, module in self._model.named_modules() if isinstance(module, _BatchNorm)
+        }
+        kept = {}
+        for name, mask in (masks or {}).items():
+            if name not in norms:
+                raise ConfigError(
+                    "A mask is named after the BatchNorm that it belongs to. "
+                    f"Got {name!r}. The model's BatchNorms: {', '.join(norms)}."
+                )
+            width = norms[name].num_features
+            if tuple(mask.shape) != (width,):
+                raise ConfigError(
+                    f"A mask has one entry per channel of its BatchNorm: {width} for {name!r}. "
+                    f"Got shape {tuple(mask.shape)}."
+                )
+            kept[name] = int(mask.bool().sum())
+        tally = _Tally(self._model, self._positions, kept)
+        self._rule(tally)
+        return Cost.total("paper", tally.rows)
+
+
+class _Tally:
+    """Reads the model and collects rows in the order of the forward."""
+
+    def __init__(self, model: nn.Module, positions: Mapping[str, int], kept: Mapping[str, int]) -> None:
+        self.model = model
+        self.rows: dict[str, ModuleCost] = {}
+        self._positions = positions
+        self._kept = kept
+
+    def module(self, name: str, kind: type[M]) -> M:
+        """The module called `name`, as the dense network has it."""
+        module = self.model.get_submodule(name)
+        if not isinstance(module, kind):
+            raise _cut_already(name, f"a {type(module).__name__}")
+        return module
+
+    def width(self, name: str) -> int:
+        """Width of a BatchNorm."""
+        return self.module(name, _BatchNorm).num_features
+
+    def kept(self, name: str) -> int:
+        """Channels of a BatchNorm that its mask keeps."""
+        return self._kept.get(name, self.width(name))
+
+    def expect_width(self, name: str, stream: int) -> None:
+        """Refuse a BatchNorm that reads less than the whole stream: then the network has been cut."""
+        if self.width(name) != stream:
+            raise _cut_already(name, f"{self.width(name)} of {stream} channels")
+
+    def norm(self, name: str, *, counted: int, channels: int) -> None:
+        """A BatchNorm with parameters for `counted` channels, of which `channels` enter the channel count."""
+        self.rows[name] = ModuleCost(kind="BatchNorm2d", params=2 * counted, channels=channels)
+
+    def conv(self, name: str, inputs: int, outputs: int) -> None:
+        """A bias-free convolution from `inputs` to `outputs` channels."""
+        kernel = math.prod(self.module(name, nn.Conv2d).kernel_size)
+        if name not in self._positions:
+            raise _cut_already(name, "a convolution that computes nothing")
+        positions = self._positions[name]
+        self.rows[name] = ModuleCost(
+            kind="Conv2d",
+            macs=positions * kernel * inputs * outputs,
+            params=kernel * inputs * outputs,
+            flops=2 * positions * (kernel * inputs + 1) * outputs,
+        )
+
+    def full_conv(self, name: str) -> None:
+        """A convolution that no mask narrows."""
+        conv = self.module(name, nn.Conv2d)
+        self.conv(name, conv.in_channels, conv.out_channels)
+
+    def classifier(self, name: str, inputs: int) -> None:
+        """The linear layer with bias. With no input left its FLOPs are negative, as in the authors' code."""
+        classes = self.module(name, nn.Linear).out_features
+        self.rows[name] = ModuleCost(
+            kind="Linear",
+            macs=inputs * classes,
+            params=(inputs + 1) * classes,
+            flops=2 * (inputs - 1) * classes,
+        )
+
+    def free(self, *names: str) -> None:
+        """Modules of a dead branch: nothing is counted for them."""
+        for name in names:
+            self.rows[name] = ModuleCost(kind=type(self.model.get_submodule(name)).__name__)
+
+
+def _cut_already(name: str, got: str) -> ConfigError:
+    return ConfigError(
+        "The paper's counting is defined on the dense network and its masks, not on a cut network. "
+        f"Got {got} at {name!r}. Pass the dense network and masks={{BatchNorm name: mask}}."
+    )
+
+
+def _children(tally: _Tally, name: str) -> list[str]:
+    return [f"{name}.{child}" for child, _ in tally.model.get_submodule(name).named_children()]
+
+
+def _count_vgg(tally: _Tally) -> None:
+    """Every unit is cut on both sides: the count is that of the cut network, but for the +1 terms."""
+    units = [unit for stage in _children(tally, "stages") for unit in _children(tally, stage)]
+    inputs = tally.module(f"{units[0]}.conv", nn.Conv2d).in_channels
+    for unit in units:
+        outputs = tally.kept(f"{unit}.bn")
+        tally.conv(f"{unit}.conv", inputs, outputs)
+        tally.norm(f"{unit}.bn", counted=outputs, channels=outputs)
+        inputs = outputs
+    tally.classifier("classifier", inputs)
+
+
+def _count_densenet(tally: _Tally) -> None:
+    """A mask narrows the input of the convolution behind it; BatchNorms and outputs count in full."""
+    tally.full_conv("stem")
+    stream = tally.module("stem", nn.Conv2d).out_channels
+    transitions = _children(tally, "transitions")
+    for index, block in enumerate(_children(tally, "blocks")):
+        if index > 0:
+            stream = _count_reader(tally, transitions[index - 1], stream)
+        for layer in _children(tally, block):
+            stream += _count_reader(tally, layer, stream)
+    _count_head(tally, stream)
+
+
+def _count_reader(tally: _Tally, name: str, stream: int) -> int:
+    """BatchNorm, mask, convolution; gives the convolution's outputs."""
+    tally.expect_width(f"{name}.bn", stream)
+    kept = tally.kept(f"{name}.bn")
+    outputs = tally.module(f"{name}.conv", nn.Conv2d).out_channels
+    tally.norm(f"{name}.bn", counted=stream, channels=kept)
+    tally.conv(f"{name}.conv", kept, outputs)
+    return outputs
+
+
+def _count_head(tally: _Tally, stream: int) -> None:
+    tally.expect_width("bn", stream)
+    kept = tally.kept("bn")
+    tally.norm("bn", counted=stream, channels=kept)
+    tally.classifier("classifier", kept)
+
+
+def _count_preact(tally: _Tally) -> None:
+    """Basic blocks.
+
+    A block whose masks leave nothing of one of its two BatchNorms counts as nothing, also where its constant
+    would survive. In the first block of a stage only the second BatchNorm is masked, the outputs of the first
+    convolution are not reduced by that mask, and a dead branch drops the first BatchNorm from the count
+    although the shortcut reads it. Stem and projections always count in full. A mask on the first BatchNorm
+    of such a block, which the authors never have, narrows the input of its convolution.
+    """
+    tally.full_conv("stem")
+    stream = tally.module("stem", nn.Conv2d).out_channels
+    for stage in _children(tally, "stages"):
+        for index, block in enumerate(_children(tally, stage)):
+            tally.expect_width(f"{block}.bn1", stream)
+            inner, outer = tally.kept(f"{block}.bn1"), tally.kept(f"{block}.bn2")
+            outputs = tally.module(f"{block}.conv2", nn.Conv2d).out_channels
+            if inner * outer == 0:
+                tally.free(*(f"{block}.{part}" for part in ("bn1", "conv1", "bn2", "conv2")))
+            else:
+                tally.norm(f"{block}.bn1", counted=stream, channels=inner)
+                tally.conv(f"{block}.conv1", inner, tally.width(f"{block}.bn2") if index == 0 else outer)
+                tally.norm(f"{block}.bn2", counted=outer, channels=outer)
+                tally.conv(f"{block}.conv2", outer, outputs)
+            if f"{block}.project" in _children(tally, block):
+                tally.full_conv(f"{block}.project")
+            stream = outputs
+    _count_head(tally, stream)
+
+
+def _count_bottleneck(tally: _Tally) -> None:
+    """Bottleneck blocks, for which the authors released no code: their rules for basic blocks, carried over.
+
+    A block with nothing left of one of its three BatchNorms counts as nothing but its projection, which
+    always counts in full. The shortcut reads the raw input, so the first block of a stage has no rule of its
+    own.
+    """
+    tally.full_conv("stem")
+    stream = tally.module("stem", nn.Conv2d).out_channels
+    for stage in _children(tally, "stages"):
+        for block in _children(tally, stage):
+            tally.expect_width(f"{block}.bn1", stream)
+            first, second, third = (tally.kept(f"{block}.bn{index}") for index in (1, 2, 3))
+            outputs = tally.module(f"{block}.conv3", nn.Conv2d).out_channels
+            if first * second * third == 0:
+                parts = ("bn1", "conv1", "bn2", "conv2", "bn3", "conv3")
+                tally.free(*(f"{block}.{part}" for part in parts))
+            else:
+                tally.norm(f"{block}.bn1", counted=stream, channels=first)
+                tally.conv(f"{block}.conv1", first, second)
+                tally.norm(f"{block}.bn2", counted=second, channels=second)
+                tally.conv(f"{block}.conv2", second, third)
+                tally.norm(f"{block}.bn3", counted=third, channels=third)
+                tally.conv(f"{block}.conv3", third, outputs)
+            if f"{block}.project" in _children(tally, block):
+                tally.full_conv(f"{block}.project")
+            stream = outputs
+    _count_head(tally, stream)
+
+
+def _count_option_a(tally: _Tally) -> None:
+    """Post-activation basic blocks as SFP and FPGM count them.
+
+    Every convolution loses its own zeroed filters, also where the shortcut's zeros would have to be put in between.
+    The stream between blocks counts in full, except for the first block, which reads the stem.
+    """
+    inputs = tally.kept("bn")
+    tally.conv("stem", tally.module("stem", nn.Conv2d).in_channels, inputs)
+    tally.norm("bn", counted=inputs, channels=inputs)
+    for block in [block for stage in _children(tally, "stages") for block in _children(tally, stage)]:
+        inner, outer = tally.kept(f"{block}.bn1"), tally.kept(f"{block}.bn2")
+        tally.conv(f"{block}.conv1", inputs, inner)
+        tally.norm(f"{block}.bn1", counted=inner, channels=inner)
+        tally.conv(f"{block}.conv2", inner, outer)
+        tally.norm(f"{block}.bn2", counted=outer, channels=outer)
+        inputs = tally.width(f"{block}.bn2")
+    tally.classifier("classifier", inputs)
+    for name, row in tally.rows.items():
+        tally.rows[name] = replace(row, flops=row.macs if row.kind == "Conv2d" else 0)
+
+
+def _qualified_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+# By name, since the networks are a later room than this one. digits_net is a VGG.
+RULES: dict[str, Callable[[_Tally], None]] = {
+    "softprune.models.vgg.VGG": _count_vgg,
+    "softprune.models.resnet_preact.PreActResNet": _count_preact,
+    "softprune.models.resnet_bottleneck.BottleneckResNet": _count_bottleneck,
+    "softprune.models.densenet.DenseNet": _count_densenet,
+    "softprune.models.resnet_postact.OptionAResNet": _count_option_a,
+}

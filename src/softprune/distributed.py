@@ -1,0 +1,122 @@
+"""Distributed training: the processes that torchrun started, or a single one."""
+
+import os
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from softprune.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def is_distributed() -> bool:
+    """Return whether this process is one of several in a process group."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def broadcast_from_rank0_(*tensors: Tensor) -> None:
+    """Copy the tensors of rank 0 to every process. All processes must call this together."""
+    if is_distributed():
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
+
+
+@dataclass(frozen=True)
+class World:
+    """The process group, seen from one process."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process is rank 0, which writes the files of the run."""
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sum ``tensor`` over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def max(self, value: int) -> int:
+        """Return the maximum over all processes, so that all of them decide alike."""
+        if self.size == 1:
+            return value
+        tensor = torch.tensor(value, device=self.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return int(tensor)
+
+    def broadcast(self, value: T) -> T:
+        """Return the value of rank 0."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, device=self.device)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait for every process."""
+        if self.size > 1:
+            dist.barrier()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Wrap the network in DistributedDataParallel.
+
+        DDP broadcasts the buffers of rank 0 before each forward, so the running statistics, and with them the
+        checkpoint, are those of rank 0.
+        """
+        if self.size == 1:
+            return model
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices)
+
+
+def join_world(device: str = "auto") -> World:
+    """Join the process group that torchrun started, or return a world of one process."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1 and "RANK" not in os.environ:
+        return World(rank=0, size=1, device=pick_device(device))
+    own = pick_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
+    return World(rank=dist.get_rank(), size=dist.get_world_size(), device=own)
+
+
+def leave_world() -> None:
+    """Destroy the process group, if there is one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def pick_device(device: str = "auto", local_rank: int = 0) -> torch.device:
+    """Resolve ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` to the device of this process."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N. Got {device!r}.") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N. Got {device!r}.")
+    if chosen.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"--device {device} needs a GPU that this PyTorch can use. Got none; try --device cpu."
+            )
+        index = local_rank if chosen.index is None else chosen.index
+        if index >= torch.cuda.device_count():
+            raise ConfigError(
+                f"--device {device} must be one of the {torch.cuda.device_count()} GPUs here. Got number "
+                f"{index}."
+            )
+        return torch.device("cuda", index)
+    return chosen

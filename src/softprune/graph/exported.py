@@ -1,0 +1,119 @@
+"""From a module to its operators: torch.export's ATen graph, with every parameter mapped to its module."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from softprune.errors import ModelError, first_line
+from softprune.graph.example import Example, ExampleLike
+from softprune.module_state import evaluating, modes_kept
+
+logger = logging.getLogger(__name__)
+
+ANALYSIS_BATCH = 13
+"""Batch size of the analysis: not 1, so that squeezing and broadcasting cannot hide the batch dimension; and a prime
+that sizes are seldom multiples of, since a count that it divides is taken to grow with the batch."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The operators of one forward pass."""
+
+    nodes: list[Node]
+    parameters: dict[str, str]
+    """Placeholder name -> parameter or buffer name in the model."""
+    training: bool
+    example: Example
+    rebatched: bool
+    """Whether the example was brought to the analysis' batch size: the model then takes any."""
+
+    def used_parameters(self) -> set[str]:
+        """Names of the parameters and buffers that some operator reads."""
+        return {
+            self.parameters[node.name]
+            for node in self.nodes
+            if node.op == "placeholder" and node.name in self.parameters and node.users
+        }
+
+    def unused_parameters(self, model: nn.Module) -> set[str]:
+        """Names of the model's parameters that no operator reads, under any of the names that a tied one has."""
+        every = dict(model.named_parameters(remove_duplicate=False))
+        used = {id(every[name]) for name in self.used_parameters() if name in every}
+        return {name for name, parameter in model.named_parameters() if id(parameter) not in used}
+
+
+def _export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.no_grad():
+            return torch.export.export(model, example.args, example.kwargs, strict=False)
+
+
+def _capture(model: nn.Module, example: Example, *, training: bool, rebatched: bool) -> Capture:
+    with modes_kept(model):
+        model.train(training)
+        program = _export(model, example)
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    parameters = {
+        spec.arg.name: spec.target
+        for spec in program.graph_signature.input_specs
+        if spec.kind in kinds and spec.target is not None
+    }
+    return Capture(list(program.graph.nodes), parameters, training, example, rebatched)
+
+
+def capture(model: nn.Module, example: ExampleLike) -> list[Capture]:
+    """The operators of `model` in eval mode, and in train mode too where that one reads more parameters.
+
+    Nothing is computed (shapes only) and the model is left as it was. Networks with auxiliary training heads
+    (GoogLeNet, Inception) have two graphs; all others one.
+    """
+    given = Example.of(example).to_model(model)
+    attempts = [(given, False)]
+    if given.batch_size() is not None:
+        attempts.insert(0, (given.with_batch(ANALYSIS_BATCH), True))
+    for attempt, rebatched in attempts:
+        try:
+            evaluation = _capture(model, attempt, training=False, rebatched=rebatched)
+            break
+        except Exception as error:
+            failure = error
+    else:
+        raise _explain(model, given, failure) from failure
+    captures = [evaluation]
+    if evaluation.unused_parameters(model):
+        try:
+            training = _capture(model, evaluation.example, training=True, rebatched=rebatched)
+        except Exception as error:
+            logger.info(
+                "the train-mode graph could not be exported (%s); the eval graph alone is analysed", error
+            )
+        else:
+            if training.used_parameters() - evaluation.used_parameters():
+                captures.append(training)
+    return captures
+
+
+def _explain(model: nn.Module, example: Example, failure: Exception) -> ModelError:
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in example.tensors())
+    try:
+        with evaluating(model), torch.no_grad():
+            model(*example.args, **example.kwargs)
+    except Exception as error:
+        return ModelError(
+            f"the model must accept `example`. Got tensors of shape {shapes}, and calling "
+            f"{type(model).__name__} on them raised {type(error).__name__}: {error}. "
+            "Pass an example that model(example) accepts."
+        )
+    return ModelError(
+        f"softprune reads networks through torch.export, and torch.export refuses {type(model).__name__}: "
+        f"{type(failure).__name__}: {first_line(failure)}. Data-dependent Python in forward() is the usual cause; "
+        "prune the part that exports (for detection models: model.backbone)."
+    )

@@ -1,0 +1,81 @@
+"""The two small modules that a cut may leave behind in a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Select(nn.Module):
+    """Picks channels by a constant index: what one reader of a shared stream still needs of it."""
+
+    index: Tensor
+
+    def __init__(self, index: Tensor, source_width: int) -> None:
+        super().__init__()
+        self.source_width = source_width
+        self.register_buffer("index", index)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.index_select(x, 1, self.index)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.index)} of {self.source_width}"
+
+
+def select_input(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A forward pre-hook: `module` reads its input through its child `select`."""
+    select: Any = module.select
+    if args:
+        return (select(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "input": select(kwargs["input"])}
+
+
+class ConstantOutput(nn.Module):
+    """Stands where a layer had nothing left to read: a constant per channel, in the shape the layer would give."""
+
+    value: Tensor
+
+    def __init__(self, layer: nn.Module, value: Tensor) -> None:
+        super().__init__()
+        self.layer = type(layer).__name__
+        self.register_buffer("value", value)
+        self.transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
+        self.geometry: tuple[tuple[int, int, int, int], ...] = ()
+        if isinstance(layer, nn.modules.conv._ConvNd):
+            self.geometry = tuple(_axis(layer, axis) for axis in range(len(layer.kernel_size)))
+
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        if not self.geometry:
+            return self.value.expand(*input.shape[:-1], len(self.value)).clone()
+        sizes = [
+            (size - 1) * stride - pads + reach + 1
+            if self.transposed
+            else (size + pads - reach - 1) // stride + 1
+            for size, (reach, stride, pads, _) in zip(input.shape[2:], self.geometry, strict=True)
+        ]
+        if output_size is not None:
+            sizes = list(output_size[-len(sizes) :])
+        elif self.transposed:
+            sizes = [size + extra for size, (_, _, _, extra) in zip(sizes, self.geometry, strict=True)]
+        shape = (1, len(self.value), *(1,) * len(sizes))
+        # A copy, since what follows may write in place.
+        return self.value.view(shape).expand(input.shape[0], len(self.value), *sizes).clone()
+
+    def extra_repr(self) -> str:
+        return f"{len(self.value)} channels, in place of {self.layer}"
+
+
+def _axis(layer: nn.modules.conv._ConvNd, axis: int) -> tuple[int, int, int, int]:
+    """(reach of the kernel, stride, padding on both sides, output padding) along one axis."""
+    reach = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
+    if isinstance(layer.padding, str):
+        pads = reach if layer.padding == "same" else 0
+    else:
+        pads = 2 * int(layer.padding[axis])
+    return reach, layer.stride[axis], pads, layer.output_padding[axis]

@@ -1,0 +1,182 @@
+"""What the analysis keeps of a network: its operators as relations between atoms, in order of execution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from softprune.graph.channels import IntArray
+
+Evaluate = Callable[..., Tensor]
+"""An operator applied to channels that are constant over batch and space, one number each."""
+
+
+def identity(constants: Tensor) -> Tensor:
+    """What only moves, copies or averages over space leaves constants as they are."""
+    return constants
+
+
+@dataclass
+class Use:
+    """One call of a parametric module."""
+
+    inputs: IntArray
+    outputs: IntArray
+    positions: int
+    """Output positions per sample: what one weight is multiplied with."""
+    module: str = ""
+    """The module that was called; modules with tied weights share one record."""
+
+
+@dataclass
+class LayerOp:
+    """A convolution or linear layer: every output channel reads every input channel of its group."""
+
+    name: str
+    """The module's name, the first of those that share its weight."""
+    kind: str
+    """"conv", "conv_transpose" or "linear"."""
+    groups: int
+    kernel: int
+    """Weights between one input and one output channel."""
+    padded: bool
+    """Zeros are padded in: a constant other than zero does not stay constant."""
+    selectable: bool
+    """The module's own input is what the operator reads, so an index can be put before it."""
+    uses: list[Use] = field(default_factory=list)
+    replaceable: bool = True
+    """The module itself is called and its forward is known, so that it may get a bias, or give way to a constant."""
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other modules with the very same weight."""
+        return tuple(dict.fromkeys(use.module for use in self.uses if use.module != self.name))
+
+    @property
+    def inputs(self) -> IntArray:
+        return self.uses[0].inputs
+
+    @property
+    def outputs(self) -> IntArray:
+        return self.uses[0].outputs
+
+    @property
+    def positions(self) -> int:
+        return sum(use.positions for use in self.uses)
+
+
+@dataclass
+class Norm:
+    """A BatchNorm: each output channel reads its own input channel."""
+
+    name: str
+    selectable: bool
+    uses: list[Use] = field(default_factory=list)
+
+    @property
+    def inputs(self) -> IntArray:
+        return self.uses[0].inputs
+
+    @property
+    def outputs(self) -> IntArray:
+        return self.uses[0].outputs
+
+
+@dataclass
+class Call:
+    """One use of a layer or BatchNorm, at its place in the order of execution."""
+
+    layer: LayerOp | Norm
+    use: Use
+
+
+@dataclass
+class Map:
+    """An operator that treats each channel by itself: activation, pooling, resampling, reduction over space."""
+
+    inputs: IntArray
+    outputs: IntArray
+    evaluate: Evaluate | None
+    """On constants; None where only zero is known to stay what it is."""
+    keeps_zero: bool = True
+
+
+@dataclass
+class Join:
+    """An element-wise operator on two tensors."""
+
+    left: IntArray
+    right: IntArray
+    outputs: IntArray
+    evaluate: Evaluate
+    absorbs_zero: bool
+    """Zero times anything is zero."""
+
+
+@dataclass
+class Gather:
+    """A `Select` that an earlier cut put in: a constant index that a further cut may shorten."""
+
+    name: str
+    inputs: IntArray
+    """Atoms of the selected input channels, in the order of the index."""
+    source: IntArray
+    """Atoms of all input channels."""
+    outputs: IntArray
+
+
+@dataclass
+class Source:
+    """Channels that come from no operator we cut: constants of `ConstantOutput` modules (value per channel)."""
+
+    name: str
+    outputs: IntArray
+    values: Tensor
+
+
+@dataclass
+class OpaqueOp:
+    """An operator without a rule: everything around it stays, and each output may depend on every input."""
+
+    inputs: tuple[IntArray, ...]
+    outputs: IntArray
+
+
+@dataclass
+class FreeParameter:
+    """A parameter or buffer used outside a known module, with channels along one dimension."""
+
+    name: str
+    dim: int
+    atoms: IntArray
+
+
+@dataclass
+class ExtraMacs:
+    """Multiply-accumulates outside the layers that we cut, for every channel that stays: a blur, a computed weight."""
+
+    atoms: IntArray
+    macs: int
+
+
+@dataclass
+class Balance:
+    """Pieces of a tensor that must keep equally many channels each (chunk, split, slices)."""
+
+    pieces: tuple[IntArray, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Suspect:
+    """Channels whose number an explicit size in forward() may fix: a trial cut decides."""
+
+    atoms: IntArray
+    place: str
+    """In words."""
+    line: str
+    """Where in the source: suspects of one line share a verdict."""
+
+
+Record = Call | Map | Join | Gather | Source | OpaqueOp

@@ -1,0 +1,390 @@
+"""Rules for operators that only move data: they are run on the atoms, then checked for what they bind.
+
+Sizes in forward() are Python numbers: torch.export cannot tell a literal from ``x.shape[1] // 2``. A view, split or
+slice that could be written in terms of the width ties its channels so that the pieces stay equal, and is a *suspect*
+until a trial cut has proved it. What can only be a literal (uneven pieces, single positions, an index) is pinned.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from softprune.graph.builder import GraphBuilder, Value, argument, operator_name, rule
+from softprune.graph.channels import PAD, IntArray
+from softprune.graph.inserted import Select
+from softprune.graph.ops import Balance, Gather, Join, Map, identity
+
+RESHAPES = ["view", "reshape", "_unsafe_view", "flatten", "unflatten"]
+AS_ANOTHER = ["view_as", "reshape_as", "expand_as"]
+# fmt: off
+MOVES = [
+    "permute", "transpose", "t", "contiguous", "unsqueeze", "movedim", "swapaxes", "swapdims", "flip", "repeat",
+    "tile", "repeat_interleave", "pixel_unshuffle",
+]
+# fmt: on
+SPLITS = ["split", "split_with_sizes", "tensor_split"]
+PICKS = ["select", "unbind", "roll"]
+
+
+def _move(linker: GraphBuilder, node: Node, tensors: int = 1) -> Any:
+    """Run the node's operator on its inputs' atoms; None where it reads more `tensors`, such as counts or positions."""
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
+    values = [linker.value(source) for source in sources]
+    if len(values) != tensors or any(not isinstance(value, Value) for value in values):
+        return None
+
+    def call(*atoms: Tensor) -> Any:
+        given = iter(atoms)
+        filled = [next(given) if isinstance(leaf, Node) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    return linker.moved(call, values)
+
+
+# --- views ---------------------------------------------------------------------------------------------------------
+
+
+def _bind_rectangle(linker: GraphBuilder, node: Node, value: Value) -> None:
+    """Tie what a view took apart: the widest dimension may shrink, the others keep their sizes."""
+    wide = [dim for dim, size in enumerate(value.atoms.shape) if size > 1]
+    if len(wide) < 2:
+        return
+    widest = 1 if 1 in wide and len(wide) > 2 else max(wide, key=lambda dim: (value.atoms.shape[dim], -dim))
+    head = value.atoms
+    for dim in wide:
+        if dim != widest:
+            head = head.take([0], axis=dim)
+    linker.table.union(np.broadcast_to(head, value.atoms.shape), value.atoms)
+    linker.suspect(node, value.atoms)
+
+
+@rule(*RESHAPES)
+def reshape(linker: GraphBuilder, node: Node) -> Any:
+    output = _move(linker, node)
+    if not isinstance(output, Value):
+        return linker.unusual(node)
+    _bind_rectangle(linker, node, output)
+    _check_sizes(linker, node, output, _sizes(node))
+    return output
+
+
+def _sizes(node: Node) -> list[Any]:
+    """The sizes that a reshape names, from the first dimension on."""
+    if operator_name(node) == "unflatten":
+        rank = node.args[0].meta["val"].ndim  # type: ignore[union-attr]
+        return [-1] * (argument(node, 1, "dim") % rank) + list(argument(node, 2, "sizes"))
+    return list(node.args[1]) if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
+
+
+@rule(*AS_ANOTHER)
+def as_another(linker: GraphBuilder, node: Node) -> Any:
+    """In the shape of a second tensor: channels that have the same place in both go together."""
+    output = _move(linker, node, tensors=2)
+    if not isinstance(output, Value):
+        return linker.unusual(node)
+    source, other = linker.value(node.args[0]), linker.value(node.args[1])
+    if operator_name(node) != "expand_as":
+        _bind_rectangle(linker, node, output)
+    elif source.atoms.size == 1 and _is_stretched(source, other):
+        # One channel for all of them, which must not vanish.
+        linker.table.pin(source.atoms, f"one of them is broadcast in {linker.where(node)}")
+        stretched = linker.table.follow(other.atoms)
+        linker.records.append(Map(np.full_like(stretched, source.atoms.item()), stretched, identity))
+        return Value(other.shape, stretched)
+    linker.table.union(output.atoms, other.atoms)
+    return output
+
+
+def _is_stretched(source: Value, other: Value) -> bool:
+    """Whether `source` has size 1, or no dimension, wherever the channels of `other` are."""
+    missing = len(other.shape) - len(source.shape)
+    shape = (1,) * missing + source.shape
+    return all(shape[dim] == 1 for dim in range(len(shape)) if other.varies_along(dim))
+
+
+@rule("expand")
+def expand(linker: GraphBuilder, node: Node) -> Any:
+    output = _move(linker, node)
+    if not isinstance(output, Value):
+        return linker.unusual(node)
+    _check_sizes(linker, node, output, node.args[1])  # type: ignore[arg-type]
+    return output
+
+
+def _check_sizes(linker: GraphBuilder, node: Node, output: Value, sizes: Sequence[Any]) -> None:
+    """An explicit size where the channels are may be a literal."""
+    if any(output.varies_along(dim) and size != -1 for dim, size in enumerate(sizes)):
+        linker.suspect(node, output.atoms)
+
+
+@rule(*MOVES)
+def move(linker: GraphBuilder, node: Node) -> Any:
+    output = _move(linker, node)
+    return output if isinstance(output, Value) else linker.unusual(node)
+
+
+@rule("squeeze")
+def squeeze(linker: GraphBuilder, node: Node) -> Any:
+    output = _move(linker, node)
+    if not isinstance(output, Value):
+        return linker.unusual(node)
+    if argument(node, 1, "dim") is None:
+        for dim in range(len(output.shape)):
+            if output.varies_along(dim):
+                reason = f"squeeze() without a dimension in {linker.where(node)} would drop that of a single channel"
+                linker.table.pin(output.atoms.take([0, 1], axis=dim), reason)
+    return output
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(linker: GraphBuilder, node: Node) -> Any:
+    """Each output channel is a block of input channels, spread over space."""
+    value, factor = linker.value(node.args[0]), node.args[1]
+    assert isinstance(factor, int)
+    if value.along(1) is None:
+        return linker.unusual(node)
+    blocks = value.along(1).reshape(-1, factor * factor)
+    outputs = _counterparts(linker, list(blocks.T))
+    shape = tuple(node.meta["val"].shape)
+    return Value(shape, outputs.reshape(1, -1, *(1,) * (len(shape) - 2)))
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(linker: GraphBuilder, node: Node) -> Any:
+    output = _move(linker, node)
+    value, groups = linker.value(node.args[0]), node.args[1]
+    assert isinstance(groups, int)
+    if value.along(1) is None:
+        return linker.unusual(node)
+    rows = value.along(1).reshape(groups, -1)
+    linker.table.union(rows[:1], rows)
+    return output
+
+
+# --- joining -------------------------------------------------------------------------------------------------------
+
+
+@rule("cat", "concat", "concatenate", "stack")
+def concatenate(linker: GraphBuilder, node: Node) -> Any:
+    dim = argument(node, 1, "dim", 0)
+    values = [linker.value(source) for source in node.args[0]]  # type: ignore[union-attr]
+    if any(not isinstance(value, Value) for value in values):
+        return linker.unusual(node)
+    shape = tuple(node.meta["val"].shape)
+    stacked = operator_name(node) == "stack"
+    place = dim % len(shape)
+    elsewhere = stacked or any(
+        value.varies_along(other)
+        for value in values
+        for other in range(len(value.atoms.shape))
+        if other != place
+    )
+    if not elsewhere:
+        rows = [np.broadcast_to(value.atoms.ravel(), (value.shape[place],)) for value in values]
+        layout = [1] * len(shape)
+        layout[place] = shape[place]
+        return Value(shape, np.concatenate(rows).reshape(layout))
+    # Joined along another dimension than the channels': the pieces' channels are counterparts.
+    arrays = [value.atoms for value in values]
+    along = not stacked and any(value.varies_along(place) for value in values)
+    if along or any(array.shape != arrays[0].shape for array in arrays):
+        return linker.opaque(node, f"{operator_name(node)} in {linker.where(node)} mixes different layouts")
+    outputs = _counterparts(linker, arrays)
+    return Value(shape, np.expand_dims(outputs, place) if stacked else outputs)
+
+
+def _counterparts(linker: GraphBuilder, arrays: Sequence[IntArray]) -> IntArray:
+    """Channels that stand in for each other over space or batch: one class, constant where all agree."""
+    merged = arrays[0]
+    for array in arrays[1:]:
+        linker.table.union(merged, array)
+        outputs = linker.table.follow(merged)
+        linker.records.append(Join(merged.ravel(), array.ravel(), outputs.ravel(), _equal, False))
+        merged = outputs
+    return merged
+
+
+def _equal(left: Tensor, right: Tensor) -> Tensor:
+    return torch.where(left == right, left, torch.nan)
+
+
+# --- taking apart --------------------------------------------------------------------------------------------------
+
+
+@rule("chunk")
+def chunk(linker: GraphBuilder, node: Node) -> Any:
+    """A number of pieces, whatever the width: they must stay equally wide, but no literal is involved."""
+    outputs = _move(linker, node)
+    source = linker.value(node.args[0])
+    if outputs is None:
+        return linker.unusual(node)
+    if source.varies_along(argument(node, 2, "dim", 0) % len(source.shape)):
+        _balance(linker, node, [piece.atoms.ravel() for piece in outputs])
+    return outputs
+
+
+@rule(*SPLITS)
+def split(linker: GraphBuilder, node: Node) -> Any:
+    outputs = _move(linker, node)
+    source = linker.value(node.args[0])
+    if outputs is None:
+        return linker.unusual(node)
+    pieces = [piece.atoms.ravel() for piece in outputs]
+    along = source.varies_along(argument(node, 2, "dim", 0) % len(source.shape))
+    if along and _balance(linker, node, pieces):
+        linker.suspect(node, source.atoms)
+    return outputs
+
+
+def _balance(linker: GraphBuilder, node: Node, pieces: Sequence[IntArray]) -> bool:
+    """Keep the pieces equally wide; pin them where they are not."""
+    if len({len(piece) for piece in pieces}) > 1:
+        reason = f"{operator_name(node)} in {linker.where(node)} cuts them into unequal pieces"
+        linker.table.pin(np.concatenate(pieces), reason)
+        return False
+    linker.balances.append(Balance(tuple(pieces)))
+    return True
+
+
+@rule("slice", "narrow")
+def take_slice(linker: GraphBuilder, node: Node) -> Any:
+    output = _move(linker, node)
+    if not isinstance(output, Value):
+        return linker.unusual(node)
+    source, dim = linker.value(node.args[0]), argument(node, 1, "dim", 0)
+    dim %= len(source.shape)
+    if source.varies_along(dim) and output.shape != source.shape:
+        atoms = source.along(dim)
+        if atoms is None:
+            return linker.unusual(node)
+        _bind_slices(linker, node, dim, atoms)
+    return output
+
+
+def _bind_slices(linker: GraphBuilder, node: Node, dim: int, atoms: IntArray) -> None:
+    """Slices of one tensor: equal pieces may follow the width, others are literal up to their last bound."""
+    first, width = node.args[0], len(atoms)
+    assert isinstance(first, Node)
+    if first in linker.sliced:
+        return
+    linker.sliced.add(first)
+    slices = [_bounds(user, dim, width) for user in first.users if operator_name(user) in ("slice", "narrow")]
+    known = [bounds for bounds in slices if bounds is not None]
+    reason = f"{operator_name(node)} in {linker.where(node)} takes them apart at fixed positions"
+    if len(known) < len(slices):
+        linker.table.pin(atoms, reason)
+        return
+    edges = sorted({0, width, *(edge for start, end, _ in known for edge in (start, end))})
+    pieces = np.split(atoms, edges[1:-1])
+    if len({len(piece) for piece in pieces}) == 1:
+        linker.balances.append(Balance(tuple(pieces)))
+        linker.suspect(node, atoms)
+    else:
+        last = max(end if end < width or strict else start for start, end, strict in known)
+        linker.table.pin(atoms[:last], reason)
+
+
+def _bounds(node: Node, dim: int, width: int) -> tuple[int, int, bool] | None:
+    """(start, end, whether it must reach the end) of a slice along `dim`; None if it is no range from the front."""
+    if argument(node, 1, "dim", 0) % len(node.meta["val"].shape) != dim:
+        return 0, width, False
+    start = argument(node, 2, "start", 0) or 0
+    if operator_name(node) == "narrow":
+        length = argument(node, 3, "length")
+        plain = isinstance(start, int) and isinstance(length, int) and start >= 0
+        return (start, start + length, True) if plain else None
+    end = argument(node, 3, "end")
+    end = sys.maxsize if end is None else end
+    plain = isinstance(start, int) and isinstance(end, int) and min(start, end) >= 0
+    return (start, min(end, width), False) if plain and argument(node, 4, "step", 1) == 1 else None
+
+
+@rule(*PICKS)
+def pick(linker: GraphBuilder, node: Node) -> Any:
+    """Movements by position: what they touch keeps its place."""
+    output = _move(linker, node)
+    if output is None:
+        return linker.unusual(node)
+    source = linker.value(node.args[0])
+    if source.atoms.size > 1 and not _same_channels(source, output):
+        reason = f"{operator_name(node)} in {linker.where(node)} takes them apart at fixed positions"
+        linker.table.pin(source.atoms, reason)
+    return output
+
+
+def _same_channels(source: Value, output: Any) -> bool:
+    """Whether every piece still has all channels (the movement was along another dimension)."""
+    pieces = output if isinstance(output, list) else [output]
+    return all(
+        isinstance(piece, Value) and np.array_equal(piece.atoms.ravel(), source.atoms.ravel())
+        for piece in pieces
+    )
+
+
+@rule("index", "index_select")
+def index(linker: GraphBuilder, node: Node) -> Any:
+    """Constant indices along channels: our own `Select` may be shortened, any other index freezes."""
+    source = linker.value(node.args[0])
+    _, owner = linker.module_of(node)
+    if operator_name(node) == "index_select" and isinstance(linker.module(owner), Select):
+        return _select(linker, node, owner, source)
+    if isinstance(source, Value) and source.atoms.size > 1:
+        return linker.opaque(node, f"an index in {linker.where(node)} picks them by position")
+    return linker.unusual(node)
+
+
+def _select(linker: GraphBuilder, node: Node, owner: str, source: Value) -> Any:
+    chosen = linker.tensor(f"{owner}.index").cpu().numpy()
+    atoms = source.along(1)
+    assert atoms is not None
+    if len(np.unique(atoms)) < len(atoms):  # an operator without a rule gives them, all of them one
+        return linker.opaque(node, f"an index in {linker.where(node)} picks them by position")
+    linker.answer_for(node)
+    outputs = linker.table.fresh(len(chosen))
+    linker.records.append(Gather(owner, atoms[chosen], atoms, outputs))
+    shape = tuple(node.meta["val"].shape)
+    return Value(shape, outputs.reshape(1, -1, *(1,) * (len(shape) - 2)))
+
+
+# --- padding -------------------------------------------------------------------------------------------------------
+
+
+@rule("pad", "constant_pad_nd")
+def pad(linker: GraphBuilder, node: Node) -> Any:
+    value = linker.value(node.args[0])
+    pads, rank = node.args[1], len(value.shape)
+    assert isinstance(pads, (list, tuple))
+    named = operator_name(node) == "pad"  # pad(x, pads, mode, value); constant_pad_nd(x, pads, value)
+    mode = argument(node, 2, "mode", "constant") if named else "constant"
+    fill = argument(node, 3 if named else 2, "value")
+    before = [0] * rank
+    after = [0] * rank
+    for place in range(len(pads) // 2):
+        before[rank - 1 - place], after[rank - 1 - place] = pads[2 * place], pads[2 * place + 1]  # type: ignore[assignment]
+    varying = [dim for dim in range(rank) if value.varies_along(dim)]
+    outer = [dim for dim in varying if before[dim] or after[dim]]
+    atoms = value.atoms
+    if outer:
+        if mode != "constant" or fill not in (None, 0, 0.0) or min(before[d] for d in outer) < 0:
+            return linker.opaque(node, f"padding of channels in {linker.where(node)} is not with zeros")
+        widths = [(before[dim], after[dim]) if dim in outer else (0, 0) for dim in range(rank)]
+        atoms = np.pad(atoms, widths, constant_values=PAD)
+    over_space = any(before[dim] or after[dim] for dim in range(rank) if dim not in outer)
+    shape = tuple(node.meta["val"].shape)
+    if not over_space:
+        return Value(shape, atoms)
+    outputs = linker.table.follow(atoms)
+    zeros = mode != "constant" or fill in (None, 0, 0.0)
+    same = mode in ("reflect", "replicate", "circular")
+    linker.records.append(Map(atoms, outputs, identity if same else None, keeps_zero=zeros))
+    return Value(shape, outputs)

@@ -1,0 +1,274 @@
+"""Gates: what decides about a BatchNorm's channels, in training and in evaluation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.config.masks import GateStatistics, MaskConfig
+from softprune.errors import ConfigError, ModelError
+from softprune.masks.activations import dead_edges
+from softprune.masks.functional import (
+    alive_probability,
+    dead_probability,
+    hard_mask,
+    relaxed_sample,
+    sparsity_loss,
+)
+from softprune.rng import Clock, channel_words, logistic_noise
+
+
+class Gate(Protocol):
+    """Decides which channels of one BatchNorm are on. Holds no reference to the BatchNorm."""
+
+    @property
+    def gate_statistics(self) -> GateStatistics:
+        """Which running statistics stand still in channels whose sample is at most 1/2."""
+
+    def sample(self, bn: _BatchNorm) -> Tensor | None:
+        """Factor of each channel in this training forward; None trains a plain BatchNorm."""
+
+    def hard(self, bn: _BatchNorm) -> Tensor:
+        """Booleans, True where the channel is kept: what evaluation uses and what a cut would do."""
+
+    def silent(self, bn: _BatchNorm) -> Tensor:
+        """Booleans, True where the channel is dead; a multiple or a floor may keep it all the same."""
+
+    def loss(self, bn: _BatchNorm) -> Tensor | None:
+        """This BatchNorm's part of the sparsity loss, if the method has one."""
+
+    def to(self, device: torch.device) -> None:
+        """Follow the BatchNorm to another device."""
+
+
+class MaskDecision:
+    """Whether decisions made outside the gates are in force; one for all gates of a model.
+
+    The boolean is a 0-d tensor that changes in place, so that compiled steps and captured CUDA graphs see it.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self.in_force = torch.zeros((), dtype=torch.bool, device=device)
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the boolean; the settlement stays the same object."""
+        self.in_force = self.in_force.to(device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MaskDecision:
+        """For a copy of the model, an EMA say: what is decided for the one is decided for the other."""
+        made = copy.copy(self)
+        memo[id(self)] = made
+        return made
+
+
+class SoftGate:
+    """SCP's gate: the BatchNorm's own shift and scale say how likely each channel is dead.
+
+    Args:
+        config: The constants of the masks.
+        clock: Shared by all gates of a model; drives the noise.
+        site: Number of the site in the model, a part of the noise's key.
+        activation: What follows the BatchNorm, by name; see ``activations.py``.
+        round_to: Keep a multiple of this many channels.
+        min_channels: Keep at least this many channels.
+    """
+
+    override: Tensor | None
+    """If set, booleans that :meth:`hard` returns instead of its own decision (a budget's last trim)."""
+
+    settlement: MaskDecision | None
+    """If set, the override holds only while this is in force, and then in training too."""
+
+    def __init__(
+        self,
+        config: MaskConfig,
+        clock: Clock,
+        site: int,
+        *,
+        activation: str = "relu",
+        round_to: int = 1,
+        min_channels: int = 0,
+    ) -> None:
+        dead_edges(activation, config)  # refuses an unknown name now, and solves before anything is compiled
+        check_rounding(round_to, min_channels)
+        self.config = config
+        self.clock = clock
+        self.site = site
+        self.activation = activation
+        self.round_to = round_to
+        self.min_channels = min_channels
+        self.override = None
+        self.settlement = None
+
+    @property
+    def gate_statistics(self) -> GateStatistics:
+        return self.config.gate_statistics
+
+    def sample(self, bn: _BatchNorm) -> Tensor | None:
+        dead = dead_probability(bn.bias, bn.weight, self.config, self.activation)
+        words = channel_words(self.clock.seed, self.site, bn.num_features, dead.device)
+        n = relaxed_sample(dead, logistic_noise(self.clock, words, dead.dtype), self.config)
+        if self.settlement is None or self.override is None:
+            return n
+        return torch.where(self.settlement.in_force, self.override.to(n.dtype), n)
+
+    @torch.no_grad()
+    def hard(self, bn: _BatchNorm, tied: Sequence[tuple[SoftGate, _BatchNorm]] | None = None) -> Tensor:
+        if self.override is None:
+            return self.own_decision(bn, tied)
+        if self.settlement is None:
+            return self.override
+        return torch.where(self.settlement.in_force, self.override, self.own_decision(bn, tied))
+
+    @torch.no_grad()
+    def own_decision(
+        self, bn: _BatchNorm, tied: Sequence[tuple[SoftGate, _BatchNorm]] | None = None
+    ) -> Tensor:
+        """:meth:`hard` without regard to an override.
+
+        `tied`: the other BatchNorms of the line, of which only what all keep is left, with their gates; by default
+        those that `bn` knows. All of them keep the same `min_channels`.
+        """
+        keep = ~self.silent(bn)
+        if self.round_to == 1 and self.min_channels == 0:
+            return keep
+        alive = self.alive(bn)
+        if tied is None:
+            tied = [(other.gate, other) for other in getattr(bn, "tied", ())]
+        if self.min_channels and tied:
+            keep = keep | keep_common(
+                [alive, *(gate.alive(other) for gate, other in tied)], self.min_channels
+            )
+        return round_up(keep, alive, self.round_to, self.min_channels)
+
+    def alive(self, bn: _BatchNorm) -> Tensor:
+        """How likely each channel is alive."""
+        return alive_probability(bn.bias, bn.weight, self.config, self.activation)
+
+    @torch.no_grad()
+    def silent(self, bn: _BatchNorm) -> Tensor:
+        return ~hard_mask(dead_probability(bn.bias, bn.weight, self.config, self.activation), self.config)
+
+    def loss(self, bn: _BatchNorm) -> Tensor | None:
+        return sparsity_loss(bn.bias, bn.weight, self.config, self.activation)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SoftGate:
+        """All anew, but for the override, which goes with the settlement."""
+        made = copy.copy(self)
+        memo[id(self)] = made
+        for name, value in vars(self).items():
+            if name != "override":
+                setattr(made, name, copy.deepcopy(value, memo))
+        return made
+
+    def to(self, device: torch.device) -> None:
+        self.clock.to(device)
+        if self.override is not None:
+            self.override = self.override.to(device)
+        if self.settlement is not None:
+            self.settlement.to(device)
+
+    def __repr__(self) -> str:
+        return f"SoftGate(site={self.site}, activation={self.activation!r})"
+
+
+class FixedGate:
+    """A stored mask, for methods that decide elsewhere, and for evaluating a decision already made.
+
+    Args:
+        mask: Booleans, True where the channel is kept.
+        masked_training: Whether training uses the mask too, or a plain BatchNorm.
+        gate_statistics: As in :class:`MaskConfig`; matters in masked training only.
+    """
+
+    def __init__(
+        self, mask: Tensor, *, masked_training: bool = False, gate_statistics: GateStatistics = "none"
+    ) -> None:
+        if mask.dtype != torch.bool or mask.dim() != 1:
+            raise ModelError(
+                "A fixed mask must be a one-dimensional tensor of booleans, True where the channel is kept. "
+                f"Got {mask.dtype} of shape {tuple(mask.shape)}."
+            )
+        self.mask = mask
+        self.masked_training = masked_training
+        self.gate_statistics: GateStatistics = gate_statistics
+
+    def sample(self, bn: _BatchNorm) -> Tensor | None:
+        return self.mask.to(bn.weight.dtype) if self.masked_training else None
+
+    def hard(self, bn: _BatchNorm) -> Tensor:
+        return self.mask
+
+    def silent(self, bn: _BatchNorm) -> Tensor:
+        return ~self.hard(bn)
+
+    def loss(self, bn: _BatchNorm) -> Tensor | None:
+        return None
+
+    def to(self, device: torch.device) -> None:
+        self.mask = self.mask.to(device)
+
+    def __repr__(self) -> str:
+        return f"FixedGate(width={self.mask.numel()}, masked_training={self.masked_training})"
+
+
+class AffineGate(FixedGate):
+    """A stored mask with a scale and a shift of the method's own in the place of the BatchNorm's.
+
+    For methods that multiply a factor in, or draw the scale: what they compute stays an affine of the normalised
+    input, so that no operation of the activation's size is added.
+    """
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__(mask, masked_training=True)
+
+    def affine(self, bn: _BatchNorm) -> tuple[Tensor, Tensor]:
+        """Scale and shift of each channel, as training draws them or, in eval mode, as they are expected to be."""
+        raise NotImplementedError
+
+    def masked_affine(self, bn: _BatchNorm) -> tuple[Tensor, Tensor]:
+        """The same with zeros where the channel is off."""
+        keep = self.hard(bn)
+        weight, bias = (torch.where(keep, part, 0.0).to(bn.weight.dtype) for part in self.affine(bn))
+        return weight, bias
+
+
+def check_rounding(round_to: int, min_channels: int) -> None:
+    """Raise unless the two are numbers of channels."""
+    if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:
+        raise ConfigError(f"round_to must be an integer of at least 1. Got {round_to!r}.")
+    if isinstance(min_channels, bool) or not isinstance(min_channels, int) or min_channels < 0:
+        raise ConfigError(f"min_channels must be an integer of at least 0. Got {min_channels!r}.")
+
+
+def keep_common(alive: Sequence[Tensor], count: int) -> Tensor:
+    """The channels that all BatchNorms of a line keep, so that `count` are left of it; tensor operations only.
+
+    Those whose least chance in the line is the largest. Where so many are alive everywhere, these are among them.
+    """
+    least = torch.stack([*alive]).amin(0)
+    order = torch.argsort(least, descending=True, stable=True)
+    position = torch.arange(least.numel(), device=least.device)
+    return torch.empty_like(position).scatter_(0, order, position) < count
+
+
+def round_up(keep: Tensor, alive: Tensor, round_to: int = 1, min_channels: int = 0) -> Tensor:
+    """Add the channels most likely alive until the count suits; tensor operations only.
+
+    The count becomes the next multiple of ``round_to`` that is at least ``min_channels``, or the whole width
+    where there is none. A kept channel is never given up; equals are taken in order of their index. With
+    ``min_channels`` 0 an empty mask stays empty.
+    """
+    width = keep.numel()
+    count = keep.sum().clamp(min=min_channels)
+    target = (count + (round_to - 1)) // round_to * round_to
+    # Kept channels first (probabilities are at most 1), then by falling probability.
+    order = torch.argsort(torch.where(keep, 2.0, alive), descending=True, stable=True)
+    position = torch.arange(width, device=keep.device)
+    rank = torch.empty_like(position).scatter_(0, order, position)
+    return rank < target

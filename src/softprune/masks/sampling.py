@@ -1,0 +1,174 @@
+"""All masks of a model at once.
+
+A mask is some seventy operations on a few hundred numbers. Launched site by site from Python they cost more
+than the BatchNorms themselves; over the concatenated channels of all sites they are one short chain.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softprune.config.masks import MaskConfig
+from softprune.errors import ModelError
+from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold
+from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss
+from softprune.masks.gates import MaskDecision, SoftGate
+from softprune.rng import Clock, channel_words, logistic_noise
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sites whose channels may stand in one tensor."""
+
+    modules: list[MaskedBatchNorm]
+    config: MaskConfig
+    activation: str
+    clock: Clock
+    words: Tensor
+    settlement: MaskDecision | None
+
+    def overrides(self) -> Tensor:
+        """The settled decisions of all sites in a row."""
+        gates = (module.gate for module in self.modules)
+        return torch.cat([g.override for g in gates if isinstance(g, SoftGate) and g.override is not None])
+
+    def parameters(self) -> tuple[Tensor, Tensor]:
+        """beta and gamma of all sites in a row."""
+        return torch.cat([m.bias for m in self.modules]), torch.cat([m.weight for m in self.modules])
+
+
+Chain = Callable[[Group, Tensor, Tensor], Folded]
+"""What draws a group's samples; :func:`draw_chain`, or that function compiled."""
+
+
+def draw_chain(group: Group, beta: Tensor, gamma: Tensor) -> Folded:
+    """The samples of all sites of a group in a row, folded into their affines."""
+    dead = dead_probability(beta, gamma, group.config, group.activation)
+    n = relaxed_sample(dead, logistic_noise(group.clock, group.words, dead.dtype), group.config)
+    if group.settlement is not None:
+        n = torch.where(group.settlement.in_force, group.overrides().to(n.dtype), n)
+    return fold(n, gamma, beta)
+
+
+class MaskBank:
+    """Draws the samples of all :class:`SoftGate` sites of a model in one chain of operations.
+
+    Call :meth:`begin_forward` before each training forward of the model (after ``Clock.begin_forward``) and
+    :meth:`end_forward` behind it. The numbers are those that the gates would draw for themselves, gradients
+    included; without the bank, or outside these calls, they do. Sites with another gate are left alone.
+
+    Under torch.compile the bank keeps the graph small: one chain in place of one for each site.
+    """
+
+    def __init__(self, modules: Iterable[MaskedBatchNorm]) -> None:
+        self.modules = list(modules)
+        for module in self.modules:
+            if not isinstance(module, MaskedBatchNorm):
+                raise ModelError(f"A bank serves masked BatchNorms. Got {module}. Apply mask_ to it first.")
+        self._layout: list[tuple[Any, ...]] = []
+        self._groups: list[Group] = []
+        self._gathered: list[tuple[Tensor, Tensor]] | None = None
+        self._in_graph = False
+
+    def begin_forward(self) -> None:
+        """Draw every site's sample for the forward that follows."""
+        self._in_graph = False
+        for group in self._current_groups():
+            self._hand_out(group, draw_chain(group, *group.parameters()))
+
+    def draw_ahead(self, chain: Chain = draw_chain) -> None:
+        """Like :meth:`begin_forward`, and :meth:`loss` then reads the same row of parameters.
+
+        For a forward that is compiled: its samples are then inputs. Were they drawn inside, the compiler would
+        write a kernel of its own for every site, because each finds its channels at another place in the row.
+        """
+        self._in_graph = False
+        self._gathered = [group.parameters() for group in self._current_groups()]
+        for group, (beta, gamma) in zip(self._groups, self._gathered, strict=True):
+            self._hand_out(group, chain(group, beta, gamma))
+
+    def _hand_out(self, group: Group, drawn: Folded) -> None:
+        widths = [module.num_features for module in group.modules]
+        columns = (part.split(widths) for part in drawn)
+        for module, *parts in zip(group.modules, *columns, strict=True):
+            module.folded = Folded(*parts)
+        if drawn.weight.requires_grad and not torch.compiler.is_compiling():
+            # Activation checkpointing runs the forward again inside backward and must meet the same samples;
+            # this gradient is complete once every site is through.
+            drawn.weight.register_hook(self._after_backward)
+            self._in_graph = True
+
+    def end_forward(self) -> None:
+        """The forward is over: forget the samples, now or when backward has passed through them."""
+        if not self._in_graph:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget the samples, so that a forward outside the model's own draws afresh."""
+        self._gathered = None
+        for module in self.modules:
+            module.folded = None
+
+    def loss(self) -> Tensor:
+        """Sparsity loss of all sites: the sum of their gates' losses."""
+        if self._gathered is None:
+            groups = self._current_groups()
+            rows = [group.parameters() for group in groups]
+        else:
+            groups, rows = self._groups, self._gathered
+        losses = [
+            sparsity_loss(*row, group.config, group.activation)
+            for group, row in zip(groups, rows, strict=True)
+        ]
+        if not losses:
+            raise ModelError("A sparsity loss needs at least one site with a SoftGate. Got none.")
+        total = losses[0]
+        for loss in losses[1:]:
+            total = total + loss.to(total.device)
+        return total
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What a forward in progress has gathered belongs to its graph alone.
+        return {**self.__dict__, "_gathered": None}
+
+    def _after_backward(self, grad: Tensor) -> None:
+        self.clear()
+
+    def _current_groups(self) -> list[Group]:
+        """The sites by what their chain of operations depends on; rebuilt when any of it has changed."""
+        layout = [_key(module) for module in self.modules]
+        if layout != self._layout:
+            members: dict[tuple[Any, ...], list[MaskedBatchNorm]] = {}
+            for module, (_, *key) in zip(self.modules, layout, strict=True):
+                if isinstance(module.gate, SoftGate):
+                    members.setdefault(tuple(key), []).append(module)
+            self._groups = [_group(modules) for modules in members.values()]
+            self._layout = layout
+        return self._groups
+
+
+def _key(module: MaskedBatchNorm) -> tuple[Any, ...]:
+    gate = module.gate
+    if not isinstance(gate, SoftGate):
+        return (gate,)
+    weight = module.weight
+    shared = gate.clock, gate.clock.seed, gate.config, gate.activation, _settlement(gate)
+    return gate, *shared, weight.device, weight.dtype
+
+
+def _settlement(gate: SoftGate) -> MaskDecision | None:
+    """What may put the gate's override into force in training."""
+    return None if gate.override is None else gate.settlement
+
+
+def _group(modules: list[MaskedBatchNorm]) -> Group:
+    gates = [module.gate for module in modules if isinstance(module.gate, SoftGate)]
+    words = [
+        channel_words(gate.clock.seed, gate.site, module.num_features, module.weight.device)
+        for gate, module in zip(gates, modules, strict=True)
+    ]
+    first = gates[0]
+    return Group(modules, first.config, first.activation, first.clock, torch.cat(words), _settlement(first))

@@ -1,0 +1,222 @@
+"""The decision as data: which inputs and outputs each module keeps. Versioned JSON, validated when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from softprune.errors import PlanError
+from softprune.plan.cuts import Indices, ModuleCut, ParameterCut, Shapes
+from softprune.plan.validation import check_plan, is_of_kind
+
+FORMAT = "softprune.plan"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunePlan:
+    """Which channels every module of one network keeps."""
+
+    model: str
+    """Class of the dense model."""
+    dense: Shapes
+    """Parameter and buffer shapes of the dense model: a plan fits no other."""
+    sites: dict[str, Indices]
+    """Channels that each masked BatchNorm keeps by its mask."""
+    modules: dict[str, ModuleCut]
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Modules that share another module's weight -> that module."""
+    parameters: dict[str, ParameterCut] = field(default_factory=dict)
+    macs: int = 0
+    dense_macs: int = 0
+    """Multiply-accumulates of convolutions and linear layers per sample, after and before."""
+    params: int = 0
+    dense_params: int = 0
+    floored: tuple[str, ...] = ()
+    """Modules that keep one channel though nobody reads it, since emptying them is not possible."""
+
+    constants: dict[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
+    """Constant inputs of layers that fold them, constant outputs of void ones, at the weights the plan was made
+    for. Not stored: a saved network's weights have them folded already."""
+
+    def to_json(self) -> str:
+        """The plan as text; `from_json` reads it back."""
+        body = asdict(replace(self, constants={}))
+        del body["constants"]
+        text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+        return json.dumps(
+            {"format": FORMAT, "version": VERSION, "sha256": _digest(text), "plan": body},
+            separators=(",", ":"),
+            sort_keys=True,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> PrunePlan:
+        """Read a plan and check that it is one: format, version, checksum, types and ranges."""
+        if not isinstance(text, str):
+            raise PlanError(
+                f"a plan is read from its text. Got {type(text).__name__}; pass what to_json() returned."
+            )
+        try:
+            document = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(
+                f"a plan must be JSON. Got text that breaks at character {error.pos}: {error.msg}."
+            ) from error
+        except (ValueError, RecursionError) as error:
+            # A number of thousands of digits, or thousands of brackets.
+            raise PlanError(
+                f"a plan must be JSON that softprune wrote. Got text that breaks: {error}."
+            ) from error
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise PlanError(f'a plan\'s "format" must be "{FORMAT}". Got {_shown(document)}.')
+        if document.get("version") != VERSION:
+            raise PlanError(
+                f"this softprune reads plans of version {VERSION}. Got version {document.get('version')!r}; "
+                "use the softprune that wrote it."
+            )
+        body = document.get("plan")
+        try:
+            digest = _digest(json.dumps(body, separators=(",", ":"), sort_keys=True))
+        except RecursionError:  # writing needs a deeper stack than reading did
+            digest = None
+        if not isinstance(body, dict) or digest is None or document.get("sha256") != digest:
+            raise PlanError(
+                "the plan's content does not match its checksum: it was changed or damaged. Save it again."
+            )
+        try:
+            return cls._from_body(body)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise PlanError(
+                f"the plan is malformed ({type(error).__name__}: {error}). Save it again."
+            ) from error
+
+    @classmethod
+    def _from_body(cls, body: Mapping[str, Any]) -> PrunePlan:
+        plan = cls(
+            model=_text(body["model"]),
+            dense={name: _indices(shape) for name, shape in body["dense"].items()},
+            sites={name: _indices(kept) for name, kept in body["sites"].items()},
+            modules={name: _module_cut(cut) for name, cut in body["modules"].items()},
+            aliases={name: _text(target) for name, target in body["aliases"].items()},
+            parameters={
+                name: ParameterCut(
+                    dim=_count(cut["dim"]), width=_count(cut["width"]), kept=_indices(cut["kept"])
+                )
+                for name, cut in body["parameters"].items()
+            },
+            macs=_count(body["macs"]),
+            dense_macs=_count(body["dense_macs"]),
+            params=_count(body["params"]),
+            dense_params=_count(body["dense_params"]),
+            floored=tuple(_text(name) for name in body["floored"]),
+        )
+        check_plan(plan)
+        return plan
+
+    def check_fits(self, model: nn.Module) -> None:
+        """Raise a PlanError unless `model` is the dense model that this plan was made for."""
+        # The module that defines a class may be called otherwise in another program (__main__, say).
+        if type(model).__qualname__.rpartition(".")[2] != self.model.rpartition(".")[2]:
+            raise PlanError(
+                f"this plan is for {self.model}. Got a model of class {class_name(model)}; "
+                "build the class it was made for."
+            )
+        shapes = model_shapes(model)
+        for key in sorted(self.dense.keys() | shapes.keys()):
+            if self.dense.get(key) != shapes.get(key):
+                raise PlanError(
+                    f"this plan is for a {self.model} whose '{key}' is {self.dense.get(key, 'absent')}. "
+                    f"Got {shapes.get(key, 'absent')}; build the model with the arguments it was pruned with."
+                )
+        self._check_modules(model)
+
+    def _check_modules(self, model: nn.Module) -> None:
+        """Shapes do not tell everything: each name must be a module of the kind that the plan cuts, and only once."""
+        found = dict(model.named_modules(remove_duplicate=False))
+        names: dict[int, str] = {}
+        for name, target in {**{name: name for name in self.modules}, **self.aliases}.items():
+            module, cut = found.get(name), self.modules.get(target)
+            if module is None or cut is None or not is_of_kind(module, cut):
+                got = "no such module" if module is None else f"a {type(module).__name__}"
+                wanted = f"the module '{target}'" if cut is None else f"a module of kind {cut.kind!r}"
+                raise PlanError(
+                    f"this plan cuts '{name}' as {wanted}. Got {got} in {class_name(model)}; "
+                    "use the plan of this network."
+                )
+            first = names.setdefault(id(module), name)
+            if first != name:
+                raise PlanError(
+                    f"a plan must cut each module once. Got '{first}' and '{name}', which are one module of "
+                    f"{class_name(model)}; use the plan of this network."
+                )
+
+
+def class_name(model: nn.Module) -> str:
+    """The qualified class name that a plan records."""
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def model_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all parameters and buffers: what a plan recognises its model by."""
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: tuple(tensor.shape) for name, tensor in tensors}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _shown(document: object) -> str:
+    return repr(document.get("format")) if isinstance(document, dict) else type(document).__name__
+
+
+def _count(value: Any) -> int:
+    """A whole number as JSON writes it; int() would also take 1.9, "1" and true."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"numbers must be whole and not negative, got {value!r}")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"flags must be true or false, got {value!r}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"names must be strings, got {value!r}")
+    return value
+
+
+def _indices(values: Any) -> Indices:
+    if not isinstance(values, list):
+        raise ValueError(f"indices and shapes must be lists, got {values!r}")
+    for value in values:
+        if type(value) is not int:
+            raise ValueError(f"indices and shapes must be whole numbers, got {value!r}")
+    return tuple(values)
+
+
+def _module_cut(cut: Mapping[str, Any]) -> ModuleCut:
+    return ModuleCut(
+        kind=cut["kind"],
+        width_in=_count(cut["width_in"]),
+        width_out=_count(cut["width_out"]),
+        inputs=_indices(cut["inputs"]),
+        outputs=_indices(cut["outputs"]),
+        groups=_count(cut["groups"]),
+        select=None if cut["select"] is None else _indices(cut["select"]),
+        source_width=_count(cut["source_width"]),
+        void=_flag(cut["void"]),
+        folded=_flag(cut["folded"]),
+        zeroed=_indices(cut["zeroed"]),
+    )

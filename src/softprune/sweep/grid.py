@@ -1,0 +1,242 @@
+"""Sweeps: a TOML file that names recipes and a grid of settings, resolved into runs before any of them starts."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from softprune.config import toml
+from softprune.config.recipes import find_recipe, load_recipe, read_toml
+from softprune.config.schema import check, keys_of
+from softprune.config.settings import RunConfig
+from softprune.config.shipped import recipe_folder, sweep_folder, sweep_names
+from softprune.data import DATASETS
+from softprune.errors import ConfigError, nearest
+from softprune.runs.folder import RunFolder, check_folder_name
+from softprune.runs.networks import check_network_name, check_weights_exist
+from softprune.train.method import check_method
+
+_TOP = ("name", "grid", "run")
+_RUN = ("recipe", "name", "set", "grid", "after")
+_AFTER = "{after}"
+"""In a value of `set`, the folder of the run named by `after`."""
+LOGS = "logs"
+"""The folder of a sweep that is no run's."""
+
+Point = dict[str, Any]
+"""One value for each key of a grid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of a sweep."""
+
+    name: str
+    """Unique in the sweep; the run's folder is called so."""
+    recipe: str
+    settings: tuple[str, ...]
+    """What ``softprune train --set`` takes."""
+    folder: RunFolder
+    config: RunConfig
+    point: Point
+    after: str | None = None
+    """The cell that must have finished before."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command that starts the run, or goes on with it."""
+        if self.folder.config.is_file():
+            return ["resume", str(self.folder.path)]
+        chosen = [part for setting in self.settings for part in ("--set", setting)]
+        return ["train", self.recipe, *chosen, "--out", str(self.folder.path)]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid of runs and where they lie."""
+
+    name: str
+    folder: Path
+    cells: tuple[Cell, ...]
+
+
+def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: str | None = None) -> Sweep:
+    """The runs of a sweep (a TOML file, or the name of one that ships), all of them checked; nothing is written."""
+    path = Path(sweep)
+    if not path.is_file():
+        path = sweep_folder() / f"{sweep}.toml"
+    if not path.is_file():
+        raise ConfigError(
+            f"A sweep must be a TOML file or one of {', '.join(sweep_names())}. Got {str(sweep)!r}, which is neither."
+            f"{nearest(str(sweep), sweep_names())}"
+        )
+    values = read_toml(path)
+    try:
+        return _resolve(path, values, out, data_dir)
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error}") from error
+
+
+def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data_dir: str | None) -> Sweep:
+    _only(values, _TOP, "a sweep")
+    name = check_folder_name(values.get("name", path.stem), "A sweep's name")
+    folder = Path(out) if out is not None else Path("runs") / name
+    runs = values.get("run")
+    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+        raise ConfigError("A sweep must have at least one [[run]] with a recipe. Got none.")
+    cells: list[Cell] = []
+    for run in runs:
+        _only(run, _RUN, "[[run]]")
+        cells += _cells_of(run, values.get("grid", {}), path.parent, folder, data_dir, cells)
+    return Sweep(name, folder, tuple(cells))
+
+
+def _cells_of(
+    run: Mapping[str, Any],
+    grid: Any,
+    base: Path,
+    folder: Path,
+    data_dir: str | None,
+    before: Sequence[Cell],
+) -> list[Cell]:
+    recipe = run.get("recipe")
+    if not isinstance(recipe, str):
+        raise ConfigError(f"Every [[run]] must have a recipe: its name or a TOML file. Got {recipe!r}.")
+    beside = base / recipe
+    found = find_recipe(str(beside) if beside.suffix == ".toml" and beside.is_file() else recipe)
+    label = check_folder_name(run.get("name", found.stem), "A run's name")
+    cells: list[Cell] = []
+    for point in _points({**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}):
+        after = _after(run.get("after"), point, before)
+        values = {**_checked_set(run.get("set", {})), **point}
+        # Runs that differ in their seed alone are repetitions and share a name.
+        shared = {key: value for key, value in point.items() if key != "seed"}
+        values["name"] = label + _suffix(shared)
+        if data_dir is not None:
+            values["data.dir"] = str(Path(data_dir).expanduser().resolve())
+        _check_types(values)
+        settings = tuple(_setting(key, value, after) for key, value in values.items())
+        config = load_recipe(str(found), settings)
+        check_method(config.method, compact_at=config.train.compact_at)
+        check_network_name(config.model.name)
+        _check_data_name(config.data.name)
+        if after is None and config.model.weights:
+            check_weights_exist(Path(config.model.weights).expanduser())
+        cell = Cell(
+            name=label + _suffix(point),
+            recipe=found.stem if found.parent == recipe_folder() else str(found),
+            settings=settings,
+            folder=RunFolder(folder / (label + _suffix(point))),
+            config=config,
+            point=point,
+            after=None if after is None else after.name,
+        )
+        if cell.name == LOGS:
+            raise ConfigError(
+                f"{LOGS!r} is the folder of the runs' logs. Got a run of that name; choose another."
+            )
+        if any(cell.name == other.name for other in (*before, *cells)):
+            raise ConfigError(
+                f"The runs of a sweep must have different names. Got {cell.name!r} twice; give one of them `name`."
+            )
+        _check_started(cell)
+        cells.append(cell)
+    return cells
+
+
+def _check_started(cell: Cell) -> None:
+    """A run that was started must have been started with these settings."""
+    if not cell.folder.config.is_file():
+        return
+    started = cell.folder.read_config()
+    if replace(started, data=replace(started.data, dir=cell.config.data.dir)) != cell.config:
+        raise ConfigError(
+            f"{cell.folder.path} holds a run with other settings than {cell.name!r} has now. Got a changed sweep or "
+            "recipe; give the run another name, the sweep another folder (--out), or remove the old run."
+        )
+
+
+def _checked_set(settings: Any) -> dict[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"`set` must be a table of settings with a value each. Got {settings!r}.")
+    return dict(settings)
+
+
+def _check_types(values: Mapping[str, Any]) -> None:
+    """TOML says what is text and what is not; `--set`, through which settings reach a run, has to guess."""
+    known = dict(keys_of(RunConfig))
+    for key, value in values.items():
+        if key in known:
+            check(key, value, known[key])
+
+
+def _check_data_name(name: str) -> None:
+    if name not in DATASETS:
+        raise ConfigError(
+            f"data.name must be one of {', '.join(DATASETS)}. Got {name!r}.{nearest(name, DATASETS)}"
+        )
+
+
+def _checked_grid(grid: Any) -> dict[str, list[Any]]:
+    if not isinstance(grid, Mapping):
+        raise ConfigError(f"`grid` must be a table of settings with a list of values each. Got {grid!r}.")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"`grid` must give every setting a list of values. Got {key} = {values!r}.")
+    return dict(grid)
+
+
+def _points(grid: Mapping[str, list[Any]]) -> list[Point]:
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _suffix(point: Point) -> str:
+    """`-strength0.0001-seed2`: the last part of each key, with its value."""
+    parts = [f"{key.rpartition('.')[2]}{_shown(value)}" for key, value in point.items()]
+    return "".join(f"-{part}" for part in parts)
+
+
+def _shown(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text)
+
+
+def _after(label: Any, point: Point, before: Sequence[Cell]) -> Cell | None:
+    """The cell that a run waits for: of the run called `label`, the one with the same values in the grid."""
+    if label is None:
+        return None
+    same = [
+        cell
+        for cell in before
+        if cell.name == str(label) + _suffix(cell.point)
+        and all(point.get(key, value) == value for key, value in cell.point.items())
+    ]
+    if len(same) != 1:
+        known = sorted({cell.name for cell in before})
+        raise ConfigError(
+            "`after` must name one earlier [[run]], which has no setting in its grid that this one lacks. Got "
+            f"{label!r}, which fits {len(same)} of: {', '.join(known) or 'no run'}."
+        )
+    return same[0]
+
+
+def _setting(key: str, value: Any, after: Cell | None) -> str:
+    if isinstance(value, str) and _AFTER in value:
+        if after is None:
+            raise ConfigError(f"{_AFTER} is the folder of the run that `after` names. Got none for {key}.")
+        value = value.replace(_AFTER, str(after.folder.path))
+    try:
+        if isinstance(value, Mapping):
+            inside = ", ".join(f"{toml.dumps({k: v}).strip()}" for k, v in value.items())
+            return f"{key}={{{inside}}}"
+        return f"{key}={toml.dumps({'x': value}).strip().removeprefix('x = ')}"
+    except TypeError as error:  # a date
+        raise ConfigError(f"No setting takes such a value. Got {key} = {value}.") from error
+
+
+def _only(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{where} can have {', '.join(known)}. Got {key!r}.{nearest(key, known)}")

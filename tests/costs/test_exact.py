@@ -1,0 +1,293 @@
+"""Exact counting: hand-derived MACs, attribution to modules, and a model that stays as it was."""
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softprune import models
+from softprune.costs import cost
+from softprune.errors import ConfigError, ModelError
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "macs"),
+    [
+        (nn.Conv2d(3, 8, 3, padding=1), (1, 3, 10, 12), 10 * 12 * 3 * 8 * 9),
+        (nn.Conv2d(3, 8, 3, stride=2), (1, 3, 11, 11), 5 * 5 * 3 * 8 * 9),
+        (nn.Conv2d(3, 8, 3, padding="same", dilation=2), (1, 3, 10, 12), 10 * 12 * 3 * 8 * 9),
+        (nn.Conv2d(6, 8, (1, 5), groups=2), (2, 6, 7, 9), 7 * 5 * (3 * 8) * 5),
+        (nn.Conv2d(6, 6, 3, groups=6), (1, 6, 7, 7), 5 * 5 * 6 * 9),
+        (nn.Conv1d(4, 6, 3), (1, 4, 10), 8 * 4 * 6 * 3),
+        (nn.Conv3d(2, 3, 3), (1, 2, 5, 6, 7), 3 * 4 * 5 * 2 * 3 * 27),
+        (nn.ConvTranspose2d(4, 6, 4, stride=2, padding=1), (1, 4, 5, 5), 5 * 5 * 4 * 6 * 16),
+        (nn.ConvTranspose1d(4, 6, 3, groups=2), (1, 4, 5), 5 * (4 * 3) * 3),
+        (nn.Conv2d(3, 8, 3), (3, 10, 10), 8 * 8 * 3 * 8 * 9),  # without a batch
+        (nn.Linear(7, 5), (3, 7), 7 * 5),
+        (nn.Linear(7, 5, bias=False), (3, 7), 7 * 5),
+        (nn.Linear(7, 5), (7,), 7 * 5),
+        (nn.Linear(7, 5, bias=False), (7,), 7 * 5),
+        (nn.Linear(7, 5), (2, 3, 4, 7), 3 * 4 * 7 * 5),
+        (nn.Linear(7, 5, bias=False), (2, 3, 7), 3 * 7 * 5),
+        (nn.BatchNorm2d(5), (2, 5, 3, 3), 0),
+        (nn.MaxPool2d(2), (2, 5, 4, 4), 0),
+    ],
+    ids=lambda value: str(value) if isinstance(value, nn.Module) else None,
+)
+def test_one_layer(layer: nn.Module, shape: tuple[int, ...], macs: int) -> None:
+    found = cost(layer, torch.randn(shape))
+    assert found.macs == macs
+    assert found.flops == 2 * macs
+    assert found.params == sum(p.numel() for p in layer.parameters())
+
+
+def test_linear_on_a_transposed_input_is_still_a_linear_layer() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(6, 4, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mix(x.transpose(1, 2))
+
+    assert cost(Tokens(), torch.randn(2, 6, 5)).macs == 5 * 6 * 4
+
+
+def test_attention_counts_its_projections_and_not_its_products() -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(3, 5, 8)
+    assert cost(attention, (x, x, x)).macs == 4 * (5 * 8 * 8)
+
+
+class Twice(nn.Module):
+    """One convolution used twice, one weight used by two modules, and a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.again = nn.Sequential(self.conv, nn.ReLU())
+        self.norm = nn.BatchNorm2d(4)
+        self.left = nn.Linear(4, 6, bias=False)
+        self.right = nn.Linear(4, 6)
+        self.right.weight = self.left.weight
+        self.mix = nn.Parameter(torch.randn(5, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.again(self.conv(x))).mean((2, 3))
+        return F.linear(self.left(x) + self.right(x), self.mix)
+
+
+def test_attribution_of_shared_modules_and_tied_parameters() -> None:
+    found = cost(Twice(), torch.randn(2, 4, 5, 5))
+    parts = {name: (part.macs, part.params, part.channels) for name, part in found.by_module.items()}
+    assert parts == {
+        "": (6 * 5, 30, 0),
+        "conv": (2 * (25 * 4 * 4 * 9), 144, 0),
+        "norm": (0, 8, 4),
+        "left": (4 * 6, 24, 0),
+        "right": (4 * 6, 6, 0),
+    }
+    assert found.macs == sum(part.macs for part in found.by_module.values())
+    assert found.params == sum(p.numel() for p in Twice().parameters())
+    assert found.channels == 4
+    assert found.by_module["conv"].kind == "Conv2d"
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 4, 1)
+        self.b = nn.Linear(5, 4)
+
+    def forward(self, image: Tensor, scale: float = 1.0, *, extra: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"out": self.a(image) * scale + self.b(extra["vector"])[..., None, None]}
+
+
+def test_example_as_arguments_and_keywords() -> None:
+    example = ((torch.randn(2, 3, 4, 4), 0.5), {"extra": {"vector": torch.randn(2, 5)}})
+    assert cost(TwoInputs(), example).macs == 16 * 12 + 20
+
+
+def test_embedding_with_integer_input() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3))
+    assert cost(model, torch.zeros(2, 6, dtype=torch.long)).macs == 6 * 12
+
+
+class Remembers(nn.Module):
+    """Keeps what a forward saw: in an attribute, in a buffer, in a running statistic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout()
+        self.calls = 0
+        self.last: Tensor | None = None
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen += 1
+        self.last = self.drop(self.norm(self.conv(x)))
+        return self.last
+
+
+def test_the_model_stays_as_it_was() -> None:
+    model = Remembers().train()
+    model.drop.eval()  # a mode that a plain train() or eval() would not put back
+    model.conv.weight.requires_grad_(False)
+    forwards: list[nn.Module] = []
+    model.conv.register_forward_hook(lambda module, args, out: forwards.append(module))
+    state = copy.deepcopy(model.state_dict())
+    parameters = list(model.parameters())
+    example = torch.randn(2, 3, 4, 4)
+    random_state = torch.get_rng_state()
+
+    assert cost(model, example).macs == 16 * 12
+
+    assert [m.training for m in (model, model.conv, model.norm, model.drop)] == [True, True, True, False]
+    assert (model.calls, model.last) == (0, None)
+    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert [p.requires_grad for p in model.parameters()] == [False, True, True, True]
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert model(torch.randn(2, 3, 4, 4)).isfinite().all()  # real tensors again
+    assert forwards
+
+
+def test_a_failed_count_leaves_the_model_as_it_was() -> None:
+    model = Remembers().train()
+    with pytest.raises(ModelError, match=r"Got RuntimeError.*Check that the example"):
+        cost(model, torch.randn(2, 5, 4, 4))
+    assert model.training
+    assert model.norm.training
+    assert model.calls == 0
+    assert model(torch.randn(2, 3, 4, 4)).shape == (2, 4, 4, 4)
+
+
+def test_no_arithmetic_happens() -> None:
+    """A network whose activations would need terabytes."""
+    model = nn.Conv2d(3, 1024, 3, padding=1, bias=False)
+    side = 2**15
+    example = torch.empty(1, 3, 1, 1).expand(1, 3, side, side)
+    assert cost(model, example).macs == side * side * 1024 * 27
+
+
+def test_a_compiled_model_is_counted_without_compiling() -> None:
+    model = models.digits_net()
+    example = torch.randn(1, 1, 8, 8)
+    assert cost(torch.compile(model), example).macs == cost(model, example).macs
+
+
+def test_half_precision_parameters_and_a_float_example() -> None:
+    assert cost(models.digits_net().bfloat16(), torch.randn(1, 1, 8, 8)).macs == 2_379_008
+
+
+def test_lazy_modules_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some versions of torch announce that lazy modules may change
+        model.append(nn.LazyLinear(3))
+    with pytest.raises(ModelError, match=r"'2\.weight', an uninitialised parameter"):
+        cost(model, torch.randn(1, 3, 2, 2))
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_sample_costs_the_same_in_any_batch(batch: int) -> None:
+    assert cost(models.digits_net(), torch.randn(batch, 1, 8, 8)).macs == 2_379_008
+
+
+def test_without_a_common_first_dimension_the_whole_call_counts() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 5), nn.Linear(6, 5)
+
+        def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+            return self.a(a), self.b(b)
+
+    assert cost(Two(), (torch.randn(2, 4), torch.randn(3, 6))).macs == 2 * 20 + 3 * 30
+
+
+def test_what_does_not_depend_on_the_batch_counts_as_it_is() -> None:
+    class Prompted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.prompt = nn.Parameter(torch.randn(7, 4))
+            self.mix, self.read = nn.Linear(4, 5), nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.read(x) + self.mix(self.prompt).mean(0)
+
+    for batch in range(1, 8):
+        assert cost(Prompted(), torch.randn(batch, 6)).macs == 30 + 7 * 20
+
+
+def test_printed_as_a_table() -> None:
+    lines = str(cost(models.digits_net(), torch.randn(1, 1, 8, 8))).splitlines()
+    assert lines[0].split() == ["module", "kind", "MACs", "params", "channels", "FLOPs"]
+    assert lines[2].split() == ["stages.0.0.conv", "Conv2d", "18,432", "288", "0", "36,864"]
+    assert lines[-1].split() == ["total", "exact", "counting", "2,379,008", "288,170", "448", "4,758,016"]
+    assert len({len(line) for line in lines}) == 1
+    assert "(root)" in str(cost(nn.Linear(2, 3), torch.randn(1, 2)))
+
+
+def _unknown_counting() -> None:
+    cost(models.digits_net(), torch.randn(1, 1, 8, 8), counting="flops")  # type: ignore[arg-type]
+
+
+def _masks_without_a_use() -> None:
+    cost(models.digits_net(), torch.randn(1, 1, 8, 8), masks={})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (_unknown_counting, r'must be "exact" or "paper". Got \'flops\''),
+        (_masks_without_a_use, r'masks belong to counting="paper"'),
+    ],
+)
+def test_contradictory_arguments(call: Callable[[], None], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "efficientnet_b0", "convnext_atto", "regnetx_002"])
+def test_timm_networks_agree_with_torchs_own_counter(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"):
+        model = timm.create_model(name).eval()
+        example = torch.empty(1, 3, 64, 64)
+        with FlopCounterMode(display=False) as counter:
+            model(example)
+    assert cost(model, example).flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("two_ways", [False, True])
+def test_recurrent_layers_cost_the_same_in_every_dtype(two_ways: bool) -> None:
+    for kind, gates in ((nn.LSTM, 4), (nn.GRU, 3)):
+        counts = {
+            cost(kind(16, 64, batch_first=True, bidirectional=two_ways).to(dtype), torch.randn(2, 8, 16)).macs
+            for dtype in (torch.float32, torch.float64)
+        }
+        assert counts == {8 * gates * 64 * (16 + 64) * (1 + two_ways)}
+
+
+def test_a_batchnorm_with_two_names() -> None:
+    convolution, bn = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+    model = nn.Sequential(convolution, bn)
+    model.alias = nn.Identity()
+    model.alias.bn = bn
+    assert cost(model, torch.randn(1, 3, 4, 4)).macs == 16 * 9 * 3 * 8
+
+
+def test_no_network_at_all() -> None:
+    with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module. Got NoneType"):
+        cost(None, torch.randn(1, 3, 4, 4))  # type: ignore[arg-type]

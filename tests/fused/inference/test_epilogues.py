@@ -1,0 +1,70 @@
+"""Which additions and ReLUs a convolution takes along."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fused_networks import assert_same, operators
+from torch import Tensor, nn
+
+from softprune.fused.inference import fuse
+
+
+class _Sums(nn.Module):
+    """Convolutions around additions, one shape for all; `kind` says what is added to what."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.second = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 6, 1)
+        self.scale = nn.Parameter(torch.randn(6, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.first(x)
+        if self.kind == "itself":
+            return F.relu(one + one)
+        if self.kind == "twice":
+            return F.relu(one + x) + one
+        if self.kind == "broadcast":
+            return F.relu(one + self.scale)
+        if self.kind == "alpha":
+            return F.relu(torch.add(one, x, alpha=2))
+        if self.kind == "number":
+            return F.relu(one + 1.5)
+        if self.kind == "both":
+            return F.relu(one + self.second(x))
+        if self.kind == "sum is read":
+            total = one + x
+            return F.relu(total) + total
+        if self.kind == "in place":
+            x = x * 1.0
+            x += one
+            return F.relu_(x)
+        raise AssertionError(self.kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fused"),
+    [
+        ("itself", 0),
+        ("twice", 0),
+        ("broadcast", 0),
+        ("alpha", 0),
+        ("number", 0),
+        ("both", 1),
+        ("sum is read", 0),
+        ("in place", 1),
+    ],
+)
+def test_additions(kind: str, fused: int) -> None:
+    torch.manual_seed(0)
+    model, images = _Sums(kind).eval(), torch.randn(2, 6, 5, 7)
+    made = fuse(model, images)
+    assert operators(made)["conv2d_relu"] == fused
+    assert_same(model, made, images)
+
+
+def test_convolutions_of_each_channel_by_itself_stay() -> None:
+    model, images = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.ReLU()).eval(), torch.randn(2, 8, 6, 6)
+    made = fuse(model, images)
+    assert operators(made) == {"conv2d": 1, "relu": 1}
+    assert_same(model, made, images)

@@ -1,0 +1,156 @@
+"""Checkpoints: whole or absent, checked on reading, the one before kept."""
+
+import errno
+import logging
+import random
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from softprune import io
+from softprune.errors import CheckpointError
+from softprune.runs import checkpoint
+
+
+def _state(step: int) -> dict[str, object]:
+    return {"step": step, "weights": {"a": torch.full((50,), float(step))}, "text": "x", "rows": [{"b": 1.5}]}
+
+
+def test_the_newest_two_are_kept_and_read_back(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        checkpoint.save_checkpoint(tmp_path, step, _state(step))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-0000000010.ckpt",
+        "step-0000000100.ckpt",
+    ]
+    path, state = checkpoint.read_newest(tmp_path)
+    assert path.name == "step-0000000100.ckpt"
+    assert state["step"] == 100
+    assert torch.equal(state["weights"]["a"], torch.full((50,), 100.0))
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "foreign"])
+def test_a_damaged_newest_falls_back_and_says_so(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged = {
+        "flip": bytes(content),
+        "truncate": bytes(content[:-7]),
+        "empty": b"",
+        "foreign": b"PK\x03\x04" * 99,
+    }
+    newest.write_bytes(damaged[damage])
+    with caplog.at_level(logging.WARNING):
+        assert checkpoint.read_newest(tmp_path)[0].name == "step-0000000001.ckpt"
+    assert "Reading the checkpoint before it" in caplog.text
+    assert newest.read_bytes() == damaged[damage], "who only reads changes nothing"
+    with caplog.at_level(logging.WARNING):
+        path, state = checkpoint.read_newest(tmp_path, mend=True)
+    assert (path.name, state["step"]) == ("step-0000000001.ckpt", 1)
+    assert "step-0000000002.damaged" in caplog.text
+    # The damaged file must not count as one of the two kept: the good one survives the next save.
+    checkpoint.save_checkpoint(tmp_path, 2, _state(2))
+    assert path.exists()
+
+
+def test_nothing_whole_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="softprune resume"):
+        checkpoint.read_newest(tmp_path)
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1)).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="1 damaged"):
+        checkpoint.read_newest(tmp_path)
+
+
+def test_a_checkpoint_of_a_newer_softprune_is_left_alone(tmp_path: Path) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
+    newest.write_bytes(newest.read_bytes().replace(b"checkpoint 1\n", b"checkpoint 2\n", 1))
+    for mend in (False, True):
+        with pytest.raises(CheckpointError, match="newer softprune wrote"):
+            checkpoint.read_newest(tmp_path, mend=mend)
+    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+
+
+def test_a_checkpoint_that_may_not_be_read_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
+    whole = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path == newest:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return whole(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        checkpoint.read_newest(tmp_path, mend=True)
+    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+
+
+def test_a_checkpoint_that_is_set_aside_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    gone = checkpoint.checkpoint_path(tmp_path, 2)
+    listed = [gone, checkpoint.checkpoint_path(tmp_path, 1)]
+    monkeypatch.setattr(checkpoint, "_newest_first", lambda folder: listed)
+    assert checkpoint.read_newest(tmp_path)[1]["step"] == 1
+
+
+def test_nothing_whole_is_the_same_error_every_time(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.save_checkpoint(tmp_path, step, _state(step))
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="Got 2 damaged ones"):
+            checkpoint.read_newest(tmp_path, mend=True)
+    assert checkpoint.has_damaged(tmp_path)
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    size = (tmp_path / "step-0000000001.ckpt").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, hard))  # the kernel then refuses the second half
+    try:
+        with pytest.raises(CheckpointError, match="make room, then `softprune resume`"):
+            checkpoint.save_checkpoint(tmp_path, 2, _state(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.ckpt"]
+    assert checkpoint.read_newest(tmp_path)[1]["step"] == 1
+
+
+def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    (tmp_path / ".step-0000000002.ckpt.123.tmp").write_bytes(b"half")
+    checkpoint.read_newest(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2, "the writer may be alive: only who holds the lock deletes"
+    checkpoint.read_newest(tmp_path, mend=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.ckpt"]
+
+
+def test_an_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(CheckpointError, match="must be writable"):
+        io.write_atomically(blocked / "x", b"1")
+
+
+def test_random_states_go_back(tmp_path: Path) -> None:
+    device = torch.device("cpu")
+    state = checkpoint.random_state(device)
+    checkpoint.save_checkpoint(tmp_path, 1, {"random": state})
+    expected = (torch.rand(3), random.random())
+    checkpoint.set_random_state(checkpoint.read_newest(tmp_path)[1]["random"], device)
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.random() == expected[1]

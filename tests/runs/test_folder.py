@@ -1,0 +1,180 @@
+"""The files of a run's folder, and what is said when one is missing or of another kind."""
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from softprune.config.settings import RunConfig
+from softprune.errors import CheckpointError, ConfigError, FileFormatError
+from softprune.runs.environment import describe_environment
+from softprune.runs.folder import RunFolder, finite
+
+
+def test_history_replaces_torn_lines(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    folder.append_metrics({"epoch": 0, "loss": float("nan")})
+    with open(folder.metrics, "a") as file:
+        file.write('{"epoch": 1, "lo')
+    folder.write_history([{"epoch": 0, "loss": 1.5}])
+    folder.append_metrics({"epoch": 1, "loss": 0.5})
+    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert rows == [{"epoch": 0, "loss": 1.5}, {"epoch": 1, "loss": 0.5}]
+
+
+def test_a_torn_session_is_left_out_and_spoils_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    first, last = {"command": "softprune train"}, {"command": "softprune resume run"}
+    folder.add_session(first)
+    with open(folder.sessions, "a") as file:
+        file.write('{"command": "softp')
+    assert folder.read_sessions() == [first]
+    folder.add_session(last)
+    caplog.clear()
+    assert folder.read_sessions() == [first, last]
+    assert "line 2 is torn" in caplog.text
+    folder.sessions.write_bytes(b"\0\xff\n[]\n")
+    assert folder.read_sessions() == []
+
+
+def test_a_full_disk_under_the_metrics_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("softprune.runs.folder.open", full, raising=False)
+    with pytest.raises(CheckpointError, match=r"room for metrics\.jsonl.*make room, then `softprune resume`"):
+        folder.append_metrics({"epoch": 0})
+
+
+def test_a_folder_holds_one_run(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "a" / "b" / "run", RunConfig(name="first"))
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.create(folder.path, RunConfig(name="second"))
+    assert folder.read_config().name == "first"
+    assert [path.name for path in folder.path.iterdir()] == ["config.toml"]
+
+
+def test_a_configuration_is_new_also_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("softprune.io.os.link", refuse)
+    folder = RunFolder.create(tmp_path / "run", RunConfig(name="first"))
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.create(folder.path, RunConfig(name="second"))
+    assert folder.read_config().name == "first"
+
+
+@pytest.mark.parametrize("where", ["file", "file/run", "file/deep/run", "nowhere"])
+def test_no_run_begins_where_a_file_is_in_the_way(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=rf"{where}: .*/(file|nowhere) is not a folder.*--out") as caught:
+        RunFolder.create(tmp_path / where, RunConfig())
+    assert "resume" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "nowhere"]
+
+
+@pytest.mark.parametrize("missing", [(), ("new",), ("new", "deep")], ids=["there", "new", "deep"])
+def test_no_run_begins_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]
+) -> None:
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("softprune.io.os.fsync", read_only)
+    with pytest.raises(ConfigError, match=r"can be made and written to.*Read-only.*--out") as caught:
+        RunFolder.create(tmp_path.joinpath(*missing), RunConfig())
+    assert "resume" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_run_begins_below_a_parent_that_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"too long.*--out"):
+        RunFolder.create(tmp_path / "new" / ("x" * 300) / "run", RunConfig())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_works_on_a_run(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    with folder.lock():
+        with pytest.raises(CheckpointError, match=rf"which process {os.getpid()} on .* resume"):
+            folder.lock().__enter__()
+        RunFolder.open(folder.path).read_config()
+    with folder.lock():
+        pass
+
+
+def test_a_lock_ends_with_its_process_also_if_that_has_children(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    locked, tell = os.pipe()
+    worker_waits, release = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with folder.lock():
+            if os.fork() == 0:  # a loader's worker, which outlives the run
+                os.close(release)
+                os.read(worker_waits, 1)
+                os._exit(0)
+            os.write(tell, b"1")
+            signal.pause()
+    os.read(locked, 1)
+    with pytest.raises(CheckpointError, match=f"process {child} "):
+        folder.lock().__enter__()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with folder.lock():
+        pass
+    for descriptor in (locked, tell, worker_waits, release):
+        os.close(descriptor)
+
+
+def test_a_lock_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    folder.lock_file.mkdir()
+    with pytest.raises(CheckpointError, match="must be writable"):
+        folder.lock().__enter__()
+
+
+def test_json_has_no_nan() -> None:
+    assert finite({"a": [float("nan"), 1.0, (float("inf"),)]}) == {"a": [None, 1.0, [None]]}
+
+
+def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    with pytest.raises(ConfigError, match="softprune resume"):
+        folder.read_result()
+    folder.result.write_text("{")
+    with pytest.raises(FileFormatError, match=r"must be JSON.*Delete it, and `softprune resume"):
+        folder.read_result()
+    folder.result.write_text('{"format": 99}')
+    with pytest.raises(FileFormatError, match=r"format 1\. Got 99\. A newer softprune"):
+        folder.read_result()
+
+
+def test_a_broken_configuration_is_named_once_with_a_way_out(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    for broken in ("name = [", "nothing = 3"):
+        folder.config.write_text(broken)
+        with pytest.raises(ConfigError, match="Put the file back") as caught:
+            folder.read_config()
+        assert str(caught.value).count(str(folder.config)) == 1
+
+
+def test_the_environment_is_plain_and_complete() -> None:
+    environment = describe_environment(torch.device("cpu"))
+    assert json.loads(json.dumps(environment)) == environment
+    assert {"python", "torch", "softprune", "device", "platform", "git"} <= environment.keys()
+    assert environment["device"].startswith("CPU (")

@@ -1,0 +1,284 @@
+"""Sweeps: how a file becomes runs, what is refused before any of them starts, and how they are worked off."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import tiny_recipe
+
+from softprune.config.recipes import dump_config
+from softprune.config.shipped import sweep_names, sweep_title
+from softprune.errors import CheckpointError, ConfigError
+from softprune.runs.folder import RunFolder
+from softprune.sweep.grid import Cell, Sweep, read_sweep
+from softprune.sweep.runner import Job, SweepListener, SweepRunner
+
+GRID = """
+[grid]
+seed = [0, 1]
+[[run]]
+recipe = "tiny.toml"
+set = { "train.epochs" = 1 }
+grid = { "method.strength" = [0.5, 1e-4] }
+[[run]]
+recipe = "tiny.toml"
+name = "again"
+after = "tiny"
+grid = { "method.strength" = [0.5, 1e-4] }
+set = { "method.name" = "scratch", "method.options.plan" = "{after}" }
+"""
+
+
+POPEN = subprocess.Popen
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe(tmp_path)
+
+    def write(text: str) -> Path:
+        path = tmp_path / "my-sweep.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_file_becomes_a_grid_of_checked_runs(write: Any) -> None:
+    sweep = read_sweep(write(GRID))
+    assert sweep.folder == Path("runs/my-sweep")
+    assert [cell.name for cell in sweep.cells] == [
+        f"{label}-seed{seed}-strength{strength}"
+        for label in ("tiny", "again")
+        for seed in (0, 1)
+        for strength in ("0.5", "0.0001")
+    ]
+    cell = sweep.cells[3]
+    assert (cell.config.seed, cell.config.method.strength, cell.config.train.epochs) == (1, 1e-4, 1)
+    # Repetitions share a name, by which they are averaged.
+    assert cell.config.name == sweep.cells[1].config.name == "tiny-strength0.0001"
+    assert cell.arguments[:2] == ["train", str(Path("tiny.toml").resolve())]
+    last = sweep.cells[-1]
+    assert last.after == "tiny-seed1-strength0.0001"
+    assert last.config.method.options["plan"] == "runs/my-sweep/tiny-seed1-strength0.0001"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"my-sweep.toml: A sweep must have at least one \[\[run\]\]"),
+        ("[[run]]\nrecipe = 'nothing'", "neither"),
+        ("[[run]]\nname = 'x'", "must have a recipe"),
+        ("[[runs]]\nrecipe = 'digits'", r"Got 'runs'. Did you mean 'run'"),
+        ("[[run]]\nrecipe = 'digits'\nsett = {}", r"Got 'sett'. Did you mean 'set'"),
+        ("[[run]]\nrecipe = 'digits'\nset = {'train.epoch' = 3}", "train.epochs"),
+        ("[[run]]\nrecipe = 'digits'\ngrid = {seed = 3}", "a list of values"),
+        ("[[run]]\nrecipe = 'digits'\n[[run]]\nrecipe = 'digits'", "Got 'digits' twice"),
+        ("[[run]]\nrecipe = 'digits'\nafter = 'x'", "Got 'x', which fits 0 of: no run"),
+        ("[[run]]\nrecipe = 'digits'\nset = {'method.name' = 'slim'}", "Did you mean 'slimming'"),
+        ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = '{after}'}", "the run that `after` names"),
+        ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = 'gone.pt'}", "gone.pt, which does not exist"),
+        ("[[run]]\nrecipe = 'digits'\nset = 5", "`set` must be a table of settings with a value each. Got 5"),
+        ("[[run]]\nrecipe = 'digits'\nset = {'model.name' = 'vgg166'}", "Did you mean 'vgg16'"),
+        (
+            "[[run]]\nrecipe = 'digits'\nset = {'model.name' = ':net'}",
+            "module:factory of your own. Got ':net'",
+        ),
+        ("[[run]]\nrecipe = 'digits'\nset = {'data.name' = 'cifar01'}", "Did you mean 'cifar10'"),
+        (
+            "[[run]]\nrecipe = 'digits'\nset = {'data.dir' = ['a']}",
+            r"data.dir must be text in quotes. Got \['a'\]",
+        ),
+        ("[[run]]\nrecipe = 'digits'\ngrid = {'data.dir' = [5]}", "data.dir must be text in quotes. Got 5"),
+        (
+            "[[run]]\nrecipe = 'digits'\nset = {'method.options.x' = 2020-01-01}",
+            "No setting takes such a value",
+        ),
+        ("[[run]]\nrecipe = 'digits'\nname = '../evil'", "A run's name must be usable as a folder's name"),
+        ("[[run]]\nrecipe = 'digits'\nname = 'a/b'", "A run's name must be usable as a folder's name"),
+        ("[[run]]\nrecipe = 'digits'\nname = ''", "A run's name must be usable as a folder's name"),
+        ("[[run]]\nrecipe = 'digits'\nname = ['a']", "A run's name must be usable as a folder's name"),
+        ("[[run]]\nrecipe = 'digits'\nname = 'logs'", "the folder of the runs' logs"),
+        ("name = '../esc'\n[[run]]\nrecipe = 'digits'", "A sweep's name must be usable as a folder's name"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(write: Any, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_sweep(write(text))
+
+
+@pytest.mark.parametrize("name", sweep_names())
+def test_sweeps_that_ship_are_valid(name: str, tmp_path: Path) -> None:
+    sweep = read_sweep(name, tmp_path)
+    assert sweep.name == name
+    assert sweep_title(name)
+
+
+def test_a_run_that_was_started_otherwise_is_not_mixed_up(write: Any) -> None:
+    file = write("[[run]]\nrecipe = 'tiny.toml'")
+    cell = read_sweep(file).cells[0]
+    RunFolder.create(cell.folder.path, cell.config)
+    assert read_sweep(file).cells[0].arguments == ["resume", "runs/my-sweep/tiny"]
+    other = dataclasses.replace(cell.config, seed=5)
+    cell.folder.config.write_text(dump_config(other))
+    with pytest.raises(ConfigError, match="holds a run with other settings than 'tiny' has now"):
+        read_sweep(file)
+
+
+class Recorder(SweepListener):
+    """Notes what happened in order, and how many ran at once."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.most = 0
+
+    def on_change(self, job: Job) -> None:
+        self.events.append((job.cell.name, job.state))
+
+    def on_look(self, jobs: Any) -> None:
+        self.most = max(self.most, sum(job.state == "running" for job in jobs))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pretended(Cell):
+    """A run that is a line of Python."""
+
+    code: str
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["--help"]
+
+
+def pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, **codes: str) -> Sweep:
+    """A sweep of runs that execute a line each with `folder` set; `done()` writes the result."""
+    prelude = (
+        "import sys, time, pathlib; folder = pathlib.Path(sys.argv[1]); "
+        "done = lambda: (folder.mkdir(parents=True, exist_ok=True), (folder / 'result.json').write_text('{}')); "
+    )
+    cells = []
+    for name, code in codes.items():
+        label, _, after = name.partition("__")
+        cells.append(
+            Pretended(
+                name=label,
+                recipe="",
+                settings=(),
+                folder=RunFolder(folder / label),
+                config=None,  # type: ignore[arg-type]
+                point={},
+                after=after or None,
+                code=prelude + code,
+            )
+        )
+
+    def popen(command: list[str], **options: Any) -> Any:
+        cell = cells[
+            next(i for i, cell in enumerate(cells) if options["stdout"].name.endswith(f"/{cell.name}.log"))
+        ]
+        return POPEN([sys.executable, "-c", cell.code, str(cell.folder.path)], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    return Sweep("pretended", folder, tuple(cells))
+
+
+def test_runs_go_side_by_side_and_failures_stop_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = pretend(
+        tmp_path,
+        monkeypatch,
+        one="time.sleep(0.5); done()",
+        two="time.sleep(0.5); sys.exit('the disk is full')",
+        three__one="assert (folder.parent / 'one' / 'result.json').is_file(); done()",
+        four__two="done()",
+        five="done()",
+    )
+    recorder, runner = Recorder(), SweepRunner(sweep, jobs=2)
+    assert runner.run(recorder) is None
+    assert recorder.most == 2
+    states = {job.cell.name: job.state for job in runner.jobs}
+    assert states == {"one": "done", "two": "failed", "three": "done", "four": "blocked", "five": "done"}
+    assert runner.jobs[1].last_words() == ["the disk is full"]
+    # Again: what is done is left alone, what failed is tried again.
+    sweep = pretend(tmp_path, monkeypatch, one="sys.exit('again?')", two="done()", four__two="done()")
+    recorder = Recorder()
+    assert SweepRunner(sweep).run(recorder) is None
+    assert recorder.events == [("two", "running"), ("two", "done"), ("four", "running"), ("four", "done")]
+
+
+def test_a_stop_lets_the_runs_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = (
+        "import signal; signal.signal(signal.SIGTERM, lambda *_: (open(folder.parent / 'saved', 'w'), sys.exit(75))); "
+        "time.sleep(60)"
+    )
+    sweep = pretend(tmp_path, monkeypatch, one=saving, two="done()")
+    runner = SweepRunner(sweep)
+    began = time.monotonic()
+    assert runner.run(Recorder(), time_limit=1.5) == "the time limit of 1.5 s"
+    assert time.monotonic() - began < 30
+    assert (tmp_path / "saved").exists()
+    assert [job.state for job in runner.jobs] == ["stopped", "waiting"]
+
+
+def test_a_stop_during_start_up_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has no handler before it has imported what it needs: SIGTERM ends it, with nothing to save."""
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
+    sweep = pretend(tmp_path, monkeypatch, killed=killed, starting="time.sleep(60)")
+    runner = SweepRunner(sweep)
+    assert runner.run(Recorder(), time_limit=1.5) == "the time limit of 1.5 s"
+    # The one that somebody else killed has failed.
+    assert [job.state for job in runner.jobs] == ["failed", "stopped"]
+
+
+def test_a_run_that_outlived_its_sweep_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed sweep leaves its processes behind; a second process on the same run would spoil it."""
+    sweep = pretend(tmp_path, monkeypatch, one="time.sleep(1.5); done()")
+    orphan = SweepRunner(sweep).jobs[0]
+    assert orphan.take()
+    orphan.start(0, [], dict(os.environ))
+    orphan.release()  # as if the sweep had been killed: the process alone holds the claim now
+    recorder, runner = Recorder(), SweepRunner(sweep)
+    assert runner.run(recorder) is None
+    assert recorder.events == [("one", "done")]
+    assert orphan.process is not None
+    orphan.process.wait()
+
+
+def test_signals_reach_the_runs_through_the_sweep(write: Any, tmp_path: Path) -> None:
+    """The whole command: SIGTERM, exit code 75, and the same command goes on to the end."""
+    bad = "[[run]]\nrecipe = 'tiny.toml'\nname = 'bad'\nset = {'model.name' = 'tiny_networks:gone'}"
+    file = write(f"[[run]]\nrecipe = 'tiny.toml'\n{bad}")
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "softprune", "sweep", str(file), "--jobs", "2", "--device", "cpu"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "runs/my-sweep/tiny/config.toml").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    assert not (tmp_path / "runs/my-sweep/tiny/result.json").exists()
+    again = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert (tmp_path / "runs/my-sweep/tiny/result.json").is_file()
+    assert "1 of 2 runs done" in again.stdout
+    assert "bad failed" in again.stderr
+    assert "tiny_networks" in again.stderr
+
+
+def test_a_folder_that_cannot_be_is_a_clear_error(write: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    sweep = read_sweep(write("[[run]]\nrecipe = 'digits'"), tmp_path / "file" / "runs")
+    with pytest.raises(CheckpointError, match=r"must be writable.*the same command goes on"):
+        SweepRunner(sweep).run(Recorder())

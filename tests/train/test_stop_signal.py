@@ -1,0 +1,30 @@
+"""A stop is asked for by a signal or by the clock, and only then."""
+
+import os
+import signal
+
+import pytest
+
+from softprune.train.stop_signal import StopSignal
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_remembered_and_handlers_go_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with StopSignal() as stop:
+        assert stop.reason() is None
+        os.kill(os.getpid(), number)
+        assert stop.reason() == number.name
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_interrupt_is_immediate() -> None:
+    with StopSignal():
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_time_limit() -> None:
+    assert StopSignal(3600).reason() is None
+    assert StopSignal(0).reason() == "the time limit of 0 s"
