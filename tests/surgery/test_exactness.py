@@ -97,7 +97,7 @@ def test_rounding_is_exact_too(name: str) -> None:
     model, graph = _topology(name)
     masks = random_masks(graph, 3)
     plan = assert_exact(graph, model, masks, round_to=4)
-    for mix in graph.mixes:
+    for mix in graph.layers:
         cut = plan.modules[mix.name]
         assert cut.void or len(cut.outputs) % 4 == 0 or len(cut.outputs) == cut.width_out, mix.name
     for norm in graph.norms:

@@ -14,15 +14,15 @@ import softprune
 from softprune.errors import ModelError
 from softprune.graph import builder as link
 from softprune.graph.builder import GraphBuilder
-from softprune.graph.ops import Map
+from softprune.graph.ops import ChannelwiseOp
 
 
-def forgets_one_side(linker: GraphBuilder, node: Any) -> Any:
+def forgets_one_side(builder: GraphBuilder, node: Any) -> Any:
     """A rule for a sum that reads the left one only."""
-    linker.answer_for(node)
-    value = linker.value(node.args[0])
-    output = linker.followed_value(node, value.atoms)
-    linker.records.append(Map(value.atoms, output.atoms, None))
+    builder.answer_for(node)
+    value = builder.value(node.args[0])
+    output = builder.followed_value(node, value.atoms)
+    builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, None))
     return output
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from softprune.errors import ModelError
 from softprune.graph import ChannelGraph
 from softprune.graph.example import Example, ExampleLike
-from softprune.graph.ops import LayerOp, Norm
+from softprune.graph.ops import LayerOp, NormOp
 from softprune.hardware import seconds, synchronizer
 from softprune.module_state import evaluating
 from softprune.plan import ModuleCut, PrunePlan
@@ -143,7 +143,7 @@ def measure_latency(
     device = next(plain.parameters()).device
     bench = _Bench(device)
     layers, norms, indices = {}, {}, {}
-    records: list[LayerOp | Norm] = [*graph.mixes, *graph.norms]
+    records: list[LayerOp | NormOp] = [*graph.layers, *graph.norms]
     for record in records:
         # A layer whose weight is used outside its module is no call that could be timed: part of the rest.
         if record.name in shapes:

@@ -1,4 +1,4 @@
-"""Walk the captured operators in order and relate their channels: the linker that the operator rules write to."""
+"""Walk the captured operators in order and relate their channels: the builder that the operator rules write to."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from softprune.graph.example import per_sample
 from softprune.graph.exported import Capture
 from softprune.graph.inserted import ConstantOutput
 from softprune.graph.ops import (
-    Balance,
-    Call,
+    ConstantOp,
+    EqualWidths,
     ExtraMacs,
     FreeParameter,
+    LayerCall,
     LayerOp,
-    Norm,
+    NormOp,
+    Op,
     OpaqueOp,
-    Record,
-    Source,
-    Suspect,
+    UnprovenSize,
     Use,
 )
 
@@ -98,21 +98,21 @@ class GraphBuilder:
     model: nn.Module
     batch: int
     table: ChannelSets = field(default_factory=ChannelSets)
-    records: list[Record] = field(default_factory=list)
-    balances: list[Balance] = field(default_factory=list)
-    charges: list[ExtraMacs] = field(default_factory=list)
-    loose: dict[str, FreeParameter] = field(default_factory=dict)
-    mixes: dict[str, LayerOp] = field(default_factory=dict)
-    norms: dict[str, Norm] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    equal_widths: list[EqualWidths] = field(default_factory=list)
+    extra_macs: list[ExtraMacs] = field(default_factory=list)
+    free_parameters: dict[str, FreeParameter] = field(default_factory=dict)
+    layers: dict[str, LayerOp] = field(default_factory=dict)
+    norms: dict[str, NormOp] = field(default_factory=dict)
     outputs: list[IntArray] = field(default_factory=list)
     constants: list[IntArray] = field(default_factory=list)
     """Atoms of constants in forward(): no input reaches an output through them."""
-    suspects: list[Suspect] = field(default_factory=list)
+    unproven_sizes: list[UnprovenSize] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     """Operators without a rule -> one place where they stand."""
     sliced: set[Node] = field(default_factory=set)
     """Tensors whose slices are bound already."""
-    voids: dict[str, IntArray] = field(default_factory=dict)
+    constant_outputs: dict[str, IntArray] = field(default_factory=dict)
     norm_nodes: dict[str, list[Node]] = field(default_factory=dict)
     shared_norms: set[str] = field(default_factory=set)
     """BatchNorms whose parameters another module has as well."""
@@ -155,7 +155,7 @@ class GraphBuilder:
     def _pinned_copy(self, value: Value, reason: str) -> Value:
         atom = self.table.fresh(1)
         self.table.pin(atom, reason)
-        self.records.append(OpaqueOp((value.atoms.ravel(),), atom))
+        self.ops.append(OpaqueOp((value.atoms.ravel(),), atom))
         return Value(value.shape, atom.reshape((1,) * len(value.shape)))
 
     def _placeholder(self, node: Node) -> None:
@@ -187,7 +187,7 @@ class GraphBuilder:
             container: Any = self._values[node.args[0]]  # type: ignore[index]
             return container[node.args[1]] if isinstance(container, (list, tuple)) else container  # type: ignore[index]
         if isinstance(self.module(self.module_of(node)[1]), ConstantOutput):
-            return self._void(node)
+            return self._constant_output(node)
         known = RULES.get(name)
         if known is not None:
             self._asked.clear()
@@ -215,7 +215,7 @@ class GraphBuilder:
                         value.atoms, f"{node.target} in {self.where(node)} reads them beside its data"
                     )
 
-    def _void(self, node: Node) -> Value:
+    def _constant_output(self, node: Node) -> Value:
         """The constant of a `ConstantOutput`: its last operator gives it the layer's shape."""
         _, name = self.module_of(node)
         module = self.module(name)
@@ -225,12 +225,12 @@ class GraphBuilder:
         dim = 1 if len(shape) > 2 else len(shape) - 1
         if shape[dim] != len(value):
             return self.pinned_value(node.meta["val"], "a ConstantOutput gives them")
-        if name not in self.voids:
-            self.voids[name] = self.table.fresh(len(value))
-            self.records.append(Source(name, self.voids[name], value.detach().double().cpu()))
+        if name not in self.constant_outputs:
+            self.constant_outputs[name] = self.table.fresh(len(value))
+            self.ops.append(ConstantOp(name, self.constant_outputs[name], value.detach().double().cpu()))
         layout = [1] * len(shape)
         layout[dim] = len(value)
-        return Value(shape, self.voids[name].reshape(layout))
+        return Value(shape, self.constant_outputs[name].reshape(layout))
 
     # --- what rules ask ----------------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class GraphBuilder:
         self._asked.add(node)
         value = self._values.get(node)
         if isinstance(value, Node):
-            return self._loose_value(value)
+            return self._free_parameter(value)
         return value
 
     def parameter_name(self, node: Any) -> str | None:
@@ -303,9 +303,7 @@ class GraphBuilder:
         def freeze(example: Any) -> Any:
             if isinstance(example, Tensor):
                 left = self.pinned_value(example, reason)
-                self.records.append(
-                    OpaqueOp(tuple(value.atoms.ravel() for value in reached), left.atoms.ravel())
-                )
+                self.ops.append(OpaqueOp(tuple(value.atoms.ravel() for value in reached), left.atoms.ravel()))
                 return left
             if isinstance(example, (list, tuple)):
                 return [freeze(item) for item in example]
@@ -317,10 +315,12 @@ class GraphBuilder:
         """Freeze what is around an operator that is called in a way its rule does not foresee."""
         return self.opaque(node, f"{node.target} in {self.where(node)} is used in an unusual way")
 
-    def suspect(self, node: Node, atoms: IntArray) -> None:
+    def add_unproven_size(self, node: Node, atoms: IntArray) -> None:
         """An explicit size in `node` may fix the number of these channels."""
         place = f"{node.target} in {self.where(node)}"
-        self.suspects.append(Suspect(atoms.ravel(), place, str(node.meta.get("stack_trace", place))))
+        self.unproven_sizes.append(
+            UnprovenSize(atoms.ravel(), place, str(node.meta.get("stack_trace", place)))
+        )
 
     def answer_for(self, node: Node) -> None:
         """The rule knows what becomes of every tensor that `node` reads, whether it asked about it or not."""
@@ -352,7 +352,7 @@ class GraphBuilder:
 
         return read(moved)
 
-    def add_mix(
+    def add_layer(
         self, node: Node, weight: Node, bias: Node | None, build: Callable[[str], LayerOp], use: Use
     ) -> bool:
         """Record a convolution or linear layer; False where its parameters are not one such module's own."""
@@ -371,11 +371,11 @@ class GraphBuilder:
         fresh.selectable = fresh.selectable and called and not self._reads_inside(node)
         # What a subclass computes around the operator is unknown; called from outside, it may not be replaced.
         fresh.replaceable = called and type(self.module(name)) in PLAIN_LAYERS
-        record = self.mixes.setdefault(first, fresh)
+        record = self.layers.setdefault(first, fresh)
         if record is not fresh:
             self._share(record, fresh, use)
         record.uses.append(use)
-        self.records.append(Call(record, use))
+        self.ops.append(LayerCall(record, use))
         self.answer_for(node)
         return True
 
@@ -394,20 +394,20 @@ class GraphBuilder:
                 self.table.pin(self.norms[first].outputs, reason)
             return False
         use.module = name
-        fresh = Norm(name, selectable=called and not self._reads_inside(node))
+        fresh = NormOp(name, selectable=called and not self._reads_inside(node))
         record = self.norms.setdefault(name, fresh)
         if record is not fresh:
             self._share(record, fresh, use)
         record.uses.append(use)
-        self.records.append(Call(record, use))
+        self.ops.append(LayerCall(record, use))
         self.answer_for(node)
         self.norm_nodes.setdefault(name, []).append(node)
         return True
 
-    def claimant(self, name: str) -> LayerOp | Norm | None:
+    def claimant(self, name: str) -> LayerOp | NormOp | None:
         """The convolution, linear layer or BatchNorm that cuts the parameter `name`."""
         owner = self._owned.get(id(self.tensor(name)), "")
-        return self.mixes.get(owner) or self.norms.get(owner)
+        return self.layers.get(owner) or self.norms.get(owner)
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -424,7 +424,7 @@ class GraphBuilder:
             self._owned.setdefault(id(self.tensor(self.parameter_name(bias) or "")), owner)
         return owner
 
-    def _share(self, record: LayerOp | Norm, again: LayerOp | Norm, use: Use) -> None:
+    def _share(self, record: LayerOp | NormOp, again: LayerOp | NormOp, use: Use) -> None:
         """The same weights once more: channels go together, and what one call forbids is forbidden."""
         self.table.union(record.inputs, use.inputs)
         self.table.union(record.outputs, use.outputs)
@@ -462,17 +462,17 @@ class GraphBuilder:
         stack = source.meta.get("nn_module_stack") if isinstance(source, Node) else None
         return bool(stack) and key in stack  # type: ignore[operator]
 
-    def _loose_value(self, node: Node) -> Value:
+    def _free_parameter(self, node: Node) -> Value:
         name = self.parameter_name(node)
         assert name is not None
         tensor = self.tensor(name)
         wide = [dim for dim, size in enumerate(tensor.shape) if size > 1]
-        if name not in self.loose:
+        if name not in self.free_parameters:
             atoms = self.table.fresh(tensor.shape[wide[0]] if len(wide) == 1 else 1)
             if len(wide) != 1:
                 self.table.pin(atoms, f"they are combined with '{name}', whose shape is fixed")
-            self.loose[name] = FreeParameter(name, wide[0] if len(wide) == 1 else -1, atoms)
-        loose = self.loose[name]
+            self.free_parameters[name] = FreeParameter(name, wide[0] if len(wide) == 1 else -1, atoms)
+        loose = self.free_parameters[name]
         layout = [1] * tensor.ndim
         if loose.dim >= 0:
             layout[loose.dim] = tensor.shape[loose.dim]

@@ -13,7 +13,7 @@ from softprune.graph.builder import GraphBuilder
 from softprune.graph.channels import IntArray
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.exported import capture
-from softprune.graph.ops import Balance, ExtraMacs, FreeParameter, LayerOp, Norm, Record, Suspect
+from softprune.graph.ops import EqualWidths, ExtraMacs, FreeParameter, LayerOp, NormOp, Op, UnprovenSize
 from softprune.graph.rules import elementwise, layers, shape  # noqa: F401  (they register the rules)
 from softprune.graph.sites import Frozen, Site, find_sites
 from softprune.module_state import first_uninitialised
@@ -27,10 +27,10 @@ class ChannelGraph:
     """The call that was given, on a few of its samples."""
     sites: tuple[Site, ...]
     frozen: tuple[Frozen, ...]
-    records: tuple[Record, ...]
-    balances: tuple[Balance, ...]
-    charges: tuple[ExtraMacs, ...]
-    loose: tuple[FreeParameter, ...]
+    ops: tuple[Op, ...]
+    equal_widths: tuple[EqualWidths, ...]
+    extra_macs: tuple[ExtraMacs, ...]
+    free_parameters: tuple[FreeParameter, ...]
     classes: IntArray
     """Atom -> its class; atoms of one class are kept or cut together."""
     pinned: IntArray
@@ -39,16 +39,16 @@ class ChannelGraph:
     """Atoms of the model's outputs."""
     constants: tuple[IntArray, ...]
     """Atoms of constants in forward()."""
-    suspects: tuple[Suspect, ...]
+    unproven_sizes: tuple[UnprovenSize, ...]
     """What explicit sizes in forward() may fix: a trial cut decides."""
     unreached: tuple[str, ...]
     """Parameters that no operator reads, in evaluation or in training: the example does not lead there."""
     unknown: dict[str, str]
     """Operators without a rule -> one place where they stand."""
 
-    mixes: tuple[LayerOp, ...]
+    layers: tuple[LayerOp, ...]
     """The convolutions and linear layers, each once."""
-    norms: tuple[Norm, ...]
+    norms: tuple[NormOp, ...]
     """The BatchNorms, each once."""
 
     unread_macs: int = 0
@@ -88,7 +88,7 @@ class ChannelGraph:
     def feeder(self, name: str) -> str | None:
         """The convolution or linear layer whose outputs, and nothing else, are what the BatchNorm `name` reads."""
         norm = next(norm for norm in self.norms if norm.name == name)
-        for mix in self.mixes:
+        for mix in self.layers:
             fed = [np.array_equal(use.inputs, source.outputs) for use in norm.uses for source in mix.uses]
             # A transposed convolution's filters do not lie along its weight's first dimension.
             if sum(fed) == len(norm.uses) and mix.kind != "conv_transpose":
@@ -128,30 +128,30 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     _check_values(model, example)
     captures = capture(model, example)
     traced = captures[0].example
-    linker = GraphBuilder(model, batch=traced.batch_size() or 1)
+    builder = GraphBuilder(model, batch=traced.batch_size() or 1)
     for captured in captures:
-        linker.walk(captured)
-    for name, loose in linker.loose.items():
-        record = linker.claimant(name)
+        builder.walk(captured)
+    for name, loose in builder.free_parameters.items():
+        record = builder.claimant(name)
         if record is not None:
             for atoms in (loose.atoms, record.inputs, record.outputs):
-                linker.table.pin(atoms, f"'{name}' is also used outside its module")
-    sites, frozen = find_sites(linker)
+                builder.table.pin(atoms, f"'{name}' is also used outside its module")
+    sites, frozen = find_sites(builder)
     return ChannelGraph(
         example=Example.of(example).to_model(model).first(2) if captures[0].rebatched else traced,
         sites=sites,
         frozen=frozen,
-        records=tuple(linker.records),
-        mixes=tuple(linker.mixes.values()),
-        norms=tuple(linker.norms.values()),
-        balances=tuple(linker.balances),
-        charges=tuple(linker.charges),
-        loose=tuple(linker.loose.values()),
-        classes=linker.table.classes(),
-        pinned=linker.table.pinned(),
-        outputs=tuple(linker.outputs),
-        suspects=tuple(linker.suspects),
-        constants=tuple(linker.constants),
+        ops=tuple(builder.ops),
+        layers=tuple(builder.layers.values()),
+        norms=tuple(builder.norms.values()),
+        equal_widths=tuple(builder.equal_widths),
+        extra_macs=tuple(builder.extra_macs),
+        free_parameters=tuple(builder.free_parameters.values()),
+        classes=builder.table.classes(),
+        pinned=builder.table.pinned(),
+        outputs=tuple(builder.outputs),
+        unproven_sizes=tuple(builder.unproven_sizes),
+        constants=tuple(builder.constants),
         unreached=tuple(sorted(set.intersection(*(each.unused_parameters(model) for each in captures)))),
-        unknown=dict(linker.unknown),
+        unknown=dict(builder.unknown),
     )

@@ -68,7 +68,7 @@ class LayerOp:
 
 
 @dataclass
-class Norm:
+class NormOp:
     """A BatchNorm: each output channel reads its own input channel."""
 
     name: str
@@ -85,15 +85,15 @@ class Norm:
 
 
 @dataclass
-class Call:
+class LayerCall:
     """One use of a layer or BatchNorm, at its place in the order of execution."""
 
-    layer: LayerOp | Norm
+    layer: LayerOp | NormOp
     use: Use
 
 
 @dataclass
-class Map:
+class ChannelwiseOp:
     """An operator that treats each channel by itself: activation, pooling, resampling, reduction over space."""
 
     inputs: IntArray
@@ -104,7 +104,7 @@ class Map:
 
 
 @dataclass
-class Join:
+class BinaryOp:
     """An element-wise operator on two tensors."""
 
     left: IntArray
@@ -116,7 +116,7 @@ class Join:
 
 
 @dataclass
-class Gather:
+class SelectOp:
     """A `Select` that an earlier cut put in: a constant index that a further cut may shorten."""
 
     name: str
@@ -128,7 +128,7 @@ class Gather:
 
 
 @dataclass
-class Source:
+class ConstantOp:
     """Channels that come from no operator we cut: constants of `ConstantOutput` modules (value per channel)."""
 
     name: str
@@ -162,21 +162,21 @@ class ExtraMacs:
 
 
 @dataclass
-class Balance:
+class EqualWidths:
     """Pieces of a tensor that must keep equally many channels each (chunk, split, slices)."""
 
     pieces: tuple[IntArray, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Suspect:
+class UnprovenSize:
     """Channels whose number an explicit size in forward() may fix: a trial cut decides."""
 
     atoms: IntArray
     place: str
     """In words."""
     line: str
-    """Where in the source: suspects of one line share a verdict."""
+    """Where in the source: unproven_sizes of one line share a verdict."""
 
 
-Record = Call | Map | Join | Gather | Source | OpaqueOp
+Op = LayerCall | ChannelwiseOp | BinaryOp | SelectOp | ConstantOp | OpaqueOp

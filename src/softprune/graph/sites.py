@@ -32,34 +32,34 @@ class Frozen:
     """Whether only what follows it speaks against it: a method that does not ask about the activation may mask it."""
 
 
-def find_sites(linker: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, ...]]:
+def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, ...]]:
     """Every BatchNorm of the model, as a site or frozen with its reason, in the order of the model."""
     sites: list[Site] = []
     frozen: list[Frozen] = []
-    for name, module in linker.model.named_modules():
+    for name, module in builder.model.named_modules():
         known = is_known_batch_norm(type(module))
         if not known and not isinstance(module, _BatchNorm) and "BatchNorm" not in type(module).__name__:
             continue
         width = int(getattr(module, "num_features", 0))
-        unusable = _unusable_because(linker, name, module, known)
-        reason = unusable or _unheard_because(linker, name)
+        unusable = _unusable_because(builder, name, module, known)
+        reason = unusable or _unheard_because(builder, name)
         if reason is None:
-            activation = activation_after(linker.norm_nodes[name][0])[0]
+            activation = activation_after(builder.norm_nodes[name][0])[0]
             assert activation is not None
             sites.append(Site(name, width, activation))
         else:
-            maskable = unusable is None and _bound_because(linker, name) is None
+            maskable = unusable is None and _bound_because(builder, name) is None
             frozen.append(Frozen(name, width, reason, maskable))
     return tuple(sites), tuple(frozen)
 
 
-def _unusable_because(linker: GraphBuilder, name: str, module: nn.Module, known: bool) -> str | None:
+def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known: bool) -> str | None:
     """Why the module cannot carry a mask at all."""
     if not known:
         return f"{type(module).__name__} is not among the BatchNorm classes that softprune knows"
-    if name in linker.shared_norms:
+    if name in builder.shared_norms:
         return "its parameters are shared with another module"
-    if name not in linker.norms:
+    if name not in builder.norms:
         return "the forward pass does not call it as a whole, or not at all"
     if getattr(module, "weight", None) is None or getattr(module, "bias", None) is None:
         return "it has no learned scale and shift (affine=False)"
@@ -70,18 +70,18 @@ def _unusable_because(linker: GraphBuilder, name: str, module: nn.Module, known:
     return None
 
 
-def _unheard_because(linker: GraphBuilder, name: str) -> str | None:
+def _unheard_because(builder: GraphBuilder, name: str) -> str | None:
     """Why nobody would hear a channel fall silent: by what follows, or because nothing could be cut."""
-    names = {activation_after(node) for node in linker.norm_nodes[name]}
+    names = {activation_after(node) for node in builder.norm_nodes[name]}
     for activation, reason in sorted(names, key=str):
         if activation is None:
             return reason
     if len(names) > 1:
         return "different activations read it in its different uses"
-    return _bound_because(linker, name)
+    return _bound_because(builder, name)
 
 
-def _bound_because(linker: GraphBuilder, name: str) -> str | None:
+def _bound_because(builder: GraphBuilder, name: str) -> str | None:
     """Why none of its channels can be cut."""
-    reasons = [linker.table.pinned_because(atom) for atom in linker.norms[name].outputs.tolist()]
+    reasons = [builder.table.pinned_because(atom) for atom in builder.norms[name].outputs.tolist()]
     return f"its channels cannot be cut: {reasons[0]}" if all(reasons) else None

@@ -8,7 +8,7 @@ import numpy as np
 
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import IntArray
-from softprune.graph.ops import Call, Gather, Join, LayerOp, Map, Source
+from softprune.graph.ops import BinaryOp, ChannelwiseOp, ConstantOp, LayerCall, LayerOp, SelectOp
 
 _DATA = 1
 """The bit of what depends on the network's input, as against constants and parameters."""
@@ -35,11 +35,11 @@ def residual_branches(graph: ChannelGraph) -> dict[str, Branch]:
     # Per atom: sites on some path from the input, and sites on every path.
     some = np.full(len(graph.classes), _DATA, dtype=object)
     every = np.zeros(len(graph.classes), dtype=object)
-    for loose in graph.loose:
+    for loose in graph.free_parameters:
         some[loose.atoms] = 0
     branches: dict[str, Branch] = {}
-    for record in graph.records:
-        if isinstance(record, Call):
+    for record in graph.ops:
+        if isinstance(record, LayerCall):
             layer, use = record.layer, record.use
             if isinstance(layer, LayerOp):
                 groups = np.split(use.inputs, layer.groups)
@@ -50,9 +50,9 @@ def residual_branches(graph: ChannelGraph) -> dict[str, Branch]:
                 own = bits.get(layer.name, 0)
                 some[use.outputs] = some[use.inputs] | own
                 every[use.outputs] = every[use.inputs] | own
-        elif isinstance(record, (Map, Gather)):
+        elif isinstance(record, (ChannelwiseOp, SelectOp)):
             some[record.outputs], every[record.outputs] = some[record.inputs], every[record.inputs]
-        elif isinstance(record, Join):
+        elif isinstance(record, BinaryOp):
             left, right = _any(some, record.left), _any(some, record.right)
             some[record.outputs] = some[record.left] | some[record.right]
             if record.absorbs_zero:
@@ -64,7 +64,7 @@ def residual_branches(graph: ChannelGraph) -> dict[str, Branch]:
                 own = right & ~left if swap else left & ~right
                 gating = own & _all(every, record.right if swap else record.left)
                 _add(branches, [name for name in order if own & bits[name]], gating, bits)
-        elif isinstance(record, Source):
+        elif isinstance(record, ConstantOp):
             some[record.outputs] = 0
     return branches
 

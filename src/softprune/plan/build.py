@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import IntArray
-from softprune.graph.ops import Call, Gather, LayerOp, Norm, Source
+from softprune.graph.ops import ConstantOp, LayerCall, LayerOp, NormOp, SelectOp
 from softprune.plan.constants import FloatArray, constants
 from softprune.plan.cuts import Indices, ModuleCut, ParameterCut
 from softprune.plan.liveness import Liveness, depthwise
@@ -39,22 +39,22 @@ def make_plan(
     live = Liveness(graph, values, round_to, gathers).settle()
     modules: dict[str, ModuleCut] = {}
     aliases: dict[str, str] = {}
-    for record in graph.records:
-        layer = record.layer if isinstance(record, Call) else record
+    for record in graph.ops:
+        layer = record.layer if isinstance(record, LayerCall) else record
         if isinstance(layer, LayerOp):
             modules[layer.name] = _cut_mix(layer, live, values)
             aliases.update(dict.fromkeys(layer.aliases, layer.name))
-        elif isinstance(layer, Norm):
+        elif isinstance(layer, NormOp):
             modules[layer.name] = _cut_norm(layer, live, hard.get(layer.name))
-        elif isinstance(layer, Gather):
+        elif isinstance(layer, SelectOp):
             modules[layer.name] = _cut_gather(layer, live)
-        elif isinstance(layer, Source):
+        elif isinstance(layer, ConstantOp):
             modules[layer.name] = _cut_source(layer, live)
     parameters = {
         loose.name: ParameterCut(
             dim=loose.dim, width=len(loose.atoms), kept=_kept(live.is_present(loose.atoms))
         )
-        for loose in graph.loose
+        for loose in graph.free_parameters
         if loose.dim >= 0 and not live.is_present(loose.atoms).all()
     }
     return PrunePlan(
@@ -64,8 +64,8 @@ def make_plan(
         modules=modules,
         aliases=aliases,
         parameters=parameters,
-        macs=sum(_macs(mix, modules[mix.name]) for mix in graph.mixes)
-        + sum(charge.macs * int(live.is_present(charge.atoms).sum()) for charge in graph.charges)
+        macs=sum(_macs(mix, modules[mix.name]) for mix in graph.layers)
+        + sum(charge.macs * int(live.is_present(charge.atoms).sum()) for charge in graph.extra_macs)
         + graph.unread_macs,
         dense_macs=dense_macs(graph),
         params=_params(model, graph, modules, parameters),
@@ -73,7 +73,7 @@ def make_plan(
         floored=tuple(dict.fromkeys(live.floored)),
         constants={
             mix.name: values[mix.outputs if modules[mix.name].void else mix.inputs]
-            for mix in graph.mixes
+            for mix in graph.layers
             if modules[mix.name].void or modules[mix.name].folded
         },
     )
@@ -81,8 +81,8 @@ def make_plan(
 
 def dense_macs(graph: ChannelGraph) -> int:
     """MACs per sample of the whole network."""
-    mixed = sum(_dense_macs(mix) for mix in graph.mixes)
-    return mixed + sum(charge.macs * len(charge.atoms) for charge in graph.charges) + graph.unread_macs
+    mixed = sum(_dense_macs(mix) for mix in graph.layers)
+    return mixed + sum(charge.macs * len(charge.atoms) for charge in graph.extra_macs) + graph.unread_macs
 
 
 def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str, NDArray[np.bool_]]:
@@ -109,7 +109,7 @@ def _positions(wanted: IntArray, there: IntArray) -> Indices:
     return tuple(np.searchsorted(there, wanted).tolist())
 
 
-def _cut_norm(norm: Norm, live: Liveness, mask: NDArray[np.bool_] | None) -> ModuleCut:
+def _cut_norm(norm: NormOp, live: Liveness, mask: NDArray[np.bool_] | None) -> ModuleCut:
     there, outputs = live.is_present(norm.inputs), live.is_present(norm.outputs)
     kept = np.flatnonzero(outputs)
     come = np.flatnonzero(there)
@@ -127,7 +127,7 @@ def _cut_norm(norm: Norm, live: Liveness, mask: NDArray[np.bool_] | None) -> Mod
     )
 
 
-def _cut_gather(gather: Gather, live: Liveness) -> ModuleCut:
+def _cut_gather(gather: SelectOp, live: Liveness) -> ModuleCut:
     source = np.flatnonzero(live.is_present(gather.source))
     outputs = live.is_present(gather.outputs)
     where = {int(atom): position for position, atom in enumerate(gather.source[source])}
@@ -142,7 +142,7 @@ def _cut_gather(gather: Gather, live: Liveness) -> ModuleCut:
     )
 
 
-def _cut_source(source: Source, live: Liveness) -> ModuleCut:
+def _cut_source(source: ConstantOp, live: Liveness) -> ModuleCut:
     kept = _kept(live.is_present(source.outputs))
     width = len(source.outputs)
     return ModuleCut(kind="source", width_in=width, width_out=width, inputs=kept, outputs=kept)
@@ -211,7 +211,7 @@ def _params(
     parameters: Mapping[str, ParameterCut],
 ) -> int:
     total = sum(parameter.numel() for parameter in model.parameters())
-    for mix in graph.mixes:
+    for mix in graph.layers:
         cut, names = modules[mix.name], (mix.name, *mix.aliases)
         layers: list[Any] = [model.get_submodule(name) for name in names]
         biases = {id(layer.bias): layer.bias for layer in layers if layer.bias is not None}

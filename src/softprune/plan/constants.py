@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import PAD, IntArray
-from softprune.graph.ops import Call, Evaluate, FreeParameter, Gather, Join, LayerOp, Map, Source
+from softprune.graph.ops import (
+    BinaryOp,
+    ChannelwiseOp,
+    ConstantOp,
+    Evaluate,
+    FreeParameter,
+    LayerCall,
+    LayerOp,
+    SelectOp,
+)
 
 FloatArray = NDArray[np.float64]
 
@@ -25,11 +34,15 @@ def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray
     """The constant value of every atom; NaN where the atom is live."""
     values: FloatArray = np.full(len(graph.classes), np.nan)
     values[PAD] = 0.0
-    for loose in graph.loose:
+    for loose in graph.free_parameters:
         values[loose.atoms] = _loose_values(loose, model)
-    trained = np.concatenate([loose.atoms for loose in graph.loose]) if graph.loose else np.zeros(0, int)
-    for record in graph.records:
-        if isinstance(record, Call):
+    trained = (
+        np.concatenate([loose.atoms for loose in graph.free_parameters])
+        if graph.free_parameters
+        else np.zeros(0, int)
+    )
+    for record in graph.ops:
+        if isinstance(record, LayerCall):
             layer, use = record.layer, record.use
             if isinstance(layer, LayerOp):
                 module = model.get_submodule(use.module)
@@ -38,13 +51,13 @@ def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray
             values[use.outputs] = _normalised(model.get_submodule(layer.name), values[use.inputs])
             if layer.name in masks:
                 values[use.outputs[~masks[layer.name]]] = 0.0
-        elif isinstance(record, Map):
+        elif isinstance(record, ChannelwiseOp):
             values[record.outputs] = _mapped(record, values[record.inputs])
-        elif isinstance(record, Join):
+        elif isinstance(record, BinaryOp):
             values[record.outputs] = _joined(record, values, trained)
-        elif isinstance(record, Gather):
+        elif isinstance(record, SelectOp):
             values[record.outputs] = values[record.inputs]
-        elif isinstance(record, Source):
+        elif isinstance(record, ConstantOp):
             values[record.outputs] = record.values.numpy()
     return values
 
@@ -91,7 +104,7 @@ def _evaluated(evaluate: Evaluate, *columns: FloatArray) -> FloatArray:
     return np.where(np.isfinite(out), out, np.nan)  # the reciprocal of zero, say: nothing to calculate with
 
 
-def _mapped(record: Map, inputs: FloatArray) -> FloatArray:
+def _mapped(record: ChannelwiseOp, inputs: FloatArray) -> FloatArray:
     flat = inputs.ravel()
     out: FloatArray = np.full(flat.shape, np.nan)
     if record.evaluate is not None:
@@ -103,7 +116,7 @@ def _mapped(record: Map, inputs: FloatArray) -> FloatArray:
     return out.reshape(inputs.shape)
 
 
-def _joined(record: Join, values: FloatArray, trained: IntArray) -> FloatArray:
+def _joined(record: BinaryOp, values: FloatArray, trained: IntArray) -> FloatArray:
     left, right = values[record.left], values[record.right]
     out: FloatArray = np.full(left.shape, np.nan)
     known = ~np.isnan(left) & ~np.isnan(right)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from softprune.graph import ChannelGraph
-from softprune.graph.ops import Call, Gather, LayerOp, Map
+from softprune.graph.ops import ChannelwiseOp, LayerCall, LayerOp, SelectOp
 
 NOBODY = -1
 
@@ -22,9 +22,9 @@ def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
     # For every atom, the first site of the line that it comes from, and its channel there.
     leader = np.full(len(graph.classes), NOBODY)
     channel = np.full(len(graph.classes), NOBODY)
-    for record in graph.records:
+    for record in graph.ops:
         if (
-            isinstance(record, Call)
+            isinstance(record, LayerCall)
             and not isinstance(record.layer, LayerOp)
             and record.layer.name in numbers
         ):
@@ -41,10 +41,12 @@ def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
                 lines.setdefault(first, [names[first]]).append(name)
             leader[use.outputs] = first if is_next else numbers[name]
             channel[use.outputs] = own
-        elif isinstance(record, (Map, Gather)) or (isinstance(record, Call) and _is_channelwise(record)):
+        elif isinstance(record, (ChannelwiseOp, SelectOp)) or (
+            isinstance(record, LayerCall) and _is_channelwise(record)
+        ):
             inputs, outputs = (
                 (record.use.inputs, record.use.outputs)
-                if isinstance(record, Call)
+                if isinstance(record, LayerCall)
                 else (
                     record.inputs,
                     record.outputs,
@@ -54,7 +56,7 @@ def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(line) for line in lines.values())
 
 
-def _is_channelwise(call: Call) -> bool:
+def _is_channelwise(call: LayerCall) -> bool:
     """One input, one output for each group; or a BatchNorm that is no site."""
     layer, use = call.layer, call.use
     return not isinstance(layer, LayerOp) or layer.groups == len(use.inputs) == len(use.outputs)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import IntArray
-from softprune.graph.ops import Call, Gather, LayerOp, Norm, Source
+from softprune.graph.ops import ConstantOp, LayerCall, LayerOp, NormOp, SelectOp
 from softprune.plan.constants import FloatArray
 
 BoolArray = NDArray[np.bool_]
@@ -50,7 +50,7 @@ class Liveness:
     def is_demanded(self, atoms: IntArray) -> BoolArray:
         return self.demanded[self.graph.classes[atoms]]
 
-    def selects(self, layer: LayerOp | Norm) -> bool:
+    def selects(self, layer: LayerOp | NormOp) -> bool:
         """Whether `layer` may read a part of what comes in."""
         return self.gathers and layer.selectable
 
@@ -94,20 +94,20 @@ class Liveness:
             if before == (int(self.demanded.sum()), int(self.present.sum())):
                 return
 
-    def _backwards(self) -> Iterator[LayerOp | Norm | Gather]:
+    def _backwards(self) -> Iterator[LayerOp | NormOp | SelectOp]:
         """What reads channels, from the outputs to the inputs."""
-        for record in reversed(self.graph.records):
-            layer = record.layer if isinstance(record, Call) else record
-            if isinstance(layer, (LayerOp, Norm, Gather)):
+        for record in reversed(self.graph.ops):
+            layer = record.layer if isinstance(record, LayerCall) else record
+            if isinstance(layer, (LayerOp, NormOp, SelectOp)):
                 yield layer
 
-    def _ask(self, layer: LayerOp | Norm | Gather) -> None:
+    def _ask(self, layer: LayerOp | NormOp | SelectOp) -> None:
         """Pass on what is demanded and present behind `layer` to what comes into it."""
         if isinstance(layer, LayerOp):
             self._demand_inputs(layer)
             return
         self._follow(layer.inputs, layer.outputs)
-        if isinstance(layer, Norm) and not self.selects(layer):
+        if isinstance(layer, NormOp) and not self.selects(layer):
             # No place for an index: what comes in goes out, zeroed where it was masked.
             self.present[self.graph.classes[layer.outputs[self.is_present(layer.inputs)]]] = True
 
@@ -139,7 +139,7 @@ class Liveness:
 
     def _fill_balances(self) -> bool:
         changed = False
-        for balance in self.graph.balances:
+        for balance in self.graph.equal_widths:
             counts = [int(self.is_present(piece).sum()) for piece in balance.pieces]
             for piece, count in zip(balance.pieces, counts, strict=True):
                 changed |= self._add(piece, max(counts) - count)
@@ -148,7 +148,7 @@ class Liveness:
     def _fill_groups(self) -> bool:
         """The groups of a grouped convolution that remain have equally many inputs, and equally many outputs."""
         changed = False
-        for mix in self.graph.mixes:
+        for mix in self.graph.layers:
             if mix.groups == 1 or depthwise(mix) or self.is_void(mix):
                 continue
             inputs, outputs = mix.inputs.reshape(mix.groups, -1), mix.outputs.reshape(mix.groups, -1)
@@ -182,7 +182,7 @@ class Liveness:
         if self.round_to == 1:
             return False
         changed = False
-        for mix in self.graph.mixes:
+        for mix in self.graph.layers:
             if self.is_void(mix) or (mix.groups > 1 and not depthwise(mix)):
                 continue
             changed |= self._add(mix.outputs, -int(self.is_present(mix.outputs).sum()) % self.round_to)
@@ -204,8 +204,8 @@ class Liveness:
                 self.floored.append(layer.name)
                 self._ask(layer)
                 changed = True
-        for record in self.graph.records:
-            if isinstance(record, Source) and not self.is_present(record.outputs).any():
+        for record in self.graph.ops:
+            if isinstance(record, ConstantOp) and not self.is_present(record.outputs).any():
                 self.present[self.graph.classes[record.outputs[0]]] = True
                 self.floored.append(record.name)
                 changed = True

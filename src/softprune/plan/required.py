@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import PAD, IntArray
-from softprune.graph.ops import Call, Gather, Join, LayerOp, Map, OpaqueOp, Source
+from softprune.graph.ops import BinaryOp, ChannelwiseOp, ConstantOp, LayerCall, LayerOp, OpaqueOp, SelectOp
 
 ObjectArray = NDArray[np.object_]
 
@@ -41,11 +41,11 @@ def _alive(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
     # What is constant in any case takes no part in a product; what has died makes it zero.
     constant = np.zeros(len(graph.classes), dtype=bool)
     constant[PAD] = True
-    for atoms in (*graph.constants, *(loose.atoms for loose in graph.loose)):
+    for atoms in (*graph.constants, *(loose.atoms for loose in graph.free_parameters)):
         constant[atoms] = True
     depends[constant] = False
-    for record in graph.records:
-        if isinstance(record, Call):
+    for record in graph.ops:
+        if isinstance(record, LayerCall):
             layer, use = record.layer, record.use
             if isinstance(layer, LayerOp):
                 wide = len(use.outputs) // layer.groups
@@ -56,12 +56,12 @@ def _alive(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
                 open_ = layer.name in kept or layer.name not in sites
                 depends[use.outputs] = depends[use.inputs] & open_
                 constant[use.outputs] = constant[use.inputs]
-        elif isinstance(record, (Map, Gather)):
+        elif isinstance(record, (ChannelwiseOp, SelectOp)):
             depends[record.outputs], constant[record.outputs] = (
                 depends[record.inputs],
                 constant[record.inputs],
             )
-        elif isinstance(record, Join):
+        elif isinstance(record, BinaryOp):
             left, right = depends[record.left], depends[record.right]
             if record.absorbs_zero:
                 both = (left | constant[record.left]) & (right | constant[record.right])
@@ -69,7 +69,7 @@ def _alive(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
             else:
                 depends[record.outputs] = left | right
             constant[record.outputs] = constant[record.left] & constant[record.right]
-        elif isinstance(record, Source):
+        elif isinstance(record, ConstantOp):
             depends[record.outputs], constant[record.outputs] = False, True
         elif isinstance(record, OpaqueOp):
             depends[record.outputs] = any(depends[atoms].any() for atoms in record.inputs)
@@ -83,7 +83,7 @@ def _on_every_path(graph: ChannelGraph) -> frozenset[str]:
     # For every atom, the sites that lie on all paths from the inputs to it. Inputs and what has no rule: none.
     through = np.zeros(len(graph.classes), dtype=object)
     through[PAD] = ALL
-    for atoms in (*graph.constants, *(loose.atoms for loose in graph.loose)):
+    for atoms in (*graph.constants, *(loose.atoms for loose in graph.free_parameters)):
         through[atoms] = ALL
 
     def common(atoms: IntArray) -> int:
@@ -92,8 +92,8 @@ def _on_every_path(graph: ChannelGraph) -> frozenset[str]:
             met &= mask
         return met
 
-    for record in graph.records:
-        if isinstance(record, Call):
+    for record in graph.ops:
+        if isinstance(record, LayerCall):
             layer, use = record.layer, record.use
             if isinstance(layer, LayerOp):
                 groups = np.split(use.inputs, layer.groups)
@@ -101,12 +101,12 @@ def _on_every_path(graph: ChannelGraph) -> frozenset[str]:
                 through[use.outputs] = [mask for group in groups for mask in [common(group)] * wide]
             else:
                 through[use.outputs] = [mask | bits.get(layer.name, 0) for mask in through[use.inputs]]
-        elif isinstance(record, (Map, Gather)):
+        elif isinstance(record, (ChannelwiseOp, SelectOp)):
             through[record.outputs] = through[record.inputs]
-        elif isinstance(record, Join):
+        elif isinstance(record, BinaryOp):
             left, right = through[record.left], through[record.right]
             through[record.outputs] = _either(left, right) if record.absorbs_zero else left & right
-        elif isinstance(record, Source):
+        elif isinstance(record, ConstantOp):
             through[record.outputs] = ALL
         elif isinstance(record, OpaqueOp):
             reaching = [common(atoms) for atoms in record.inputs]

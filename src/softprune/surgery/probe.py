@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ModelError, first_line
 from softprune.graph import ChannelGraph, Example
-from softprune.graph.ops import Suspect
+from softprune.graph.ops import UnprovenSize
 from softprune.masks.hooks import unmask_model_
 from softprune.plan import make_plan, required_sites
 from softprune.surgery.apply import apply_plan, plain_copy
@@ -77,7 +77,7 @@ def _without_literals(trial: _Trial, graph: ChannelGraph) -> ChannelGraph:
     groups = _connected(graph)
     for group in groups:
         others = proved
-        for suspect in graph.suspects:
+        for suspect in graph.unproven_sizes:
             others = others if suspect in group else others.freeze(suspect.atoms, "")
         if trial.failure(others) is None:
             continue
@@ -88,10 +88,10 @@ def _without_literals(trial: _Trial, graph: ChannelGraph) -> ChannelGraph:
     return proved
 
 
-def _connected(graph: ChannelGraph) -> list[list[Suspect]]:
+def _connected(graph: ChannelGraph) -> list[list[UnprovenSize]]:
     """Suspects that can only be tried together: those of one line of the source, and those with channels in common."""
-    groups: list[tuple[set[object], list[Suspect]]] = []
-    for suspect in graph.suspects:
+    groups: list[tuple[set[object], list[UnprovenSize]]] = []
+    for suspect in graph.unproven_sizes:
         marks: set[object] = {suspect.line, *graph.classes[suspect.atoms].tolist()}
         members = [suspect]
         for group in [group for group in groups if not group[0].isdisjoint(marks)]:

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from softprune.graph.builder import GraphBuilder, Value, argument, operator_name, rule
 from softprune.graph.channels import IntArray
-from softprune.graph.ops import Evaluate, Join, Map, identity
+from softprune.graph.ops import BinaryOp, ChannelwiseOp, Evaluate, identity
 
 # fmt: off
 POINTWISE = [
@@ -68,105 +68,105 @@ def _apply(node: Node, position: int = 0) -> Evaluate:
 
 
 def _record(
-    linker: GraphBuilder, node: Node, value: Value, evaluate: Evaluate | None, keeps_zero: bool = True
+    builder: GraphBuilder, node: Node, value: Value, evaluate: Evaluate | None, keeps_zero: bool = True
 ) -> Any:
     examples = node.meta["val"]
     if isinstance(examples, (list, tuple)):
-        output = Value(tuple(examples[0].shape), linker.table.follow(value.atoms))
-        linker.records.append(Map(value.atoms, output.atoms, evaluate, keeps_zero))
-        return [output, *_indices(linker, value.atoms, examples[1:])]
-    output = linker.followed_value(node, value.atoms)
-    linker.records.append(Map(value.atoms, output.atoms, evaluate, keeps_zero))
+        output = Value(tuple(examples[0].shape), builder.table.follow(value.atoms))
+        builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate, keeps_zero))
+        return [output, *_indices(builder, value.atoms, examples[1:])]
+    output = builder.followed_value(node, value.atoms)
+    builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate, keeps_zero))
     return output
 
 
-def _indices(linker: GraphBuilder, atoms: IntArray, examples: Sequence[Tensor]) -> list[Value]:
+def _indices(builder: GraphBuilder, atoms: IntArray, examples: Sequence[Tensor]) -> list[Value]:
     """Where in its channel each value was found: no constant, even if the channel is one."""
-    outputs = linker.table.follow(atoms)
-    linker.records.append(Map(atoms, outputs, None, keeps_zero=False))
+    outputs = builder.table.follow(atoms)
+    builder.ops.append(ChannelwiseOp(atoms, outputs, None, keeps_zero=False))
     return [Value(tuple(example.shape), outputs) for example in examples]
 
 
 @rule(*POINTWISE)
-def pointwise(linker: GraphBuilder, node: Node) -> Any:
+def pointwise(builder: GraphBuilder, node: Node) -> Any:
     tensors = _tensors(node)
     if len(tensors) > 1:
-        return two_tensors(linker, node)
-    value = linker.value(tensors[0])
+        return two_tensors(builder, node)
+    value = builder.value(tensors[0])
     if not isinstance(value, Value) or not isinstance(node.meta.get("val"), Tensor):
-        return linker.unusual(node)
-    return _record(linker, node, value, _apply(node, list(node.args).index(tensors[0])))
+        return builder.unusual(node)
+    return _record(builder, node, value, _apply(node, list(node.args).index(tensors[0])))
 
 
 @rule(*COPIES)
-def copies(linker: GraphBuilder, node: Node) -> Any:
-    value = linker.value(node.args[0])
-    linker.answer_for(node)  # of a second tensor, dtype and device alone are taken
-    return _record(linker, node, value, identity) if isinstance(value, Value) else linker.unusual(node)
+def copies(builder: GraphBuilder, node: Node) -> Any:
+    value = builder.value(node.args[0])
+    builder.answer_for(node)  # of a second tensor, dtype and device alone are taken
+    return _record(builder, node, value, identity) if isinstance(value, Value) else builder.unusual(node)
 
 
 @rule(*FILLS)
-def fills(linker: GraphBuilder, node: Node) -> Any:
+def fills(builder: GraphBuilder, node: Node) -> Any:
     """A constant in the shape of a tensor: no input reaches an output through it."""
-    output = linker.followed_value(node, linker.value(node.args[0]).atoms)
-    linker.constants.append(output.atoms.ravel())
+    output = builder.followed_value(node, builder.value(node.args[0]).atoms)
+    builder.constants.append(output.atoms.ravel())
     return output
 
 
 @rule(*RANDOM)
-def random(linker: GraphBuilder, node: Node) -> Any:
-    value = linker.value(node.args[0])
+def random(builder: GraphBuilder, node: Node) -> Any:
+    value = builder.value(node.args[0])
     training = argument(node, 2, "train", False)
-    return _record(linker, node, value, None if training else identity)
+    return _record(builder, node, value, None if training else identity)
 
 
 @rule(*KEEPS_CONSTANTS)
-def keeps_constants(linker: GraphBuilder, node: Node) -> Any:
-    return _over_space(linker, node, identity)
+def keeps_constants(builder: GraphBuilder, node: Node) -> Any:
+    return _over_space(builder, node, identity)
 
 
 @rule(*KEEPS_ZERO)
-def keeps_zero(linker: GraphBuilder, node: Node) -> Any:
-    return _over_space(linker, node, None)
+def keeps_zero(builder: GraphBuilder, node: Node) -> Any:
+    return _over_space(builder, node, None)
 
 
-def _over_space(linker: GraphBuilder, node: Node, evaluate: Evaluate | None) -> Any:
-    value = linker.value(node.args[0])
+def _over_space(builder: GraphBuilder, node: Node, evaluate: Evaluate | None) -> Any:
+    value = builder.value(node.args[0])
     rank = re.search(r"([123])d", operator_name(node))
     # Without a batch dimension, or with one too few, the operator's space is where the channels are.
     if value.along(1) is None or (rank is not None and len(value.shape) != int(rank[1]) + 2):
-        return linker.opaque(node, f"{node.target} in {linker.where(node)} mixes them")
-    return _record(linker, node, value, evaluate)
+        return builder.opaque(node, f"{node.target} in {builder.where(node)} layers them")
+    return _record(builder, node, value, evaluate)
 
 
 @rule(*REDUCES)
-def reduce(linker: GraphBuilder, node: Node) -> Any:
-    value = linker.value(node.args[0])
+def reduce(builder: GraphBuilder, node: Node) -> Any:
+    value = builder.value(node.args[0])
     rank = len(value.shape)
     if len(node.args) > 1 and isinstance(node.args[1], Node):
-        return two_tensors(linker, node)
+        return two_tensors(builder, node)
     given = argument(node, 1, "dim")
     if given is None or given == []:
         given = list(range(rank))
     dims: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
     if any(not isinstance(dim, int) for dim in dims):
-        return linker.unusual(node)
+        return builder.unusual(node)
     dims = [dim % rank for dim in dims]
     atoms = value.atoms
     for dim in dims:
         if not value.varies_along(dim):
             continue
         # A sum over tied groups (radix of ResNeSt, say) leaves one channel per class.
-        classes = linker.table.find(atoms)
+        classes = builder.table.find(atoms)
         if (classes != classes.take([0], axis=dim)).any():
-            return linker.opaque(node, f"{node.target} in {linker.where(node)} runs across them")
+            return builder.opaque(node, f"{node.target} in {builder.where(node)} runs across them")
     example = node.meta["val"]
     first = example[0] if isinstance(example, (list, tuple)) else example
     keepdim = first.ndim == rank
     name = operator_name(node)
     merged = [dim for dim in dims if value.varies_along(dim)]
     if name == "sum":
-        atoms, merged = _added_up(linker, atoms, merged), []
+        atoms, merged = _added_up(builder, atoms, merged), []
     head = atoms
     for dim in dims:
         head = head.take([0], axis=dim)
@@ -174,22 +174,22 @@ def reduce(linker: GraphBuilder, node: Node) -> Any:
         head = head.reshape([size for dim, size in enumerate(head.shape) if dim not in dims])
     evaluate = identity if name in ("mean", "amax", "amin", "max", "min") and not merged else None
     keeps_zero = name != "std" and not merged  # the gradient of a standard deviation at zero is not finite
-    outputs = linker.table.follow(head)
-    linker.records.append(Map(head, outputs, evaluate if keeps_zero else None, keeps_zero))
+    outputs = builder.table.follow(head)
+    builder.ops.append(ChannelwiseOp(head, outputs, evaluate if keeps_zero else None, keeps_zero))
     result = Value(tuple(first.shape), outputs)
     if isinstance(example, (list, tuple)):
-        return [result, *_indices(linker, head, example[1:])]
+        return [result, *_indices(builder, head, example[1:])]
     return result
 
 
-def _added_up(linker: GraphBuilder, atoms: IntArray, dims: list[int]) -> IntArray:
+def _added_up(builder: GraphBuilder, atoms: IntArray, dims: list[int]) -> IntArray:
     """The channels left when those along `dims` are added to each other: zero where all of them are."""
     for dim in dims:
         total, *others = np.split(atoms, atoms.shape[dim], axis=dim)
         for other in others:
-            outputs = linker.table.follow(total)
-            linker.records.append(
-                Join(total.ravel(), other.ravel(), outputs.ravel(), operator.add, absorbs_zero=False)
+            outputs = builder.table.follow(total)
+            builder.ops.append(
+                BinaryOp(total.ravel(), other.ravel(), outputs.ravel(), operator.add, absorbs_zero=False)
             )
             total = outputs
         atoms = total
@@ -197,36 +197,36 @@ def _added_up(linker: GraphBuilder, atoms: IntArray, dims: list[int]) -> IntArra
 
 
 @rule(*ALONG_SPACE)
-def along_space(linker: GraphBuilder, node: Node) -> Any:
-    value = linker.value(node.args[0])
+def along_space(builder: GraphBuilder, node: Node) -> Any:
+    value = builder.value(node.args[0])
     dim = argument(node, 1, "dim")
-    if not isinstance(dim, int) or _differ_along(linker, value, dim % len(value.shape)):
-        return linker.opaque(node, f"{node.target} in {linker.where(node)} mixes them")
-    return _record(linker, node, value, None, keeps_zero=ALONG_SPACE[operator_name(node)])
+    if not isinstance(dim, int) or _differ_along(builder, value, dim % len(value.shape)):
+        return builder.opaque(node, f"{node.target} in {builder.where(node)} layers them")
+    return _record(builder, node, value, None, keeps_zero=ALONG_SPACE[operator_name(node)])
 
 
-def _differ_along(linker: GraphBuilder, value: Value, dim: int) -> bool:
+def _differ_along(builder: GraphBuilder, value: Value, dim: int) -> bool:
     """Whether channels that may be cut one without the other meet along `dim` (paths of an SKNet do not)."""
-    classes = linker.table.find(value.atoms)
+    classes = builder.table.find(value.atoms)
     return bool((classes != classes.take([0], axis=dim)).any())
 
 
 @rule(*ARITHMETIC, *COMPARES)
-def arithmetic(linker: GraphBuilder, node: Node) -> Any:
+def arithmetic(builder: GraphBuilder, node: Node) -> Any:
     tensors = _tensors(node)
     if len(tensors) == 2:
-        return two_tensors(linker, node)
-    value = linker.value(tensors[0])
+        return two_tensors(builder, node)
+    value = builder.value(tensors[0])
     if not isinstance(value, Value):
         return None
-    return _record(linker, node, value, _apply(node, list(node.args).index(tensors[0])))
+    return _record(builder, node, value, _apply(node, list(node.args).index(tensors[0])))
 
 
-def two_tensors(linker: GraphBuilder, node: Node) -> Any:
+def two_tensors(builder: GraphBuilder, node: Node) -> Any:
     """An element-wise operator on two tensors, with broadcasting: counterparts are cut together."""
-    left, right = (linker.value(tensor) for tensor in _tensors(node))
+    left, right = (builder.value(tensor) for tensor in _tensors(node))
     if not isinstance(left, Value) or not isinstance(right, Value):
-        return linker.unusual(node)
+        return builder.unusual(node)
     example = node.meta["val"]
     rank = example.ndim
     left, right = _padded(left, rank), _padded(right, rank)
@@ -237,21 +237,21 @@ def two_tensors(linker: GraphBuilder, node: Node) -> Any:
             if other.shape[dim] == 1:
                 # Broadcast over the channels: a single channel of its own must not vanish.
                 if other.atoms.size == 1:
-                    linker.table.pin(other.atoms, f"one of them is broadcast in {linker.where(node)}")
+                    builder.table.pin(other.atoms, f"one of them is broadcast in {builder.where(node)}")
             elif not other.varies_along(dim):
-                linker.table.union(
+                builder.table.union(
                     one.atoms,
                     np.broadcast_to(other.atoms, np.broadcast_shapes(one.atoms.shape, other.atoms.shape)),
                 )
     both = np.broadcast_arrays(left.atoms, right.atoms)
     # Only where both sides really have the channel: a broadcast side does not bind it.
     if left.atoms.shape == right.atoms.shape:
-        linker.table.union(left.atoms, right.atoms)
-        outputs = linker.table.follow(left.atoms)
+        builder.table.union(left.atoms, right.atoms)
+        outputs = builder.table.follow(left.atoms)
     else:
-        _bind_common(linker, left, right)
+        _bind_common(builder, left, right)
         wide = both[0] if left.atoms.size >= right.atoms.size else both[1]
-        outputs = linker.table.follow(np.ascontiguousarray(wide))
+        outputs = builder.table.follow(np.ascontiguousarray(wide))
     name = operator_name(node)
     positions = [index for index, given in enumerate(node.args) if isinstance(given, Node)]
 
@@ -260,7 +260,7 @@ def two_tensors(linker: GraphBuilder, node: Node) -> Any:
         args[positions[0]], args[positions[1]] = a.clone(), b.clone()
         return node.target(*args, **node.kwargs)  # type: ignore[operator]
 
-    linker.records.append(Join(*_flat_pair(both), outputs.ravel(), evaluate, absorbs_zero=name == "mul"))
+    builder.ops.append(BinaryOp(*_flat_pair(both), outputs.ravel(), evaluate, absorbs_zero=name == "mul"))
     return Value(tuple(example.shape), outputs)
 
 
@@ -273,15 +273,15 @@ def _flat_pair(both: tuple[IntArray, ...] | list[IntArray]) -> tuple[IntArray, I
     return np.ascontiguousarray(both[0]).ravel(), np.ascontiguousarray(both[1]).ravel()
 
 
-def _bind_common(linker: GraphBuilder, left: Value, right: Value) -> None:
+def _bind_common(builder: GraphBuilder, left: Value, right: Value) -> None:
     """Tie along dimensions that both vary along; the wider side varies along further ones as well."""
     narrow, wide = sorted((left, right), key=lambda value: value.atoms.size)
     shared = all(
         narrow.atoms.shape[dim] in (1, wide.atoms.shape[dim]) for dim in range(narrow.atoms.ndim)
     ) and any(size > 1 for size in narrow.atoms.shape)
     if shared:
-        linker.table.union(np.broadcast_to(narrow.atoms, wide.atoms.shape), wide.atoms)
+        builder.table.union(np.broadcast_to(narrow.atoms, wide.atoms.shape), wide.atoms)
     elif narrow.atoms.size > 1:
         reason = "two tensors with channels along different dimensions are combined"
-        linker.table.pin(narrow.atoms, reason)
-        linker.table.pin(wide.atoms, reason)
+        builder.table.pin(narrow.atoms, reason)
+        builder.table.pin(wide.atoms, reason)

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from softprune.graph.builder import GraphBuilder, Value, argument, operator_name, rule
 from softprune.graph.channels import PAD, IntArray
 from softprune.graph.inserted import Select
-from softprune.graph.ops import Balance, Gather, Join, Map, identity
+from softprune.graph.ops import BinaryOp, ChannelwiseOp, EqualWidths, SelectOp, identity
 
 RESHAPES = ["view", "reshape", "_unsafe_view", "flatten", "unflatten"]
 AS_ANOTHER = ["view_as", "reshape_as", "expand_as"]
@@ -34,11 +34,11 @@ SPLITS = ["split", "split_with_sizes", "tensor_split"]
 PICKS = ["select", "unbind", "roll"]
 
 
-def _move(linker: GraphBuilder, node: Node, tensors: int = 1) -> Any:
+def _move(builder: GraphBuilder, node: Node, tensors: int = 1) -> Any:
     """Run the node's operator on its inputs' atoms; None where it reads more `tensors`, such as counts or positions."""
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
-    values = [linker.value(source) for source in sources]
+    values = [builder.value(source) for source in sources]
     if len(values) != tensors or any(not isinstance(value, Value) for value in values):
         return None
 
@@ -48,13 +48,13 @@ def _move(linker: GraphBuilder, node: Node, tensors: int = 1) -> Any:
         args, kwargs = pytree.tree_unflatten(filled, spec)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    return linker.moved(call, values)
+    return builder.moved(call, values)
 
 
 # --- views ---------------------------------------------------------------------------------------------------------
 
 
-def _bind_rectangle(linker: GraphBuilder, node: Node, value: Value) -> None:
+def _bind_rectangle(builder: GraphBuilder, node: Node, value: Value) -> None:
     """Tie what a view took apart: the widest dimension may shrink, the others keep their sizes."""
     wide = [dim for dim, size in enumerate(value.atoms.shape) if size > 1]
     if len(wide) < 2:
@@ -64,17 +64,17 @@ def _bind_rectangle(linker: GraphBuilder, node: Node, value: Value) -> None:
     for dim in wide:
         if dim != widest:
             head = head.take([0], axis=dim)
-    linker.table.union(np.broadcast_to(head, value.atoms.shape), value.atoms)
-    linker.suspect(node, value.atoms)
+    builder.table.union(np.broadcast_to(head, value.atoms.shape), value.atoms)
+    builder.add_unproven_size(node, value.atoms)
 
 
 @rule(*RESHAPES)
-def reshape(linker: GraphBuilder, node: Node) -> Any:
-    output = _move(linker, node)
+def reshape(builder: GraphBuilder, node: Node) -> Any:
+    output = _move(builder, node)
     if not isinstance(output, Value):
-        return linker.unusual(node)
-    _bind_rectangle(linker, node, output)
-    _check_sizes(linker, node, output, _sizes(node))
+        return builder.unusual(node)
+    _bind_rectangle(builder, node, output)
+    _check_sizes(builder, node, output, _sizes(node))
     return output
 
 
@@ -87,21 +87,21 @@ def _sizes(node: Node) -> list[Any]:
 
 
 @rule(*AS_ANOTHER)
-def as_another(linker: GraphBuilder, node: Node) -> Any:
+def as_another(builder: GraphBuilder, node: Node) -> Any:
     """In the shape of a second tensor: channels that have the same place in both go together."""
-    output = _move(linker, node, tensors=2)
+    output = _move(builder, node, tensors=2)
     if not isinstance(output, Value):
-        return linker.unusual(node)
-    source, other = linker.value(node.args[0]), linker.value(node.args[1])
+        return builder.unusual(node)
+    source, other = builder.value(node.args[0]), builder.value(node.args[1])
     if operator_name(node) != "expand_as":
-        _bind_rectangle(linker, node, output)
+        _bind_rectangle(builder, node, output)
     elif source.atoms.size == 1 and _is_stretched(source, other):
         # One channel for all of them, which must not vanish.
-        linker.table.pin(source.atoms, f"one of them is broadcast in {linker.where(node)}")
-        stretched = linker.table.follow(other.atoms)
-        linker.records.append(Map(np.full_like(stretched, source.atoms.item()), stretched, identity))
+        builder.table.pin(source.atoms, f"one of them is broadcast in {builder.where(node)}")
+        stretched = builder.table.follow(other.atoms)
+        builder.ops.append(ChannelwiseOp(np.full_like(stretched, source.atoms.item()), stretched, identity))
         return Value(other.shape, stretched)
-    linker.table.union(output.atoms, other.atoms)
+    builder.table.union(output.atoms, other.atoms)
     return output
 
 
@@ -113,61 +113,61 @@ def _is_stretched(source: Value, other: Value) -> bool:
 
 
 @rule("expand")
-def expand(linker: GraphBuilder, node: Node) -> Any:
-    output = _move(linker, node)
+def expand(builder: GraphBuilder, node: Node) -> Any:
+    output = _move(builder, node)
     if not isinstance(output, Value):
-        return linker.unusual(node)
-    _check_sizes(linker, node, output, node.args[1])  # type: ignore[arg-type]
+        return builder.unusual(node)
+    _check_sizes(builder, node, output, node.args[1])  # type: ignore[arg-type]
     return output
 
 
-def _check_sizes(linker: GraphBuilder, node: Node, output: Value, sizes: Sequence[Any]) -> None:
+def _check_sizes(builder: GraphBuilder, node: Node, output: Value, sizes: Sequence[Any]) -> None:
     """An explicit size where the channels are may be a literal."""
     if any(output.varies_along(dim) and size != -1 for dim, size in enumerate(sizes)):
-        linker.suspect(node, output.atoms)
+        builder.add_unproven_size(node, output.atoms)
 
 
 @rule(*MOVES)
-def move(linker: GraphBuilder, node: Node) -> Any:
-    output = _move(linker, node)
-    return output if isinstance(output, Value) else linker.unusual(node)
+def move(builder: GraphBuilder, node: Node) -> Any:
+    output = _move(builder, node)
+    return output if isinstance(output, Value) else builder.unusual(node)
 
 
 @rule("squeeze")
-def squeeze(linker: GraphBuilder, node: Node) -> Any:
-    output = _move(linker, node)
+def squeeze(builder: GraphBuilder, node: Node) -> Any:
+    output = _move(builder, node)
     if not isinstance(output, Value):
-        return linker.unusual(node)
+        return builder.unusual(node)
     if argument(node, 1, "dim") is None:
         for dim in range(len(output.shape)):
             if output.varies_along(dim):
-                reason = f"squeeze() without a dimension in {linker.where(node)} would drop that of a single channel"
-                linker.table.pin(output.atoms.take([0, 1], axis=dim), reason)
+                reason = f"squeeze() without a dimension in {builder.where(node)} would drop that of a single channel"
+                builder.table.pin(output.atoms.take([0, 1], axis=dim), reason)
     return output
 
 
 @rule("pixel_shuffle")
-def pixel_shuffle(linker: GraphBuilder, node: Node) -> Any:
+def pixel_shuffle(builder: GraphBuilder, node: Node) -> Any:
     """Each output channel is a block of input channels, spread over space."""
-    value, factor = linker.value(node.args[0]), node.args[1]
+    value, factor = builder.value(node.args[0]), node.args[1]
     assert isinstance(factor, int)
     if value.along(1) is None:
-        return linker.unusual(node)
+        return builder.unusual(node)
     blocks = value.along(1).reshape(-1, factor * factor)
-    outputs = _counterparts(linker, list(blocks.T))
+    outputs = _counterparts(builder, list(blocks.T))
     shape = tuple(node.meta["val"].shape)
     return Value(shape, outputs.reshape(1, -1, *(1,) * (len(shape) - 2)))
 
 
 @rule("channel_shuffle", "native_channel_shuffle")
-def channel_shuffle(linker: GraphBuilder, node: Node) -> Any:
-    output = _move(linker, node)
-    value, groups = linker.value(node.args[0]), node.args[1]
+def channel_shuffle(builder: GraphBuilder, node: Node) -> Any:
+    output = _move(builder, node)
+    value, groups = builder.value(node.args[0]), node.args[1]
     assert isinstance(groups, int)
     if value.along(1) is None:
-        return linker.unusual(node)
+        return builder.unusual(node)
     rows = value.along(1).reshape(groups, -1)
-    linker.table.union(rows[:1], rows)
+    builder.table.union(rows[:1], rows)
     return output
 
 
@@ -175,11 +175,11 @@ def channel_shuffle(linker: GraphBuilder, node: Node) -> Any:
 
 
 @rule("cat", "concat", "concatenate", "stack")
-def concatenate(linker: GraphBuilder, node: Node) -> Any:
+def concatenate(builder: GraphBuilder, node: Node) -> Any:
     dim = argument(node, 1, "dim", 0)
-    values = [linker.value(source) for source in node.args[0]]  # type: ignore[union-attr]
+    values = [builder.value(source) for source in node.args[0]]  # type: ignore[union-attr]
     if any(not isinstance(value, Value) for value in values):
-        return linker.unusual(node)
+        return builder.unusual(node)
     shape = tuple(node.meta["val"].shape)
     stacked = operator_name(node) == "stack"
     place = dim % len(shape)
@@ -198,18 +198,20 @@ def concatenate(linker: GraphBuilder, node: Node) -> Any:
     arrays = [value.atoms for value in values]
     along = not stacked and any(value.varies_along(place) for value in values)
     if along or any(array.shape != arrays[0].shape for array in arrays):
-        return linker.opaque(node, f"{operator_name(node)} in {linker.where(node)} mixes different layouts")
-    outputs = _counterparts(linker, arrays)
+        return builder.opaque(
+            node, f"{operator_name(node)} in {builder.where(node)} layers different layouts"
+        )
+    outputs = _counterparts(builder, arrays)
     return Value(shape, np.expand_dims(outputs, place) if stacked else outputs)
 
 
-def _counterparts(linker: GraphBuilder, arrays: Sequence[IntArray]) -> IntArray:
+def _counterparts(builder: GraphBuilder, arrays: Sequence[IntArray]) -> IntArray:
     """Channels that stand in for each other over space or batch: one class, constant where all agree."""
     merged = arrays[0]
     for array in arrays[1:]:
-        linker.table.union(merged, array)
-        outputs = linker.table.follow(merged)
-        linker.records.append(Join(merged.ravel(), array.ravel(), outputs.ravel(), _equal, False))
+        builder.table.union(merged, array)
+        outputs = builder.table.follow(merged)
+        builder.ops.append(BinaryOp(merged.ravel(), array.ravel(), outputs.ravel(), _equal, False))
         merged = outputs
     return merged
 
@@ -222,76 +224,76 @@ def _equal(left: Tensor, right: Tensor) -> Tensor:
 
 
 @rule("chunk")
-def chunk(linker: GraphBuilder, node: Node) -> Any:
+def chunk(builder: GraphBuilder, node: Node) -> Any:
     """A number of pieces, whatever the width: they must stay equally wide, but no literal is involved."""
-    outputs = _move(linker, node)
-    source = linker.value(node.args[0])
+    outputs = _move(builder, node)
+    source = builder.value(node.args[0])
     if outputs is None:
-        return linker.unusual(node)
+        return builder.unusual(node)
     if source.varies_along(argument(node, 2, "dim", 0) % len(source.shape)):
-        _balance(linker, node, [piece.atoms.ravel() for piece in outputs])
+        _balance(builder, node, [piece.atoms.ravel() for piece in outputs])
     return outputs
 
 
 @rule(*SPLITS)
-def split(linker: GraphBuilder, node: Node) -> Any:
-    outputs = _move(linker, node)
-    source = linker.value(node.args[0])
+def split(builder: GraphBuilder, node: Node) -> Any:
+    outputs = _move(builder, node)
+    source = builder.value(node.args[0])
     if outputs is None:
-        return linker.unusual(node)
+        return builder.unusual(node)
     pieces = [piece.atoms.ravel() for piece in outputs]
     along = source.varies_along(argument(node, 2, "dim", 0) % len(source.shape))
-    if along and _balance(linker, node, pieces):
-        linker.suspect(node, source.atoms)
+    if along and _balance(builder, node, pieces):
+        builder.add_unproven_size(node, source.atoms)
     return outputs
 
 
-def _balance(linker: GraphBuilder, node: Node, pieces: Sequence[IntArray]) -> bool:
+def _balance(builder: GraphBuilder, node: Node, pieces: Sequence[IntArray]) -> bool:
     """Keep the pieces equally wide; pin them where they are not."""
     if len({len(piece) for piece in pieces}) > 1:
-        reason = f"{operator_name(node)} in {linker.where(node)} cuts them into unequal pieces"
-        linker.table.pin(np.concatenate(pieces), reason)
+        reason = f"{operator_name(node)} in {builder.where(node)} cuts them into unequal pieces"
+        builder.table.pin(np.concatenate(pieces), reason)
         return False
-    linker.balances.append(Balance(tuple(pieces)))
+    builder.equal_widths.append(EqualWidths(tuple(pieces)))
     return True
 
 
 @rule("slice", "narrow")
-def take_slice(linker: GraphBuilder, node: Node) -> Any:
-    output = _move(linker, node)
+def take_slice(builder: GraphBuilder, node: Node) -> Any:
+    output = _move(builder, node)
     if not isinstance(output, Value):
-        return linker.unusual(node)
-    source, dim = linker.value(node.args[0]), argument(node, 1, "dim", 0)
+        return builder.unusual(node)
+    source, dim = builder.value(node.args[0]), argument(node, 1, "dim", 0)
     dim %= len(source.shape)
     if source.varies_along(dim) and output.shape != source.shape:
         atoms = source.along(dim)
         if atoms is None:
-            return linker.unusual(node)
-        _bind_slices(linker, node, dim, atoms)
+            return builder.unusual(node)
+        _bind_slices(builder, node, dim, atoms)
     return output
 
 
-def _bind_slices(linker: GraphBuilder, node: Node, dim: int, atoms: IntArray) -> None:
+def _bind_slices(builder: GraphBuilder, node: Node, dim: int, atoms: IntArray) -> None:
     """Slices of one tensor: equal pieces may follow the width, others are literal up to their last bound."""
     first, width = node.args[0], len(atoms)
     assert isinstance(first, Node)
-    if first in linker.sliced:
+    if first in builder.sliced:
         return
-    linker.sliced.add(first)
+    builder.sliced.add(first)
     slices = [_bounds(user, dim, width) for user in first.users if operator_name(user) in ("slice", "narrow")]
     known = [bounds for bounds in slices if bounds is not None]
-    reason = f"{operator_name(node)} in {linker.where(node)} takes them apart at fixed positions"
+    reason = f"{operator_name(node)} in {builder.where(node)} takes them apart at fixed positions"
     if len(known) < len(slices):
-        linker.table.pin(atoms, reason)
+        builder.table.pin(atoms, reason)
         return
     edges = sorted({0, width, *(edge for start, end, _ in known for edge in (start, end))})
     pieces = np.split(atoms, edges[1:-1])
     if len({len(piece) for piece in pieces}) == 1:
-        linker.balances.append(Balance(tuple(pieces)))
-        linker.suspect(node, atoms)
+        builder.equal_widths.append(EqualWidths(tuple(pieces)))
+        builder.add_unproven_size(node, atoms)
     else:
         last = max(end if end < width or strict else start for start, end, strict in known)
-        linker.table.pin(atoms[:last], reason)
+        builder.table.pin(atoms[:last], reason)
 
 
 def _bounds(node: Node, dim: int, width: int) -> tuple[int, int, bool] | None:
@@ -310,15 +312,15 @@ def _bounds(node: Node, dim: int, width: int) -> tuple[int, int, bool] | None:
 
 
 @rule(*PICKS)
-def pick(linker: GraphBuilder, node: Node) -> Any:
+def pick(builder: GraphBuilder, node: Node) -> Any:
     """Movements by position: what they touch keeps its place."""
-    output = _move(linker, node)
+    output = _move(builder, node)
     if output is None:
-        return linker.unusual(node)
-    source = linker.value(node.args[0])
+        return builder.unusual(node)
+    source = builder.value(node.args[0])
     if source.atoms.size > 1 and not _same_channels(source, output):
-        reason = f"{operator_name(node)} in {linker.where(node)} takes them apart at fixed positions"
-        linker.table.pin(source.atoms, reason)
+        reason = f"{operator_name(node)} in {builder.where(node)} takes them apart at fixed positions"
+        builder.table.pin(source.atoms, reason)
     return output
 
 
@@ -332,26 +334,26 @@ def _same_channels(source: Value, output: Any) -> bool:
 
 
 @rule("index", "index_select")
-def index(linker: GraphBuilder, node: Node) -> Any:
+def index(builder: GraphBuilder, node: Node) -> Any:
     """Constant indices along channels: our own `Select` may be shortened, any other index freezes."""
-    source = linker.value(node.args[0])
-    _, owner = linker.module_of(node)
-    if operator_name(node) == "index_select" and isinstance(linker.module(owner), Select):
-        return _select(linker, node, owner, source)
+    source = builder.value(node.args[0])
+    _, owner = builder.module_of(node)
+    if operator_name(node) == "index_select" and isinstance(builder.module(owner), Select):
+        return _select(builder, node, owner, source)
     if isinstance(source, Value) and source.atoms.size > 1:
-        return linker.opaque(node, f"an index in {linker.where(node)} picks them by position")
-    return linker.unusual(node)
+        return builder.opaque(node, f"an index in {builder.where(node)} picks them by position")
+    return builder.unusual(node)
 
 
-def _select(linker: GraphBuilder, node: Node, owner: str, source: Value) -> Any:
-    chosen = linker.tensor(f"{owner}.index").cpu().numpy()
+def _select(builder: GraphBuilder, node: Node, owner: str, source: Value) -> Any:
+    chosen = builder.tensor(f"{owner}.index").cpu().numpy()
     atoms = source.along(1)
     assert atoms is not None
     if len(np.unique(atoms)) < len(atoms):  # an operator without a rule gives them, all of them one
-        return linker.opaque(node, f"an index in {linker.where(node)} picks them by position")
-    linker.answer_for(node)
-    outputs = linker.table.fresh(len(chosen))
-    linker.records.append(Gather(owner, atoms[chosen], atoms, outputs))
+        return builder.opaque(node, f"an index in {builder.where(node)} picks them by position")
+    builder.answer_for(node)
+    outputs = builder.table.fresh(len(chosen))
+    builder.ops.append(SelectOp(owner, atoms[chosen], atoms, outputs))
     shape = tuple(node.meta["val"].shape)
     return Value(shape, outputs.reshape(1, -1, *(1,) * (len(shape) - 2)))
 
@@ -360,8 +362,8 @@ def _select(linker: GraphBuilder, node: Node, owner: str, source: Value) -> Any:
 
 
 @rule("pad", "constant_pad_nd")
-def pad(linker: GraphBuilder, node: Node) -> Any:
-    value = linker.value(node.args[0])
+def pad(builder: GraphBuilder, node: Node) -> Any:
+    value = builder.value(node.args[0])
     pads, rank = node.args[1], len(value.shape)
     assert isinstance(pads, (list, tuple))
     named = operator_name(node) == "pad"  # pad(x, pads, mode, value); constant_pad_nd(x, pads, value)
@@ -376,15 +378,15 @@ def pad(linker: GraphBuilder, node: Node) -> Any:
     atoms = value.atoms
     if outer:
         if mode != "constant" or fill not in (None, 0, 0.0) or min(before[d] for d in outer) < 0:
-            return linker.opaque(node, f"padding of channels in {linker.where(node)} is not with zeros")
+            return builder.opaque(node, f"padding of channels in {builder.where(node)} is not with zeros")
         widths = [(before[dim], after[dim]) if dim in outer else (0, 0) for dim in range(rank)]
         atoms = np.pad(atoms, widths, constant_values=PAD)
     over_space = any(before[dim] or after[dim] for dim in range(rank) if dim not in outer)
     shape = tuple(node.meta["val"].shape)
     if not over_space:
         return Value(shape, atoms)
-    outputs = linker.table.follow(atoms)
+    outputs = builder.table.follow(atoms)
     zeros = mode != "constant" or fill in (None, 0, 0.0)
     same = mode in ("reflect", "replicate", "circular")
-    linker.records.append(Map(atoms, outputs, identity if same else None, keeps_zero=zeros))
+    builder.ops.append(ChannelwiseOp(atoms, outputs, identity if same else None, keeps_zero=zeros))
     return Value(shape, outputs)

@@ -1,0 +1,128 @@
+"""One walk over the operators of a channel graph, for every analysis.
+
+Subclass :class:`OpVisitor` and override the methods of the operators that matter; the others do nothing. Call
+:meth:`OpVisitor.forward` to visit the operators in order of execution, :meth:`OpVisitor.backward` for the reverse.
+
+Subclass :class:`ForwardAnalysis` for facts that flow from the inputs to the outputs. It holds arrays with one entry per
+atom, moves them through channelwise operators, and leaves the rest to the subclass::
+
+    class DependsOnInput(ForwardAnalysis):
+        def __init__(self, graph):
+            self.depends = np.ones(len(graph.classes), dtype=bool)
+            super().__init__(self.depends)
+
+        def layer(self, op, use):
+            self.depends[use.outputs] = per_group(op, use, lambda inputs: self.depends[inputs].any())
+
+        def binary(self, op):
+            self.depends[op.outputs] = self.depends[op.left] | self.depends[op.right]
+
+    analysis = DependsOnInput(graph)
+    analysis.forward(graph.ops)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from softprune.graph.channels import IntArray
+from softprune.graph.ops import (
+    BinaryOp,
+    ChannelwiseOp,
+    ConstantOp,
+    LayerCall,
+    LayerOp,
+    NormOp,
+    Op,
+    OpaqueOp,
+    SelectOp,
+    Use,
+)
+
+
+class OpVisitor:
+    """One method per kind of operator. Each does nothing unless a subclass overrides it."""
+
+    def layer(self, op: LayerOp, use: Use) -> None:
+        """Visit one call of a convolution or linear layer."""
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        """Visit one call of a BatchNorm."""
+
+    def channelwise(self, op: ChannelwiseOp) -> None:
+        """Visit an operator that treats each channel by itself."""
+
+    def binary(self, op: BinaryOp) -> None:
+        """Visit an element-wise operator on two tensors."""
+
+    def select(self, op: SelectOp) -> None:
+        """Visit a `Select` that an earlier cut inserted."""
+
+    def constant(self, op: ConstantOp) -> None:
+        """Visit the output of a `ConstantOutput`."""
+
+    def opaque(self, op: OpaqueOp) -> None:
+        """Visit an operator without a rule."""
+
+    def forward(self, ops: Iterable[Op]) -> None:
+        """Visit `ops` in order of execution."""
+        for op in ops:
+            self.visit(op)
+
+    def backward(self, ops: Sequence[Op]) -> None:
+        """Visit `ops` from the outputs to the inputs."""
+        for op in reversed(ops):
+            self.visit(op)
+
+    def visit(self, op: Op) -> None:
+        """Call the method for the kind of `op`."""
+        match op:
+            case LayerCall(layer=LayerOp() as layer, use=use):
+                self.layer(layer, use)
+            case LayerCall(layer=NormOp() as norm, use=use):
+                self.norm(norm, use)
+            case ChannelwiseOp():
+                self.channelwise(op)
+            case BinaryOp():
+                self.binary(op)
+            case SelectOp():
+                self.select(op)
+            case ConstantOp():
+                self.constant(op)
+            case OpaqueOp():
+                self.opaque(op)
+
+
+class ForwardAnalysis(OpVisitor):
+    """Facts per atom, moved unchanged through channelwise operators and selections.
+
+    Args:
+        facts: Arrays with one entry per atom of the graph.
+    """
+
+    def __init__(self, *facts: NDArray[Any]) -> None:
+        self.facts = facts
+
+    def copy(self, inputs: IntArray, outputs: IntArray) -> None:
+        """Give each of `outputs` the facts of its counterpart in `inputs`."""
+        for fact in self.facts:
+            fact[outputs] = fact[inputs]
+
+    def channelwise(self, op: ChannelwiseOp) -> None:
+        self.copy(op.inputs, op.outputs)
+
+    def select(self, op: SelectOp) -> None:
+        self.copy(op.inputs, op.outputs)
+
+
+def per_group(op: LayerOp, use: Use, reduce: Callable[[IntArray], Any]) -> list[Any]:
+    """Return `reduce(inputs of the group)` for every output of a layer.
+
+    Every output of a layer reads every input of its group, so that all outputs of a group share one fact.
+    """
+    wide = len(use.outputs) // op.groups
+    return [fact for inputs in np.split(use.inputs, op.groups) for fact in [reduce(inputs)] * wide]
