@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from softprune.methods.decay import spare_shifts
+from softprune.methods.optimizer_hooks import undecayed_biases
 
 STRENGTH = 1e-4
 MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
@@ -73,7 +73,7 @@ def plain_steps(
 ) -> tuple[Iterator[Any], Callable[[], dict[str, Any]]]:
     """The loop that most scripts have: a DataLoader, eager PyTorch with its defaults, SGD."""
     masks = _mask_naively(network) if key["masks"] else []
-    groups = spare_shifts(network, 2e-4)
+    groups = undecayed_biases(network, 2e-4)
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
     loader = DataLoader(
         _Images(*pixels(options)),

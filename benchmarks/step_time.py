@@ -40,7 +40,7 @@ from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
 from softprune.methods import SoftPruner
-from softprune.methods.decay import spare_shifts
+from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.train.optim import make_sgd
 from softprune.train.schedule import Schedule
 from softprune.train.step import StepOptions, TrainStep
@@ -268,7 +268,7 @@ def our_steps(
         pruner = SoftPruner(network, torch.zeros(2, 3, 32, 32, device=device), strength=STRENGTH)
         groups = pruner.parameter_groups(weight_decay=2e-4)
     else:
-        groups = spare_shifts(network, 2e-4)
+        groups = undecayed_biases(network, 2e-4)
     optimizer = make_sgd(groups, lr=0.1)
     if pruner is not None:
         pruner.attach(optimizer)

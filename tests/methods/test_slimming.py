@@ -127,7 +127,7 @@ def test_scales_start_where_the_authors_start_them_but_not_again_after_a_resume(
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigError, match=r"`ratio` is the share of channels that goes.*Got 1"):
+    with pytest.raises(ConfigError, match=r"`ratio` is the share of channels to remove.*Got 1"):
         SlimmingPruner(Chain(), batch()[0], ratio=1)
     with pytest.raises(ConfigError, match=r"`count` must be one of scp, pytorch, torch. Got 'tf'"):
         SlimmingPruner(Chain(), batch()[0], count="tf")  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def trained(method: str, device: torch.device, **options: Any) -> tuple[str | No
     if method == "scp with a target":
         settings = {"target": {"macs": 0.5}, "total_steps": 6}
     pruner = REGISTRY[method.partition(" ")[0]].build(model, example, seed=4, **settings)
-    pruner.steers_itself = False
+    pruner.updates_on_step = False
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=2e-4), lr=0.1)
     pruner.attach(optimizer)
     feed = make_batches(bundle, EpochSampler(size=28, batch_size=8, seed=3), device=device)
@@ -76,7 +76,7 @@ def trained(method: str, device: torch.device, **options: Any) -> tuple[str | No
     )
     for epoch in range(2):
         for position in step.epoch(epoch):
-            pruner.steer(epoch * step.steps + position + 1)
+            pruner.update_strength(epoch * step.steps + position + 1)
         pruner.end_epoch(epoch)
     tensors = [*model.state_dict().values(), *_tensors(pruner.state_dict()), *pruner.decide().values()]
     return step.mode, torch.cat([tensor.detach().double().flatten().cpu() for tensor in tensors])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from softprune.errors import ConfigError
-from softprune.methods.decay import spare_shifts
+from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.train.optim import make_sgd, match_gradients, match_layout, share_rate
 
 
@@ -19,9 +19,9 @@ def _model():
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_same_as_pytorchs_own_with_a_number_for_a_rate(nesterov):
     ours, theirs = _model(), _model()
-    mine = make_sgd(spare_shifts(ours, 2e-4), lr=0.1, nesterov=nesterov)
+    mine = make_sgd(undecayed_biases(ours, 2e-4), lr=0.1, nesterov=nesterov)
     reference = torch.optim.SGD(
-        spare_shifts(theirs, 2e-4), lr=0.1, momentum=0.9, nesterov=nesterov, foreach=False
+        undecayed_biases(theirs, 2e-4), lr=0.1, momentum=0.9, nesterov=nesterov, foreach=False
     )
     x = torch.randn(5, 3, 4, 4)
     for step in range(4):
@@ -39,10 +39,10 @@ def test_same_as_pytorchs_own_with_a_number_for_a_rate(nesterov):
 
 def test_state_survives_saving_and_the_rate_is_shared_again():
     model = _model()
-    optimizer = make_sgd(spare_shifts(model, 0.0), lr=0.1)
+    optimizer = make_sgd(undecayed_biases(model, 0.0), lr=0.1)
     model(torch.randn(5, 3, 4, 4)).sum().backward()
     optimizer.step()
-    other = make_sgd(spare_shifts(model, 0.0), lr=0.7)
+    other = make_sgd(undecayed_biases(model, 0.0), lr=0.7)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     rate = torch.full((1,), 0.25)
     share_rate(other, rate)
@@ -55,7 +55,7 @@ def test_state_survives_saving_and_the_rate_is_shared_again():
 
 def test_momentum_and_gradients_follow_the_memory_order_of_the_weights():
     model = _model()
-    optimizer = make_sgd(spare_shifts(model, 0.0), lr=0.1)
+    optimizer = make_sgd(undecayed_biases(model, 0.0), lr=0.1)
     weight = model[0].weight
     momentum = optimizer.state[weight]["momentum_buffer"]
     momentum.copy_(torch.randn_like(momentum))

@@ -14,7 +14,7 @@ from softprune.data.sampler import EpochSampler
 from softprune.errors import CheckpointError, ConfigError
 from softprune.masks import Clock, MaskConfig, SoftGate, mask_
 from softprune.masks.hooks import hook_root_
-from softprune.methods.decay import spare_shifts
+from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.train import step as step_module
 from softprune.train.optim import make_sgd
 from softprune.train.schedule import Schedule
@@ -113,7 +113,7 @@ class _Run:
             augmentation=Augmentation(pad=1, flip=True),
         )
         self.pruner = _Masks(self.model) if pruned else None
-        self.optimizer = make_sgd(spare_shifts(self.model, 2e-4), lr=0.1)
+        self.optimizer = make_sgd(undecayed_biases(self.model, 2e-4), lr=0.1)
         if self.pruner is not None:
             self.pruner.attach(self.optimizer)
         self.average = _Average(self.model) if averaged else None
@@ -268,7 +268,7 @@ def test_accumulated_pieces_give_the_whole_batchs_gradient():
     for pieces in (1, 4):
         run = _Run(pruned=False, pieces=pieces)
         run.model[1], run.model[4] = nn.Identity(), nn.Identity()
-        run.optimizer.param_groups[:] = make_sgd(spare_shifts(run.model, 2e-4), lr=0.1).param_groups
+        run.optimizer.param_groups[:] = make_sgd(undecayed_biases(run.model, 2e-4), lr=0.1).param_groups
         results.append(run.train(1))
     for one, four in zip(*(run.model.parameters() for run in results), strict=True):
         assert torch.allclose(one, four, rtol=1e-4, atol=1e-6)

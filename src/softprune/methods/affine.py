@@ -1,14 +1,23 @@
-"""Methods whose gates bring a scale and a shift of their own: a cut or a plain model has them folded in."""
+"""Methods that learn a scale or a shift of their own beside the network's parameters.
+
+These vectors (factors, standard deviations) are no parameters of the model, whose state_dict stays the same, nor of
+the user's optimizer. They follow the learning rate and the momentum of the group in which the optimizer has the
+BatchNorms. A compact network, and the plain model after detach(), have them folded in.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
+from softprune.distributed import is_distributed
 from softprune.masks import AffineGate
 from softprune.methods.base import Pruner
 from softprune.surgery import plain_copy
@@ -16,22 +25,76 @@ from softprune.surgery import plain_copy
 logger = logging.getLogger(__name__)
 
 
-class AffinePruner(Pruner):
-    """A pruner with some :class:`AffineGate` among its gates."""
+class LearnedVector:
+    """A learned vector and its velocity. Both change in place only."""
 
-    _half_seen = False
+    def __init__(self, value: Tensor) -> None:
+        self.value = value.clone().requires_grad_()
+        self.velocity = torch.zeros_like(value)
+
+    def take_gradient(self) -> Tensor:
+        """Return the gradient since the last step and reset it."""
+        gradient = self.value.grad
+        self.value.grad = None
+        return torch.zeros_like(self.velocity) if gradient is None else gradient
+
+    def to(self, device: torch.device) -> None:
+        """Move to the device of the model."""
+        if self.value.device != device:
+            self.value = self.value.detach().to(device).requires_grad_()
+            self.velocity = self.velocity.to(device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LearnedVector:
+        copied = LearnedVector(self.value.detach())
+        copied.velocity.copy_(self.velocity)
+        return copied
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies of both."""
+        return {"value": self.value.detach().clone(), "velocity": self.velocity.clone()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Resume from :meth:`state_dict`."""
+        self.value.copy_(state["value"])
+        self.velocity.copy_(state["velocity"])
+
+
+def take_gradients(vectors: Iterable[LearnedVector]) -> list[Tensor]:
+    """Return all gradients, averaged over all processes in one exchange."""
+    gradients = [vector.take_gradient() for vector in vectors]
+    if not is_distributed():
+        return gradients
+    together = torch.cat(gradients)
+    dist.all_reduce(together)
+    return list((together / dist.get_world_size()).split([len(each) for each in gradients]))
+
+
+def rates_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[tuple[float | Tensor, float]]:
+    """Return (learning rate, momentum) of each parameter's group; Adam's first beta counts as momentum."""
+    groups = {id(member): group for group in optimizer.param_groups for member in group["params"]}
+    return [
+        (group["lr"], float(group.get("momentum", group.get("betas", (0.0,))[0])))
+        for group in (groups[id(parameter)] for parameter in parameters)
+    ]
+
+
+class AffinePruner(Pruner):
+    """A pruner with at least one :class:`AffineGate`."""
+
+    _float16_seen = False
 
     def loss(self, task: Tensor) -> Tensor:
-        if not self._half_seen and not torch.compiler.is_compiling() and _in_half():
-            self._half_seen = True
+        if not self._float16_seen and not torch.compiler.is_compiling() and _autocast_float16():
+            self._float16_seen = True
             logger.warning(
-                "float16 is usually trained with a GradScaler, which does not reach the numbers that method %r learns "
-                "beside the network: their gradients stay scaled. Train in float32 or bfloat16",
+                "float16 is usually trained with a GradScaler, which does not unscale the gradients of what method %r "
+                "learns beside the network. Train in float32 or bfloat16",
                 self.name,
             )
         return super().loss(task)
 
-    def _evaluated(self, network: nn.Module) -> nn.Module:
+    def _fold_gates(self, network: nn.Module) -> nn.Module:
         plain = plain_copy(network)
         _fold_into(plain, self._affine_gates())
         return plain
@@ -40,14 +103,14 @@ class AffinePruner(Pruner):
         return {name: bn.gate for name, bn in self._masked.items() if isinstance(bn.gate, AffineGate)}
 
     def detach(self) -> nn.Module:
-        """Give the plain model back, with the method's own scales folded in; the pruner ends."""
+        """Return the plain model with the method's own scales folded in. The pruner can no longer be used."""
         gates = self._affine_gates()
         model = super().detach()
         _fold_into(model, gates)
         return model
 
 
-def _in_half() -> bool:
+def _autocast_float16() -> bool:
     kinds = ("cpu", "cuda")
     return any(
         torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16 for kind in kinds
@@ -56,7 +119,7 @@ def _in_half() -> bool:
 
 @torch.no_grad()
 def _fold_into(network: nn.Module, gates: Mapping[str, AffineGate]) -> None:
-    """Give the BatchNorms of a plain network the scale and shift that evaluation has."""
+    """Write the scale and shift of evaluation into the BatchNorms of a plain network."""
     for name, gate in gates.items():
         bn = network.get_submodule(name)
         assert isinstance(bn, _BatchNorm)

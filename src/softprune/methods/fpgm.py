@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
-from softprune.methods.base import RoundTo
+from softprune.methods.options import PrunerOptions
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
 from softprune.methods.sfp import Evaluation, ZeroingPruner
 from softprune.selection import Globs
@@ -35,11 +37,7 @@ class FpgmPruner(ZeroingPruner):
         mask_gradients: Whether gradients of zeroed filters are masked. The authors' VGG script does not.
         evaluation: "strict": a zeroed filter's channel is zero in evaluation. "authors": its BatchNorm's constant
             stays, as in the authors' code.
-        include: Only these BatchNorms, by name with wildcards.
-        exclude: Not these.
-        round_to: Keep a multiple of this many channels at every site.
-        min_channels: Keep at least this many at every site.
-        seed: Not used; every method has one.
+        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name = "fpgm"
@@ -53,26 +51,13 @@ class FpgmPruner(ZeroingPruner):
         ratio_norm: Ratio = 0.0,
         mask_gradients: bool = True,
         evaluation: Evaluation = "strict",
-        include: Globs = None,
-        exclude: Globs = None,
-        round_to: RoundTo = 1,
-        min_channels: int = 0,
-        seed: int = 0,
+        **options: Unpack[PrunerOptions],
     ) -> None:
         self._ratio_norm, self._ratio_dist = ratio_norm, ratio_dist
         if not isinstance(mask_gradients, bool):
             raise ConfigError(f"`mask_gradients` must be True or False. Got {mask_gradients!r}.")
         self.mask_gradients = mask_gradients
-        super().__init__(
-            model,
-            example,
-            evaluation=evaluation,
-            include=include,
-            exclude=exclude,
-            round_to=round_to,
-            min_channels=min_channels,
-            seed=seed,
-        )
+        super().__init__(model, example, evaluation=evaluation, **options)
 
     def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
         graph = super()._read(model, example, include, exclude)
@@ -94,7 +79,7 @@ class FpgmPruner(ZeroingPruner):
         distances[left] = summed_distances(filters[left])
         near = drop_lowest(distances[left], int(site.width * self.distance_ratios[site.name]))
         keep[left] = near
-        return self._fitted(site, keep, distances)
+        return self._filled(site, keep, distances)
 
     @torch.no_grad()
     def before_step(self) -> None:

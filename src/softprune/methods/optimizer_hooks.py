@@ -1,4 +1,4 @@
-"""A pruner on an optimizer: what it asks of one, and hooks that ride along while both train the same network."""
+"""A pruner and its optimizer: parameter groups, checks, and hooks around each step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from softprune.masks import MaskedBatchNorm
 logger = logging.getLogger(__name__)
 
 
-class Ride:
-    """Hooks around every step of an optimizer.
+class OptimizerHooks:
+    """Hooks before and after every step of an optimizer.
 
-    They leave by themselves when it no longer trains `trained`: :func:`softprune.remap_optimizer` takes it to another
-    network.
+    They remove themselves when the optimizer no longer trains `trained`, since :func:`softprune.remap_optimizer`
+    moves an optimizer to another network.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Ride:
             optimizer.register_step_post_hook(self._hook(after)),
         ]
 
-    def leave(self) -> None:
-        """Take the hooks off."""
+    def remove(self) -> None:
+        """Remove the hooks from the optimizer."""
         for handle in self._handles:
             handle.remove()
 
@@ -46,22 +46,22 @@ class Ride:
             if any(each is self._trained for group in optimizer.param_groups for each in group["params"]):
                 work(optimizer)
             else:
-                self.leave()
+                self.remove()
 
         return hook
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raise unless its steps can be counted."""
+    """Raise a ConfigError unless the optimizer's steps can be counted."""
     if not hasattr(optimizer, "register_step_post_hook"):
         raise ConfigError(
-            f"a pruner rides on a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach what calls step() on "
-            "the weights (of a wrapper, the optimizer inside)."
+            f"a pruner is attached to a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach what calls "
+            "step() on the weights (of a wrapper, the optimizer inside)."
         )
 
 
 def check_trains(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) -> None:
-    """Raise unless it trains scale and shift of every site."""
+    """Raise a ConfigError unless the optimizer trains scale and shift of every site."""
     owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     missing = [name for name, bn in sites.items() if id(bn.bias) not in owned or id(bn.weight) not in owned]
     if missing:
@@ -73,7 +73,7 @@ def check_trains(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) -> 
 
 
 def warn_of_decay(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) -> None:
-    """Say which sites' shifts stand in a parameter group with weight decay, if any do."""
+    """Warn if weight decay acts on the shifts of some sites."""
     decayed = {
         id(parameter)
         for group in optimizer.param_groups
@@ -89,3 +89,20 @@ def warn_of_decay(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) ->
             ", ".join(names[:3]),
             " ..." if len(names) > 3 else "",
         )
+
+
+def undecayed_biases(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the groups of SCP's authors: weights and BatchNorm scales decay, shifts and biases do not."""
+    decayed: list[nn.Parameter] = []
+    spared: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (spared if name.rpartition(".")[2] == "bias" else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def all_decayed(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the group of the authors of SFP, FPGM and L1: all parameters decay."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [{"params": parameters, "weight_decay": weight_decay}]

@@ -1,48 +1,53 @@
-"""Which channels stay, given a score for each: counts are exact, ties go by index, floors and multiples hold."""
+"""Methods that rank channels by a score, decide at certain moments and keep the decision until the next."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softprune.errors import ConfigError, few_of
-from softprune.masks import round_up
+from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.masks import FixedGate, Gate, round_up
+from softprune.masks.gates import keep_common
+from softprune.methods.base import Pruner
+from softprune.selection import Globs, read_graph
 
 Ratio = float | Mapping[str, float]
-"""The share of channels that goes: one for all sites, or by glob on their names (sites without one stay whole)."""
+"""The share of channels to remove: one for all sites, or by glob on their names (sites without one stay whole)."""
 
 
 def drop_lowest(scores: Tensor, count: int) -> Tensor:
-    """Booleans, False at the `count` lowest scores; among equals the later ones go first."""
+    """Return booleans, False at the `count` lowest scores; among equals the later ones are dropped first."""
     order = torch.argsort(scores, descending=True, stable=True)
     keep = torch.ones_like(scores, dtype=torch.bool)
     keep[order[len(scores) - min(max(count, 0), len(scores)) :]] = False
     return keep
 
 
-def fit(keep: Tensor, scores: Tensor, round_to: int, floor: int) -> Tensor:
-    """`keep` with the best of the dropped channels added until `floor` and a multiple of `round_to` are reached."""
+def fill_up(keep: Tensor, scores: Tensor, round_to: int, floor: int) -> Tensor:
+    """Add the best dropped channels to `keep` until `floor` and a multiple of `round_to` are reached."""
     if round_to == 1 and floor == 0:
         return keep
     scores = scores.double()
     span = scores.max() - scores.min()
-    # round_up wants scores of at most 1.
+    # round_up expects scores of at most 1.
     scaled = torch.where(span > 0, (scores - scores.min()) / span, torch.zeros_like(scores))
     return round_up(keep, scaled, round_to, floor)
 
 
 def check_ratio(value: object, name: str = "ratio") -> float:
-    """`value` as a share of channels, or an error."""
+    """Return `value` as a share of channels, or raise a ConfigError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ConfigError(f"`{name}` is the share of channels that goes, from 0 to below 1. Got {value!r}.")
+        raise ConfigError(f"`{name}` is the share of channels to remove, from 0 to below 1. Got {value!r}.")
     return float(value)
 
 
 def ratio_per_site(ratio: Ratio, sites: Iterable[str], name: str = "ratio") -> dict[str, float]:
-    """The share of every site. Of several globs that match, the last one counts."""
+    """Return the share of every site. Of several matching globs the last one counts."""
     names = list(sites)
     if not isinstance(ratio, Mapping):
         return dict.fromkeys(names, check_ratio(ratio, name))
@@ -58,3 +63,111 @@ def ratio_per_site(ratio: Ratio, sites: Iterable[str], name: str = "ratio") -> d
             )
         shares.update(dict.fromkeys(matching, check_ratio(share, name)))
     return shares
+
+
+def fed_by_filters(
+    model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs, *, every_norm: bool
+) -> tuple[ChannelGraph, dict[str, str]]:
+    """Return the graph whose sites are fed by filters, channel by channel, and the layer that feeds each site.
+
+    `every_norm`: also sites that no activation follows, such as the last BatchNorm of a residual branch.
+    """
+    graph = read_graph(model, example, include=include, exclude=exclude, every_norm=every_norm)
+    feeders = {site.name: graph.feeder(site.name) for site in graph.sites}
+    without = "it does not read the filters of one layer alone, channel by channel"
+    graph = graph.only({name: without for name, feeder in feeders.items() if feeder is None})
+    return graph, {name: feeder for name, feeder in feeders.items() if feeder is not None}
+
+
+def filters_of(network: nn.Module, feeders: Mapping[str, str], site: str) -> Tensor:
+    """Return the weights that feed `site`, one row per filter."""
+    weight = network.get_submodule(feeders[site]).weight
+    assert isinstance(weight, Tensor)
+    return weight.detach().flatten(1)
+
+
+class StoredPruner(Pruner):
+    """A pruner whose gates hold their masks; they change in place, so that a captured CUDA graph sees the change."""
+
+    def _gate(self, number: int, site: Site) -> Gate:
+        return FixedGate(torch.ones(site.width, dtype=torch.bool), masked_training=True)
+
+    def _stored(self, name: str) -> Tensor:
+        gate = self._masked[name].gate
+        assert isinstance(gate, FixedGate)
+        return gate.mask
+
+    @torch.no_grad()
+    def _keep_coupled(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return masks in which every group of coupled sites keeps enough channels in common.
+
+        Channels that most sites of the group keep come first, then those with the largest scale.
+        """
+        made, sites = dict(masks), {site.name: site for site in self.sites}
+        for group in self.coupled:
+            scales = {name: self._masked[name].weight.abs() for name in group}
+            votes = torch.stack([made[name] for name in group]).sum(0)
+            chances = [votes + scale / (1 + scale.max()) for scale in scales.values()]
+            common = keep_common(chances, self.floor(sites[group[0]]))
+            made |= {name: self._filled(sites[name], made[name] | common, scales[name]) for name in group}
+        return made
+
+    @torch.no_grad()
+    def _store(self, masks: Mapping[str, Tensor]) -> None:
+        for name, mask in masks.items():
+            self._stored(name).copy_(mask)
+
+    def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
+        self._network.check_in_place()
+        self._network_of(model)
+        return {site.name: self._stored(site.name).clone() for site in self.sites}
+
+    def _filled(self, site: Site, keep: Tensor, scores: Tensor) -> Tensor:
+        """Return `keep`, filled up to the site's floor and to a multiple of `round_to`."""
+        return fill_up(keep, scores, self.round_to, self.floor(site))
+
+    def state_dict(self) -> dict[str, Any]:
+        stored = {site.name: self._stored(site.name).clone() for site in self.sites}
+        return {**super().state_dict(), "stored": stored}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._store(state["stored"])
+
+
+class OneShotPruner(StoredPruner):
+    """A method that trains the whole network and decides once, afterwards.
+
+    Until :meth:`decide`, the model trains and evaluates whole, while `masks()`, `plan()`, `summary()` and `compact()`
+    show what a decision now would be. From :meth:`decide` on, the model trains and evaluates with the final masks.
+    """
+
+    _final = False
+
+    def _choose(self, network: nn.Module) -> dict[str, Tensor]:
+        """Return the decision, from the weights of `network`."""
+        raise NotImplementedError
+
+    @property
+    def decided(self) -> bool:
+        return self._final
+
+    def decide(self) -> dict[str, Tensor]:
+        if not self._final:
+            self._store(self.masks())
+            self._final = True
+        return self.masks()
+
+    def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
+        if self._final:
+            return super().masks(model)
+        self._network.check_in_place()
+        with torch.no_grad():
+            return self._keep_coupled(self._choose(self._network_of(model)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "decided": self._final}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._final = bool(state["decided"])

@@ -1,15 +1,15 @@
-"""All methods by name: one entry each, read by recipes, CLI, tests, docs and reports."""
+"""The methods by name: one entry each, read by recipes, CLI, tests, docs and reports."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from softprune.methods.base import Pruner
 from softprune.methods.fpgm import FpgmPruner
 from softprune.methods.l1 import L1Pruner
+from softprune.methods.options import PrunerOptions, keywords_of
 from softprune.methods.random import RandomPruner
 from softprune.methods.scp import SoftPruner
 from softprune.methods.scp_target import TargetSoftPruner
@@ -19,20 +19,18 @@ from softprune.methods.slimming import SlimmingPruner
 from softprune.methods.sss import SssPruner
 from softprune.methods.variational import VariationalPruner
 
-# fmt: off
-COMMON = (
-    "model", "example", "strength", "target", "total_steps", "latency_batch", "masks", "include", "exclude",
-    "round_to", "min_channels", "seed",
-)
-# fmt: on
-"""Keywords that recipes have settings of their own for; all others are a method's options."""
+_RECIPE_KEYS = {
+    *("strength", "target", "total_steps", "latency_batch", "masks"),
+    *PrunerOptions.__annotations__,
+}
+"""Keywords that recipes have keys of their own for; all others are a method's options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A pruning method: how to build its pruner, and what lists, pages and tables say of it."""
+    """A pruning method: how to build its pruner, and how lists, pages and tables describe it."""
 
-    build: Callable[..., Pruner]
+    build: type[Pruner]
     """Called as ``build(model, example, **settings)``."""
     title: str
     """Its name in tables."""
@@ -43,21 +41,26 @@ class Method:
     suggested: Mapping[str, Any] = field(default_factory=dict)
     """Settings to start from: strength and options."""
     continues: bool = False
-    """Whether training may go on behind a physical cut: each channel's fate depends on itself alone."""
+    """Whether training may continue after a physical cut: each channel is decided on its own."""
     reconstruction: bool = False
-    """Rebuilt from the paper alone: no code of its authors exists to compare with."""
+    """Reconstructed from the paper alone: its authors published no code."""
     control: bool = False
-    """Not a method to use, but one to hold others against."""
+    """A control to compare methods with, not a method to use."""
 
     @property
     def options(self) -> tuple[str, ...]:
         """Names of the settings that only this method has."""
-        return tuple(name for name in inspect.signature(self.build).parameters if name not in COMMON)
+        return tuple(name for name in self.keywords if name not in _RECIPE_KEYS)
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """All keyword arguments of its pruner."""
+        return keywords_of(self.build)
 
     @property
     def penalised(self) -> bool:
         """Whether `strength` means something to it."""
-        return "strength" in inspect.signature(self.build).parameters
+        return "strength" in self.keywords
 
 
 REGISTRY: dict[str, Method] = {
@@ -107,7 +110,7 @@ REGISTRY: dict[str, Method] = {
     "variational": Method(
         build=VariationalPruner,
         title="Variational Pruning",
-        description="BatchNorm scales with a posterior; those that settle at zero go (a reconstruction)",
+        description="BatchNorm scales with a posterior; those that end at zero are removed (a reconstruction)",
         paper="Zhao et al., CVPR 2019",
         suggested={"strength": 2e-6},
         reconstruction=True,
@@ -115,14 +118,14 @@ REGISTRY: dict[str, Method] = {
     "l1": Method(
         build=L1Pruner,
         title="L1",
-        description="the filters of smallest L1 norm go out of a trained network, once; to be fine-tuned",
+        description="removes the filters of smallest L1 norm from a trained network, once; to be fine-tuned",
         paper="Li et al., ICLR 2017",
         suggested={"ratio": 0.5},
     ),
     "random": Method(
         build=RandomPruner,
         title="Random",
-        description="channels drawn by lot: the control for a method's criterion",
+        description="random channels: the control for a method's criterion",
         paper="",
         suggested={"ratio": 0.5},
         control=True,

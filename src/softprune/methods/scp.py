@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,9 +15,9 @@ from softprune.budget import Budget, TargetLike, measure_latency
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.masks import Gate, MaskConfig, SoftGate
-from softprune.methods.base import Pruner, RoundTo
+from softprune.methods.base import Pruner
+from softprune.methods.options import PrunerOptions
 from softprune.methods.validation import check_cut, check_values
-from softprune.selection import Globs
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +34,7 @@ class SoftPruner(Pruner):
         total_steps: Optimizer steps of the whole training, which a target needs to arrive in time.
         latency_batch: Samples per call at which a latency target is measured; the example's by default.
         masks: The constants of the masks; the defaults are the authors'.
-        include: Only these BatchNorms, by name with wildcards.
-        exclude: Not these.
-        round_to: Keep a multiple of this many channels at every site; "auto" measures which one is fastest on this
-            machine (`pruner.round_to` is the number, for a run that goes on elsewhere).
-        min_channels: Keep at least this many at every site. Where emptying a site would cut every path to an
-            output, one channel stays in any case. Of sites with a depthwise convolution between them, only what all
-            of them keep is left: so many they keep in common.
-        seed: Of the masks' noise.
+        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name = "scp"
@@ -58,11 +51,7 @@ class SoftPruner(Pruner):
         total_steps: int | None = None,
         latency_batch: int | None = None,
         masks: MaskConfig | None = None,
-        include: Globs = None,
-        exclude: Globs = None,
-        round_to: RoundTo = 1,
-        min_channels: int = 0,
-        seed: int = 0,
+        **options: Unpack[PrunerOptions],
     ) -> None:
         if target is not None and strength is not None:
             raise ConfigError(
@@ -87,12 +76,8 @@ class SoftPruner(Pruner):
         super().__init__(
             model,
             example,
-            include=include,
-            exclude=exclude,
-            round_to=round_to,
-            min_channels=min_channels,
             strength=1e-4 if strength is None else strength,
-            seed=seed,
+            **options,
         )
         self.budget: Budget | None = None
         if target is not None:
@@ -111,7 +96,7 @@ class SoftPruner(Pruner):
             graph=self.graph,
             network=self.model,
             floors={site.name: self.floor(site) for site in self.sites},
-            lines=self.lines,
+            lines=self.coupled,
             round_to=self.round_to,
             latency=measure_latency(self.graph, self.model, self.example, batch=latency_batch)
             if _is_timed(target)
@@ -130,7 +115,7 @@ class SoftPruner(Pruner):
 
     def _hard(self, name: str, network: nn.Module) -> Tensor:
         # A copy may be without masks, and does not know then what is tied.
-        tied = [(self._soft_gate(other), network.get_submodule(other)) for other in self.tied_to(name)]
+        tied = [(self._soft_gate(other), network.get_submodule(other)) for other in self.coupled_to(name)]
         return self._soft_gate(name).hard(network.get_submodule(name), tied)  # type: ignore[arg-type]
 
     def _soft_gate(self, name: str) -> SoftGate:
@@ -143,7 +128,7 @@ class SoftPruner(Pruner):
 
     # --- a target --------------------------------------------------------------------------------------------------
 
-    def steer(self, step: int) -> None:
+    def update_strength(self, step: int) -> None:
         if self.budget is not None and step > 0 and self.budget.next_look(step - 1) == step:
             strength = self.budget.look(step)
             if not math.isfinite(strength):
@@ -152,14 +137,14 @@ class SoftPruner(Pruner):
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
         super()._after_optimizer_step(optimizer)
-        if self.budget is None or not self.steers_itself:
+        if self.budget is None or not self.updates_on_step:
             return
         self._calls_until_look -= 1
         if self._calls_until_look > 0:
             return
         # Reading the clock waits for the device, hence only when a look is due at the earliest.
         step = int(self.clock.step)
-        self.steer(step)
+        self.update_strength(step)
         following = self.budget.next_look(step)
         self._calls_until_look = self.budget.total_steps if following is None else following - step
 
@@ -194,7 +179,7 @@ class SoftPruner(Pruner):
                 budget.total_steps,
                 budget.settle_at,
             )
-        network = self.model if model is None else self._twin(model)
+        network = self.model if model is None else self._network_of(model)
         with budget.on_trial(step, of_a_copy=network is not self.model):
             budget.settle(network)
             budget.impose(network)

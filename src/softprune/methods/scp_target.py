@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from softprune.graph import ExampleLike
 from softprune.masks import MaskConfig, SoftGate, alive_probability, channel_words, sparsity_terms
-from softprune.methods.base import RoundTo
+from softprune.methods.options import PrunerOptions
 from softprune.methods.ranking import check_ratio
 from softprune.methods.scp import SoftPruner
-from softprune.selection import Globs
 
 
 class TargetSoftPruner(SoftPruner):
@@ -29,11 +28,7 @@ class TargetSoftPruner(SoftPruner):
         strength: Weight of the sparsity loss: how hard the chosen channels are pushed, no longer how many go. Too
             small, and they do not die within the training.
         masks: The constants of the masks; the defaults are the authors'.
-        include: Only these BatchNorms, by name with wildcards.
-        exclude: Not these.
-        round_to: Keep a multiple of this many channels at every site.
-        min_channels: Keep at least this many at every site.
-        seed: Of the masks' noise, and of the order among channels that are equally likely dead.
+        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name = "scp-target"
@@ -46,11 +41,7 @@ class TargetSoftPruner(SoftPruner):
         ratio: float = 0.4,
         strength: float = 1e-3,
         masks: MaskConfig | None = None,
-        include: Globs = None,
-        exclude: Globs = None,
-        round_to: RoundTo = 1,
-        min_channels: int = 0,
-        seed: int = 0,
+        **options: Unpack[PrunerOptions],
     ) -> None:
         self.ratio = check_ratio(ratio)
         super().__init__(
@@ -58,14 +49,10 @@ class TargetSoftPruner(SoftPruner):
             example,
             strength=strength,
             masks=masks,
-            include=include,
-            exclude=exclude,
-            round_to=round_to,
-            min_channels=min_channels,
-            seed=seed,
+            **options,
         )
         device = self.clock.step.device
-        words = [channel_words(seed, number, site.width) for number, site in enumerate(self.sites)]
+        words = [channel_words(self.clock.seed, number, site.width) for number, site in enumerate(self.sites)]
         self._shuffle = torch.argsort(torch.cat(words), stable=True).to(device)
         self.target = round(self.ratio * len(self._shuffle))
         # Of the step before and of this one; nothing has risen above infinity.
@@ -87,7 +74,7 @@ class TargetSoftPruner(SoftPruner):
         order = lots[torch.argsort(torch.cat(alive)[lots], stable=True)]
         return torch.cat(terms)[order[: self.target]].sum()
 
-    def _joined(self, task: Tensor) -> Tensor:
+    def _total_loss(self, task: Tensor) -> Tensor:
         self._follow_device()
         sparse = self._chosen_terms()
         self._now.copy_(sparse.detach())

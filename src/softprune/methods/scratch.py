@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import ConfigError, PlanError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate
-from softprune.methods.stored import StoredPruner
+from softprune.methods.options import SiteOptions
+from softprune.methods.ranking import StoredPruner
 from softprune.plan import PrunePlan
 from softprune.selection import Globs, read_graph
 from softprune.surgery import apply_plan, plans_of, read_plans
@@ -67,9 +69,7 @@ class ScratchPruner(StoredPruner):
         model: A newly built network of the definition that was pruned; masked in place.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         plan: The shape: a plan, the folder of a compact network, or the folder of a finished run.
-        include: Only these BatchNorms of the plan, by name with wildcards.
-        exclude: Not these.
-        seed: Not used; every method has one.
+        options: See :class:`softprune.methods.options.SiteOptions`; they choose among the plan's sites.
     """
 
     name = "scratch"
@@ -80,9 +80,7 @@ class ScratchPruner(StoredPruner):
         example: ExampleLike,
         *,
         plan: PlanLike | None = None,
-        include: Globs = None,
-        exclude: Globs = None,
-        seed: int = 0,
+        **options: Unpack[SiteOptions],
     ) -> None:
         if plan is None:
             raise ConfigError(
@@ -90,7 +88,7 @@ class ScratchPruner(StoredPruner):
                 "a finished run (method.options.plan in a recipe)."
             )
         self._plans = _plans(plan)
-        super().__init__(model, example, include=include, exclude=exclude, seed=seed)
+        super().__init__(model, example, **options)
 
     def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
         cuts = plans_of(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,16 @@ from torch import Tensor, nn
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate
-from softprune.methods.base import RoundTo
-from softprune.methods.decay import all_decay
-from softprune.methods.filters import fed_by_filters, filters_of
-from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
-from softprune.methods.stored import StoredPruner
+from softprune.methods.optimizer_hooks import all_decayed
+from softprune.methods.options import PrunerOptions
+from softprune.methods.ranking import (
+    Ratio,
+    StoredPruner,
+    drop_lowest,
+    fed_by_filters,
+    filters_of,
+    ratio_per_site,
+)
 from softprune.selection import Globs
 
 Evaluation = Literal["strict", "authors"]
@@ -42,11 +47,7 @@ class ZeroingPruner(StoredPruner):
         example: ExampleLike,
         *,
         evaluation: Evaluation,
-        include: Globs,
-        exclude: Globs,
-        round_to: RoundTo,
-        min_channels: int,
-        seed: int,
+        **options: Unpack[PrunerOptions],
     ) -> None:
         if evaluation not in get_args(Evaluation):
             raise ConfigError(
@@ -54,15 +55,7 @@ class ZeroingPruner(StoredPruner):
             )
         self.evaluation: Evaluation = evaluation
         self._zeroed_here = False
-        super().__init__(
-            model,
-            example,
-            include=include,
-            exclude=exclude,
-            round_to=round_to,
-            min_channels=min_channels,
-            seed=seed,
-        )
+        super().__init__(model, example, **options)
 
     def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
         graph, self.feeders = fed_by_filters(model, example, include, exclude, every_norm=True)
@@ -83,7 +76,7 @@ class ZeroingPruner(StoredPruner):
             site.name: self._select(site, filters_of(self.model, self.feeders, site.name))
             for site in self.sites
         }
-        masks = self._in_lines(chosen)
+        masks = self._keep_coupled(chosen)
         self._store(masks)
         for name, keep in masks.items():
             weight = self.model.get_submodule(self.feeders[name]).weight
@@ -95,11 +88,11 @@ class ZeroingPruner(StoredPruner):
         self._zeroed_here = True
 
     def end_epoch(self, epoch: int) -> None:
-        self._check_sites()
+        self._network.check_in_place()
         self.zero_filters()
 
     def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        return all_decay(self.model, weight_decay)
+        return all_decayed(self.model, weight_decay)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._zeroed_here and int(self.clock.step) == 0 and state.get("clock", {}).get("step"):
@@ -124,11 +117,7 @@ class SfpPruner(ZeroingPruner):
             BatchNorms' names.
         evaluation: "strict": a zeroed filter's channel is zero in evaluation. "authors": its BatchNorm's constant
             stays, as in the authors' code.
-        include: Only these BatchNorms, by name with wildcards.
-        exclude: Not these.
-        round_to: Keep a multiple of this many channels at every site.
-        min_channels: Keep at least this many at every site.
-        seed: Not used; every method has one.
+        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name = "sfp"
@@ -140,23 +129,10 @@ class SfpPruner(ZeroingPruner):
         *,
         ratio: Ratio = 0.4,
         evaluation: Evaluation = "strict",
-        include: Globs = None,
-        exclude: Globs = None,
-        round_to: RoundTo = 1,
-        min_channels: int = 0,
-        seed: int = 0,
+        **options: Unpack[PrunerOptions],
     ) -> None:
         self._ratio = ratio
-        super().__init__(
-            model,
-            example,
-            evaluation=evaluation,
-            include=include,
-            exclude=exclude,
-            round_to=round_to,
-            min_channels=min_channels,
-            seed=seed,
-        )
+        super().__init__(model, example, evaluation=evaluation, **options)
 
     def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
         graph = super()._read(model, example, include, exclude)
@@ -165,4 +141,4 @@ class SfpPruner(ZeroingPruner):
 
     def _select(self, site: Site, filters: Tensor) -> Tensor:
         norms = filters.norm(dim=1)
-        return self._fitted(site, drop_lowest(norms, int(site.width * self.ratios[site.name])), norms)
+        return self._filled(site, drop_lowest(norms, int(site.width * self.ratios[site.name])), norms)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.graph import ExampleLike
-from softprune.methods.base import RoundTo
-from softprune.methods.ranking import check_ratio, drop_lowest
-from softprune.methods.stored import OneShotPruner
+from softprune.methods.options import PrunerOptions
+from softprune.methods.ranking import OneShotPruner, check_ratio, drop_lowest
 from softprune.methods.validation import is_positive
-from softprune.selection import Globs
 
 Count = Literal["scp", "pytorch", "torch"]
 """How a ratio becomes a number of channels; see :func:`dropped_count`."""
@@ -48,11 +46,7 @@ class SlimmingPruner(OneShotPruner):
         count: How the ratio becomes a number: "scp", "pytorch" or "torch"; see :func:`dropped_count`.
         initial_scale: Set the scales to this when training begins (the authors' networks start at 0.5). None leaves
             them, as is right for a network that is trained already.
-        include: Only these BatchNorms, by name with wildcards.
-        exclude: Not these.
-        round_to: Keep a multiple of this many channels at every site.
-        min_channels: Keep at least this many at every site.
-        seed: Not used; every method has one.
+        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name = "slimming"
@@ -67,11 +61,7 @@ class SlimmingPruner(OneShotPruner):
         ratio: float = 0.7,
         count: Count = "scp",
         initial_scale: float | None = None,
-        include: Globs = None,
-        exclude: Globs = None,
-        round_to: RoundTo = 1,
-        min_channels: int = 0,
-        seed: int = 0,
+        **options: Unpack[PrunerOptions],
     ) -> None:
         if count not in get_args(Count):
             raise ConfigError(f"`count` must be one of {', '.join(get_args(Count))}. Got {count!r}.")
@@ -80,16 +70,7 @@ class SlimmingPruner(OneShotPruner):
                 f"`initial_scale` must be a number above 0, or None. Got {initial_scale!r}; the authors' is 0.5."
             )
         self.ratio, self.count, self._initial_scale = check_ratio(ratio), count, initial_scale
-        super().__init__(
-            model,
-            example,
-            include=include,
-            exclude=exclude,
-            round_to=round_to,
-            min_channels=min_channels,
-            strength=strength,
-            seed=seed,
-        )
+        super().__init__(model, example, strength=strength, **options)
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -112,6 +93,6 @@ class SlimmingPruner(OneShotPruner):
         widths = [site.width for site in self.sites]
         keep = drop_lowest(torch.cat(scales), dropped_count(self.ratio, sum(widths), self.count))
         return {
-            site.name: self._fitted(site, part, scale)
+            site.name: self._filled(site, part, scale)
             for site, part, scale in zip(self.sites, keep.split(widths), scales, strict=True)
         }

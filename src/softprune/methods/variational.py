@@ -6,7 +6,7 @@ No code of the authors exists. What the paper does not say was chosen here; docs
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.masks import AffineGate, Clock, Gate, channel_words, uniform_noise
-from softprune.methods.affine import AffinePruner
-from softprune.methods.base import RoundTo
-from softprune.methods.extras import Extra, paces_of, take_gradients
-from softprune.methods.stored import StoredPruner
+from softprune.methods.affine import AffinePruner, LearnedVector, rates_of, take_gradients
+from softprune.methods.options import PrunerOptions
+from softprune.methods.ranking import StoredPruner
 from softprune.methods.validation import is_positive
-from softprune.selection import Globs
 
 
 def normal_noise(clock: Clock, words: Tensor) -> Tensor:
@@ -34,7 +32,7 @@ class _PosteriorGate(AffineGate):
     mu is the BatchNorm's own weight, and the shift its bias.
     """
 
-    def __init__(self, width: int, log_sigma: Extra, clock: Clock, site: int) -> None:
+    def __init__(self, width: int, log_sigma: LearnedVector, clock: Clock, site: int) -> None:
         super().__init__(torch.ones(width, dtype=torch.bool))
         self.log_sigma, self.clock, self.site = log_sigma, clock, site
 
@@ -68,11 +66,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
         sigma_below: And its sigma below this.
         sigma: Standard deviation at the start. A scale that decays from 1 to 0 lets it grow by a factor of 1.4, so
             that it must start well below `sigma_below`.
-        include: Only these BatchNorms, by name with wildcards.
-        exclude: Not these.
-        round_to: Keep a multiple of this many channels at every site.
-        min_channels: Keep at least this many at every site.
-        seed: Of the drawn scales.
+        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
     name = "variational"
@@ -87,30 +81,17 @@ class VariationalPruner(AffinePruner, StoredPruner):
         mu_below: float = 0.02,
         sigma_below: float = 0.01,
         sigma: float = 0.005,
-        include: Globs = None,
-        exclude: Globs = None,
-        round_to: RoundTo = 1,
-        min_channels: int = 0,
-        seed: int = 0,
+        **options: Unpack[PrunerOptions],
     ) -> None:
         for key, value in (("mu_below", mu_below), ("sigma_below", sigma_below), ("sigma", sigma)):
             if not is_positive(value):
                 raise ConfigError(f"`{key}` must be a number above 0. Got {value!r}.")
         self.mu_below, self.sigma_below, self._sigma = mu_below, sigma_below, sigma
-        self.extras: dict[str, Extra] = {}
-        super().__init__(
-            model,
-            example,
-            include=include,
-            exclude=exclude,
-            round_to=round_to,
-            min_channels=min_channels,
-            strength=strength,
-            seed=seed,
-        )
+        self.extras: dict[str, LearnedVector] = {}
+        super().__init__(model, example, strength=strength, **options)
 
     def _gate(self, number: int, site: Site) -> Gate:
-        extra = self.extras[site.name] = Extra(torch.full((site.width,), math.log(self._sigma)))
+        extra = self.extras[site.name] = LearnedVector(torch.full((site.width,), math.log(self._sigma)))
         return _PosteriorGate(site.width, extra, self.clock, number)
 
     def sigmas(self) -> dict[str, Tensor]:
@@ -127,24 +108,24 @@ class VariationalPruner(AffinePruner, StoredPruner):
 
     @torch.no_grad()
     def before_step(self) -> None:
-        assert self._ride is not None
+        assert self._optimizer_hooks is not None
         gradients = take_gradients(self.extras.values())
-        paces = paces_of(self._ride.optimizer, (self._masked[name].weight for name in self.extras))
-        for extra, gradient, (rate, momentum) in zip(self.extras.values(), gradients, paces, strict=True):
+        rates = rates_of(self._optimizer_hooks.optimizer, (self._masked[name].weight for name in self.extras))
+        for extra, gradient, (rate, momentum) in zip(self.extras.values(), gradients, rates, strict=True):
             extra.velocity.mul_(momentum).add_(gradient)
             extra.value.sub_(rate * extra.velocity)
 
     @torch.no_grad()
     def end_epoch(self, epoch: int) -> None:
-        self._check_sites()
+        self._network.check_in_place()
         sigmas, chosen = self.sigmas(), {}
         for site in self.sites:
             mu = self._masked[site.name].weight.abs()
             settled = (mu < self.mu_below) & (sigmas[site.name] < self.sigma_below)
             keep = self._stored(site.name) & ~settled
             # What was dropped before does not come back to fill a floor.
-            chosen[site.name] = self._fitted(site, keep, torch.where(self._stored(site.name), mu, -1.0))
-        self._store(self._in_lines(chosen))
+            chosen[site.name] = self._filled(site, keep, torch.where(self._stored(site.name), mu, -1.0))
+        self._store(self._keep_coupled(chosen))
 
     def state_dict(self) -> dict[str, Any]:
         posterior = {name: extra.state_dict() for name, extra in self.extras.items()}

@@ -1,7 +1,6 @@
 """The pruner of a run, from its configuration."""
 
 import dataclasses
-import inspect
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from softprune.config.settings import MethodConfig
 from softprune.errors import ConfigError, nearest
 from softprune.masks import MaskConfig
-from softprune.methods import REGISTRY, Method, Pruner
+from softprune.methods import REGISTRY, Pruner
 
 # Where a recipe says what every pruner may take: what stands in [method] itself, and what other tables decide.
 _KEYS = {
@@ -35,8 +34,8 @@ def check_method(config: MethodConfig, *, compact_at: int = 0) -> None:
             f"train.compact_at needs a method that goes on behind a cut as before it: {able}. Got "
             f"{config.name}; use 0 to cut only at the end."
         )
-    if config.target and "target" not in _keywords(REGISTRY[config.name]):
-        able = ", ".join(name for name, entry in REGISTRY.items() if "target" in _keywords(entry))
+    if config.target and "target" not in REGISTRY[config.name].keywords:
+        able = ", ".join(name for name, entry in REGISTRY.items() if "target" in entry.keywords)
         raise ConfigError(f"method.target needs a method that can pursue one: {able}. Got {config.name}.")
     for option in config.options:
         _check_option(config.name, option)
@@ -83,10 +82,5 @@ def make_pruner(
         "min_channels": config.min_channels,
         "seed": seed,
     }
-    known = {key: value for key, value in settings.items() if key in _keywords(REGISTRY[config.name])}
+    known = {key: value for key, value in settings.items() if key in REGISTRY[config.name].keywords}
     return REGISTRY[config.name].build(network, example, **{**known, **config.options})
-
-
-def _keywords(method: Method) -> list[str]:
-    """Keywords of the method's pruner, after the model and the example."""
-    return list(inspect.signature(method.build).parameters)[2:]

@@ -17,7 +17,7 @@ from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
 from softprune.distributed import World
 from softprune.methods import Pruner
-from softprune.methods.decay import spare_shifts
+from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.module_state import evaluating
 from softprune.train.ema import WeightAverage
 from softprune.train.method import make_pruner
@@ -71,7 +71,7 @@ class Stage:
         self.pruner: Pruner | None = None
         if not finetune and config.method.name != "dense":
             self.pruner = self._make_pruner(config, data, round_to if state is None else _multiple(state))
-            self.pruner.steers_itself = False  # a recorded step has no host; the loop steers
+            self.pruner.updates_on_step = False  # a recorded step has no host; the loop updates
             if clock is not None:
                 self.pruner.clock.load_state_dict(clock)
         if state is not None and self.pruner is not None:
@@ -217,7 +217,9 @@ def _make_optimizer(
     config: RunConfig, network: nn.Module, pruner: Pruner | None, finetune: bool
 ) -> torch.optim.Optimizer:
     decay = config.optimizer.weight_decay
-    groups = spare_shifts(network, decay) if pruner is None else pruner.parameter_groups(weight_decay=decay)
+    groups = (
+        undecayed_biases(network, decay) if pruner is None else pruner.parameter_groups(weight_decay=decay)
+    )
     return make_sgd(
         groups,
         lr=config.finetune.lr if finetune else config.optimizer.lr,

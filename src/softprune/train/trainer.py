@@ -121,7 +121,7 @@ class Trainer:
             for position in step.epoch(self.epoch, self.batch):
                 self.batch = position + 1
                 if self.stage.pruner is not None:
-                    self.stage.pruner.steer(self.epoch * step.steps + self.batch)
+                    self.stage.pruner.update_strength(self.epoch * step.steps + self.batch)
                 self.listener.on_step(self.batch)
                 if self.batch == step.steps:
                     break

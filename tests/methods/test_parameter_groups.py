@@ -2,12 +2,12 @@
 
 from torch import nn
 
-from softprune.methods.decay import all_decay, spare_shifts
+from softprune.methods.optimizer_hooks import all_decayed, undecayed_biases
 
 
 def test_shifts_and_biases_are_spared_from_weight_decay():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
-    decayed, spared = spare_shifts(model, 2e-4)
+    decayed, spared = undecayed_biases(model, 2e-4)
     assert (decayed["weight_decay"], spared["weight_decay"]) == (2e-4, 0.0)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert [names[id(p)] for p in decayed["params"]] == ["0.weight", "1.weight", "3.weight"]
@@ -16,13 +16,13 @@ def test_shifts_and_biases_are_spared_from_weight_decay():
 
 def test_frozen_parameters_and_empty_groups_are_left_out():
     model = nn.Linear(2, 2, bias=False)
-    assert len(spare_shifts(model, 0.1)) == 1
-    assert spare_shifts(model.requires_grad_(False), 0.1) == []
+    assert len(undecayed_biases(model, 0.1)) == 1
+    assert undecayed_biases(model.requires_grad_(False), 0.1) == []
 
 
 def test_everything_decays_where_the_authors_let_it():
     model = nn.Linear(2, 2)
-    (group,) = all_decay(model, 0.1)
+    (group,) = all_decayed(model, 0.1)
     assert group == {"params": [model.weight, model.bias], "weight_decay": 0.1}
     model.bias.requires_grad_(False)
-    assert len(all_decay(model, 0.1)[0]["params"]) == 1
+    assert len(all_decayed(model, 0.1)[0]["params"]) == 1

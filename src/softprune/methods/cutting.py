@@ -1,0 +1,155 @@
+"""A masked model that can be cut: masks, plan, summary and the verified compact network."""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from softprune.graph import ChannelGraph, Site
+from softprune.graph.example import Example
+from softprune.masks import MaskedBatchNorm
+from softprune.methods.masked_model import MaskedModel
+from softprune.methods.summary import Summary
+from softprune.methods.validation import check_cut, check_values
+from softprune.plan import PrunePlan, make_plan
+from softprune.surgery import Certificate, apply_plan, verify_plan
+
+logger = logging.getLogger(__name__)
+
+
+class CuttableModel:
+    """The part of a pruner that turns its masks into a plan and a compact network."""
+
+    penalised: ClassVar[bool] = False
+    """Whether the method adds ``strength`` times a penalty to the loss."""
+    model: nn.Module
+    example: Example
+    graph: ChannelGraph
+    round_to: int
+    min_channels: int
+    required: frozenset[str]
+    """Sites that must not become empty: every path to an output passes through them."""
+    coupled: tuple[tuple[str, ...], ...]
+    """Groups of sites of which only the channels that all of them keep remain."""
+    certificate: Certificate | None
+    """How close masked and compact network were at the last :meth:`compact`."""
+    _network: MaskedModel
+    _masked: dict[str, MaskedBatchNorm]
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The masked BatchNorms."""
+        return self.graph.sites
+
+    def floor(self, site: Site) -> int:
+        """Return the fewest channels that `site` keeps."""
+        is_required = any(name in self.required for name in (site.name, *self.coupled_to(site.name)))
+        return min(max(self.min_channels, int(is_required)), site.width)
+
+    def coupled_to(self, name: str) -> tuple[str, ...]:
+        """Return the other sites of the coupled group that site `name` is in; empty if it is in none."""
+        group = next((group for group in self.coupled if name in group), ())
+        return tuple(other for other in group if other != name)
+
+    def _fold_gates(self, network: nn.Module) -> nn.Module:
+        """Return `network`, or a copy, whose plain BatchNorms compute what the masked ones do on kept channels."""
+        return network
+
+    def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
+        """Return the hard mask of every site now, True where a channel is kept. `model`: an EMA or other copy."""
+        self._network.check_in_place()
+        network = self._network_of(model)
+        return {name: self._hard(name, network).clone() for name in self._masked}
+
+    def _network_of(self, model: nn.Module | None) -> nn.Module:
+        return self.model if model is None else self._network.unwrap(model)
+
+    def _hard(self, name: str, network: nn.Module) -> Tensor:
+        """Return the decision of the gate of site `name` on the BatchNorm that `network`, ours or a copy, has there."""
+        return self._masked[name].gate.hard(network.get_submodule(name))  # type: ignore[arg-type]
+
+    def plan(
+        self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
+    ) -> PrunePlan:
+        """Return what every module would keep if the network were cut now. Arguments as in :meth:`compact`."""
+        network, masks = self._prepare_cut(model, round_to, gathers)
+        return self._plan_of(network, masks, round_to, gathers)
+
+    def _prepare_cut(
+        self, model: nn.Module | None, round_to: int | None, gathers: bool
+    ) -> tuple[nn.Module, dict[str, Tensor]]:
+        """Return the network that a cut starts from, and the masks."""
+        network = self._network_of(model)
+        check_values(network)
+        check_cut(round_to, gathers)
+        return self._fold_gates(network), self.masks(model)
+
+    def _plan_of(
+        self, network: nn.Module, masks: dict[str, Tensor], round_to: int | None, gathers: bool
+    ) -> PrunePlan:
+        multiple = self.round_to if round_to is None else round_to
+        return make_plan(self.graph, network, masks, round_to=multiple, gathers=gathers)
+
+    def summary(self) -> Summary:
+        """Return width and kept channels per site, and the totals before and after. Prints as a table."""
+        return Summary.of(
+            self.graph,
+            self.masks(),
+            self.plan(),
+            {site.name: self.floor(site) for site in self.sites},
+            self._dead_kept(self.model),
+        )
+
+    def _dead_kept(self, network: nn.Module) -> dict[str, int]:
+        """Return, by site, the number of dead channels that a multiple or a floor keeps."""
+        found = {}
+        for name, bn in self._masked.items():
+            here = network.get_submodule(name)
+            count = int((self._hard(name, network) & bn.gate.silent(here)).sum())  # type: ignore[arg-type]
+            if count:
+                found[name] = count
+        return found
+
+    @torch.inference_mode(False)
+    def compact(
+        self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
+    ) -> nn.Module:
+        """Return a new module of the same class without the dead channels, verified equal to the masked model.
+
+        The model itself is not changed. A VerificationError is raised, and there is no result, if the cut would not
+        be exact. The arguments change how much is removed, never what is computed.
+
+        Args:
+            model: A copy of the trained network, an EMA for example, whose weights are cut instead.
+            round_to: Fill convolution outputs, and what BatchNorms read of a stream, up to this multiple with zero
+                channels; None: the pruner's own. Parts of a split and dead branches are not filled.
+            gathers: Whether layers may read a part of a shared stream (a residual sum, a concatenation) through an
+                index. False reads the whole stream: fewer, larger operations, which small batches may prefer.
+        """
+        network, masks = self._prepare_cut(model, round_to, gathers)
+        plan = self._plan_of(network, masks, round_to, gathers)
+        self.certificate = verify_plan(plan, network, masks, self.example)
+        logger.info("%s", self.certificate)
+        compact = apply_plan(plan, network)
+        if plan.macs == 0:
+            logger.warning(
+                "every path to an output is dead and the network is a constant; %s",
+                "lower the strength" if self.penalised else "prune less",
+            )
+        if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
+            logger.warning(
+                "%s: the compact network is as large as the dense one", self._why_whole(network, masks)
+            )
+        return compact
+
+    def _why_whole(self, network: nn.Module, masks: dict[str, Tensor]) -> str:
+        if not all(mask.all() for mask in masks.values()):
+            return "multiples, or streams that are read whole, keep every dead channel"
+        if self._dead_kept(network):
+            return f"round_to={self.round_to} and min_channels={self.min_channels} keep every dead channel"
+        if self.penalised:
+            return "no channel is dead (train longer, or with a larger strength or learning rate)"
+        return "no channel is dropped"

@@ -1,0 +1,91 @@
+"""A model whose sites are masked in place, and the checks that it still is what was masked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from softprune.errors import ModelError
+from softprune.masks import Clock, Gate, MaskedBatchNorm, mask_
+from softprune.masks.hooks import hook_root_, unmask_model_
+
+
+class MaskedModel:
+    """The model of a pruner, with a gate on every site.
+
+    Args:
+        model: The network; its BatchNorms are masked in place.
+        gates: The gate of every site, by the name of its BatchNorm.
+        coupled: Groups of sites of which only the channels that all of them keep remain.
+        clock: Counts steps and forwards, and keys the noise.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        gates: Mapping[str, Gate],
+        coupled: Mapping[str, tuple[str, ...]],
+        clock: Clock,
+    ) -> None:
+        self.model = model
+        self.norms: dict[str, MaskedBatchNorm] = {
+            name: mask_(model.get_submodule(name), gate)  # type: ignore[arg-type]
+            for name, gate in gates.items()
+        }
+        for name, bn in self.norms.items():
+            bn.tied = tuple(self.norms[other] for other in coupled.get(name, ()))
+        self.hooks = hook_root_(model, clock, self.norms.values())
+        self._detached = False
+
+    def detach(self) -> nn.Module:
+        """Remove masks and hooks and return the plain model."""
+        unmask_model_(self.model)
+        self._detached = True
+        return self.model
+
+    def check_in_place(self) -> None:
+        """Raise a ModelError unless the masked BatchNorms are still part of the model."""
+        if self._detached:
+            raise ModelError(
+                "a pruner ends with detach(), which returned the plain model. Got a call after it; make a new pruner."
+            )
+        for name, bn in self.norms.items():
+            here = self._lookup(name)
+            if here is not bn or not isinstance(here, MaskedBatchNorm):
+                raise ModelError(
+                    f"the sites of a pruner must stay in place. '{name}' is now "
+                    f"{'gone' if here is None else 'a ' + type(here).__name__}, no longer the BatchNorm that was "
+                    "masked; convert modules (convert_sync_batchnorm, fusing, wrapping) before making the pruner, "
+                    "or detach() first."
+                )
+
+    def _lookup(self, name: str) -> nn.Module | None:
+        # Runs in every step for every site: get_submodule would take a millisecond for a hundred sites.
+        here: nn.Module | None = self.model
+        for part in name.split(".") if name else ():
+            here = None if here is None else here._modules.get(part)
+        return here
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the network inside DDP, EMA or compile wrappers, which must be a copy of this one."""
+        while type(model) is not type(self.model):
+            inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
+            if not isinstance(inner, nn.Module):
+                raise ModelError(
+                    f"`model` must be a copy of the network that is being pruned, a {type(self.model).__name__}. "
+                    f"Got a {type(model).__name__}."
+                )
+            model = inner
+        ours, theirs = (
+            {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+            for network in (self.model, model)
+        )
+        if ours != theirs:
+            name = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
+            raise ModelError(
+                "`model` must be a copy of the network that is being pruned, with parameters of the same names and "
+                f"shapes. Got {theirs.get(name, 'no such parameter')} for '{name}', which is "
+                f"{ours.get(name, 'no parameter')} there."
+            )
+        return model
