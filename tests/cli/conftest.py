@@ -1,4 +1,4 @@
-"""Commands run in this process, from a folder of their own, in plain lines as in a pipe."""
+"""Fixtures that run commands in this process, in an empty folder, as in a pipe."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -13,13 +13,13 @@ from softprune.cli.app import COMMANDS, app
 
 Command = Callable[..., Result]
 
-for _room in COMMANDS:
-    importlib.import_module(f"softprune.cli.{_room}")
+for _module in COMMANDS:
+    importlib.import_module(f"softprune.cli.{_module}")
 
 
 @pytest.fixture
 def softprune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """Runs a command line; errors other than softprune's own are raised."""
+    """Return a function that runs a command line. Errors other than softprune's own are raised."""
     monkeypatch.chdir(tmp_path)
     tiny_recipe(tmp_path)
     threads = torch.get_num_threads()
@@ -34,7 +34,7 @@ def softprune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comma
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished tiny run with its baseline, made once; tests must not change it."""
+    """Return the folder of a finished tiny run with its baseline. Tests must not change it."""
     from tiny import tiny_config
 
     from softprune.train.run import start

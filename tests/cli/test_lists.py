@@ -1,11 +1,18 @@
-"""The lists name everything that their registries hold, and the help names every command."""
+"""`runs`, `recipes`, `methods`, `models`, `data`, and the help."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
 
 import pytest
 
-from softprune import models
-from softprune.config.shipped import recipe_names
+from softprune import __version__, models
+from softprune.config.recipes import load_recipe
+from softprune.config.shipped import recipe_names, sweep_names
 from softprune.data import DATASETS
 from softprune.methods import REGISTRY
+from softprune.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize(
@@ -14,29 +21,64 @@ from softprune.methods import REGISTRY
         ("methods", [*REGISTRY, "dense"]),
         ("models", list(models.REGISTRY)),
         ("data", list(DATASETS)),
-        ("recipes", recipe_names()),
+        ("recipes", [*recipe_names(), *sweep_names()]),
     ],
 )
-def test_lists(softprune, command: str, names: list[str]) -> None:
+def test_a_list_names_everything_as_text_and_as_json(softprune, command: str, names: list[str]) -> None:
     result = softprune(command)
     assert result.exit_code == 0
     listed = {line.split()[0] for line in result.output.splitlines() if line and not line.startswith(" ")}
     assert set(names) <= listed
+    rows = json.loads(softprune(command, "--json").output)
+    key = "name" if command == "recipes" else command.rstrip("s") if command != "data" else "data"
+    assert [row[key] for row in rows] == names
 
 
-def test_help_names_every_command(softprune) -> None:
-    result = softprune("--help")
-    for command in (
-        "train",
-        "resume",
-        "inspect",
-        "compact",
-        "evaluate",
-        "report",
-        "compare",
-        "methods",
-        "models",
-        "data",
-    ):
-        assert f"\n  {command}" in result.output or f" {command} " in result.output
-        assert softprune(command, "--help").exit_code == 0
+def test_the_help_names_every_command(softprune) -> None:
+    from softprune.cli.app import app
+
+    output = softprune("--help").output
+    names = [each.callback.__name__ for each in app.registered_commands]
+    assert {"train", "resume", "runs", "recipes", "predict", "sweep", "compare"} <= set(names)
+    for name in names:
+        assert f"\n  {name} " in output
+        shown = softprune(name, "--help")
+        assert shown.exit_code == 0
+        assert max(map(len, shown.output.splitlines())) <= 80
+
+
+def test_the_version(softprune) -> None:
+    assert softprune("--version").output == f"softprune {__version__}\n"
+
+
+def test_a_recipe_is_printed_and_copied(softprune, tmp_path: Path) -> None:
+    shown = softprune("recipes", "cifar10-vgg16-scp")
+    assert shown.exit_code == 0
+    assert tomllib.loads(shown.output)["model"]["name"] == "vgg16"
+    copied = softprune("recipes", "cifar10-vgg16-scp", "--copy", "mine.toml")
+    assert "softprune train mine.toml" in copied.output
+    assert load_recipe("mine.toml").model.name == "vgg16"
+    again = softprune("recipes", "cifar10-vgg16-scp", "--copy", "mine.toml")
+    assert again.exit_code == 2
+    assert "Got mine.toml" in again.stderr
+    unknown = softprune("recipes", "cifar10-vgg16-spc")
+    assert unknown.exit_code == 2
+    assert "Did you mean" in unknown.stderr
+    assert softprune("recipes", "--copy", "other.toml").exit_code == 2
+
+
+def test_runs_are_listed_with_their_state(softprune, finished: Path, tmp_path: Path) -> None:
+    missing = softprune("runs")
+    assert missing.exit_code == 2
+    assert "runs" in missing.stderr
+    (tmp_path / "runs").mkdir()
+    assert softprune("runs").output == "No runs in runs.\n"
+    shutil.copytree(finished, tmp_path / "runs" / "a")
+    RunFolder.create("runs/sweep/b", load_recipe("tiny.toml"))
+    assert softprune("train", "tiny.toml", "--out", "runs/c", "--time-limit", "0").exit_code == 75
+    rows = {row["run"]: row for row in json.loads(softprune("runs", "--json").output)}
+    states = {name: row["state"] for name, row in rows.items()}
+    assert states == {"runs/a": "finished", "runs/sweep/b": "not started", "runs/c": "stopped"}
+    assert rows["runs/a"]["epoch"] == "3"
+    with RunFolder("runs/c").lock():
+        assert "running" in softprune("runs").output

@@ -1,4 +1,4 @@
-"""Output that cannot be written: a run goes on without it, and a command that only prints says so."""
+"""Output that cannot be written: a run continues without it, any other command fails."""
 
 import io
 import os
@@ -24,7 +24,7 @@ def begin(folder: Path, *arguments: str, **streams: int) -> subprocess.Popen[str
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, **streams)
 
 
-def test_a_run_goes_on_when_its_reader_has_gone(tmp_path: Path) -> None:
+def test_a_run_continues_when_its_reader_has_gone(tmp_path: Path) -> None:
     tiny_recipe(tmp_path)
     with begin(tmp_path, *TRAIN, "train.epochs=4", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -33,13 +33,13 @@ def test_a_run_goes_on_when_its_reader_has_gone(tmp_path: Path) -> None:
         process.stdout.close()
         said = process.stderr.read()
     assert process.returncode == 0, said
-    assert said.count("standard output cannot be written (Broken pipe); the run goes on") == 1
+    assert said.count("cannot write to standard output (Broken pipe); the run continues") == 1
     assert "Traceback" not in said
     assert len(metrics(tmp_path / "run")) == 4
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_a_run_goes_on_when_nobody_reads_its_errors_either_and_stops_as_it_should(tmp_path: Path) -> None:
+def test_a_run_without_readers_of_both_streams_still_stops_on_a_signal(tmp_path: Path) -> None:
     tiny_recipe(tmp_path)
     with begin(
         tmp_path, *TRAIN, "train.epochs=100000", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -54,7 +54,7 @@ def test_a_run_goes_on_when_nobody_reads_its_errors_either_and_stops_as_it_shoul
 
 
 @needs_full
-def test_a_run_goes_on_when_its_output_finds_no_room(tmp_path: Path) -> None:
+def test_a_run_continues_on_a_full_disk(tmp_path: Path) -> None:
     tiny_recipe(tmp_path)
     with (
         open("/dev/full", "w") as full,
@@ -76,7 +76,7 @@ def test_a_list_ends_quietly_when_its_reader_has_gone(tmp_path: Path) -> None:
 
 
 @needs_full
-def test_a_list_that_finds_no_room_is_one_line_and_an_error(tmp_path: Path) -> None:
+def test_a_list_on_a_full_disk_is_one_line_and_an_error(tmp_path: Path) -> None:
     with (
         open("/dev/full", "w") as full,
         begin(tmp_path, "methods", stdout=full.fileno(), stderr=subprocess.PIPE) as process,
@@ -87,7 +87,7 @@ def test_a_list_that_finds_no_room_is_one_line_and_an_error(tmp_path: Path) -> N
     assert "No space left on device" in said
 
 
-def test_letters_that_the_output_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_outside_the_encoding_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
     say("n\xe4me")

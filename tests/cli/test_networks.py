@@ -12,6 +12,7 @@ from softprune import models
 from softprune.config.recipes import load_recipe
 from softprune.methods.base import Pruner
 from softprune.runs.folder import RunFolder
+from softprune.runs.networks import build_network
 from softprune.surgery import Origin, read_origin, read_plans, save
 
 
@@ -129,7 +130,7 @@ def test_compact_cuts_an_unfinished_run(softprune, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "compact").exists()
 
 
-def test_compact_of_a_run_without_a_checkpoint_names_the_way_on(softprune, tmp_path: Path) -> None:
+def test_compact_of_a_run_without_a_checkpoint_says_how_to_continue(softprune, tmp_path: Path) -> None:
     RunFolder.create("run", load_recipe("tiny.toml"))
     result = softprune("compact", "run")
     assert result.exit_code == 2
@@ -161,7 +162,7 @@ def test_compact_takes_multiples_and_leaves_gathers_out(softprune, finished: Pat
     assert not (tmp_path / "no").exists()
 
 
-def test_compact_hands_its_options_on(softprune, finished: Path, tmp_path: Path, monkeypatch) -> None:
+def test_compact_passes_its_options(softprune, finished: Path, tmp_path: Path, monkeypatch) -> None:
     asked = {}
     cut = Pruner.compact
 
@@ -196,3 +197,34 @@ def test_evaluate_a_dense_run(softprune, finished: Path) -> None:
     (row,) = result.output.splitlines()[1:]
     assert row.split()[0] == "trained"
     assert float(row.split()[1]) == round(last["top1"], 2)
+
+
+def test_facts_as_json(softprune, finished: Path) -> None:
+    found = json.loads(softprune("inspect", str(finished), "--json").output)
+    assert found["network"] == "tiny_networks:tiny"
+    assert found["floor_macs"] < found["macs"]
+    assert {site["activation"] for site in found["sites"]} == {"relu"}
+    rows = json.loads(softprune("evaluate", str(finished), "--json").output)
+    assert [row["network"] for row in rows] == ["masked", "compact"]
+
+
+def test_predict_agrees_with_the_labels(softprune, finished: Path, tmp_path: Path) -> None:
+    Image = pytest.importorskip("PIL.Image")
+    test = sp.data.load_data("digits").test
+    labels = []
+    for index in range(20):
+        Image.fromarray((test.images[index, 0] * (255 / 16)).byte().numpy()).save(f"{index}.png")
+        labels.append(str(int(test.labels[index])))
+    result = softprune("predict", str(finished), *(f"{index}.png" for index in range(20)), "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    right = sum(row["classes"][0]["class"] == label for row, label in zip(found, labels, strict=True))
+    network = sp.load(finished / "compact", build_network("tiny_networks:tiny", 10)).eval()
+    expected = network(test.batch(torch.arange(20))[0]).argmax(1)
+    assert right == int((expected == test.labels[:20]).sum())
+    table = softprune("predict", str(finished), "0.png")
+    assert found[0]["classes"][0]["class"] in table.output
+    (tmp_path / "text.png").write_text("no image")
+    bad = softprune("predict", str(finished), "text.png")
+    assert bad.exit_code == 2
+    assert "text.png" in bad.stderr

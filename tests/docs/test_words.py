@@ -45,7 +45,6 @@ PENDING = (
     "docs/zoo.md",
     "src/softprune/bench",
     "src/softprune/budget",
-    "src/softprune/cli",
     "src/softprune/config",
     "src/softprune/costs",
     "src/softprune/data",

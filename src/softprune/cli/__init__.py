@@ -1,8 +1,7 @@
-"""The command line: `softprune train`, `resume`, `inspect`, `compact`, `evaluate`, `report`, `compare`, and
-lists.
+"""The `softprune` command.
 
-Exit codes: 0 done, 2 an error that the message explains, 75 stopped early with everything saved (`softprune
-resume`).
+Exit codes: 0 success; 1 some runs of a sweep failed; 2 an error that the message explains; 75 stopped early with
+everything saved (`softprune resume` continues).
 """
 
 from softprune.cli.app import main

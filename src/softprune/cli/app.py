@@ -1,4 +1,4 @@
-"""The application: its commands, and how errors reach the user."""
+"""The command-line application: its commands, its global options, and how errors are shown."""
 
 import functools
 import importlib
@@ -8,23 +8,23 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from softprune.cli.output import begin_output, error_line, lost_output, show_log
+from softprune import __version__
+from softprune.cli.output import begin_output, error_line, lost_output, say, show_log
 from softprune.errors import SoftpruneError
 
 EXIT_ERROR = 2
-"""Something the user can mend; the message says what."""
+"""The user can correct the error; the message says how."""
 
-COMMANDS = ("training", "sweeps", "networks", "shipping", "reports", "lists")
+COMMANDS = ("train", "sweep", "lists", "networks", "deploy", "reports")
 """Modules that register commands when they are imported, in the order of the help."""
 
 app = typer.Typer(
     name="softprune",
     help=(
-        "Train a network while pruning its channels, cut it for good, and see what was gained.\n\n"
-        "Start with `softprune train`: a minute on a laptop, and a report to open."
+        "Train a CNN and prune its channels in one run, then remove the dead channels.\n\n"
+        "Start with `softprune train`: about a minute on a laptop. It ends with a report to open."
     ),
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -34,16 +34,26 @@ class _Settings:
     debug = False
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"softprune {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _settings(
     debug: Annotated[bool, typer.Option("--debug", help="Show Python's traceback with an error.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
 ) -> None:
     _Settings.debug = debug
     show_log(debug)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Register a command whose SoftpruneErrors end as one clear message and exit code 2."""
+    """Register a command. A SoftpruneError ends it with one message and exit code 2."""
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
@@ -57,7 +67,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(EXIT_ERROR) from None
         lost = lost_output()
         if lost is not None:
-            error_line(f"What a command prints must be written somewhere. Got {lost} on standard output.")
+            error_line(f"Standard output must be writable. Got {lost}. Redirect it to another file.")
             raise typer.Exit(EXIT_ERROR)
 
     return app.command()(guarded)
@@ -65,7 +75,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    for room in COMMANDS:
-        importlib.import_module(f"softprune.cli.{room}")
+    for module in COMMANDS:
+        importlib.import_module(f"softprune.cli.{module}")
     app()
     sys.exit(0)

@@ -1,46 +1,170 @@
-"""The lists: `methods`, `models`, `data`, `recipes`."""
+"""Lists: `runs`, `recipes`, `methods`, `models`, `data`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from softprune.cli.app import command
-from softprune.cli.output import print_table, say
+from softprune.cli.options import Json
+from softprune.cli.output import percent, print_facts, print_json, print_table, say
+from softprune.errors import CheckpointError, ConfigError, nearest
 
 
 @command
-def methods() -> None:
-    """List the pruning methods (`method.name` of a recipe)."""
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder to look in.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List the runs in a folder and its subfolders, with their state."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"The folder to look for runs in must exist. Got {folder}. `softprune train` makes runs in ./runs; "
+            "name another folder as the argument."
+        )
+    found = sorted(path.parent for path in folder.rglob("config.toml") if path.parent.name != "dense")
+    rows = [_run_cells(path) for path in found]
+    columns = ["run", "state", "epoch", "top-1 %", "MACs cut %"]
+    if not rows and not as_json:
+        say(f"No runs in {folder}.")
+        return
+    print_facts(columns, rows, as_json=as_json)
+
+
+def _run_cells(run: Path) -> list[str]:
+    """Return name, state and newest figures. Only JSON is read, so that listing many runs is quick."""
+    result = _read_json(run / "result.json")
+    last = _last_row(run / "metrics.jsonl")
+    if result is not None:
+        state = "finished"
+    elif last is None and not (run / "checkpoints").is_dir():
+        state = "not started"
+    else:
+        state = "running" if _is_locked(run) else "stopped"
+    if last is None:
+        return [str(run), state, "-", "-", "-"]
+    macs, dense = last.get("macs"), ((result or {}).get("dense") or {}).get("macs")
+    cut = None if macs is None or not dense else 100 * (1 - macs / dense)
+    return [str(run), state, str(last["epoch"] + 1), percent(last.get("test_top1")), percent(cut, 1)]
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _last_row(path: Path) -> dict[str, float] | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # torn by a crash
+        if isinstance(row, dict) and "epoch" in row:
+            return row
+    return None
+
+
+def _is_locked(run: Path) -> bool:
+    """Return whether a process works on the run."""
+    from softprune.runs.folder import RunFolder
+
+    folder = RunFolder(run)
+    if not os.access(folder.lock_file, os.W_OK):
+        return False
+    try:
+        with folder.lock():
+            return False
+    except CheckpointError:
+        return True
+
+
+@command
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe or sweep.")] = None,
+    copy: Annotated[
+        Path | None, typer.Option("--copy", metavar="FILE", help="Write it to a file of your own to edit.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the recipes (`softprune train NAME`) and sweeps (`softprune sweep NAME`), or print one."""
+    from softprune.config import shipped
+
+    if name is not None:
+        _show_recipe(name, copy)
+        return
+    if copy is not None:
+        raise ConfigError(
+            "--copy must come with the name of a recipe. Got no name; `softprune recipes` lists them."
+        )
+    found = [("recipe", name, shipped.recipe_title(name)) for name in shipped.recipe_names()]
+    found += [("sweep", name, shipped.sweep_title(name)) for name in shipped.sweep_names()]
+    if as_json:
+        print_json([{"kind": kind, "name": name, "description": title} for kind, name, title in found])
+        return
+    for kind in ("recipe", "sweep"):
+        rows = [[name, title] for each, name, title in found if each == kind]
+        print_table("", [kind, "description"], rows)
+        say()
+
+
+def _show_recipe(name: str, copy: Path | None) -> None:
+    from softprune.config import shipped
+
+    files = {each: shipped.sweep_folder() / f"{each}.toml" for each in shipped.sweep_names()}
+    files |= {each: shipped.recipe_folder() / f"{each}.toml" for each in shipped.recipe_names()}
+    if name not in files:
+        raise ConfigError(
+            f"A recipe must be a name that `softprune recipes` lists. Got {name!r}.{nearest(name, files)}"
+        )
+    text = files[name].read_text(encoding="utf-8")
+    if copy is None:
+        say(text.rstrip("\n"))
+        return
+    if copy.exists():
+        raise ConfigError(f"--copy must name a file that does not exist. Got {copy}; name another.")
+    from softprune.io import write_atomically
+
+    write_atomically(copy, text.encode(), then="copy again")
+    command = "sweep" if name in shipped.sweep_names() else "train"
+    say(f"{copy} written. Edit it, then: softprune {command} {copy}")
+
+
+@command
+def methods(as_json: Json = False) -> None:
+    """List the pruning methods (`method.name` in a recipe)."""
     from softprune.methods import REGISTRY
 
     rows = [[name, entry.description, ", ".join(entry.options)] for name, entry in REGISTRY.items()]
-    rows.append(["dense", "no pruning: the baseline to compare with", ""])
-    print_table("", ["method", "what it does", "method.options"], rows)
+    rows.append(["dense", "no pruning: the baseline", ""])
+    print_facts(["method", "description", "method.options"], rows, as_json=as_json)
 
 
 @command
-def models() -> None:
-    """List the networks (`model.name` of a recipe)."""
+def models(as_json: Json = False) -> None:
+    """List the networks (`model.name` in a recipe)."""
     from softprune.models import REGISTRY
 
     rows = [
         [name, "x".join(map(str, entry.input_shape)), entry.description] for name, entry in REGISTRY.items()
     ]
-    print_table("", ["model", "input", "what it is"], rows)
+    print_facts(["model", "input", "description"], rows, as_json=as_json)
 
 
 @command
-def data() -> None:
-    """List the data sets (`data.name` of a recipe)."""
+def data(as_json: Json = False) -> None:
+    """List the data sets (`data.name` in a recipe)."""
     from softprune.data import DATASETS
 
     rows = [
         [name, "yes" if entry.needs_root else "no", entry.description] for name, entry in DATASETS.items()
     ]
-    print_table("", ["data", "--data-dir", "what it is"], rows)
-
-
-@command
-def recipes() -> None:
-    """List the recipes, for `softprune train NAME`, and the sweeps, for `softprune sweep NAME`."""
-    from softprune.config.shipped import recipe_names, recipe_title, sweep_names, sweep_title
-
-    print_table("", ["recipe", "what it is"], [[name, recipe_title(name)] for name in recipe_names()])
-    say()
-    print_table("", ["sweep", "what it is"], [[name, sweep_title(name)] for name in sweep_names()])
+    print_facts(["data", "--data-dir", "description"], rows, as_json=as_json)

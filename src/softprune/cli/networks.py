@@ -1,77 +1,119 @@
-"""`inspect`, `compact` and `evaluate`: look at a network, cut it, measure it."""
+"""`inspect`, `compact`, `evaluate` and `predict`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from softprune.cli.app import command
-from softprune.cli.output import percent, print_table, say
-from softprune.cli.training import DataDir, Device, Run
+from softprune.cli.options import DataDir, Device, Input, Json, Model, Run, parse_shape
+from softprune.cli.output import percent, print_json, print_table, say
 from softprune.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    import softprune as sp
 
 
 @command
 def inspect(
     model: Annotated[
-        str,
-        typer.Argument(
-            help="A name from `softprune models`, module:factory of your own, or the folder of a run."
-        ),
+        str, typer.Argument(help="A name from `softprune models`, module:factory, or the folder of a run.")
     ] = "digits_net",
     num_classes: Annotated[
-        int | None, typer.Option(help="Outputs of the network. [default: 10, or as many as the run has]")
+        int | None, typer.Option(help="Classes of the network. [default: 10, or the run's]")
     ] = None,
-    input_shape: Annotated[
-        str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")
-    ] = "",
+    input_shape: Input = "",
     include: Annotated[
-        list[str] | None, typer.Option(help="Only these BatchNorms, by name with wildcards; repeatable.")
+        list[str] | None, typer.Option(help="Prune only these BatchNorms (name with wildcards). Repeatable.")
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(help="Not these BatchNorms, by name with wildcards; repeatable.")
+        list[str] | None, typer.Option(help="Freeze these BatchNorms (name with wildcards). Repeatable.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Show what can be pruned in a network, and why not the rest.
+    """Show which BatchNorms of a network can be pruned, and why the others cannot.
 
-    Of a run: what its method was given to prune (method.include, method.exclude), of the network before any cut.
+    For a run, its own method.include and method.exclude apply, on the network before any cut.
     """
+    from softprune.models import REGISTRY
+
+    shape = parse_shape(input_shape)
+    if model not in REGISTRY and Path(model).is_dir():
+        name, found = _inspect_run(Path(model), num_classes, shape, include, exclude)
+    else:
+        name, found = model, _inspect_model(model, num_classes, shape, include, exclude)
+    if as_json:
+        print_json(
+            {
+                "network": name,
+                "macs": found.macs,
+                "params": found.params,
+                "floor_macs": found.floor_macs,
+                "floor_params": found.floor_params,
+                "sites": [
+                    {"name": site.name, "channels": site.width, "activation": site.activation}
+                    for site in found.sites
+                ],
+                "frozen": [
+                    {"name": each.name, "channels": each.width, "reason": each.reason}
+                    for each in found.frozen
+                ],
+            }
+        )
+        return
+    if name != model:
+        say(f"{name}, as pruned in {model}")
+    say(str(found))
+
+
+def _inspect_run(
+    run: Path,
+    num_classes: int | None,
+    shape: tuple[int, ...],
+    include: list[str] | None,
+    exclude: list[str] | None,
+) -> tuple[str, "sp.Inspection"]:
+    import torch
+
+    import softprune
+    from softprune.cli.opened import dense_network, image_shape
+    from softprune.runs.folder import RunFolder
+
+    config = RunFolder.open(run).read_config()
+    found = softprune.inspect(
+        dense_network(run, config, num_classes),
+        torch.zeros(2, *(shape or image_shape(config))),
+        include=include or config.method.include or None,
+        exclude=exclude or config.method.exclude or None,
+    )
+    return config.model.name, found
+
+
+def _inspect_model(
+    model: str,
+    num_classes: int | None,
+    shape: tuple[int, ...],
+    include: list[str] | None,
+    exclude: list[str] | None,
+) -> "sp.Inspection":
     import torch
 
     import softprune
     from softprune.models import REGISTRY
     from softprune.runs.networks import build_network
 
-    if model not in REGISTRY and Path(model).is_dir():
-        from softprune.cli.shipped import dense_network, image_shape
-        from softprune.runs.folder import RunFolder
-
-        config = RunFolder.open(model).read_config()
-        shape = parse_shape(input_shape) if input_shape else image_shape(config)
-        found = softprune.inspect(
-            dense_network(Path(model), config, num_classes),
-            torch.zeros(2, *shape),
-            include=include or config.method.include or None,
-            exclude=exclude or config.method.exclude or None,
-        )
-        say(f"{config.model.name}, as {model} prunes it")
-        say(str(found))
-        return
     if model not in REGISTRY and ":" not in model:
         raise ConfigError(
-            "A network to inspect is a name that `softprune models` lists, module:factory of your own, or the folder "
-            f"of a run. Got {model!r}, which is none of them.{nearest(model, REGISTRY)}"
+            "A network must be a name that `softprune models` lists, module:factory of your own, or the folder of a "
+            f"run. Got {model!r}.{nearest(model, REGISTRY)}"
         )
-    if not input_shape and ":" in model:
+    if not shape and ":" in model:
         raise ConfigError(
-            f"A network of your own needs the shape of an image: --input 3x224x224. Got {model!r} alone."
+            f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {model!r} without it."
         )
     network = build_network(model, 10 if num_classes is None else num_classes)
-    shape = parse_shape(input_shape) if input_shape else REGISTRY[model].input_shape
-    found = softprune.inspect(
-        network, torch.zeros(2, *shape), include=include or None, exclude=exclude or None
-    )
-    say(str(found))
+    example = torch.zeros(2, *(shape or REGISTRY[model].input_shape))
+    return softprune.inspect(network, example, include=include or None, exclude=exclude or None)
 
 
 @command
@@ -82,20 +124,19 @@ def compact(
     ] = None,
     round_to: Annotated[
         int | None,
-        typer.Option("--round-to", help="Fill widths up to this multiple, with zeros. [default: the run's]"),
+        typer.Option("--round-to", help="Round widths up to this multiple. [default: the run's]"),
     ] = None,
     gathers: Annotated[
         bool,
-        typer.Option("--gathers/--no-gathers", help="Let layers read a part of a stream through an index."),
+        typer.Option("--gathers/--no-gathers", help="Let layers read some channels of a tensor by an index."),
     ] = True,
     device: Device = "auto",
     data_dir: DataDir = None,
 ) -> None:
-    """Cut the network of a run, finished or not.
+    """Cut the network of a run, finished or not, and save it.
 
-    The folder then holds weights.safetensors and plan.json; `softprune.load(FOLDER, network)` reads it. Multiples and
-    gathers change how fast it is, never what it computes; such a cut needs a folder of its own, and `softprune bench`
-    compares.
+    Read the result with `softprune.load`. --round-to and --no-gathers change the speed of the network, not what it
+    computes; they need --out. `softprune bench` compares the variants.
     """
     from softprune.train.cutting import compact_run
 
@@ -112,20 +153,33 @@ def compact(
 
 @command
 def evaluate(
-    run: Annotated[
-        Path, typer.Argument(help="The folder of a run, or of a compact network.", show_default=False)
-    ],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or a compact network.", show_default=False)],
     device: Device = "auto",
     data_dir: DataDir = None,
-    model: Annotated[
-        str, typer.Option(help="The dense network, for a compact folder that lies outside its run.")
+    model: Model = "",
+    data: Annotated[
+        str, typer.Option(help="The data set, for a compact network outside its run's folder.")
     ] = "",
-    data: Annotated[str, typer.Option(help="The data set, for a compact folder outside its run.")] = "",
+    as_json: Json = False,
 ) -> None:
-    """Test a run's network, masked and compact, or a compact folder."""
+    """Test the networks of a run, masked and compact, or a compact network."""
     from softprune.train.assessment import evaluate_folder
 
     rows = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data)
+    if as_json:
+        print_json(
+            [
+                {
+                    "network": row.name,
+                    "top1": row.totals.top1,
+                    "top5": row.totals.top5,
+                    "loss": row.totals.loss,
+                    "images": row.totals.images,
+                }
+                for row in rows
+            ]
+        )
+        return
     cells = []
     for row in rows:
         totals = row.totals
@@ -134,9 +188,42 @@ def evaluate(
     print_table("", ["", "top-1 %", "top-5 %", "loss", "images"], cells)
 
 
-def parse_shape(text: str) -> tuple[int, ...]:
-    """Read CxHxW as three numbers."""
-    parts = text.lower().replace(",", "x").split("x")
-    if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--input must be CHANNELSxHEIGHTxWIDTH, such as 3x224x224. Got {text!r}.")
-    return tuple(int(part) for part in parts)
+@command
+def predict(
+    run: Run,
+    images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Classify images with the compact network of a finished run.
+
+    Images are resized and normalised as in the run's evaluation. The class names come from its data set.
+    """
+    import torch
+
+    from softprune.cli.opened import open_compact, open_images
+    from softprune.distributed import pick_device
+    from softprune.runs.folder import RunFolder
+
+    config = RunFolder.open(run).read_config()
+    batch, names = open_images(images, config, data_dir)
+    where = pick_device(device)
+    network = open_compact(run).compact.to(where).eval()
+    with torch.inference_mode():
+        best = network(batch.to(where)).float().softmax(1).topk(min(3, len(names)), dim=1)
+    found: list[dict[str, Any]] = []
+    for file, shares, classes in zip(images, best.values.tolist(), best.indices.tolist(), strict=True):
+        ranking = [
+            {"class": names[index], "probability": share}
+            for share, index in zip(shares, classes, strict=True)
+        ]
+        found.append({"image": str(file), "classes": ranking})
+    if as_json:
+        print_json(found)
+        return
+    rows = []
+    for each in found:
+        cells = [f"{entry['class']} {100 * entry['probability']:.1f}%" for entry in each["classes"]]
+        rows.append([each["image"], cells[0], ", ".join(cells[1:])])
+    print_table("", ["image", "class", "next"], rows)

@@ -1,100 +1,228 @@
-"""What the commands print: tables and a progress bar in a terminal, plain lines elsewhere."""
+"""What commands print: tables that fit the terminal, plain lines in a pipe, JSON on request.
 
+Output may become unwritable while a command runs (a closed pipe, a full disk). A training run then continues without
+it; any other command fails.
+"""
+
+import contextlib
+import errno
+import io
+import json
 import logging
 import os
-from collections.abc import Sequence
-from typing import IO, Any, cast
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, Literal, TextIO, cast
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from softprune.cli.streams import Stream, nobody_reads
+
+class _Stream(io.TextIOBase):
+    """Writes to ``sys.stdout`` or ``sys.stderr`` and drops the text once writing has failed.
+
+    Args:
+        name: Which of the two.
+        on_loss: Called with the error when writing fails for the first time.
+    """
+
+    def __init__(self, name: Literal["stdout", "stderr"], on_loss: Callable[[OSError], None]) -> None:
+        self._name = name
+        self._on_loss = on_loss
+        self.lost: OSError | None = None
+        """The error after which nothing is written."""
+
+    @property
+    def _file(self) -> TextIO | None:
+        file = getattr(sys, self._name)  # None where the shell has closed it (`>&-`)
+        return cast(TextIO | None, getattr(file, "rich_proxied_file", file))
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return getattr(self._file, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        return self._file is not None and self._file.isatty()
+
+    def fileno(self) -> int:
+        if self._file is None:
+            raise io.UnsupportedOperation("fileno")
+        return self._file.fileno()
+
+    def write(self, text: str) -> int:
+        """Write ``text``, with escapes for characters that the encoding does not have."""
+        if self._file is not None and self.lost is None:
+            try:
+                self._file.write(text)
+            except UnicodeEncodeError:
+                self._file.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
+            except OSError as error:
+                self._lose(error)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._file is not None and self.lost is None:
+            try:
+                self._file.flush()
+            except OSError as error:
+                self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.lost = error
+        # Python flushes the buffer when it exits, which would fail again.
+        with contextlib.suppress(OSError):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self.fileno())
+            os.close(nothing)
+        self._on_loss(error)
 
 
-class _Care:
-    runs = False
-    """Whether a run is under way, which goes on without its output."""
+class _State:
+    training = False
+    """Whether a run is in progress, which continues without its output."""
+    live = False
+    """Whether a bar or a live table occupies the last lines of the terminal."""
 
 
 def _on_loss(error: OSError) -> None:
-    if _Care.runs:
-        remark(f"warning: standard output cannot be written ({error.strerror}); the run goes on without it")
+    if _State.training:
+        remark(f"warning: cannot write to standard output ({error.strerror}); the run continues without it")
 
 
-_stdout = Stream("stdout", _on_loss)
-_stderr = Stream("stderr", lambda error: None)
+_stdout = _Stream("stdout", _on_loss)
+_stderr = _Stream("stderr", lambda error: None)
 _out = Console(file=cast(IO[str], _stdout), highlight=False, soft_wrap=True)
 _err = Console(file=cast(IO[str], _stderr), highlight=False, soft_wrap=True)
 
 
 def begin_output() -> None:
-    """A command begins: nothing is lost yet, and its output is what it is called for."""
+    """Reset the state of the streams at the start of a command."""
     _stdout.lost = _stderr.lost = None
-    _Care.runs = False
+    _State.training = _State.live = False
 
 
-def run_begins() -> None:
-    """From here on a run is under way: if its output cannot be written, a line says so at once and it goes on."""
-    _Care.runs = True
+def begin_training_output() -> None:
+    """From here on lost output gives a warning, and the command continues."""
+    _State.training = True
+
+
+@contextlib.contextmanager
+def live_output() -> Iterator[Console]:
+    """Within this context remarks and log lines are printed above a live display on the returned console."""
+    _State.live = True
+    try:
+        yield _out
+    finally:
+        _State.live = False
 
 
 def lost_output() -> str | None:
-    """Why a command has failed to print what it was called for. A reader that has seen enough is no failure."""
+    """Return why the command could not print its result. A reader that has closed the pipe (`head`) is no error."""
     error = _stdout.lost
-    return None if error is None or _Care.runs or nobody_reads(error) else error.strerror or str(error)
+    if error is None or _State.training or error.errno == errno.EPIPE:
+        return None
+    return error.strerror or str(error)
 
 
 def console() -> Console:
-    """Where results go."""
+    """Return the console of standard output."""
     return _out
 
 
 def say(text: str = "") -> None:
-    """One line of ordinary output."""
+    """Print one line."""
     _out.print(text, markup=False)
 
 
 def remark(text: str) -> None:
-    """One line on standard error about what is printed: what was left out of it, and why."""
-    _err.print(text, markup=False)
+    """Print one line to standard error."""
+    # A second stream would overwrite the lines of a live display in the same terminal.
+    target = _out if _State.live and _err.is_terminal else _err
+    target.print(text, markup=False)
 
 
 def error_line(text: str) -> None:
-    """The message of an error, on standard error."""
+    """Print an error message to standard error."""
     _err.print("error: ", style="bold red", end="")
     _err.print(text, markup=False)
 
 
+def print_json(facts: Any) -> None:
+    """Print ``facts`` as JSON."""
+    _out.out(json.dumps(facts, indent=1, default=str), highlight=False)
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; columns whose every cell begins with a digit, sign or dash are aligned to the right."""
+    """Print a table. Columns in which every cell starts with a digit, a sign or a dash are aligned to the right.
+
+    In a terminal, text wraps so that the table fits; where numbers alone are too wide, each row becomes a list of its
+    cells. In a pipe every row is one line.
+    """
     numeric = [all(row[i][:1] in "0123456789-+" for row in rows) and bool(rows) for i in range(len(columns))]
-    widths = [
-        max(len(name), *(len(row[i]) for row in rows)) if rows else len(name)
-        for i, name in enumerate(columns)
-    ]
-    # Folded into columns of two letters a table is harder to read than with long lines.
-    if _out.is_terminal and sum(widths) + 2 * len(widths) <= _out.width:
-        table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for name, right in zip(columns, numeric, strict=True):
-            table.add_column(name, justify="right" if right else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        _out.print(table, markup=False)
+    widths = [max(len(name), *(len(row[i]) for row in rows), 0) for i, name in enumerate(columns)]
+    if not _out.is_terminal:
+        _print_lines(title, columns, rows, widths, numeric)
         return
+    least = [
+        width if right else min(width, _longest_word(column, rows, i))
+        for i, (column, width, right) in enumerate(zip(columns, widths, numeric, strict=True))
+    ]
+    if sum(least) + 2 * len(least) > _out.width:
+        _print_records(title, columns, rows)
+        return
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, right, width in zip(columns, numeric, least, strict=True):
+        justify: Literal["right", "left"] = "right" if right else "left"
+        table.add_column(name, justify=justify, min_width=width, no_wrap=right, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    _out.print(table, markup=False, soft_wrap=False)
+
+
+def _longest_word(column: str, rows: Sequence[Sequence[str]], index: int) -> int:
+    words = [*column.split(), *(word for row in rows for word in row[index].split())]
+    return max(map(len, words), default=0)
+
+
+def _print_records(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if title:
+        say(title)
+    width = max(map(len, columns))
+    for row in rows:
+        say()
+        for name, cell in zip(columns, row, strict=True):
+            if cell:
+                say(f"{name.ljust(width)}  {cell}")
+
+
+def _print_lines(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    numeric: Sequence[bool],
+) -> None:
     if title:
         say(title)
     for row in [columns, *rows]:
-        cells = zip(row, widths, numeric, strict=True)
-        say(
-            "  ".join(
-                cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells
-            ).rstrip()
-        )
+        cells = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        say("  ".join(cells).rstrip())
+
+
+def print_facts(columns: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool) -> None:
+    """Print a table of text, or the same cells as a JSON list of objects."""
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table("", columns, rows)
 
 
 def count(number: float | None) -> str:
-    """A count in a form that is quick to read: 1,234 or 12.3 M."""
+    """Format a count: 1,234 or 12.3 M."""
     if number is None:
         return "-"
     for size, unit in ((1e9, "G"), (1e6, "M")):
@@ -104,29 +232,29 @@ def count(number: float | None) -> str:
 
 
 def percent(value: float | None, digits: int = 2) -> str:
-    """A percentage, or a dash for one that is not known."""
+    """Format a percentage; an unknown one is a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def cut(before: float | None, after: float | None) -> str:
-    """How much of ``before`` is gone, in percent."""
+    """Format the share of ``before`` that was removed, in percent."""
     return percent(100 * (1 - after / before), 1) if before and after is not None else "-"
 
 
-class _Lines(logging.Handler):
+class _LogLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         prefix = "warning: " if record.levelno >= logging.WARNING else ""
-        _err.print(f"{prefix}{self.format(record)}", markup=False)
+        remark(f"{prefix}{self.format(record)}")
 
 
 def show_log(debug: bool) -> None:
-    """Send what the library logs to standard error."""
-    log: Any = logging.getLogger("softprune")
-    log.setLevel(logging.DEBUG if debug else logging.INFO if speaks() else logging.ERROR)
-    log.handlers = [_Lines()]
+    """Send the log of the library to standard error."""
+    log = logging.getLogger("softprune")
+    log.setLevel(logging.DEBUG if debug else logging.INFO if is_rank_0() else logging.ERROR)
+    log.handlers = [_LogLines()]
     log.propagate = False
 
 
-def speaks() -> bool:
-    """Whether this process is the only one, or the first of those that torchrun started."""
+def is_rank_0() -> bool:
+    """Return whether this is the only process, or rank 0 of those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"

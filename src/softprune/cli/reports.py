@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from softprune.cli.app import command
+from softprune.cli.options import Run
 from softprune.cli.output import print_table, remark, say
 from softprune.cli.results import method_titles, write_report
-from softprune.cli.training import Run
 from softprune.errors import ConfigError
 
 

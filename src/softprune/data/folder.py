@@ -75,8 +75,7 @@ class FolderDataset(torch.utils.data.Dataset[Any]):
             if self.augment:
                 image = self._augmented(image, draw, transforms)
             else:
-                image = transforms.resize(image, [round(self.size * 256 / 224)])
-                image = transforms.center_crop(image, [self.size])
+                image = evaluation_crop(image, self.size)
             return transforms.pil_to_tensor(image), int(self.labels[index])
         except MemoryError:
             raise  # not the image's fault
@@ -88,6 +87,13 @@ class FolderDataset(torch.utils.data.Dataset[Any]):
         top, left, height, width = _crop(image.height, image.width, chance)
         image = transforms.resized_crop(image, top, left, height, width, [self.size, self.size])
         return transforms.horizontal_flip(image) if chance.random() < 0.5 else image
+
+
+def evaluation_crop(image: Image, size: int) -> Image:
+    """Return the central square of an image, as the networks are tested on it."""
+    from torchvision.transforms.v2 import functional as transforms
+
+    return transforms.center_crop(transforms.resize(image, [round(size * 256 / 224)]), [size])
 
 
 def _open(path: Path) -> Image:

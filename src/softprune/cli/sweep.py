@@ -1,4 +1,4 @@
-"""`sweep`: a grid of runs side by side."""
+"""`sweep`: several runs from one file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from softprune.cli.app import command
+from softprune.cli.options import DataDir, TimeLimit, parse_time
 from softprune.cli.output import error_line, print_table, say
 from softprune.cli.reports import print_comparison
-from softprune.cli.training import DataDir, TimeLimit, parse_time
 from softprune.train.stop_signal import EXIT_STOPPED
 
 EXIT_FAILED = 1
@@ -20,12 +20,12 @@ def sweep(
     file: Annotated[
         str,
         typer.Argument(
-            help="A TOML file with recipes and a grid, or a name from `softprune recipes`.",
+            help="TOML file with a grid, or a name from `softprune recipes`.",
             show_default=False,
         ),
     ],
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, help="Runs side by side, one process each.")
+        int, typer.Option("--jobs", "-j", min=1, help="Number of runs in parallel, one process each.")
     ] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the runs. [default: runs/NAME]")
@@ -33,18 +33,18 @@ def sweep(
     data_dir: DataDir = None,
     time_limit: TimeLimit = None,
     device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, cuda, or several, as in cuda:0,cuda:1.")
+        str, typer.Option("--device", help="auto, cpu, cuda, or a list: cuda:0,cuda:1.")
     ] = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and exit.")] = False,
 ) -> None:
-    """Run a grid of recipes side by side; again, and it goes on where it stopped.
+    """Run a grid of recipes in parallel processes. Repeat the command to resume a stopped sweep.
 
-    A finished run is left as it is, an unfinished one goes on from its newest checkpoint, and one that failed is
-    tried again. A failure stops no other run. SIGTERM, Ctrl-C and --time-limit let all runs save and exit with
-    code 75; code 1 says that some runs failed.
+    Finished runs are kept, unfinished ones resume from their newest checkpoint, and failed ones start again from it.
+    A failed run does not stop the others. SIGTERM, Ctrl-C and --time-limit make all runs save and exit with code 75;
+    exit code 1 means that some runs failed.
     """
     seconds = parse_time(time_limit)
-    from softprune.cli.watching_sweeps import make_sweep_listener
+    from softprune.cli.progress import sweep_progress
     from softprune.sweep.grid import read_sweep
     from softprune.sweep.runner import SweepRunner
 
@@ -57,19 +57,17 @@ def sweep(
         print_table(f"{len(planned.cells)} runs in {planned.folder}", ["run", "method", "", "after"], rows)
         return
     runner = SweepRunner(planned, jobs=jobs, devices=_devices(device), data_dir=data_dir)
-    with make_sweep_listener() as listener:
+    with sweep_progress() as listener:
         reason = runner.run(listener, seconds)
     done = [job.cell.folder.path for job in runner.jobs if job.state == "done"]
     if done:
         print_comparison(done)
     failed = [job for job in runner.jobs if job.state in ("failed", "blocked")]
     for job in failed:
-        words = (
-            job.last_words() if job.state == "failed" else [f"it comes after {job.cell.after}, which failed"]
-        )
+        words = job.last_words() if job.state == "failed" else [f"it needs {job.cell.after}, which failed"]
         error_line(f"{job.cell.name} {job.state}: {' / '.join(words)} ({job.log})")
     if reason is not None:
-        say(f"Stopped by {reason}; everything is saved. The same command goes on.")
+        say(f"Stopped by {reason}; everything is saved. Repeat the command to resume.")
         raise typer.Exit(EXIT_STOPPED)
     say(f"{len(done)} of {len(runner.jobs)} runs done: {planned.folder}")
     if failed:
@@ -79,11 +77,11 @@ def sweep(
 def _status(folder: Path) -> str:
     if (folder / "result.json").is_file():
         return "done"
-    return "begun" if (folder / "config.toml").is_file() else "new"
+    return "started" if (folder / "config.toml").is_file() else "new"
 
 
 def _devices(device: str) -> list[str]:
-    """Devices for the runs in turn; `auto` with several GPUs means all of them."""
+    """Return the devices that the runs are distributed over. `auto` means all GPUs."""
     if device != "auto":
         return [part.strip() for part in device.split(",")]
     import torch

@@ -1,4 +1,4 @@
-"""`export` and `bench`: take a compact network to other runtimes, and see how fast it is."""
+"""`export` and `bench`: write the compact network for another runtime, and time it."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,19 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from softprune.cli.app import command
-from softprune.cli.networks import parse_shape
+from softprune.cli.options import Device, Input, Model, parse_shape
 from softprune.cli.output import print_table, say
-from softprune.cli.training import Device
 from softprune.errors import ConfigError
 
 Target = Annotated[
-    Path, typer.Argument(help="The folder of a finished run, or of a compact network.", show_default=False)
-]
-Model = Annotated[
-    str, typer.Option(help="The dense network, for a compact folder that lies outside its run.")
-]
-Input = Annotated[
-    str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, where the run does not say it.")
+    Path, typer.Argument(help="Folder of a finished run, or a compact network.", show_default=False)
 ]
 
 
@@ -30,28 +23,28 @@ def export(
         bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write. [default: beside the compact folder]")
+        Path | None, typer.Option("--out", "-o", help="File to write. [default: beside the compact network]")
     ] = None,
     model: Model = "",
     input_shape: Input = "",
 ) -> None:
-    """Write the compact network as an ONNX or torch.export file and check it in its own runtime.
+    """Export the compact network to ONNX or torch.export, and check the file in its own runtime.
 
-    The batch size is free. The file's outputs are compared with the network's, and the difference is printed.
+    The batch size of the file is dynamic. Its outputs are compared with the network's, and the difference is printed.
     """
     if format not in ("onnx", "pt2"):
         raise ConfigError(f"--format must be onnx or pt2. Got {format!r}.")
     import tempfile
 
     from softprune import export as exporting
-    from softprune.cli.shipped import open_shipped
+    from softprune.cli.opened import open_compact
 
-    shipped = open_shipped(path, model=model, shape=parse_shape(input_shape) if input_shape else ())
+    opened = open_compact(path, model=model, shape=parse_shape(input_shape))
     write = exporting.to_onnx if format == "onnx" else exporting.to_torch_export
-    target = out or shipped.folder.with_name(f"{shipped.folder.name}.{format}")
-    small = write(shipped.compact, shipped.example, target, fold_bn=fold_bn)
+    target = out or opened.folder.with_name(f"{opened.folder.name}.{format}")
+    small = write(opened.compact, opened.example, target, fold_bn=fold_bn)
     with tempfile.TemporaryDirectory() as folder:
-        large = write(shipped.dense, shipped.example, Path(folder) / f"dense.{format}", fold_bn=fold_bn)
+        large = write(opened.dense, opened.example, Path(folder) / f"dense.{format}", fold_bn=fold_bn)
     rows = [
         [name, f"{report.bytes:,}", f"{100 * report.bytes / large.bytes:.1f}", str(report.folded)]
         for name, report in (("dense", large), ("compact", small))
@@ -69,22 +62,22 @@ def bench(
     path: Target,
     backend: Annotated[
         str,
-        typer.Option("--backend", "-b", help="Of eager, compile, fused, onnxruntime; several with commas."),
+        typer.Option("--backend", "-b", help="eager, compile, fused, onnxruntime, or a list of them."),
     ] = "eager",
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")] = "1,64",
-    threads: Annotated[int, typer.Option("--threads", help="CPU threads; 0 for PyTorch's choice.")] = 0,
+    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.")] = "1,64",
+    threads: Annotated[int, typer.Option("--threads", help="CPU threads; 0: PyTorch's default.")] = 0,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
     channels_last: Annotated[
         bool, typer.Option("--channels-last", help="Channels-last memory order.")
     ] = False,
     compile_mode: Annotated[
         str,
-        typer.Option("--compile-mode", help="torch.compile's mode; reduce-overhead records CUDA graphs."),
+        typer.Option("--compile-mode", help="Mode of torch.compile, such as reduce-overhead."),
     ] = "default",
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them, in both networks.")
     ] = False,
-    repeats: Annotated[int, typer.Option("--repeats", help="Timed blocks of each network, in turns.")] = 15,
+    repeats: Annotated[int, typer.Option("--repeats", help="Timed blocks per network, alternating.")] = 15,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also write a JSON record to this file.")
     ] = None,
@@ -92,23 +85,24 @@ def bench(
     model: Model = "",
     input_shape: Input = "",
 ) -> None:
-    """Time the dense network against the compact one, in turns: median, spread, and what of the saving arrives.
+    """Time the dense and the compact network in turns.
 
-    "realised" is the speed-up over the ratio of MACs: 1 where all of the saved arithmetic is saved time.
+    Prints the median, the spread, and "realised", the share of the MAC reduction that becomes speed-up: 1 if the
+    compact network is faster by the ratio of MACs.
     """
     batches = _numbers(batch)
     import torch
 
     from softprune import bench as benching
-    from softprune.cli.shipped import open_shipped
+    from softprune.cli.opened import open_compact
     from softprune.distributed import pick_device
 
-    shipped = open_shipped(path, model=model, shape=parse_shape(input_shape) if input_shape else ())
+    opened = open_compact(path, model=model, shape=parse_shape(input_shape))
     where = str(pick_device(device))
     report = benching.compare(
-        shipped.dense,
-        shipped.compact,
-        shipped.example,
+        opened.dense,
+        opened.compact,
+        opened.example,
         backends=[name.strip() for name in backend.split(",")],
         batches=batches,
         device=where,
@@ -144,9 +138,7 @@ def bench(
 def _numbers(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(
-            f"--batch must be whole numbers with commas between them, such as 1,64. Got {text!r}."
-        )
+        raise ConfigError(f"--batch must be whole numbers separated by commas, such as 1,64. Got {text!r}.")
     return [int(part) for part in parts]
 
 

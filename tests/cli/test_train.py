@@ -67,7 +67,7 @@ def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert "Stopped by SIGTERM; everything is saved. Go on with: softprune resume run" in output
+    assert "Stopped by SIGTERM; everything is saved. Resume: softprune resume run" in output
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_folder_of_images_resumes_in_mid_epoch(softprune, images: Path, tmp_pa
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
 
 
-def test_a_broken_image_is_named_and_the_run_goes_on_once_it_is_mended(softprune, images: Path) -> None:
+def test_a_broken_image_is_named_and_the_run_resumes_once_it_is_repaired(softprune, images: Path) -> None:
     broken = images / "train" / "dark" / "0.png"
     whole = broken.read_bytes()
     broken.write_bytes(whole[:40])
@@ -233,3 +233,21 @@ def test_a_full_disk_ends_in_one_message_and_loses_nothing(tmp_path: Path) -> No
     assert "make room, then `softprune resume` goes on" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_common_settings_have_flags(softprune) -> None:
+    arguments = ("--epochs", "1", "--batch-size", "32", "--lr", "0.02", "--seed", "4", "--data", "digits")
+    result = softprune("train", "tiny.toml", *arguments, "--model", "tiny_networks:tiny")
+    assert result.exit_code == 0, result.output
+    config = RunFolder("runs/digits-tiny-scp").read_config()
+    assert (config.train.epochs, config.data.batch_size, config.optimizer.lr, config.seed) == (1, 32, 0.02, 4)
+
+
+def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    result = softprune("train", "tiny.toml", "--dry-run", "--set", "method.target.macs=0.5")
+    assert result.exit_code == 0, result.output
+    for text in ("tiny_networks:tiny", "1,437 training", "BatchNorms", "'macs': 0.5", "runs/tiny"):
+        assert text in result.output
+    assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
+    assert softprune("train", "tiny.toml", "--dry-run", "--model", "vgg166").exit_code == 2

@@ -61,7 +61,7 @@ def test_bench_prints_rows_and_writes_a_record(softprune, finished: Path, tmp_pa
     assert record["environment"]["torch"]
 
 
-def test_bench_hands_the_compilers_mode_on(softprune, finished: Path, monkeypatch) -> None:
+def test_bench_passes_the_compile_mode(softprune, finished: Path, monkeypatch) -> None:
     asked = {}
     monkeypatch.setattr("softprune.bench.compare", lambda *args, **options: asked.update(options) or 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -1,0 +1,143 @@
+"""The networks of a run as `inspect`, `export`, `bench` and `predict` need them: dense, compact, and an input."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from softprune.config.settings import RunConfig
+from softprune.data import DATASETS
+from softprune.data.bundle import ArrayDataset
+from softprune.data.folder import MEAN, STD, evaluation_crop
+from softprune.errors import ConfigError, DataError, FileFormatError
+from softprune.models import REGISTRY
+from softprune.plan import PrunePlan
+from softprune.plan.plan import model_shapes
+from softprune.runs.folder import RunFolder
+from softprune.runs.networks import build_network, known_origin
+from softprune.surgery import load
+from softprune.surgery.saved import read_plans
+from softprune.train.cutting import refuse_dense
+from softprune.train.run import open_data
+
+
+@dataclass(frozen=True)
+class OpenedNetwork:
+    """A compact network, the dense network it was cut from, and an example input."""
+
+    folder: Path
+    dense: nn.Module
+    """With fresh weights."""
+    compact: nn.Module
+    example: Tensor
+    """One random image."""
+
+
+def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) -> OpenedNetwork:
+    """Open the compact network of a run's folder, or of a compact folder. The data set is not needed.
+
+    The dense network is the one that the run's configuration names, or else the one that the compact folder names as
+    its origin, or else ``model``.
+    """
+    run = path if (path / "config.toml").is_file() else path.parent
+    compact = path / "compact" if run == path else path
+    config = RunFolder(run).read_config() if (run / "config.toml").is_file() else None
+    if not (compact / "plan.json").is_file():
+        if config is not None and run == path:
+            refuse_dense(config, path)
+        raise ConfigError(
+            "The argument must be the folder of a finished run (with compact/plan.json) or of a compact network (with "
+            f"plan.json). Got {path}. For an unfinished run, run `softprune compact` first."
+        )
+    origin = known_origin(compact) if config is None else None
+    name = model or (config.model.name if config is not None else origin.model if origin is not None else "")
+    if not name:
+        raise ConfigError(
+            "A compact network outside its run needs --model, unless it was cut from one of softprune's own networks. "
+            f"Got {path} without --model."
+        )
+    if not shape and config is not None:
+        shape = image_shape(config)
+    if not shape and origin is not None and origin.model == name:
+        shape = origin.input_shape
+    if not shape and name not in REGISTRY:
+        raise ConfigError(
+            f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {name!r} without it."
+        )
+    dense = _definition(name, read_plans(compact)[0])
+    example = torch.randn(
+        1, *(shape or REGISTRY[name].input_shape), generator=torch.Generator().manual_seed(0)
+    )
+    return OpenedNetwork(compact.resolve(), dense.eval(), load(compact, dense), example)
+
+
+def image_shape(config: RunConfig) -> tuple[int, ...]:
+    """Return the shape of one image of a run's data set."""
+    size = config.data.image_size
+    return DATASETS[config.data.name].input_shape or (3, size, size)
+
+
+def dense_network(run: Path, config: RunConfig, num_classes: int | None = None) -> nn.Module:
+    """Build the network that a run prunes, with fresh weights. The data set is not needed."""
+    classes = DATASETS[config.data.name].num_classes if num_classes is None else num_classes
+    if classes is not None:
+        return build_network(config.model.name, classes)
+    folder = RunFolder(run).compact
+    if (folder / "plan.json").is_file():
+        return _definition(config.model.name, read_plans(folder)[0])
+    raise ConfigError(
+        "The number of classes must be given for an unfinished run on a folder of images. Got "
+        f"{run} without it; use --num-classes."
+    )
+
+
+def _definition(name: str, plan: PrunePlan) -> nn.Module:
+    """Build the dense network of ``plan``, with the number of classes for which all shapes match."""
+    sizes = dict.fromkeys(shape[0] for shape in reversed(plan.dense.values()) if shape)
+    # On the meta device no weights are drawn for the candidates.
+    for size in sizes:
+        with torch.device("meta"):
+            shapes = model_shapes(build_network(name, size))
+        if shapes == plan.dense:
+            return build_network(name, size)
+    raise FileFormatError(
+        f"The network must be the one that was pruned, a {plan.model}. Got {name!r}, whose shapes do not match the "
+        "plan for any number of classes."
+    )
+
+
+def open_images(
+    files: Sequence[Path], config: RunConfig, data_dir: str | None = None
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Read image files as a batch for a run's network, and return it with the class names of the run's data set."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise ConfigError(
+            f'`softprune predict` needs Pillow. Got: {error}. Install the extra "vision".'
+        ) from error
+    data = open_data(config, torch.device("cpu"), data_dir)
+    channels, height, width = data.input_shape
+    pixels = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                picture = image.convert("L" if channels == 1 else "RGB")
+        except (OSError, UnidentifiedImageError) as error:
+            raise DataError(
+                f"An image to classify must be a readable image file. Got {file}: {error}."
+            ) from error
+        if not isinstance(data.test, ArrayDataset):
+            picture = evaluation_crop(picture, height)
+        array = np.asarray(picture.resize((width, height)), dtype=np.float32)
+        pixels.append(torch.from_numpy(array).reshape(height, width, channels).permute(2, 0, 1))
+    batch = torch.stack(pixels)
+    names = data.class_names or tuple(map(str, range(data.num_classes)))
+    if isinstance(data.test, ArrayDataset):
+        # Some data sets do not store 0 to 255; the digits store 0 to 16.
+        return data.test.normalise(batch * (float(data.test.images.max()) / 255)), names
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (MEAN, STD))
+    return (batch - mean) / std, names

@@ -1,0 +1,163 @@
+"""The progress of a run or a sweep: a live display in a terminal, lines in a pipe."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from softprune.cli.output import (
+    begin_training_output,
+    console,
+    count,
+    cut,
+    is_rank_0,
+    live_output,
+    percent,
+    say,
+)
+from softprune.sweep.runner import Job, SweepListener
+from softprune.train.progress import Listener
+
+
+class _EpochLines(Listener):
+    """Prints one line per epoch."""
+
+    def __init__(self) -> None:
+        self._epochs = 0
+
+    def on_stage(self, text: str) -> None:
+        say(text)
+
+    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
+        self._epochs = epochs
+
+    def on_epoch(self, row: Mapping[str, Any], dense: Mapping[str, Any]) -> None:
+        say(_epoch_line(row, dense, self._epochs))
+
+
+class _EpochBar(_EpochLines):
+    """Shows a bar with the newest epoch's figures; stages and log lines are printed above it."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+        self._task: TaskID | None = None
+        self._steps = self._epoch = 0
+
+    def on_stage(self, text: str) -> None:
+        self._end_bar()
+        super().on_stage(text)
+
+    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
+        super().on_epoch_start(epoch, epochs, steps)
+        self._epoch, self._steps = epoch, steps
+        if self._task is None:
+            self._task = self._progress.add_task("", total=epochs * steps, facts="", epoch="")
+            self._progress.update(self._task, completed=epoch * steps)
+        self._progress.update(self._task, epoch=f"epoch {epoch + 1}/{epochs}")
+
+    def on_step(self, done: int) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, completed=self._epoch * self._steps + done)
+
+    def on_epoch(self, row: Mapping[str, Any], dense: Mapping[str, Any]) -> None:
+        if self._task is None:
+            return
+        facts = [f"loss {row['train_loss']:.3f}"]
+        if row["test_top1"] is not None:
+            facts.append(f"top-1 {percent(row['test_top1'], 1)}%")
+        if row["macs"] is not None and row["macs"] != dense["macs"]:
+            facts.append(f"cut {cut(dense['macs'], row['macs'])}%")
+        self._progress.update(self._task, facts="  ".join(facts))
+        if row["epoch"] + 1 == self._epochs:
+            self._end_bar()
+            super().on_epoch(row, dense)
+
+    def _end_bar(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+
+
+@contextmanager
+def run_progress() -> Iterator[Listener]:
+    """Yield the listener for this output. Of several processes only rank 0 prints."""
+    begin_training_output()
+    if not is_rank_0():
+        yield Listener()
+        return
+    if not console().is_terminal:
+        yield _EpochLines()
+        return
+    columns = (
+        TextColumn("{task.fields[epoch]}"),
+        BarColumn(bar_width=16),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    with live_output() as out, Progress(*columns, console=out, transient=True) as progress:
+        yield _EpochBar(progress)
+
+
+def _epoch_line(row: Mapping[str, Any], dense: Mapping[str, Any], epochs: int) -> str:
+    parts = [f"epoch {row['epoch'] + 1}/{epochs}", f"lr {row['lr']:.4g}", f"loss {row['train_loss']:.4f}"]
+    if row["test_top1"] is not None:
+        parts.append(f"top-1 {percent(row['test_top1'])}%")
+    if row["macs"] is not None and row["macs"] != dense["macs"]:
+        parts.append(f"MACs cut {cut(dense['macs'], row['macs'])}%")
+        parts.append(f"channels cut {cut(dense['channels'], row['channels'])}%")
+    parts.append(f"{row['images_per_second']:,.0f} images/s")
+    return "  ".join(parts)
+
+
+class _JobLines(SweepListener):
+    """Prints one line when a run of the sweep starts or ends."""
+
+    def on_change(self, job: Job) -> None:
+        say("  ".join([f"{job.state:<8}", job.cell.name, *_job_facts(job)]))
+
+
+class _JobTable(SweepListener):
+    """Shows a table of all runs of the sweep."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def on_look(self, jobs: Sequence[Job]) -> None:
+        table = Table(title_justify="left")
+        for column in ("run", "state", "epoch", "top-1 %", "MACs", "time"):
+            table.add_column(column, justify="left" if column in ("run", "state") else "right")
+        for job in jobs:
+            table.add_row(job.cell.name, job.state, *_job_cells(job))
+        self._live.update(table)
+
+
+@contextmanager
+def sweep_progress() -> Iterator[SweepListener]:
+    """Yield the listener for this output."""
+    begin_training_output()
+    if not console().is_terminal:
+        yield _JobLines()
+        return
+    with live_output() as out, Live(console=out, refresh_per_second=2) as live:
+        yield _JobTable(live)
+
+
+def _job_cells(job: Job) -> list[str]:
+    row = job.last_row() if job.state != "waiting" else None
+    time = f"{job.seconds:,.0f} s" if job.seconds else "-"
+    if row is None:
+        return ["-", "-", "-", time]
+    epochs = job.cell.config.train.epochs + job.cell.config.finetune.epochs
+    return [f"{row['epoch'] + 1}/{epochs}", percent(row["test_top1"]), count(row["macs"]), time]
+
+
+def _job_facts(job: Job) -> list[str]:
+    if job.state == "running":
+        return []
+    epoch, top1, macs, time = _job_cells(job)
+    facts = [f"epoch {epoch}", f"top-1 {top1}%", f"{macs} MACs", time]
+    return facts if job.state == "done" else [*facts, *job.last_words(1)]

@@ -1,0 +1,177 @@
+"""`train` and `resume`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from softprune.cli.app import command
+from softprune.cli.options import DataDir, Device, Run, TimeLimit, parse_time
+from softprune.cli.output import count, say
+from softprune.config.recipes import load_recipe
+from softprune.config.settings import RunConfig
+from softprune.config.shipped import recipe_names
+from softprune.train.stop_signal import EXIT_STOPPED
+
+if TYPE_CHECKING:
+    from softprune.train.run import Outcome
+
+
+def _complete_recipe(incomplete: str) -> list[str]:
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+@command
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A name from `softprune recipes`, or a TOML file of your own.",
+            autocompletion=_complete_recipe,
+        ),
+    ] = "digits",
+    model: Annotated[
+        str | None, typer.Option("--model", help="Network: a name, or module:factory (model.name).")
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Data set (data.name).")] = None,
+    data_dir: DataDir = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Training epochs (train.epochs).")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Images per step (data.batch_size).")
+    ] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate (optimizer.lr).")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed (seed).")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", "-s", metavar="KEY=VALUE", help="Any other setting: optimizer.momentum=0.8. Repeatable."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the run. [default: runs/NAME]")
+    ] = None,
+    time_limit: TimeLimit = None,
+    device: Device = "auto",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the recipe, print what it would train, and exit.")
+    ] = False,
+) -> None:
+    """Train and prune a network, cut it, and write a report.
+
+    Without arguments: a small network on the digits that ship with softprune, in about a minute.
+
+    SIGTERM, Ctrl-C and --time-limit finish the step, save, and exit with code 75; `softprune resume RUN` continues.
+    To use several GPUs: torchrun --nproc-per-node N -m softprune train ...
+    """
+    seconds = parse_time(time_limit)
+    flags = {
+        "model.name": model,
+        "data.name": data,
+        "data.dir": None if data_dir is None else Path(data_dir).expanduser().resolve(),
+        "train.epochs": epochs,
+        "data.batch_size": batch_size,
+        "optimizer.lr": lr,
+        "seed": seed,
+    }
+    overrides = [f"{key}={value}" for key, value in flags.items() if value is not None] + (settings or [])
+    config = _load(recipe, overrides)
+    if dry_run:
+        _print_plan(config, out, device)
+        return
+    from softprune.cli.progress import run_progress
+    from softprune.train.run import start
+
+    with run_progress() as listener:
+        outcome = start(config, out, device=device, time_limit=seconds, listener=listener)
+    _conclude(outcome)
+
+
+@command
+def resume(
+    run: Run,
+    time_limit: TimeLimit = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+) -> None:
+    """Resume a stopped run.
+
+    Training continues from the newest checkpoint; the result is the same as without the stop. If that checkpoint is
+    damaged, the one before it is used.
+    """
+    seconds = parse_time(time_limit)
+    from softprune.cli.progress import run_progress
+    from softprune.train.run import resume as resume_run
+
+    with run_progress() as listener:
+        outcome = resume_run(run, device=device, time_limit=seconds, data_dir=data_dir, listener=listener)
+    _conclude(outcome)
+
+
+def _load(recipe: str, overrides: list[str]) -> RunConfig:
+    """Load a recipe. A run of another network, data set or method than the recipe's is named after them."""
+    config = load_recipe(recipe, overrides)
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    if "name" in keys or not keys & {"model.name", "data.name", "method.name"}:
+        return config
+    model = config.model.name.rpartition(":")[2]
+    return load_recipe(
+        recipe, [*overrides, f"name={config.data.name.rpartition(':')[2]}-{model}-{config.method.name}"]
+    )
+
+
+def _print_plan(config: RunConfig, out: Path | None, device: str) -> None:
+    """Print what a run would train, after the checks that need no training."""
+    import torch
+
+    import softprune
+    from softprune.distributed import pick_device
+    from softprune.runs.networks import initial_network
+    from softprune.train.method import check_method
+    from softprune.train.run import open_data
+
+    where = pick_device(device)
+    check_method(config.method, compact_at=config.train.compact_at)
+    data = open_data(config, torch.device("cpu"))
+    network = initial_network(config.model, data.num_classes, config.seed)
+    found = softprune.inspect(
+        network,
+        data.example(),
+        include=config.method.include or None,
+        exclude=config.method.exclude or None,
+    )
+    cost = softprune.cost(network, data.example(1))
+    method = config.method
+    goal = f"target {dict(method.target)}" if method.target else f"strength {method.strength:g}"
+    steps = max(len(data.train) // config.data.batch_size, 1)
+    fine = f", then {config.finetune.epochs} of fine-tuning" if config.finetune.epochs else ""
+    facts = {
+        "network": f"{config.model.name}: {count(cost.params)} parameters, {count(cost.macs)} MACs",
+        "prunable": f"{len(found.sites)} BatchNorms ({len(found.frozen)} frozen)",
+        "data": f"{config.data.name}: {len(data.train):,} training and {len(data.test):,} test images, "
+        f"{data.num_classes} classes",
+        "training": f"{config.train.epochs} epochs of {steps:,} steps{fine}",
+        "method": method.name if method.name == "dense" else f"{method.name}, {goal}",
+        "device": str(where),
+        "folder": str(out or Path("runs") / config.name),
+    }
+    for name, text in facts.items():
+        say(f"{name:<9} {text}")
+
+
+def _conclude(outcome: "Outcome") -> None:
+    """Print the result table and the path of the report, or how to resume."""
+    if not outcome.is_writer:
+        if outcome.stopped:
+            raise typer.Exit(EXIT_STOPPED)
+        return
+    if outcome.stopped:
+        say(f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}")
+        raise typer.Exit(EXIT_STOPPED)
+    from softprune.cli.results import print_result, write_report
+
+    assert outcome.result is not None
+    print_result(outcome.result)
+    report = write_report(outcome.folder.path)
+    if outcome.folder.compact.exists():
+        say(f"Compact network: {outcome.folder.compact}")
+    say(f"Report: {report}")
