@@ -4,22 +4,17 @@
     python benchmarks/latency.py --device cuda --out benchmarks/records/latency-h200.json
     python benchmarks/latency.py --render
 
-Without `--run MODEL=FOLDER` (the folder of a trained run), the channels that go are drawn by lot, the same share at
-every site, so that the share of MACs that goes is the one that the paper reports (ResNet-50: 54%, which are inner
-widths, since its shortcuts stay). A record that exists is extended: rows that it has are not measured again.
-
-Compiling takes most of the time. To share a GPU machine's many cores, start several of these with one --lock FILE and
-an --out each: they compile side by side and time one after the other; --merge joins their records. Of a row that was
-measured several times it keeps the measurement that took the least time, since whatever else a machine does adds to it.
+Without `--run MODEL=FOLDER` (a trained run), channels are removed at random, the same share at every site, until the
+paper's MAC reduction is reached (ResNet-50: 54%, from inner widths only, since its shortcuts stay). An existing
+record is extended: its rows are not measured again. --merge adds the rows of other records. Of a row that was measured
+several times the fastest measurement is kept, because other load on the machine only adds time.
 """
 
 import argparse
-import fcntl
 import itertools
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +24,7 @@ from torch import Tensor, nn
 
 import softprune
 from softprune import models
-from softprune.bench import compare
+from softprune.bench import compare_latency
 from softprune.costs import fastest_multiple, fitting_multiple
 from softprune.costs.multiples import round_up
 from softprune.plan import PrunePlan, make_plan, required_sites
@@ -44,7 +39,7 @@ CUT = {"vgg16": 0.662, "resnet56": 0.515, "densenet40": 0.708, "resnet50": 0.543
 CLASSES = {"resnet50": 1000}
 SIDES = ("dense", "compact")
 MODES = {"+graphs": "reduce-overhead", "+autotune": "max-autotune"}
-"""Of a backend's name: recorded as a CUDA graph; and the compiler tries kernels of its own out."""
+"""Suffixes of a backend: with CUDA graphs, and with kernels chosen by autotuning."""
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -74,23 +69,22 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             row for row in _wanted(name, rounding, dtype, gathers, fold, options) if not _has(record, row)
         ]
         if name in runs and (rounding, gathers) != ("1", "yes"):
-            continue  # a trained run has its cut already
+            continue  # a trained run has its own cut
         if not wanted or time.monotonic() > deadline:
             continue
         dense = models.build(name, CLASSES.get(name, 10)).eval()
         example = torch.randn(1, *models.REGISTRY[name].input_shape)
-        with _holding(options.lock):
-            multiple = int(rounding) if rounding != "auto" else _fast_multiple(dense, example, dtype, options)
+        multiple = int(rounding) if rounding != "auto" else _fast_multiple(dense, example, dtype, options)
         if name in runs:
             compact = softprune.load(Path(runs[name]) / "compact", dense)
         else:
-            compact = cut_by_lot(dense, example, CUT[name], multiple, gathers=gathers == "yes")
+            compact = cut_at_random(dense, example, CUT[name], multiple, gathers=gathers == "yes")
         for key in wanted:
             if time.monotonic() > deadline:
-                print("time limit reached; run again to go on")
+                print("time limit reached; run again to resume")
                 return record
             backend, plus, mode = key["backend"].partition("+")
-            report = compare(
+            report = compare_latency(
                 dense,
                 compact,
                 example,
@@ -103,7 +97,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 compile_mode=MODES.get(plus + mode, "default"),
                 fold_bn=key["fold_bn"],
                 repeats=options.repeats,
-                alone=lambda: _holding(options.lock),
             )
             row = key | {"multiple": multiple, "cut": "trained run" if name in runs else "by lot"}
             row["commit"] = describe_environment(torch.device(options.device))["git"]
@@ -144,18 +137,17 @@ def _parser() -> argparse.ArgumentParser:
         "--run", nargs="+", default=[], metavar="MODEL=FOLDER", help="take the cut of a trained run"
     )
     parser.add_argument(
-        "--time-limit", type=float, default=1e9, help="begin nothing new after so many seconds"
+        "--time-limit", type=float, default=1e9, help="start no measurement after this many seconds"
     )
-    parser.add_argument("--lock", type=Path, help="file that is locked while timing")
     parser.add_argument("--merge", nargs="+", type=Path, default=[], help="records to take rows from")
-    parser.add_argument("--remarks", default="", help="what a reader of the page should know of a new record")
+    parser.add_argument("--remarks", default="", help="remarks on a new record for the page")
     parser.add_argument("--render", action="store_true", help="only write docs/latency.md from the records")
     parser.add_argument("--document", type=Path, default=DOCUMENT)
     return parser
 
 
 def _fast_multiple(dense: nn.Module, example: Tensor, dtype: str, options: argparse.Namespace) -> int:
-    """What round_to="auto" would take."""
+    """Return what round_to="auto" would choose."""
     graph = read_graph(dense, example)
     widths = [site.width for site in graph.sites]
     fastest = fastest_multiple(options.device, getattr(torch, dtype))
@@ -170,7 +162,7 @@ def _dtypes(options: argparse.Namespace) -> list[str]:
 def _wanted(
     name: str, rounding: str, dtype: str, gathers: str, fold: str, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one network and cut, as the keys that tell them apart."""
+    """Yield the keys of the rows of one network and cut."""
     cuda = options.device.startswith("cuda")
     backends = options.backends or ["eager", "compile", "compile+graphs" if cuda else "onnxruntime"]
     if cuda and dtype != "float32" and not options.backends:
@@ -185,17 +177,17 @@ def _wanted(
             "backend": backend,
             "dtype": dtype,
             "batch": batch,
-            # Tensor cores read half precision channels last; full precision is measured as PyTorch has it by default.
+            # Tensor cores read half precision in channels_last; float32 is measured in the default format.
             "channels_last": cuda and dtype != "float32",
         }
 
 
 KEYS = ("model", "dtype", "backend", "round_to", "gathers", "fold_bn", "own_order", "batch")
-"""What tells the rows of a record apart."""
+"""The keys that identify a row of a record."""
 
 
 def least_disturbed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One measurement of each kind, the one that took the least time, with how many there were; sorted."""
+    """Return the fastest measurement of each row with the number of measurements, sorted."""
     kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         kinds.setdefault(tuple(str(row.get(key)) for key in KEYS), []).append(row)
@@ -209,19 +201,10 @@ def least_disturbed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _has(record: dict[str, Any], key: dict[str, Any]) -> bool:
-    rows = [row for row in record["rows"] if not row.get("own_order")]  # bench keeps the order now
+    rows = [
+        row for row in record["rows"] if not row.get("own_order")
+    ]  # measured before bench kept the memory format
     return any(all(row[name] == value for name, value in key.items()) for row in rows)
-
-
-@contextmanager
-def _holding(path: Path | None) -> Iterator[None]:
-    """Wait for the lock, and hold it."""
-    if path is None:
-        yield
-        return
-    with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _write(record: dict[str, Any], path: Path) -> None:
@@ -232,10 +215,10 @@ def _write(record: dict[str, Any], path: Path) -> None:
 
 
 def _full_precision() -> None:
-    """float32 means float32: no TF32."""
+    """Disable TF32 for float32."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True  # both networks get their fastest algorithms
+    torch.backends.cudnn.benchmark = True  # the fastest algorithms for both networks
 
 
 def _open_record(options: argparse.Namespace) -> dict[str, Any]:
@@ -260,22 +243,23 @@ def _open_record(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def cut_by_lot(
+def cut_at_random(
     model: nn.Module, example: Tensor, share: float, multiple: int = 1, seed: int = 0, *, gathers: bool = True
 ) -> nn.Module:
-    """A compact network that lost `share` of its MACs: the same share of channels by lot at every site.
+    """Return a compact network without `share` of its MACs: the same share of channels at random at every site.
 
-    No site is emptied, so that coarse multiples may lose less. Without gathers it is the same decision, and loses less.
+    No site is emptied, so that coarse multiples may remove less. Without gathers the decision is the same and removes
+    less.
     """
     graph = read_graph(model, example)
     generator = torch.Generator().manual_seed(seed)
-    lots = {site.name: torch.rand(site.width, generator=generator) for site in graph.sites}
+    order = {site.name: torch.rand(site.width, generator=generator) for site in graph.sites}
 
     def plan_at(kept: float, gathers: bool = True) -> PrunePlan:
         masks = {}
         for site in graph.sites:
             count = min(max(round_up(round(kept * site.width), multiple), multiple), site.width)
-            masks[site.name] = lots[site.name].argsort().argsort() < count
+            masks[site.name] = order[site.name].argsort().argsort() < count
         return make_plan(graph, model, masks, round_to=multiple, gathers=gathers)
 
     low, high = 0.0, 1.0

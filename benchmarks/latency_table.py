@@ -1,24 +1,25 @@
-"""docs/latency.md from its records: every number of that page is rendered here, none is typed."""
+"""Render docs/latency.md from its records."""
 
 from typing import Any
 
-DISTURBED = 0.1
-"""Of the median: where the middle half of the blocks spreads by more, other work was in the way."""
+NOISE = 0.1
+"""A difference of the quartiles above this share of the median counts as noise."""
 
 
 def render(records: list[dict[str, Any]]) -> str:
-    """The whole page, a section for each device."""
+    """Return the page with a section per device."""
     lines = [
         "# Latency",
         "",
-        "Milliseconds per forward, dense against compact, in turns within one process: medians over blocks, and the",
-        "quartiles of the speed-up. *MACs* is what of them is left; *realised* the speed-up over the ratio of MACs.",
-        "*multiple*: widths are rounded up to it (`auto` measures which one is fastest on the machine); *folded*:",
-        "BatchNorms are part of the convolutions. Channels go by lot until at least the paper's share of MACs is gone.",
-        "Networks with a star were disturbed, the middle half of their blocks spreads by more than a tenth: read",
-        "their speed-ups, which are of neighbouring blocks, rather than their milliseconds.",
-        "Rendered from `benchmarks/records/latency-*.json` by `python benchmarks/latency.py --render`;",
-        "[bench.md](bench.md) says what multiples and gathers are for.",
+        "Milliseconds per forward, dense and compact in turns within one process: medians over blocks, and",
+        "quartiles of the speed-up. *MACs*: the share that is left. *realised*: the speed-up over the MAC ratio.",
+        "*multiple*: widths are rounded up to it (`auto`: the fastest one by measurement). *folded*: BatchNorms",
+        "are folded into the convolutions. Channels are removed at random until the paper's MAC reduction is",
+        "reached. A star marks rows with noise: the quartiles of their blocks differ by more than a tenth of the",
+        "median. Read their speed-ups, which compare neighbouring blocks, rather than their milliseconds. The",
+        "`fused` rows of ResNet-50 were measured with an additional Triton kernel that has been removed since.",
+        "Rendered from `benchmarks/records/latency-*.json` by `python benchmarks/latency.py --render`.",
+        "See [bench.md](bench.md) for multiples and gathers.",
         "",
     ]
     for record in records:
@@ -42,7 +43,7 @@ def _line(row: dict[str, Any]) -> str:
     multiple += "" if row["gathers"] else ", no gathers"
     multiple += ", folded" if row["fold_bn"] else ""
     cells = [
-        row["model"] + ("*" if _is_disturbed(row) else ""),
+        row["model"] + ("*" if _is_noisy(row) else ""),
         multiple,
         row["backend"] + (", own order" if row.get("own_order") else ""),
         row["dtype"],
@@ -61,6 +62,6 @@ def _line(row: dict[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _is_disturbed(row: dict[str, Any]) -> bool:
+def _is_noisy(row: dict[str, Any]) -> bool:
     timings = [row[side] for side in ("dense", "compact") if row[side]]
-    return any(each["high_ms"] - each["low_ms"] > DISTURBED * each["median_ms"] for each in timings)
+    return any(each["high_ms"] - each["low_ms"] > NOISE * each["median_ms"] for each in timings)

@@ -39,7 +39,7 @@ def test_measures_extends_and_renders(latency, tmp_path, monkeypatch) -> None:
     assert 2.0 <= row["mac_ratio"] < 2.2
     assert row["realised"] == pytest.approx(row["speed_up"] / row["mac_ratio"])
     merged = tmp_path / "latency-merged.json"
-    again = ["--out", str(merged), *tiny[2:], "--merge", str(out), "--lock", str(tmp_path / "lock")]
+    again = ["--out", str(merged), *tiny[2:], "--merge", str(out)]
     rows = latency.main([*again, "--batches", "2", "3", "--round-to", "1"])["rows"]
     assert rows[:2] == [row | {"measurements": 1} for row in both["rows"]]
     assert [row["batch"] for row in rows] == [1, 2, 3]
@@ -99,7 +99,7 @@ def test_a_record_of_another_machine_is_not_extended(latency, tmp_path, monkeypa
 @pytest.mark.parametrize("multiple", [1, 8])
 def test_the_share_that_goes_is_met(latency, multiple: int) -> None:
     model, example = models.build("digits_net", 10), torch.randn(1, 1, 8, 8)
-    small = latency.cut_by_lot(model, example, 0.5, multiple)
+    small = latency.cut_at_random(model, example, 0.5, multiple)
     kept = cost(small, example).macs / cost(model, example).macs
     assert 0.3 < kept <= 0.5
     widths = {module.out_channels for module in small.modules() if isinstance(module, torch.nn.Conv2d)}
@@ -108,7 +108,7 @@ def test_the_share_that_goes_is_met(latency, multiple: int) -> None:
 
 def test_a_multiple_as_wide_as_a_site_empties_none(latency) -> None:
     model, example = models.build("resnet20", 10), torch.randn(1, 3, 32, 32)
-    small = latency.cut_by_lot(model, example, 0.9, 16)
+    small = latency.cut_at_random(model, example, 0.9, 16)
     assert 0.1 < cost(small, example).macs / cost(model, example).macs < 0.9
     widths = {module.out_channels for module in small.modules() if isinstance(module, torch.nn.Conv2d)}
     assert 16 in widths

@@ -63,7 +63,9 @@ def test_bench_prints_rows_and_writes_a_record(softprune, finished: Path, tmp_pa
 
 def test_bench_passes_the_compile_mode(softprune, finished: Path, monkeypatch) -> None:
     asked = {}
-    monkeypatch.setattr("softprune.bench.compare", lambda *args, **options: asked.update(options) or 1 / 0)
+    monkeypatch.setattr(
+        "softprune.bench.compare_latency", lambda *args, **options: asked.update(options) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         raise softprune("bench", str(finished), "--compile-mode", "max-autotune").exception
     assert asked["compile_mode"] == "max-autotune"

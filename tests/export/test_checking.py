@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from softprune.errors import VerificationError
-from softprune.export.checking import compare
+from softprune.export.checking import compare_outputs
 from softprune.graph import Example
 
 LOGITS = torch.randn(2, 5, dtype=torch.double)
@@ -27,6 +27,6 @@ def test_differences_are_seen(expected: list[Tensor], got: list[Tensor]) -> None
     network = torch.nn.Module()
     network.forward = lambda x: expected  # type: ignore[method-assign, assignment]
     example = [Example.of(torch.zeros(2, 1))]
-    compare(network, lambda attempt: expected, example, what="a copy")
+    compare_outputs(network, lambda attempt: expected, example, what="a copy")
     with pytest.raises(VerificationError, match="must compute"):
-        compare(network, lambda attempt: got, example, what="another one")
+        compare_outputs(network, lambda attempt: got, example, what="another one")

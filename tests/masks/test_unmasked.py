@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import softprune as sp
-from softprune.bench import compare
+from softprune.bench import compare_latency
 from softprune.errors import ModelError
 from softprune.export import fold_batch_norms
 from softprune.masks import check_unmasked
@@ -23,5 +23,5 @@ def test_the_rule_what_was_got_and_what_to_do() -> None:
     with pytest.raises(ModelError, match=f"a new pruner {said}"):
         sp.inspect(model, images)
     with pytest.raises(ModelError, match=f"a benchmark {said.replace('model', 'dense')}"):
-        compare(model, model, images)
+        compare_latency(model, model, images)
     check_unmasked(pruner.detach(), "a walk")

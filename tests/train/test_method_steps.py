@@ -115,7 +115,7 @@ def test_steps_with_fitted_convolutions_are_the_eager_ones(monkeypatch: pytest.M
     monkeypatch.setattr(hardware, "TENSOR_CORE_CHANNELS", 4)  # the network here is narrow
     wide: list[Any] = []
     monkeypatch.setattr(
-        step_module, "fitted", lambda graph: wide.append(convolutions.fitted(graph)) or wide[-1]
+        step_module, "rewrite_graph", lambda graph: wide.append(convolutions.rewrite_graph(graph)) or wide[-1]
     )
     cpu = torch.device("cpu")
     _, eager = trained("scp", cpu, mode="eager")
@@ -134,7 +134,7 @@ def test_what_cannot_be_fitted_is_compiled_as_it_is(
     def broken(graph: Any) -> Any:
         raise RuntimeError("no room\nfor zeros")
 
-    monkeypatch.setattr(step_module, "fitted", broken)
+    monkeypatch.setattr(step_module, "rewrite_graph", broken)
     cpu = torch.device("cpu")
     mode, compiled = trained("scp", cpu, mode="compile", compile_backend="aot_eager", fit_convolutions=True)
     assert mode == "compile"

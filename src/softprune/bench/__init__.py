@@ -1,8 +1,8 @@
-"""Dense against compact, measured side by side: how much of the saved arithmetic is saved time."""
+"""Latency of dense and compact networks, measured in turns: how much of the MAC reduction becomes speed-up."""
 
 from softprune.bench.backends import BACKENDS
-from softprune.bench.compare import compare
-from softprune.bench.report import BenchReport, BenchRow
+from softprune.bench.measure import compare_latency
+from softprune.bench.results import BenchReport, BenchRow
 from softprune.bench.timing import Timing, alternate
 
-__all__ = ["BACKENDS", "BenchReport", "BenchRow", "Timing", "alternate", "compare"]
+__all__ = ["BACKENDS", "BenchReport", "BenchRow", "Timing", "alternate", "compare_latency"]

@@ -1,4 +1,4 @@
-"""The ways to run a network that a benchmark knows; each turns a network and its input into a call to be timed."""
+"""The backends of a benchmark. Each turns a network and an input into a call to be timed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.export import to_onnx
-from softprune.export.onnx_file import open_session
+from softprune.export.formats import open_session
 from softprune.fused.inference import fuse
-from softprune.fused.inference.operator import has_kernel
+from softprune.fused.inference.convolutions import has_kernel
 from softprune.graph import Example
 from softprune.hardware import Call
 from softprune.surgery.apply import duplicated
@@ -23,42 +23,42 @@ from softprune.surgery.apply import duplicated
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a measurement is made under."""
+    """Settings of a measurement."""
 
     device: torch.device
     dtype: torch.dtype
     threads: int
-    """CPU threads; 0 leaves them as they are."""
+    """CPU threads. 0 keeps the present number."""
     channels_last: bool
     compile_mode: str
     fold_bn: bool
-    """Whether the networks came here folded."""
+    """Whether the BatchNorms of the networks are folded already."""
 
 
 Ready = Callable[[Example], Call]
-"""A network made ready to run: gives the call to be timed for one input."""
+"""A prepared network: returns the call to be timed for one input."""
 
 
 def eager(model: nn.Module, example: Example, setting: Setting) -> Ready:
-    """PyTorch as it is."""
+    """Eager PyTorch."""
     network = placed(model, setting)
     return lambda given: _caller(network, placed_input(given, setting))
 
 
 def compiled(model: nn.Module, example: Example, setting: Setting) -> Ready:
-    """torch.compile, anew for every shape."""
+    """torch.compile, for each shape separately."""
     network = placed(model, setting)
     return lambda given: _caller(_compile(network, setting), placed_input(given, setting))
 
 
 def fused(model: nn.Module, example: Example, setting: Setting) -> Ready:
-    """torch.compile of the network whose convolutions do what follows them (`softprune.fused.inference.fuse`)."""
+    """torch.compile of the network with fused convolutions (`softprune.fused.inference.fuse`)."""
     if not has_kernel(setting.device, setting.dtype):
         raise ConfigError(
-            f"fused networks are measured on NVIDIA GPUs in half precision. Got {setting.device.type} and "
+            f"The fused backend needs an NVIDIA GPU and half precision. Got {setting.device.type} and "
             f"{setting.dtype}."
         )
-    # From full precision, so that weights are rounded once.
+    # From full precision, so that the weights are rounded once.
     network = duplicated(model).to(setting.device)
     if setting.channels_last:
         _to_channels_last(network)
@@ -67,10 +67,10 @@ def fused(model: nn.Module, example: Example, setting: Setting) -> Ready:
 
 
 def onnxruntime(model: nn.Module, example: Example, setting: Setting) -> Ready:
-    """ONNX Runtime on the CPU, from one file whose batch size is free."""
+    """ONNX Runtime on the CPU, from one file with a dynamic batch size."""
     if setting.device.type != "cpu" or setting.dtype != torch.float32:
         raise ConfigError(
-            f"ONNX Runtime is measured on the CPU in float32. Got {setting.device.type} and {setting.dtype}."
+            f"The onnxruntime backend needs the CPU and float32. Got {setting.device.type} and {setting.dtype}."
         )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
@@ -91,13 +91,13 @@ BACKENDS: dict[str, Callable[[nn.Module, Example, Setting], Ready]] = {
     "fused": fused,
     "onnxruntime": onnxruntime,
 }
-"""By the name that the command line takes."""
+"""Backends by their name on the command line."""
 COMPILED = ("compile", "fused")
-"""Those that compile at the first call."""
+"""Backends that compile at the first call."""
 
 
 def placed(model: nn.Module, setting: Setting) -> nn.Module:
-    """A copy of `model` in eval mode, where and in the precision that the setting wants."""
+    """Return a copy of `model` in eval mode on the device and in the precision of the setting."""
     network = duplicated(model).to(setting.device, setting.dtype).eval()
     if setting.channels_last:
         _to_channels_last(network)
@@ -105,14 +105,14 @@ def placed(model: nn.Module, setting: Setting) -> nn.Module:
 
 
 def _to_channels_last(network: nn.Module) -> None:
-    """Weights of images alone: torch's own way stumbles over a network with volumes, too."""
+    """Convert 4-D tensors only, because Module.to(memory_format=...) fails for networks with 3-D convolutions."""
     for tensor in (*network.parameters(), *network.buffers()):
         if tensor.ndim == 4:
             tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
 
 def placed_input(example: Example, setting: Setting) -> Example:
-    """The input where, and in the precision and memory order, that the setting wants."""
+    """Return the input on the device, in the precision and in the memory format of the setting."""
     order = torch.channels_last if setting.channels_last else torch.contiguous_format
 
     def place(tensor: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def placed_input(example: Example, setting: Setting) -> Example:
 
 def _compile(network: nn.Module, setting: Setting) -> Callable[..., object]:
     if setting.device.type == "cuda" and not setting.channels_last:
-        # By itself the compiler turns convolutions to channels last, which large batches in float32 are slower in.
+        # Otherwise the compiler converts convolutions to channels_last, which is slower for large float32 batches.
         options = torch._inductor.list_mode_options(setting.compile_mode) | {"layout_optimization": False}
         return torch.compile(network, dynamic=False, options=options)
     return torch.compile(network, dynamic=False, mode=setting.compile_mode)
@@ -140,7 +140,7 @@ def _caller(network: Callable[..., object], given: Example) -> Call:
 
 @contextmanager
 def cpu_threads(number: int) -> Iterator[int]:
-    """PyTorch with `number` CPU threads (0: as it is), and as before afterwards; gives the number in force."""
+    """Set the CPU threads of PyTorch for the block (0: keep them) and return the number in use."""
     before = torch.get_num_threads()
     if number:
         torch.set_num_threads(number)

@@ -1,4 +1,4 @@
-"""Time two or more calls side by side: alternating blocks, so that what disturbs the machine disturbs all of them."""
+"""Time two or more calls in alternating blocks, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from softprune.hardware import Call, seconds
 
 BLOCK_SECONDS = 0.02
-"""A timed block repeats its call until it takes about this long: shorter ones measure the clock."""
+"""Approximate length of a timed block. Shorter blocks measure the clock."""
 MOST_CALLS = 1000
 
 
@@ -21,12 +21,12 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median block."""
         return statistics.median(self.blocks)
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The quartiles: half of all blocks lie between them."""
+        """Lower and upper quartile."""
         if len(self.blocks) < 2:
             return self.blocks[0], self.blocks[0]
         low, _, high = statistics.quantiles(self.blocks, n=4, method="inclusive")
@@ -45,19 +45,19 @@ def alternate(
     finish: Call = lambda: None,
     block_seconds: float = BLOCK_SECONDS,
 ) -> dict[str, Timing]:
-    """Time every call in `repeats` blocks that take turns: A B, B A, A B ...
+    """Time every call in `repeats` blocks in turns: A B, B A, A B, ...
 
     Args:
-        calls: What to time, by name.
-        repeats: Blocks for each.
-        warm_up: Calls of each before anything is timed.
-        finish: Runs before the clock is read: waits for a GPU.
-        block_seconds: About how long a block takes.
+        calls: The calls by name.
+        repeats: Blocks per call.
+        warm_up: Untimed calls of each.
+        finish: Called before the clock is read, to synchronise with a GPU.
+        block_seconds: Approximate length of a block.
     """
     for call in calls.values():
         for _ in range(warm_up):
             call()
-    # The same number of calls per block for all, so that a fixed cost per block weighs the same.
+    # The same number of calls per block for all, so that a fixed cost per block has the same weight.
     slowest = max(seconds(call, 1, finish) for call in calls.values())
     number = min(max(int(block_seconds / max(slowest, 1e-9)), 1), MOST_CALLS)
     blocks: dict[str, list[float]] = {name: [] for name in calls}
@@ -70,7 +70,7 @@ def alternate(
 
 
 def paired_ratio(slow: Timing, fast: Timing) -> tuple[float, float, float]:
-    """(median, lower quartile, upper quartile) of slow over fast, block by block: neighbours saw the same machine."""
+    """Return median, lower and upper quartile of the ratio slow / fast of neighbouring blocks."""
     ratios = Timing(tuple(a / b for a, b in _pairs(slow.blocks, fast.blocks)))
     return ratios.median, *ratios.spread
 

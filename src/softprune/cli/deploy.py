@@ -99,7 +99,7 @@ def bench(
 
     opened = open_compact(path, model=model, shape=parse_shape(input_shape))
     where = str(pick_device(device))
-    report = benching.compare(
+    report = benching.compare_latency(
         opened.dense,
         opened.compact,
         opened.example,

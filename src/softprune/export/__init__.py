@@ -1,8 +1,7 @@
-"""Networks as files for other runtimes: ONNX and torch.export, each checked in its own runtime; BatchNorm folding."""
+"""Networks as files for other runtimes (ONNX, torch.export), verified in their runtimes, and BatchNorm folding."""
 
 from softprune.export.folding import fold_batch_norms
-from softprune.export.onnx_file import to_onnx
-from softprune.export.report import ExportReport
-from softprune.export.torch_file import to_torch_export
+from softprune.export.formats import to_onnx, to_torch_export
+from softprune.export.writing import ExportReport
 
 __all__ = ["ExportReport", "fold_batch_norms", "to_onnx", "to_torch_export"]

@@ -1,4 +1,4 @@
-"""Compare a network with what another runtime computes, on the example and on random inputs of another batch size."""
+"""Compare the outputs of a network with those of another runtime, on the example and on random inputs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from softprune.surgery.verify import outputs_of
 logger = logging.getLogger(__name__)
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest difference between two runtimes, relative to the largest output: they add in different orders."""
+"""Largest difference between two runtimes relative to the largest output. They add in different orders."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far apart two computations were."""
+    """The largest difference between two computations."""
 
     max_difference: float
     scale: float
@@ -35,33 +35,33 @@ class Comparison:
 
 
 def prepared(model: nn.Module, *, device: torch.device | str = "cpu") -> nn.Module:
-    """A copy of `model` in eval mode on `device`; a network without values, or with masks still on it, is refused."""
+    """Return a copy of `model` in eval mode on `device`. Raise if it has masks or uninitialised parameters."""
     check_unmasked(model, "an export")
     missing = first_uninitialised(model)
     if missing is not None:
         raise ModelError(
-            "a network must have values to be exported. Got '{}', a {} parameter; run the network once, or load its "
-            "weights first.".format(*missing)
+            "A network must have initialised parameters to be exported. Got '{}', a {} parameter. Run the network "
+            "once, or load its weights.".format(*missing)
         )
     return duplicated(model).to(device).eval()
 
 
 def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Where the network is, and in which precision."""
+    """Return device and precision of a network."""
     like = first_floating(model)
     like = torch.empty(0) if like is None else like
     return like.device, like.dtype
 
 
 def precisions(model: nn.Module) -> dict[str, torch.dtype]:
-    """The floating parameters and buffers by name, and their dtypes."""
+    """Return the dtypes of the floating-point parameters and buffers by name."""
     return {name: tensor.dtype for name, tensor in _tensors(model) if tensor.is_floating_point()}
 
 
 def cast(model: nn.Module, dtype: torch.dtype | Mapping[str, torch.dtype]) -> nn.Module:
-    """`model` itself with its floating parameters and buffers in `dtype`, or each in its own of :func:`precisions`.
+    """Convert the floating-point parameters and buffers of `model` in place, to one dtype or by name.
 
-    One that has none there, a bias that folding made, goes with its layer's weight. Complex ones stay.
+    A tensor without an entry, such as a bias from folding, gets the dtype of its layer's weight.
     """
     for name, tensor in _tensors(model):
         if tensor.is_floating_point():
@@ -74,24 +74,24 @@ def cast(model: nn.Module, dtype: torch.dtype | Mapping[str, torch.dtype]) -> nn
 
 
 def exact(model: nn.Module, given: Example) -> tuple[nn.Module, Example]:
-    """A copy of `model` in float64 with its example, to check arithmetic in.
+    """Return a copy of `model` in float64 with its example.
 
-    In its own precision, which is said, where it does not run in another.
+    A network that does not run in float64 keeps its precision, and the log says so.
     """
     device, own = place_of(model)
     wide = cast(prepared(model, device=device), torch.float64)
     try:
-        with as_it_was(wide):
+        with restored_buffers(wide):
             outputs_of(wide, copied(given.to_model(wide)))
     except Exception as error:
-        logger.info("the network does not run in float64 (%s): it is checked in %s", first_line(error), own)
+        logger.info("the network does not run in float64 (%s); verifying it in %s", first_line(error), own)
         wide = prepared(model, device=device)
     return wide, given.to_model(wide)
 
 
 @contextmanager
-def as_it_was(module: nn.Module) -> Iterator[None]:
-    """Undo what calls change of a network's own buffers, counters say."""
+def restored_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a network, such as counters, at the end of the block."""
     places = [(part._buffers, name) for part in module.modules() for name in part._buffers]
     before = [(store, name, store[name]) for store, name in places]
     values = [None if tensor is None else tensor.clone() for _, _, tensor in before]
@@ -105,12 +105,12 @@ def as_it_was(module: nn.Module) -> Iterator[None]:
 
 
 def copied(example: Example) -> Example:
-    """The same call on copies: a network may write to its inputs."""
+    """Return the example with cloned tensors, because a network may write to its inputs."""
     return example.map(torch.clone)
 
 
 def trials(example: Example, *, other_batch: bool) -> list[Example]:
-    """The example itself, random inputs of its size, and random inputs at other batch sizes."""
+    """Return the example, random inputs of its size, and random inputs of other batch sizes."""
     generator = torch.Generator().manual_seed(0)
 
     def noise(tensor: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def trials(example: Example, *, other_batch: bool) -> list[Example]:
     return [example, example.map(noise), *(example.with_batch(size).map(noise) for size in sizes)]
 
 
-def compare(
+def compare_outputs(
     model: nn.Module,
     runtime: Callable[[Example], Sequence[Tensor]],
     attempts: Sequence[Example],
@@ -131,7 +131,7 @@ def compare(
     what: str,
     tolerance: float | None = None,
 ) -> Comparison:
-    """Run both on every attempt; raises a VerificationError where they differ by more than `tolerance`."""
+    """Run both on every input. Raise a VerificationError where they differ by more than `tolerance`."""
     worst, scale, tried = 0.0, 0.0, []
     for attempt in attempts:
         shape = ", ".join("x".join(map(str, tensor.shape)) for tensor in attempt.tensors())
@@ -139,18 +139,19 @@ def compare(
             expected = outputs_of(model, copied(attempt))
             difference, size = distance(expected, runtime(copied(attempt)))
         except Exception as error:
-            # An exporter may fix a batch size that it was told to leave free, and say nothing.
+            # An exporter may fix a batch size that was declared dynamic without an error.
             if attempt.batch_size() == attempts[0].batch_size():
                 raise
             raise ModelError(
-                f"{what} with a free batch size must take any. Got {type(error).__name__} for {type(model).__name__} "
-                f"on input {shape}: {first_line(error)}. If forward() fixes the batch size, pass dynamic_batch=False."
+                f"{what} with a dynamic batch size must accept any. Got {type(error).__name__} for "
+                f"{type(model).__name__} on input {shape}: {first_line(error)}. "
+                "If forward() fixes the batch size, pass dynamic_batch=False."
             ) from error
         limit = tolerance if tolerance is not None else _tolerance(expected)
         if not difference <= limit * max(size, 1e-30):
             raise VerificationError(
-                f"{what} must compute what the network computes, to {limit:g} of its output. Got a difference of "
-                f"{difference:.3g} at output scale {size:.3g} on input {shape}. It was not kept."
+                f"{what} must compute what the network computes, within {limit:g} of its output. Got a difference of "
+                f"{difference:.3g} at output scale {size:.3g} on input {shape}. Nothing was written."
             )
         if difference * scale >= worst * size:
             worst, scale = difference, size

@@ -1,6 +1,6 @@
-"""BatchNorm folding: a BatchNorm that is the only reader of a convolution or linear layer becomes part of its weights.
+"""BatchNorm folding: a BatchNorm that alone reads a convolution or linear layer becomes part of its weights.
 
-For inference only: a folded network has no statistics left to train with.
+For inference only: a folded network has no statistics to train with.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import VerificationError
-from softprune.export.checking import compare, exact, place_of, prepared
+from softprune.export.checking import compare_outputs, exact, place_of, prepared
 from softprune.graph import Example, ExampleLike
 from softprune.graph.batchnorms import is_known_batch_norm, is_timm_batch_norm
 from softprune.graph.builder import operator_name
@@ -33,19 +33,18 @@ LAYERS = {
 
 
 def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
-    """A new module in eval mode in which every BatchNorm that can be part of the layer before it is.
+    """Return a new module in eval mode with every BatchNorm folded into the layer before it where that is exact.
 
-    A BatchNorm is folded where it is the only reader of a convolution or linear layer and both are called once with
-    parameters of their own; it is replaced by nn.Identity (timm's BatchNorms with an activation keep that). All
-    others stay: those that read a shared stream, as in a DenseNet, cannot be folded exactly.
+    A BatchNorm is folded if it alone reads a convolution or linear layer and both are called once with parameters of
+    their own. It is replaced by nn.Identity; BatchNorms of timm keep their activation. Others stay, such as those that
+    read a shared stream in a DenseNet.
 
-    The result is checked against `model` in float64 (in its own precision where it runs in no other). It is the same
-    network for every runtime, but no longer the one that its plan describes: save the compact network itself with
-    `softprune.save`, and fold when you export.
+    The result is verified against `model` in float64, or in its own precision if it runs in no other. It is no longer
+    the network that its plan describes: save the compact network with `softprune.save` and fold for the export.
 
     Args:
-        model: A compact network, or any other; left as it was.
-        example: What it is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        model: A network without masks, such as a compact network. It is not changed.
+        example: An input: a tensor, a tuple of arguments, or (args, kwargs).
     """
     folded = prepared(model, device=place_of(model)[0])
     given = Example.of(example).to_model(folded)
@@ -53,24 +52,24 @@ def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
     try:
         _check(model, pairs, given)
     except VerificationError:
-        # A class of somebody's own may leave its bias out, say: such layers keep their BatchNorms.
-        pairs = [(layer, norm) for layer, norm in pairs if _is_torchs(folded.get_submodule(layer))]
+        # A custom layer class may ignore its bias, for example. Such layers keep their BatchNorms.
+        pairs = [(layer, norm) for layer, norm in pairs if _is_torch_layer(folded.get_submodule(layer))]
         _check(model, pairs, given)
     for layer, norm in pairs:
         _fold(folded, layer, norm)
     if hasattr(folded, HISTORY):
         delattr(folded, HISTORY)
-    logger.debug("%d BatchNorms folded into the layer before them", len(pairs))
+    logger.debug("folded %d BatchNorms into the layer before them", len(pairs))
     return folded
 
 
 def count_batch_norms(model: nn.Module) -> int:
-    """How many BatchNorms `model` has."""
+    """Return the number of BatchNorms in `model`."""
     return sum(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
-    """(layer, BatchNorm) by name, where folding is exact."""
+    """Return (layer, BatchNorm) names where folding is exact."""
     pairs = []
     for node in captured.nodes:
         if node.op != "call_function" or operator_name(node) != "batch_norm":
@@ -101,7 +100,7 @@ def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
 
 
 def _sole_owner(captured: Capture, node: Node) -> str | None:
-    """The module whose parameters `node`, and no other operator, reads; None where they are shared."""
+    """Return the module whose parameters only `node` reads, or None."""
     inputs = [argument for argument in node.all_input_nodes[1:] if argument.op == "placeholder"]
     names = [captured.parameters.get(argument.name) for argument in inputs]
     if not names or None in names or any(len(argument.users) > 1 for argument in inputs):
@@ -114,12 +113,12 @@ def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_pre_hooks or module._forward_hooks)
 
 
-def _is_torchs(layer: nn.Module) -> bool:
+def _is_torch_layer(layer: nn.Module) -> bool:
     return type(layer).__module__.startswith("torch.nn.")
 
 
 def _plain_layer(model: nn.Module, name: str) -> bool:
-    """Whether the layer is a convolution or linear layer by its class and owns its weight alone."""
+    """Return whether the layer is a convolution or linear layer that does not share its weight."""
     layer = model.get_submodule(name)
     if not isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear)):
         return False
@@ -155,21 +154,23 @@ def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
 
 
 def _scaled(layer: nn.modules.conv._ConvNd | nn.Linear, scale: Tensor) -> Tensor:
-    """The weight with every output channel multiplied by its scale."""
+    """Return the weight with every output channel multiplied by its scale."""
     weight = layer.weight.double()
     if isinstance(layer, nn.modules.conv._ConvTransposeNd):
-        # (inputs, outputs per group, ...): the groups' outputs follow one another.
+        # (inputs, outputs per group, ...): the outputs of the groups are consecutive.
         per_group = scale.view(layer.groups, -1).repeat_interleave(weight.shape[0] // layer.groups, dim=0)
         scaled = weight * per_group.view(*per_group.shape, *(1,) * (weight.ndim - 2))
     else:
         scaled = weight * scale.view(-1, *(1,) * (weight.ndim - 1))
-    return torch.empty_like(weight).copy_(scaled)  # in the weight's own memory order
+    return torch.empty_like(weight).copy_(scaled)  # in the memory format of the weight
 
 
 def _check(model: nn.Module, pairs: list[tuple[str, str]], given: Example) -> None:
-    """Folding is arithmetic on weights: in float64, rounding alone may show."""
+    """Raise unless the folded network agrees in float64, where only rounding may differ."""
     reference, example = exact(model, given)
     candidate = prepared(reference, device=place_of(reference)[0])
     for layer, norm in pairs:
         _fold(candidate, layer, norm)
-    compare(reference, lambda attempt: outputs_of(candidate, attempt), [example], what="a folded network")
+    compare_outputs(
+        reference, lambda attempt: outputs_of(candidate, attempt), [example], what="A folded network"
+    )

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from softprune.config.settings import Mode
 from softprune.data.batches import BatchSource
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
-from softprune.fused.training import fitted
+from softprune.fused.training import rewrite_graph
 from softprune.masks import Chain, Clock, draw_chain
 from softprune.train.cuda_graph import Snapshot, Stateful, capture_graph
 from softprune.train.optim import match_gradients, match_layout, share_rate
@@ -364,7 +364,7 @@ class TrainStep:
             patches = {"config_patches": options} if options else {}
             compiled = None
             try:
-                fit_graph = fitted(graph) if fit else None
+                fit_graph = rewrite_graph(graph) if fit else None
                 compiled = backend(fit_graph, inputs, **patches) if fit_graph is not None else None
             except Exception as error:
                 log.warning("convolutions stay as they are: %s", _in_short(error))

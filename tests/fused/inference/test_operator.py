@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from softprune.fused.inference import operator
-from softprune.fused.inference.operator import conv2d_relu
+from softprune.fused.inference import convolutions
+from softprune.fused.inference.convolutions import conv2d_relu
 
 
 @pytest.mark.parametrize("other", [False, True])
@@ -21,7 +21,7 @@ def test_the_operator_is_sound(other: bool) -> None:
 
 @pytest.mark.parametrize("other", [False, True])
 def test_no_kernel_is_asked_for_an_empty_batch(other: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "has_kernel", lambda device, dtype: True)
+    monkeypatch.setattr(convolutions, "has_kernel", lambda device, dtype: True)
     image, weight = torch.randn(0, 4, 6, 6), torch.randn(8, 4, 3, 3)
     added = torch.randn(0, 8, 3, 3) if other else None
     assert conv2d_relu(image, weight, None, added, [2, 2], [1, 1], [1, 1], 1).shape == (0, 8, 3, 3)

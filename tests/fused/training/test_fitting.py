@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
 from softprune import models
-from softprune.fused.training import fitted
+from softprune.fused.training import rewrite_graph
 from softprune.fused.training.products import convolve_by_product
 
 
@@ -71,7 +71,7 @@ def test_results_and_gradients_stay_and_widths_are_multiples(memory_format: torc
 
     def backend(graph: GraphModule, inputs: Any) -> Any:
         before = graph.code
-        wide = fitted(graph)
+        wide = rewrite_graph(graph)
         assert wide is not None
         assert graph.code == before
         return aot_autograd(fw_compiler=inner)(wide, inputs)
@@ -114,7 +114,7 @@ THIN = torch.randn(5, 12, 3, 3, dtype=torch.double)
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_every_way_to_call_a_convolution(call: Any) -> None:
     def backend(graph: GraphModule, inputs: Any) -> Any:
-        return lookup_backend("aot_eager")(fitted(graph) or graph, inputs)
+        return lookup_backend("aot_eager")(rewrite_graph(graph) or graph, inputs)
 
     images = torch.randn(2, 12, 9, 9, dtype=torch.double)
     got = torch.compile(call, backend=backend, dynamic=False)(images)
@@ -138,7 +138,7 @@ def test_even_widths_are_left_alone() -> None:
 
     def backend(graph: GraphModule, inputs: Any) -> Any:
         before.append(graph.code)
-        assert fitted(graph) is None
+        assert rewrite_graph(graph) is None
         return lookup_backend("eager")(graph, inputs)
 
     torch.compile(network, backend=backend)(torch.randn(1, 8, 8, 8))
@@ -189,7 +189,7 @@ def test_products_are_for_what_they_pay_for(convolution: nn.Conv2d, side: int, p
     found: list[bool] = []
 
     def backend(graph: GraphModule, inputs: Any) -> Any:
-        fit = fitted(graph)
+        fit = rewrite_graph(graph)
         found.append(fit is not None)
         return lookup_backend("eager")(graph, inputs)
 
@@ -203,7 +203,7 @@ def test_densenets_layers_are_products() -> None:
     left: list[int] = []
 
     def backend(graph: GraphModule, inputs: Any) -> Any:
-        fit = fitted(graph)
+        fit = rewrite_graph(graph)
         assert fit is not None
         left.append(len(fit.graph.find_nodes(op="call_function", target=torch.conv2d)))
         return lookup_backend("eager")(fit, inputs)
@@ -226,7 +226,7 @@ def test_a_gpu_computes_the_same_in_bfloat16() -> None:
     want = _gradients(exact, exact, images.double())
 
     def backend(graph: GraphModule, inputs: Any) -> Any:
-        return lookup_backend("inductor")(fitted(graph), inputs)
+        return lookup_backend("inductor")(rewrite_graph(graph), inputs)
 
     def errors(network: nn.Module, forward: Any) -> list[float]:
         def call(x: Tensor) -> Tensor:

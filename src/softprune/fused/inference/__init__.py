@@ -1,11 +1,9 @@
-"""Networks whose convolutions do what follows them, for PyTorch on NVIDIA GPUs.
+"""Inference kernels beyond pruning, for half precision on NVIDIA GPUs.
 
-What pruning does not make smaller stands around the convolutions: the shortcut's addition and its ReLU, at the full
-width of the stream, and the first convolution. These are memory, not arithmetic. cuDNN can add a bias and a shortcut
-and apply a ReLU while a convolution writes its result (:mod:`.epilogues`); a first convolution of few colours can read
-blocks of pixels (:mod:`.stems`); widths that are no whole multiple, which pruning leaves, are filled up
-(:mod:`.widths`); and where a stream of large images is widened, added to and narrowed again, all three are one kernel
-(:mod:`.pairs`).
+Pruning does not shrink what stands around the convolutions of a residual network: the addition of the shortcut and its
+ReLU, at the full width of the stream, and the first convolution. These are bound by memory. :func:`fuse` lets cuDNN
+apply bias, addition and ReLU while it writes a convolution's output, feeds the first convolution with 2x2 blocks of
+pixels, and pads the odd widths that pruning leaves.
 """
 
 from softprune.fused.inference.fuse import fuse as fuse

@@ -1,4 +1,4 @@
-"""From a network to its fused form, checked."""
+"""Fuse a network and verify the result."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ from torch.fx import GraphModule
 from softprune.errors import ConfigError, VerificationError
 from softprune.export.checking import (
     TOLERANCES,
-    as_it_was,
     cast,
-    compare,
+    compare_outputs,
     copied,
     exact,
     place_of,
     precisions,
     prepared,
+    restored_buffers,
     trials,
 )
 from softprune.export.folding import fold_batch_norms
-from softprune.export.program import exported, refused
-from softprune.export.shapes import exportable
-from softprune.fused.inference.epilogues import take_along
-from softprune.fused.inference.network import Network
-from softprune.fused.inference.pairs import join
-from softprune.fused.inference.stems import read_in_blocks
-from softprune.fused.inference.widths import widen
+from softprune.export.program import export_error, exportable, exported
+from softprune.fused.inference.convolutions import ConvolutionGraph
+from softprune.fused.inference.rewrites import fuse_epilogues, pad_odd_widths, read_in_blocks
 from softprune.graph import Example, ExampleLike
 from softprune.surgery.verify import compare as distance
 from softprune.surgery.verify import outputs_of
@@ -41,27 +37,28 @@ logger = logging.getLogger(__name__)
 def fuse(
     model: nn.Module, example: ExampleLike, *, dtype: torch.dtype | None = None, dynamic_batch: bool = True
 ) -> GraphModule:
-    """A new module for inference that computes what `model` does in fewer and faster operations.
+    """Return a new module for inference that computes what `model` does with fewer and faster operations.
 
-    BatchNorms are folded; convolutions take the addition and the ReLU behind them along; a first convolution in steps
-    of two reads blocks of pixels; odd widths between convolutions become multiples of eight; narrow convolutions of
-    single pixels into a wide stream and out of it are joined. It is made for half precision on NVIDIA GPUs and
-    ``torch.compile(fused, mode="reduce-overhead")``; elsewhere the result is right, too.
+    BatchNorms are folded, convolutions include the addition and the ReLU after them, a first convolution of stride two
+    reads 2x2 blocks of pixels, and odd widths between convolutions are padded to multiples of eight. It is made for
+    half precision on NVIDIA GPUs with ``torch.compile(fused, mode="reduce-overhead")``. The result is correct on every
+    device.
 
-    What is done is checked in float64 (in the network's own precision where it runs in no other, which the log says).
-    The weights are worked out there, too, and rounded once: give the network in full precision, and the precision that
-    it is to run in as `dtype`.
+    The rewrites are verified in float64, or in the precision of the network if it runs in no other; the log says so.
+    Weights are computed in float64 and rounded once: pass the network in full precision, and its final precision as
+    `dtype`.
 
     Args:
-        model: A compact network, or any other without masks, where and in the memory order that it is to run in; left
-            as it was.
-        example: What it is called with: a tensor, a tuple of arguments, or (args, kwargs). Its image size is the only
-            one that the result takes.
-        dtype: The precision of all of the result; by default every weight keeps its own.
-        dynamic_batch: Leave the batch size free.
+        model: A network without masks, such as a compact network, on its device and in its memory format. It is not
+            changed.
+        example: An input: a tensor, a tuple of arguments, or (args, kwargs). The result accepts only its image size.
+        dtype: The precision of the result. By default every weight keeps its own.
+        dynamic_batch: Accept any batch size.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ConfigError(f"`dtype` is a floating dtype of torch, such as torch.bfloat16. Got {dtype!r}.")
+        raise ConfigError(
+            f"`dtype` must be a floating dtype of torch, such as torch.bfloat16. Got {dtype!r}."
+        )
     device, _ = place_of(model)
     narrow = prepared(model, device=device)
     given = exportable(narrow, Example.of(example).to_model(narrow), dynamic_batch=dynamic_batch)
@@ -70,15 +67,15 @@ def fuse(
     settings = {"dynamic_batch": dynamic_batch, "channels_last": _is_channels_last(model)}
     made = _fused(folded, wide_given, {}, **settings)
     attempts = trials(wide_given, other_batch=dynamic_batch)
-    with as_it_was(made):
-        compare(wide, lambda attempt: outputs_of(made, attempt), attempts, what="a fused network")
+    with restored_buffers(made):
+        compare_outputs(wide, lambda attempt: outputs_of(made, attempt), attempts, what="A fused network")
     if dtype is not None:
         narrow = cast(narrow, dtype)
     if precisions(narrow) != precisions(wide):
         values = {name: tensor.detach().clone() for name, tensor in folded.state_dict().items()}
         folded = cast(folded, precisions(narrow))
         made = _fused(folded, given.to_model(narrow), values, **settings)
-        with as_it_was(made):
+        with restored_buffers(made):
             _check_rounded(wide, wide_given, narrow, made)
     return made
 
@@ -96,21 +93,21 @@ def _fused(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            # Without in-place operations, and nothing else taken apart.
+            # Remove in-place operations and decompose nothing else.
             module = program.run_decompositions({}).module()
         except Exception as error:
-            raise refused(model, error) from error
-    network = Network(module, values)
-    network.take_any_memory_order()
-    done = take_along(network), read_in_blocks(network), widen(network), join(network)
-    logger.debug("%d epilogues, %d first convolutions, %d odd widths, %d joined", *done)
+            raise export_error(model, error) from error
+    network = ConvolutionGraph(module, values)
+    network.views_to_reshapes()
+    done = fuse_epilogues(network), read_in_blocks(network), pad_odd_widths(network)
+    logger.debug("fused %d epilogues, %d first convolutions, %d odd widths", *done)
     if channels_last:
         network.to_channels_last()
     return network.rebuilt()
 
 
 def _check_rounded(wide: nn.Module, given: Example, narrow: nn.Module, made: nn.Module) -> None:
-    """In its own precision the result may be off by what rounding costs the network itself, and no more."""
+    """Raise unless rounding costs the result at most twice what it costs the network."""
     expected = outputs_of(wide, copied(given))
     usual = outputs_of(narrow, copied(given.to_model(narrow)))
     found = outputs_of(made, copied(given.to_model(narrow)))
@@ -123,9 +120,9 @@ def _check_rounded(wide: nn.Module, given: Example, narrow: nn.Module, made: nn.
     ] or not apart <= allowed * size:
         kinds = [", ".join(str(tensor.dtype) for tensor in outputs) for outputs in (found, usual)]
         raise VerificationError(
-            f"a fused network must compute in {dtype} what the network computes there, to {allowed:.2g} of its output. "
-            f"Got a difference of {apart:.3g} at output scale {size:.3g}, and outputs of {kinds[0]} for {kinds[1]}. It "
-            "was not kept; please report the network."
+            f"A fused network must compute in {dtype} what the network computes, within {allowed:.2g} of its output. "
+            f"Got a difference of {apart:.3g} at output scale {size:.3g}, and outputs of {kinds[0]} for {kinds[1]}. "
+            "Use the network without fusion and report it."
         )
 
 

@@ -1,9 +1,8 @@
 """Convolutions with very few outputs, such as DenseNet's, as matrix products.
 
-A convolution with a 3x3 kernel is nine products of the image with a slice of the kernel, each shifted by its tap, and
-summed. As one product the nine slices stand side by side: twelve outputs are 108 columns, a shape that matrix products
-are fast at, where convolution kernels leave most of their tile of 64 or more outputs empty. Its gradients are products,
-too: of the nine shifted copies of the output's gradient.
+A convolution with a 3x3 kernel is the sum of nine products of the image with a slice of the kernel, each shifted by its
+tap. With the nine slices side by side it is one product: twelve outputs give 108 columns, a fast shape for matrix
+products, while convolution kernels leave most of a tile of 64 outputs empty. The gradients are products as well.
 """
 
 from typing import Any
@@ -12,19 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softprune.fused.training.nodes import Convolution, layout_of
+from softprune.fused.training.convolutions import Convolution, layout_of
 from softprune.hardware import alignment_padding
 
 MOST_OUTPUTS = 16
-"""More fill a convolution kernel's tile, and nine times as many columns would be written and read for nothing."""
+"""More outputs fill the tile of a convolution kernel, and the product would write nine times the columns."""
 MOST_COLUMNS = 5
-"""For each input: beyond that the product is mostly written and read."""
+"""Columns per input channel. With more, writing and reading the product dominates."""
 MOST_ELEMENTS = 2**25
-"""Of the product with all its columns: memory that is not to be spent where large images keep a GPU busy anyway."""
+"""Elements of the product, a limit on memory. Large images keep a GPU busy without it."""
 
 
 def is_thin(convolution: Convolution) -> bool:
-    """Whether few outputs come from more inputs, of images that are not large, in steps of one, beyond 1x1."""
+    """Return whether the convolution has few outputs, stride one, a kernel above 1x1 and images that are not large."""
     outputs, inputs = convolution.widths
     taps = convolution.kernel[0] * convolution.kernel[1]
     columns = taps * outputs
@@ -38,13 +37,13 @@ def is_thin(convolution: Convolution) -> bool:
     padding = _pair(arguments.get("padding", 0))
     if steps != [(1, 1), (1, 1)] or padding is None:
         return False
-    # On an image smaller than the kernel a tap may lie beyond it altogether.
+    # On an image smaller than the kernel a tap may lie outside of it.
     sizes = zip(convolution.image.shape[2:], padding, convolution.kernel, strict=True)
     return all(size + pad >= kernel - 1 for size, pad, kernel in sizes)
 
 
-def multiply_out(convolution: Convolution) -> None:
-    """Put the product in the convolution's place."""
+def replace_by_product(convolution: Convolution) -> None:
+    """Replace the convolution by a matrix product."""
     node, arguments, result = convolution.node, convolution.arguments, convolution.result
     padding = _pair(arguments.get("padding", 0))
     with convolution.graph.inserting_before(node):
@@ -54,7 +53,7 @@ def multiply_out(convolution: Convolution) -> None:
         if arguments.get("bias") is not None:
             bias = convolution.call(torch.reshape, arguments["bias"], (-1, 1, 1))
             product = convolution.call(torch.add, product, convolution.call(Tensor.to, bias, result.dtype))
-        # What follows may rely on the strides that it was traced with.
+        # Later nodes may rely on the strides of the trace.
         same = convolution.call(Tensor.contiguous, product, memory_format=layout_of(result))
     node.replace_all_uses_with(same)
     convolution.graph.erase_node(node)
@@ -63,14 +62,14 @@ def multiply_out(convolution: Convolution) -> None:
 def convolve_by_product(
     image: Tensor, weight: Tensor, padding: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
-    """What conv2d gives for a stride of one, in steps that autograd and the compiler can read."""
+    """Compute conv2d with stride one by operations that autograd and the compiler handle."""
     outputs, inputs, *kernel = weight.shape
     taps = kernel[0] * kernel[1]
     more = alignment_padding(inputs)
-    # Casts and zeros come before the reordering, so that the kernel before writes all of it at once.
+    # Cast and pad before the permutation, so that the preceding kernel writes everything at once.
     pixels = F.pad(image.to(dtype).permute(0, 2, 3, 1), (0, more))
     weight = _Ordered.apply(weight)  # type: ignore[no-untyped-call]
-    # Taps in reverse: the gradient's come in this order by themselves.
+    # Taps in reverse, which is the order of the gradient.
     columns = weight.to(dtype).flip(2, 3).permute(1, 2, 3, 0).reshape(inputs, taps * outputs)
     columns = F.pad(columns, (0, alignment_padding(taps * outputs), 0, more))
     product = (pixels.reshape(-1, inputs + more) @ columns).view(*pixels.shape[:3], -1)
@@ -79,7 +78,7 @@ def convolve_by_product(
 
 
 class _Ordered(torch.autograd.Function):
-    """A weight as it is, whose gradient has the weight's memory order: any other is copied once more by autograd."""
+    """The identity, whose gradient has the memory format of the weight: autograd copies any other once more."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
@@ -92,10 +91,10 @@ class _Ordered(torch.autograd.Function):
 
 
 class _SumOfTaps(torch.autograd.Function):
-    """Shift each tap's columns into place and sum them: (N, H, W, columns) to (N, H', W', outputs); taps in reverse.
+    """Shift the columns of each tap and sum them: (N, H, W, columns) to (N, H', W', outputs), taps in reverse.
 
-    Autograd would take the gradient apart into a kernel for each tap. Here it is one copy out of a padded tensor, in
-    which the taps of a kernel's row lie side by side for every pixel.
+    Autograd would use one kernel per tap for the gradient. Here it is one copy from a padded tensor in which the taps
+    of a kernel row are adjacent for every pixel.
     """
 
     @staticmethod
@@ -127,7 +126,7 @@ class _SumOfTaps(torch.autograd.Function):
 
 
 def _in_words(tensor: Tensor) -> Tensor:
-    """Read as whole numbers of up to eight bytes along the last dimension: a copy of fewer and wider elements."""
+    """View the last dimension as integers of up to eight bytes, so that a copy moves fewer and wider elements."""
     length = tensor.shape[-1] * tensor.itemsize
     for dtype in (torch.int64, torch.int32):
         if length % dtype.itemsize == 0 and tensor.itemsize < dtype.itemsize:
@@ -140,7 +139,7 @@ def _summed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def _pair(value: Any) -> tuple[int, int] | None:
-    """A number or two as two; None for a word ("same")."""
+    """Return one or two integers as a pair, or None for a string such as "same"."""
     if isinstance(value, int):
         return value, value
     if isinstance(value, (tuple, list)) and all(isinstance(each, int) for each in value):

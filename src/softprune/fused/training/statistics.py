@@ -1,7 +1,7 @@
-"""BatchNorms of concatenations, as a DenseNet has them: the statistics of every channel are taken once.
+"""BatchNorms of concatenations, as in DenseNet: compute the statistics of every channel once.
 
-A dense layer normalises all that came before it. The mean and the variance of the first channels would be computed anew
-in every layer of a block, from the same values; here each part of a concatenation has its own, side by side.
+A dense layer normalises the outputs of all layers before it, and would compute the mean and variance of the first
+channels again in every layer. Here each part of a concatenation keeps its statistics.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
-from softprune.fused.training.nodes import example
+from softprune.fused.training.convolutions import example
 
 _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
@@ -22,7 +22,7 @@ _DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "
 
 @dataclass(frozen=True)
 class Sharing:
-    """A BatchNorm in training that has statistics in common with another one, and what its input is put together of."""
+    """A BatchNorm in training that shares statistics with another one, and the parts of its input."""
 
     norm: Node
     arguments: dict[str, Any]
@@ -30,7 +30,7 @@ class Sharing:
 
 
 def shared_statistics(graph: GraphModule) -> list[Sharing]:
-    """Those of a graph. What is written to in place stays out: a part would not be the same for all its readers."""
+    """Return the BatchNorms that share statistics. Parts that are written in place are excluded."""
     written = _written(graph)
     found = []
     for norm in graph.graph.find_nodes(op="call_function", target=F.batch_norm):
@@ -44,12 +44,12 @@ def shared_statistics(graph: GraphModule) -> list[Sharing]:
 
 
 def share_statistics(graph: GraphModule) -> None:
-    """Give these BatchNorms the statistics of their parts."""
+    """Rewrite these BatchNorms to use the statistics of their parts."""
     known: dict[Node, Node] = {}
     for each in shared_statistics(graph):
         for part in each.parts:
             if part not in known:
-                # Right behind the part: a reader may stand where no gradients are taken.
+                # Directly after the part: a reader may be in a region without gradients.
                 with graph.graph.inserting_after(_last_input(graph) if part.op == "placeholder" else part):
                     known[part] = graph.graph.call_function(moments, (part,))
         with graph.graph.inserting_before(each.norm):
@@ -63,7 +63,7 @@ def share_statistics(graph: GraphModule) -> None:
 
 
 def moments(images: Tensor) -> Tensor:
-    """Mean and variance of every channel, one above the other."""
+    """Return mean and variance of every channel, stacked."""
     dimensions = [0, *range(2, images.dim())]
     variance, mean = torch.var_mean(images.to(_wide(images)), dimensions, correction=0)
     return torch.stack([mean, variance])
@@ -79,7 +79,7 @@ def normalise(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """What batch_norm does in training, with its statistics at hand."""
+    """Compute batch_norm in training mode from given statistics."""
     if running_mean is not None and running_var is not None:
         with torch.no_grad():
             count = images.numel() // images.shape[1]
@@ -90,7 +90,7 @@ def normalise(
 
 
 class _Normalised(torch.autograd.Function):
-    """(images - mean) / deviation * weight + bias, whose gradient reaches the statistics by themselves."""
+    """(images - mean) / deviation * weight + bias, with a gradient for the statistics."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, both: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -129,7 +129,7 @@ def _arguments(norm: Node) -> dict[str, Any]:
 
 
 def _is_plain(arguments: dict[str, Any]) -> bool:
-    """In training, with weight and bias, on a batch of images whose shape is known."""
+    """Return whether it is in training mode, has weight and bias, and its input has a known shape."""
     images = example(arguments["input"])
     if arguments["training"] is not True or not isinstance(images, FakeTensor) or images.dim() < 3:
         return False
@@ -137,7 +137,7 @@ def _is_plain(arguments: dict[str, Any]) -> bool:
 
 
 def _parts(node: Node, written: set[int]) -> list[Node]:
-    """What `node` is the concatenation of, channel after channel; itself if it is none, or another one by now."""
+    """Return the parts that `node` concatenates along the channels, or the node itself."""
     if node.target is not torch.cat or _storage(node) in written:
         return [node]
     tensors: Any = node.args[0] if node.args else node.kwargs.get("tensors")
@@ -151,7 +151,7 @@ def _parts(node: Node, written: set[int]) -> list[Node]:
 
 
 def _written(graph: GraphModule) -> set[int]:
-    """The memory that anything in the graph writes to in place; its stand-ins have counted that."""
+    """Return the storages that the graph writes in place, by the version counters of the fake tensors."""
     values = [example(node) for node in graph.graph.nodes]
     return {
         value.untyped_storage()._cdata

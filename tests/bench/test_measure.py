@@ -2,15 +2,13 @@
 
 import copy
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 from export_networks import Dense, compacted
 
 from softprune import SoftPruner
-from softprune.bench import BACKENDS, compare
+from softprune.bench import BACKENDS, compare_latency
 from softprune.bench.backends import Setting, _compile
 from softprune.errors import ConfigError, ModelError
 from softprune.export.folding import count_batch_norms
@@ -21,7 +19,7 @@ def test_eager_and_onnx_runtime_rows() -> None:
     pytest.importorskip("onnxscript", reason='the "onnx" extra is not installed')
     dense, compact, example = compacted("residual")
     threads = torch.get_num_threads()
-    report = compare(
+    report = compare_latency(
         dense, compact, example, backends=("eager", "onnxruntime"), batches=(1, 3), threads=1, repeats=3
     )
     assert torch.get_num_threads() == threads
@@ -52,35 +50,10 @@ def test_eager_and_onnx_runtime_rows() -> None:
 def test_compiled_networks_are_measured() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-    report = compare(model, model, torch.randn(1, 4), backends=("compile",), batches=(2,), repeats=2)
+    report = compare_latency(model, model, torch.randn(1, 4), backends=("compile",), batches=(2,), repeats=2)
     (row,) = report.rows
     assert row.speed_up is not None
     assert row.mac_ratio == 1
-
-
-def test_convolutions_are_tried_out_and_timed_alone_but_compiled_in_company() -> None:
-    events = []
-
-    class Seen(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not torch.compiler.is_compiling():
-                events.append("runs as it is")
-            return x.relu()
-
-    @contextmanager
-    def alone() -> Iterator[None]:
-        events.append("alone")
-        yield
-        events.append("in company")
-
-    torch.compiler.reset()
-    model = Seen()
-    options = {"backends": ("compile",), "repeats": 1, "alone": alone}
-    compare(model, copy.deepcopy(model), torch.randn(1, 3), **options)
-    assert events[events.index("alone") :] == [
-        *("alone", "runs as it is", "runs as it is", "in company"),
-        *("alone", "in company"),
-    ]
 
 
 def test_the_mode_of_the_compiler_is_used_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +66,7 @@ def test_the_mode_of_the_compiler_is_used_and_noted(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch, "compile", compile)
     model = Dense().eval()
     options = {"backends": ("eager", "compile"), "compile_mode": "reduce-overhead", "repeats": 1}
-    rows = compare(model, model, torch.randn(1, 3, 8, 8), channels_last=True, **options).rows
+    rows = compare_latency(model, model, torch.randn(1, 3, 8, 8), channels_last=True, **options).rows
     assert modes == ["reduce-overhead", "reduce-overhead"]
     assert [row.compile_mode for row in rows] == ["", "reduce-overhead"]
     assert all(row.to_dict()["channels_last"] for row in rows)
@@ -119,7 +92,7 @@ def test_the_compiler_keeps_the_memory_order_on_a_gpu(monkeypatch: pytest.Monkey
 
 def test_fused_networks_are_for_half_precision_on_a_gpu() -> None:
     dense, compact, example = compacted("residual")
-    (row,) = compare(dense, compact, example, backends=("fused",), repeats=1).rows
+    (row,) = compare_latency(dense, compact, example, backends=("fused",), repeats=1).rows
     assert row.speed_up is None
     assert row.fold_bn
     assert "half precision" in row.note
@@ -130,7 +103,7 @@ def test_fused_networks_are_for_half_precision_on_a_gpu() -> None:
 def test_gpu_fused_networks_are_measured() -> None:
     dense, compact, example = compacted("residual")
     options = {"device": "cuda", "dtype": "bfloat16", "channels_last": True, "repeats": 1}
-    (row,) = compare(
+    (row,) = compare_latency(
         dense, compact, example, backends=("fused",), compile_mode="reduce-overhead", **options
     ).rows
     assert row.note == ""
@@ -143,8 +116,8 @@ def test_both_networks_are_folded_if_asked(monkeypatch: pytest.MonkeyPatch) -> N
     timed = []
     eager = BACKENDS["eager"]
     monkeypatch.setitem(BACKENDS, "eager", lambda model, *rest: timed.append(model) or eager(model, *rest))
-    (plain,) = compare(dense, compact, example, repeats=1).rows
-    (row,) = compare(dense, compact, example, repeats=1, fold_bn=True).rows
+    (plain,) = compare_latency(dense, compact, example, repeats=1).rows
+    (row,) = compare_latency(dense, compact, example, repeats=1, fold_bn=True).rows
     assert not plain.fold_bn
     assert row.to_dict()["fold_bn"]
     assert row.mac_ratio == plain.mac_ratio
@@ -157,7 +130,7 @@ def test_both_networks_are_folded_if_asked(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_a_backend_cannot_do_is_a_note() -> None:
     model = Dense().eval()
-    report = compare(
+    report = compare_latency(
         model, model, torch.randn(1, 3, 8, 8), backends=("onnxruntime",), dtype="float64", repeats=1
     )
     (row,) = report.rows
@@ -170,7 +143,7 @@ def test_what_a_backend_cannot_do_is_a_note() -> None:
 
 def test_models_keep_mode_and_dtype() -> None:
     model = Dense().train()
-    compare(model, model, torch.randn(1, 3, 8, 8), dtype="float64", channels_last=True, repeats=1)
+    compare_latency(model, model, torch.randn(1, 3, 8, 8), dtype="float64", channels_last=True, repeats=1)
     assert model.training
     assert next(model.parameters()).dtype == torch.float32
     assert next(model.parameters()).is_contiguous()
@@ -179,20 +152,20 @@ def test_models_keep_mode_and_dtype() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backends": ("tensorrt",)}, "a backend is one of eager, compile, fused, onnxruntime"),
-        ({"dtype": "int8"}, "`dtype` is one of"),
-        ({"compile_mode": "fast"}, "`compile_mode` is one of"),
-        ({"repeats": 0}, "a whole number from 1 on. Got 0"),
-        ({"repeats": 1.5}, "a whole number from 1 on. Got 1.5"),
-        ({"threads": -1}, "`threads` is a whole number"),
-        ({"device": "abacus"}, "`device` is one that PyTorch has here.*abacus"),
-        ({"batches": []}, "`batches` are whole numbers"),
+        ({"backends": ("tensorrt",)}, "A backend must be one of eager, compile, fused, onnxruntime"),
+        ({"dtype": "int8"}, "`dtype` must be one of"),
+        ({"compile_mode": "fast"}, "`compile_mode` must be one of"),
+        ({"repeats": 0}, "an integer of at least 1. Got 0"),
+        ({"repeats": 1.5}, "an integer of at least 1. Got 1.5"),
+        ({"threads": -1}, "`threads` must be an integer"),
+        ({"device": "abacus"}, "`device` must be available in PyTorch.*abacus"),
+        ({"batches": []}, "`batches` must be integers"),
     ],
 )
 def test_mistakes(options: dict[str, object], message: str) -> None:
     model = Dense().eval()
     with pytest.raises(ConfigError, match=message):
-        compare(model, model, torch.randn(1, 3, 8, 8), **options)  # type: ignore[arg-type]
+        compare_latency(model, model, torch.randn(1, 3, 8, 8), **options)  # type: ignore[arg-type]
 
 
 def test_networks_with_masks_are_not_measured() -> None:
@@ -201,15 +174,15 @@ def test_networks_with_masks_are_not_measured() -> None:
     pruner = SoftPruner(masked, example)
     for pair, name in (((masked, model), "dense"), ((model, masked), "compact")):
         with pytest.raises(ModelError, match=rf"without masks\. Got `{name}` with.*detach\(\)"):
-            compare(*pair, example)
-    assert compare(pruner.detach(), model, example, repeats=1).rows[0].speed_up is not None
+            compare_latency(*pair, example)
+    assert compare_latency(pruner.detach(), model, example, repeats=1).rows[0].speed_up is not None
 
 
 @pytest.mark.parametrize("batches", [[0], [2, -1], [1.5]])
 def test_batches_are_whole_numbers(batches: list[int]) -> None:
     model = Dense().eval()
-    with pytest.raises(ConfigError, match="`batches` are whole numbers"):
-        compare(model, model, torch.randn(1, 3, 8, 8), batches=batches)
+    with pytest.raises(ConfigError, match="`batches` must be integers"):
+        compare_latency(model, model, torch.randn(1, 3, 8, 8), batches=batches)
 
 
 class _ForFour(torch.nn.Module):
@@ -225,19 +198,21 @@ class _ForFour(torch.nn.Module):
 
 def test_a_network_for_one_batch_size_and_precision_alone() -> None:
     model, example = _ForFour().eval(), torch.randn(4, 3, 8, 8)
-    report = compare(model, model, example, backends="eager", batches=4, fold_bn=True, repeats=1)  # type: ignore[arg-type]
+    report = compare_latency(model, model, example, backends="eager", batches=4, fold_bn=True, repeats=1)  # type: ignore[arg-type]
     assert report.rows[0].speed_up is not None
     assert report.dense_macs == 4 * 27 * 36
-    first, second = compare(model, model, example, batches=[4, 8], repeats=1).rows
+    first, second = compare_latency(model, model, example, batches=[4, 8], repeats=1).rows
     assert first.speed_up is not None
     assert second.speed_up is None
-    assert second.note.startswith("does not run so: RuntimeError: shape '[4, 144]' is invalid")
-    (half,) = compare(model, model, example, batches=[4], dtype="float64", repeats=1).rows
-    assert "does not run so: RuntimeError" in half.note
+    assert second.note.startswith("does not run: RuntimeError: shape '[4, 144]' is invalid")
+    (half,) = compare_latency(model, model, example, batches=[4], dtype="float64", repeats=1).rows
+    assert "does not run: RuntimeError" in half.note
 
 
 def test_volumes_beside_images_in_channels_last() -> None:
     model = torch.nn.ModuleDict({"image": torch.nn.Conv2d(3, 4, 3), "volume": torch.nn.Conv3d(1, 2, 3)})
     model.forward = lambda x: model["volume"](model["image"](x)[:, None]).flatten(1)  # type: ignore[method-assign]
-    (row,) = compare(model, model, torch.randn(2, 3, 8, 8), batches=[2], channels_last=True, repeats=1).rows
+    (row,) = compare_latency(
+        model, model, torch.randn(2, 3, 8, 8), batches=[2], channels_last=True, repeats=1
+    ).rows
     assert row.speed_up is not None, row.note

@@ -1,4 +1,4 @@
-"""The graph that is being fused: its convolutions, its constants, and how to put others in their place."""
+"""The graph that is being fused: the fused operator, the convolutions, and how to replace them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,60 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from softprune.fused.inference.operator import CONV_RELU
+HALF = (torch.float16, torch.bfloat16)
+"""Precisions for which cuDNN fuses on tensor cores. In float32 its fused kernels are slow."""
+
+
+@torch.library.custom_op("softprune::conv2d_relu", mutates_args=())
+def conv2d_relu(
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    """Compute relu(conv2d(image, weight, bias) + other). One kernel in half precision on NVIDIA GPUs."""
+    # cuDNN may refuse an empty batch.
+    if image.numel() == 0 or not has_kernel(image.device, image.dtype):
+        result = F.conv2d(image, weight, bias, stride, padding, dilation, groups)
+        return F.relu(result if other is None else result + other)
+    steps = (stride, padding, dilation, groups)
+    if other is None:
+        found: Tensor = torch.ops.aten.cudnn_convolution_relu(image, weight, bias, *steps)
+    else:
+        found = torch.ops.aten.cudnn_convolution_add_relu(image, weight, other, 1.0, bias, *steps)
+    return found
+
+
+@conv2d_relu.register_fake
+def _(
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    other: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    return F.conv2d(image, weight, bias, stride, padding, dilation, groups)
+
+
+CONV_RELU = torch.ops.softprune.conv2d_relu.default
+"""The operator as it appears in graphs."""
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether the operator is one kernel on this device and in this precision."""
+    return device.type == "cuda" and torch.version.hip is None and dtype in HALF
+
 
 CONV = torch.ops.aten.conv2d.default
 
@@ -17,9 +67,9 @@ Steps = tuple[list[int], list[int], list[int], int]
 
 
 class Convolution:
-    """A convolution of a graph, alone or with what follows it, whose weight is a constant."""
+    """A convolution of a graph whose weight is a constant, plain or fused with ReLU and addition."""
 
-    def __init__(self, network: Network, node: Node) -> None:
+    def __init__(self, network: ConvolutionGraph, node: Node) -> None:
         self.network, self.node = network, node
         self.fused = node.target is CONV_RELU
         rest = list(node.args[4 if self.fused else 3 :])
@@ -28,30 +78,30 @@ class Convolution:
         pairs = [list(each) * (1 if len(each) > 1 else 2) for each in steps[:3]]
         self.steps: Steps = (pairs[0], pairs[1], pairs[2], steps[3])
 
-    # Read from the node each time: rewriting another convolution may replace what this one reads.
+    # Read from the node each time: rewriting another convolution may replace the inputs of this one.
 
     @property
     def image(self) -> Node:
-        """What is convolved."""
+        """The input."""
         found = self.node.args[0]
         assert isinstance(found, Node)
         return found
 
     @property
     def other(self) -> Node | None:
-        """What is added."""
+        """The tensor that is added before the ReLU."""
         found = self.node.args[3] if self.fused else None
         assert found is None or isinstance(found, Node)
         return found
 
     @property
     def weight(self) -> Tensor:
-        """The constant that it is convolved with."""
+        """The weight."""
         return self.network.value(self.node.args[1])
 
     @property
     def bias(self) -> Tensor | None:
-        """The constant that is added, if there is one."""
+        """The bias, or None."""
         return None if self._bias is None else self.network.value(self._bias)
 
     @property
@@ -62,7 +112,7 @@ class Convolution:
 
     @property
     def groups(self) -> int:
-        """Of channels that do not mix."""
+        """The number of groups."""
         return self.steps[3]
 
     def replace(
@@ -76,7 +126,7 @@ class Convolution:
         steps: Steps | None = None,
         relu: bool | None = None,
     ) -> None:
-        """Write this convolution anew with what is given, and let it stand for `place` (for itself)."""
+        """Write a new convolution with the given parts changed and use it in place of `place` (default: this node)."""
         place = place or self.node
         relu = self.fused if relu is None else relu
         network = self.network
@@ -96,12 +146,12 @@ class Convolution:
         network.graph.eliminate_dead_code()
 
 
-class Network:
+class ConvolutionGraph:
     """A graph of torch.export with its constants.
 
     Args:
         module: The graph.
-        values: More exact values of the constants that it has, by name.
+        values: Values of its constants in a higher precision, by name.
     """
 
     def __init__(self, module: GraphModule, values: Mapping[str, Tensor]) -> None:
@@ -110,14 +160,14 @@ class Network:
         self._made = 0
 
     def convolutions(self) -> Iterator[Convolution]:
-        """All of them, in order; the graph may be rewritten meanwhile."""
+        """Yield the convolutions in order. The graph may be rewritten meanwhile."""
         for node in list(self.graph.nodes):
             found = None if node._erased else self.convolution(node)
             if found is not None:
                 yield found
 
     def convolution(self, node: object) -> Convolution | None:
-        """The convolution on images in batches that `node` is, if it is one and its weights are constants."""
+        """Return `node` as a convolution of a batch of images with constant weights, or None."""
         if not isinstance(node, Node) or node.target not in (CONV, CONV_RELU) or node.kwargs:
             return None
         if not all(
@@ -127,40 +177,40 @@ class Network:
         return Convolution(self, node) if node.meta["val"].dim() == 4 else None
 
     def value(self, node: object) -> Tensor:
-        """What a node that reads a constant reads, as exactly as it is known."""
+        """Return the value of a constant in the highest precision known."""
         return self._values.get(str(getattr(node, "target", "")), self.stored(node))
 
     def stored(self, node: object) -> Tensor:
-        """The constant itself, in its precision."""
+        """Return a constant in its own precision."""
         assert isinstance(node, Node)
         *path, last = str(node.target).split(".")
         found: Tensor = getattr(self.module.get_submodule(".".join(path)), last)
         return found
 
     def constant(self, value: Tensor, dtype: torch.dtype) -> Node:
-        """A new constant, written where the graph is being written."""
+        """Add a constant at the insertion point of the graph."""
         name = f"fused_{self._made}"
-        while hasattr(self.module, name):  # a network may have such names of its own
+        while hasattr(self.module, name):  # the network may use such a name itself
             self._made += 1
             name = f"fused_{self._made}"
         self._values[name] = value.detach()
         self.module.register_buffer(name, self._values[name].to(dtype))
         return self.graph.get_attr(name)
 
-    def take_any_memory_order(self) -> None:
-        """An export fixes a flattening as a view, which images in another order than the example's have none of."""
+    def views_to_reshapes(self) -> None:
+        """Replace views by reshapes, since a view fails on inputs in another memory format than the example's."""
         for node in self.graph.nodes:
             if node.target is torch.ops.aten.view.default:
                 node.target = torch.ops.aten.reshape.default
 
     def to_channels_last(self) -> None:
-        """Put the weights of convolutions into that order, and nothing else."""
+        """Convert the weights of the convolutions to channels_last."""
         for convolution in self.convolutions():
             weight = self.stored(convolution.node.args[1])
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)
 
     def rebuilt(self) -> GraphModule:
-        """The module as it is now, without the constants that are no longer read."""
+        """Return the module in its present form, without unused constants."""
         self.graph.eliminate_dead_code()
         self.graph.lint()
         made = GraphModule(self.module, self.graph)

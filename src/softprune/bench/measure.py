@@ -1,17 +1,15 @@
-"""The comparison: dense and compact under every backend and batch size, with the share of the saving that arrives."""
+"""Measure dense and compact network under every backend and batch size."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
-from softprune.bench.advice import advice
 from softprune.bench.backends import BACKENDS, COMPILED, Ready, Setting, cpu_threads
-from softprune.bench.report import BenchReport, BenchRow
+from softprune.bench.results import BenchReport, BenchRow, advice
 from softprune.bench.timing import Timing, alternate, paired_ratio
 from softprune.costs import cost
 from softprune.errors import ConfigError, SoftpruneError, first_line
@@ -32,7 +30,7 @@ DTYPES = {
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
-def compare(
+def compare_latency(
     dense: nn.Module,
     compact: nn.Module,
     example: ExampleLike,
@@ -46,53 +44,51 @@ def compare(
     compile_mode: str = "default",
     fold_bn: bool = False,
     repeats: int = 15,
-    alone: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> BenchReport:
-    """Time `dense` and `compact` side by side, in turns, on this machine.
+    """Time `dense` and `compact` in turns on this machine.
 
     Args:
-        dense: The network before the cut; its weights do not matter.
-        compact: The network after it.
-        example: What both are called with: a tensor, a tuple of arguments, or (args, kwargs).
-        backends: Of "eager", "compile", "fused" (compiled, what follows a convolution in the same kernel; half
-            precision on NVIDIA GPUs) and "onnxruntime".
-        batches: Batch sizes; the example is repeated to fill them.
-        device: Where to measure.
-        dtype: "float32", "bfloat16", "float16" or "float64": weights and inputs.
-        threads: CPU threads; 0 leaves them as they are.
-        channels_last: Keep images and weights in channels-last memory order; if not, compiled networks on a GPU keep
-            channels first, too.
-        compile_mode: torch.compile's mode; "reduce-overhead" records CUDA graphs, which small batches need.
-        fold_bn: Fold BatchNorms into the layers before them, in both networks, as one would to ship them.
-        repeats: Blocks of each, in turns.
-        alone: Entered while the clock runs and while convolutions are tried out, not while networks are compiled: a
-            lock, say, for benchmarks that compile side by side and must not time side by side.
+        dense: The network before pruning. Its weights do not matter.
+        compact: The network after pruning.
+        example: An input of both: a tensor, a tuple of arguments, or (args, kwargs).
+        backends: "eager", "compile", "fused" (compiled with fused convolutions, half precision on NVIDIA GPUs) or
+            "onnxruntime".
+        batches: Batch sizes. The example is repeated to fill them.
+        device: The device to measure on.
+        dtype: Precision of weights and inputs: "float32", "bfloat16", "float16" or "float64".
+        threads: CPU threads. 0 keeps the present number.
+        channels_last: Use the channels_last memory format. Otherwise compiled networks on a GPU stay contiguous, too.
+        compile_mode: The mode of torch.compile. "reduce-overhead" uses CUDA graphs, which small batches need.
+        fold_bn: Fold BatchNorms into the layers before them, in both networks.
+        repeats: Timed blocks per network.
     """
     chosen = [backends] if isinstance(backends, str) else [*backends]
     for name in chosen:
         if name not in BACKENDS:
-            raise ConfigError(f"a backend is one of {', '.join(BACKENDS)}. Got {name!r}.")
+            raise ConfigError(f"A backend must be one of {', '.join(BACKENDS)}. Got {name!r}.")
     if dtype not in DTYPES:
-        raise ConfigError(f"`dtype` is one of {', '.join(DTYPES)}. Got {dtype!r}.")
+        raise ConfigError(f"`dtype` must be one of {', '.join(DTYPES)}. Got {dtype!r}.")
     if compile_mode not in COMPILE_MODES:
-        raise ConfigError(f"`compile_mode` is one of {', '.join(COMPILE_MODES)}. Got {compile_mode!r}.")
+        raise ConfigError(f"`compile_mode` must be one of {', '.join(COMPILE_MODES)}. Got {compile_mode!r}.")
     if not isinstance(repeats, int) or repeats < 1:
-        raise ConfigError(f"`repeats` is a whole number from 1 on. Got {repeats!r}.")
+        raise ConfigError(f"`repeats` must be an integer of at least 1. Got {repeats!r}.")
     if not isinstance(threads, int) or threads < 0:
-        raise ConfigError(f"`threads` is a whole number, 0 for PyTorch's choice. Got {threads!r}.")
+        raise ConfigError(
+            f"`threads` must be an integer of at least 0 (0: keep the present number). Got {threads!r}."
+        )
     sizes = [*batches] if isinstance(batches, Iterable) else [batches]
     if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
-        raise ConfigError(f"`batches` are whole numbers from 1 on. Got {batches!r}.")
+        raise ConfigError(f"`batches` must be integers of at least 1. Got {batches!r}.")
     where = _device(device)
     for name, model in (("dense", dense), ("compact", compact)):
         check_unmasked(model, "a benchmark", name=name)
     given = Example.of(example)
     if given.batch_size() is None:
         raise ConfigError(
-            "a benchmark needs inputs that all have the batch as their first dimension. Got first dimensions "
+            "A benchmark needs inputs whose first dimension is the batch. Got first dimensions "
             f"{[tuple(tensor.shape)[:1] for tensor in given.tensors()]}."
         )
-    # A network may take no other batch sizes than those that are asked for.
+    # A network may accept only the requested batch sizes.
     one = given.with_batch(min(sizes))
     macs = [cost(model, one).macs for model in (dense, compact)]
     if fold_bn:
@@ -110,7 +106,7 @@ def compare(
         for backend in chosen:
             ready = _prepared(backend, (dense, compact), given, setting)
             for batch in sizes:
-                row = _row(backend, ready, given.with_batch(batch), setting, repeats, macs, alone)
+                row = _row(backend, ready, given.with_batch(batch), setting, repeats, macs)
                 logger.debug("%s, batch %d: speed-up %s", backend, batch, row.speed_up or row.note)
                 rows.append(row)
     return BenchReport(tuple(rows), macs[0], macs[1], advice(rows, compact))
@@ -122,7 +118,7 @@ def _device(device: torch.device | str) -> torch.device:
         torch.empty(0, device=found)
     except Exception as error:
         raise ConfigError(
-            f"`device` is one that PyTorch has here, such as 'cpu' or 'cuda'. Got {str(device)!r}: {first_line(error)}."
+            f"`device` must be available in PyTorch, such as 'cpu' or 'cuda'. Got {str(device)!r}: {first_line(error)}."
         ) from error
     return found
 
@@ -130,7 +126,7 @@ def _device(device: torch.device | str) -> torch.device:
 def _prepared(
     backend: str, models: tuple[nn.Module, nn.Module], example: Example, setting: Setting
 ) -> tuple[Ready, Ready] | str:
-    """Both networks ready to run, or why this backend cannot run them."""
+    """Return both networks prepared, or the reason why this backend cannot run them."""
     make = BACKENDS[backend]
     try:
         return make(models[0], example, setting), make(models[1], example, setting)
@@ -145,7 +141,6 @@ def _row(
     setting: Setting,
     repeats: int,
     macs: list[int],
-    alone: Callable[[], AbstractContextManager[object]],
 ) -> BenchRow:
     batch = example.batch_size()
     assert batch is not None
@@ -153,9 +148,9 @@ def _row(
     note = ready if isinstance(ready, str) else ""
     if not isinstance(ready, str):
         try:
-            timings = _timed(backend, ready, example, setting, repeats, alone)
-        except Exception as error:  # of the network or the backend: the other rows are worth having
-            note = f"does not run so: {type(error).__name__}: {first_line(error)}"
+            timings = _timed(backend, ready, example, setting, repeats)
+        except Exception as error:  # of the network or the backend; the other rows are still useful
+            note = f"does not run: {type(error).__name__}: {first_line(error)}"
     speed_up = paired_ratio(timings["dense"], timings["compact"]) if timings else None
     return BenchRow(
         backend=backend,
@@ -181,17 +176,15 @@ def _timed(
     example: Example,
     setting: Setting,
     repeats: int,
-    alone: Callable[[], AbstractContextManager[object]],
 ) -> dict[str, Timing]:
-    # Every row compiles for its own shapes, and none runs into the limit of recompilations.
+    # Each row compiles for its own shapes, without reaching the limit of recompilations.
     torch.compiler.reset()
     calls = {"dense": ready[0](example), "compact": ready[1](example)}
-    # The first call tries out convolutions on the device, which compiled networks then find tried.
-    with alone(), torch.compiler.set_stance("force_eager"):
+    # The first call lets cuDNN choose algorithms, which the compiled networks reuse.
+    with torch.compiler.set_stance("force_eager"):
         for call in calls.values():
             call()
     if backend in COMPILED:
         for call in calls.values():
             call()
-    with alone():
-        return alternate(calls, repeats=repeats, finish=synchronizer(setting.device))
+    return alternate(calls, repeats=repeats, finish=synchronizer(setting.device))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from softprune.bench import BenchReport, BenchRow
-from softprune.bench.advice import advice
+from softprune.bench.results import advice
 from softprune.graph.inserted import Select
 
 ROW = BenchRow(

@@ -1,0 +1,121 @@
+"""The result of a latency comparison: rows per backend and batch size, advice where the compact network is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from softprune.bench.timing import Timing
+from softprune.graph.inserted import Select
+from softprune.hardware import IMAGE_CHANNELS, TENSOR_CORE_CHANNELS, alignment_padding
+
+SLOWER = 0.97
+"""A speed-up below this counts as slower; above it the difference may be noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """Dense against compact under one backend and batch size."""
+
+    backend: str
+    device: str
+    dtype: str
+    batch: int
+    threads: int
+    channels_last: bool
+    compile_mode: str
+    """The mode of torch.compile, empty for backends that do not compile."""
+    fold_bn: bool
+    """Whether BatchNorms were folded into the layers before them, in both networks."""
+    dense: Timing | None
+    compact: Timing | None
+    speed_up: float | None
+    """Dense time over compact time, the median over neighbouring blocks."""
+    speed_up_spread: tuple[float, float] | None
+    mac_ratio: float
+    """Dense MACs over compact MACs, the speed-up if time were proportional to MACs."""
+    note: str = ""
+    """Why there is no measurement."""
+
+    @property
+    def realised(self) -> float | None:
+        """Speed-up over MAC ratio: 1 where the whole MAC reduction becomes speed-up."""
+        return None if self.speed_up is None else self.speed_up / self.mac_ratio
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a JSON record."""
+        values = asdict(self) | {"realised": self.realised}
+        values["speed_up_spread"] = self.speed_up_spread and [*self.speed_up_spread]
+        for side in ("dense", "compact"):
+            timing: Timing | None = getattr(self, side)
+            values[side] = timing and {
+                "median_ms": timing.median,
+                "low_ms": timing.spread[0],
+                "high_ms": timing.spread[1],
+                "blocks": len(timing.blocks),
+            }
+        return values
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """The rows of a latency comparison. Prints as a table."""
+
+    rows: tuple[BenchRow, ...]
+    dense_macs: int
+    compact_macs: int
+    advice: tuple[str, ...] = ()
+    """What to try where the compact network was slower."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"MACs per input: {self.dense_macs:,} dense, {self.compact_macs:,} compact",
+            f"{'backend':<12} {'device':<5} {'dtype':<9} {'batch':>5}  {'dense':<28} {'compact':<28} "
+            f"{'speed-up':<22} realised",
+        ]
+        for row in self.rows:
+            head = f"{row.backend:<12} {row.device:<5} {row.dtype:<9} {row.batch:>5}  "
+            if row.speed_up is None or row.speed_up_spread is None or row.realised is None:
+                lines.append(head + row.note)
+                continue
+            low, high = row.speed_up_spread
+            faster = f"{row.speed_up:.2f} ({low:.2f} to {high:.2f})"
+            lines.append(f"{head}{row.dense!s:<28} {row.compact!s:<28} {faster:<22} {row.realised:.2f}")
+        return "\n".join([*lines, *self.advice])
+
+
+def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
+    """Return a sentence for each likely cause that made `compact` slower than the dense network in a row."""
+    slow = [row for row in rows if row.speed_up is not None and row.speed_up < SLOWER]
+    if not slow:
+        return ()
+    found = []
+    convolutions = [m for m in compact.modules() if isinstance(m, nn.Conv2d) and m.groups == 1]
+    odd = sum(_is_odd(convolution) for convolution in convolutions)
+    if odd:
+        found.append(
+            f"{odd} of {len(convolutions)} convolutions have widths that are not multiples of "
+            f"{TENSOR_CORE_CHANNELS}: cut to multiples with compact(round_to={TENSOR_CORE_CHANNELS}) or "
+            f"`softprune compact RUN --round-to {TENSOR_CORE_CHANNELS} "
+            '--out FOLDER`, or train with round_to="auto" (`--set method.round_to=auto`).'
+        )
+    selects = sum(isinstance(module, Select) for module in compact.modules())
+    if selects:
+        found.append(
+            f"{selects} layers read their channels of a shared stream through an index: try compact(gathers=False) or "
+            "`softprune compact RUN --no-gathers --out FOLDER`."
+        )
+    if any(row.device == "cuda" and row.compile_mode in ("", "default") for row in slow):
+        found.append(
+            "On a GPU the launches of the host limit small networks and batches: try "
+            "`--backend compile --compile-mode reduce-overhead`, which uses CUDA graphs."
+        )
+    return tuple(found)
+
+
+def _is_odd(convolution: nn.Conv2d) -> bool:
+    inputs = 0 if convolution.in_channels <= IMAGE_CHANNELS else convolution.in_channels
+    return bool(alignment_padding(inputs) or alignment_padding(convolution.out_channels))

@@ -1,0 +1,150 @@
+"""The two file formats: ONNX for ONNX Runtime, TensorRT or OpenVINO, and .pt2 for torch.export and AOTInductor."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softprune.errors import ConfigError
+from softprune.export.program import dynamic_shapes, exported
+from softprune.export.writing import ExportReport, Format, Runtime, write_checked
+from softprune.graph import Example, ExampleLike
+from softprune.surgery.verify import outputs_of
+
+
+def to_onnx(
+    model: nn.Module,
+    example: ExampleLike,
+    path: str | os.PathLike[str],
+    *,
+    fold_bn: bool = False,
+    dynamic_batch: bool = True,
+    opset: int | None = None,
+    tolerance: float | None = None,
+) -> ExportReport:
+    """Write `model` as one ONNX file, run it in ONNX Runtime and compare its outputs with those of `model`.
+
+    Args:
+        model: A network without masks, such as a compact network. It is not changed.
+        example: An input: a tensor, a tuple of arguments, or (args, kwargs).
+        path: The file to write, ending in .onnx. An existing file is replaced only by a verified one.
+        fold_bn: Fold BatchNorms into the layers before them.
+        dynamic_batch: Accept any batch size.
+        opset: Version of the ONNX operators. Default: the choice of the exporter.
+        tolerance: Largest allowed difference relative to the largest output. Default: 1e-4 in float32.
+    """
+    runtime = require("onnxruntime")
+    require("onnx")
+    require("onnxscript")
+    kind = Format(
+        suffix="onnx",
+        what="An ONNX file",
+        runtime=f"onnxruntime {runtime.__version__}",
+        content=lambda network, given: _onnx_content(network, given, dynamic_batch, opset),
+        open=_open_onnx,
+    )
+    return write_checked(
+        kind, model, example, path, fold_bn=fold_bn, dynamic_batch=dynamic_batch, tolerance=tolerance
+    )
+
+
+def require(package: str) -> Any:
+    """Return a package of the "onnx" extra. Raise a ConfigError that says how to install it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f'ONNX needs the package {package}. Got an import error: {error}. Run pip install "softprune[onnx]".'
+        ) from error
+
+
+def open_session(file: Path | bytes, *, threads: int = 0) -> Any:
+    """Open a file, or its content, in ONNX Runtime on the CPU. With `threads` 0 the runtime decides."""
+    runtime = require("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    source = file if isinstance(file, bytes) else str(file)
+    return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def run_session(session: Any, example: Example) -> list[Tensor]:
+    """Return the outputs of a session for the tensors of `example`, in the order of its inputs."""
+    names = [entry.name for entry in session.get_inputs()]
+    feed = {name: tensor.numpy() for name, tensor in zip(names, example.tensors(), strict=True)}
+    return [torch.from_numpy(output) for output in session.run(None, feed)]
+
+
+def _open_onnx(content: bytes) -> Runtime:
+    session = open_session(content)
+    return lambda attempt: run_session(session, attempt)
+
+
+def _onnx_content(model: nn.Module, given: Example, dynamic_batch: bool, opset: int | None) -> bytes:
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    exporter_log.setLevel(logging.ERROR)
+    try:
+        program = torch.onnx.export(
+            model,
+            given.args,
+            kwargs=given.kwargs,
+            dynamo=True,
+            dynamic_shapes=dynamic_shapes(model, given, dynamic_batch=dynamic_batch),
+            opset_version=opset,
+            verbose=False,
+        )
+    finally:
+        exporter_log.setLevel(level)
+    assert program is not None
+    content: bytes = program.model_proto.SerializeToString()
+    return content
+
+
+def to_torch_export(
+    model: nn.Module,
+    example: ExampleLike,
+    path: str | os.PathLike[str],
+    *,
+    fold_bn: bool = False,
+    dynamic_batch: bool = True,
+    tolerance: float | None = None,
+) -> ExportReport:
+    """Write `model` as a torch.export file, load it and compare its outputs with those of `model`.
+
+    Args:
+        model: A network without masks, such as a compact network. It is not changed. The file is for the CPU.
+        example: An input: a tensor, a tuple of arguments, or (args, kwargs).
+        path: The file to write, ending in .pt2. An existing file is replaced only by a verified one.
+        fold_bn: Fold BatchNorms into the layers before them.
+        dynamic_batch: Accept any batch size.
+        tolerance: Largest allowed difference relative to the largest output. Default: 1e-4 in float32.
+    """
+    kind = Format(
+        suffix="pt2",
+        what="A .pt2 file",
+        runtime=f"torch.export {torch.__version__}",
+        content=lambda network, given: _pt2_content(exported(network, given, dynamic_batch=dynamic_batch)),
+        open=_open_pt2,
+    )
+    return write_checked(
+        kind, model, example, path, fold_bn=fold_bn, dynamic_batch=dynamic_batch, tolerance=tolerance
+    )
+
+
+def _pt2_content(program: torch.export.ExportedProgram) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def _open_pt2(content: bytes) -> Runtime:
+    loaded = torch.export.load(io.BytesIO(content)).module()
+    return lambda attempt: outputs_of(loaded, attempt)
