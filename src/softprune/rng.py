@@ -35,7 +35,7 @@ def _(counter: Tensor) -> Tensor:
 
 
 class Clock:
-    """Where training stands: the optimizer's step, and the root forward within it.
+    """The position in training: the optimizer's step, and the root forward within it.
 
     Both are 0-d int64 tensors that only ever change in place; reading and advancing them never waits for the
     device. A gate that is sampled before any forward was announced sees forward 0.
@@ -60,17 +60,17 @@ class Clock:
         self.reading = self.forward
 
     def begin_forward(self) -> None:
-        """A training forward of the whole model begins: fresh noise."""
+        """Begin a training forward of the whole model: fresh noise."""
         self.reading = _tick(self.forward)
 
     def end_step(self) -> None:
-        """The optimizer has stepped."""
+        """Count one optimizer step."""
         self.step.add_(1)
         self.forward.zero_()
         self.reading = self.forward
 
     def end_step_unless(self, skipped: Tensor) -> None:
-        """The optimizer has stepped, unless `skipped` (a GradScaler's found_inf, on the device) is not zero.
+        """Count one optimizer step, unless `skipped` (a GradScaler's found_inf, on the device) is not zero.
 
         A skipped step leaves both counters alone, so that the forwards which repeat it draw fresh noise.
         """
@@ -91,7 +91,7 @@ class Clock:
         return {"seed": self.seed, "step": int(self.step), "forward": int(self.forward)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`; the counters are written in place."""
+        """Resume from :meth:`state_dict`; the counters are written in place."""
         if set(state) != {"seed", "step", "forward"} or not all(type(v) is int for v in state.values()):
             raise CheckpointError(
                 f"The clock's state must hold the integers seed, step and forward. Got {state!r}."

@@ -8,7 +8,7 @@ from torch import nn
 
 from softprune.bench import BenchReport, BenchRow
 from softprune.bench.results import advice
-from softprune.graph.inserted import Select
+from softprune.graph.modules import Select
 
 ROW = BenchRow(
     backend="eager",

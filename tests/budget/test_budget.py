@@ -313,7 +313,7 @@ def test_an_average_of_weights_evaluates_with_the_decision_as_soon_as_it_is_in_f
         assert torch.equal(module.gate.hard(module), pruner.masks()[site.name])
     elsewhere = copy.deepcopy(model).to("meta")  # a copy that goes to another device goes alone
     assert elsewhere.get_submodule(pruner.graph.sites[0].name).gate.override.is_meta
-    assert bool(pruner.budget.settlement.in_force)
+    assert bool(pruner.budget.decision.in_force)
 
 
 def test_living_channels_that_go_are_said(caplog):

@@ -7,7 +7,7 @@ from torch import nn
 import softprune as sp
 from softprune import models
 from softprune.errors import ConfigError
-from softprune.graph.inserted import Select
+from softprune.graph.modules import Select
 
 EXAMPLE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

@@ -384,6 +384,40 @@ class ThreeDimensional(nn.Module):
         return self.fc(F.relu(self.bn2(self.conv2(x))).mean((2, 3, 4)))
 
 
+class PooledOneDimensional(nn.Module):
+    """Pooling and resampling between BatchNorm and activation, in one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv1d(2, 6, 3, padding=1), nn.BatchNorm1d(6)
+        self.conv2, self.bn2 = nn.Conv1d(6, 4, 3, padding=1), nn.BatchNorm1d(4)
+        self.conv3, self.bn3 = nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4)
+        self.pool, self.up = nn.MaxPool1d(2), nn.Upsample(scale_factor=2)
+        self.head, self.fc = nn.AdaptiveAvgPool1d(1), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.pool(self.bn1(self.conv1(x))))
+        x = F.relu(self.up(self.bn2(self.conv2(x))))
+        return self.fc(F.relu(self.head(self.bn3(self.conv3(x)))).flatten(1))
+
+
+class PooledThreeDimensional(nn.Module):
+    """The same in three dimensions, with trilinear resampling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4)
+        self.conv2, self.bn2 = nn.Conv3d(4, 4, 3, padding=1), nn.BatchNorm3d(4)
+        self.conv3, self.bn3 = nn.Conv3d(4, 6, 1), nn.BatchNorm3d(6)
+        self.pool, self.up = nn.MaxPool3d(2), nn.Upsample(scale_factor=2, mode="trilinear")
+        self.head, self.fc = nn.AdaptiveAvgPool3d(1), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.pool(self.bn1(self.conv1(x))))
+        x = F.relu(self.up(self.bn2(self.conv2(x))))
+        return self.fc(F.relu(self.head(self.bn3(self.conv3(x)))).flatten(1))
+
+
 class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -641,7 +675,7 @@ TOPOLOGIES: dict[str, Topology] = {
             {"bn1": 4, "bn2": 2},
         ),
     ),
-    "tied": Topology(
+    "coupled": Topology(
         Tied,
         IMAGE,
         Hand(
@@ -703,6 +737,24 @@ TOPOLOGIES: dict[str, Topology] = {
             {"bn1": [0, 1], "bn2": [2]},
             {"conv1": (1, 2), "conv2": (2, 1), "fc": (1, 5)},
             64 * 27 * 1 * 2 + 8 * 27 * 2 * 1 + 1 * 5,
+        ),
+    ),
+    "1-D, pooled before the activation": Topology(
+        PooledOneDimensional,
+        ((2, 8),),
+        Hand(
+            {"bn1": [0, 1, 2], "bn2": [1, 3], "bn3": [0]},
+            {"conv1": (2, 3), "conv2": (3, 2), "conv3": (2, 1), "fc": (1, 5)},
+            8 * 3 * 2 * 3 + 4 * 3 * 3 * 2 + 8 * 3 * 2 * 1 + 1 * 5,
+        ),
+    ),
+    "3-D, pooled before the activation": Topology(
+        PooledThreeDimensional,
+        ((1, 4, 4, 4),),
+        Hand(
+            {"bn1": [0, 1, 3], "bn2": [2], "bn3": [1, 4]},
+            {"conv1": (1, 3), "conv2": (3, 1), "conv3": (1, 2), "fc": (2, 5)},
+            64 * 27 * 1 * 3 + 8 * 27 * 3 * 1 + 64 * 1 * 2 + 2 * 5,
         ),
     ),
     "u-net": Topology(

@@ -11,7 +11,7 @@ from torch import nn
 from softprune import models
 from softprune.costs import cost
 from softprune.graph import ChannelGraph
-from softprune.graph.inserted import Select
+from softprune.graph.modules import Select
 from softprune.inspection import floor_masks
 from softprune.plan import make_plan, required_sites
 from softprune.selection import read_graph

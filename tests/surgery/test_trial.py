@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import softprune
 from softprune.errors import ModelError
-from softprune.graph import builder as link
 from softprune.graph.builder import GraphBuilder
 from softprune.graph.ops import ChannelwiseOp
+from softprune.graph.rules.registry import RULES
 
 
 def forgets_one_side(builder: GraphBuilder, node: Any) -> Any:
@@ -27,7 +27,7 @@ def forgets_one_side(builder: GraphBuilder, node: Any) -> Any:
 
 
 def test_a_wrong_rule_freezes_the_network_and_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(link.RULES, "add", forgets_one_side)
+    monkeypatch.setitem(RULES, "arithmetic", forgets_one_side)
     model = randomise_(Residual())
     seen = softprune.inspect(model, torch.randn(2, 3, 8, 8))
     assert not seen.sites

@@ -13,7 +13,7 @@ from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
 from softprune.errors import CheckpointError, ConfigError
 from softprune.masks import Clock, MaskConfig, SoftGate, mask_
-from softprune.masks.hooks import hook_root_
+from softprune.masks.model import hook_root_
 from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.train import step as step_module
 from softprune.train.optim import make_sgd

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from softprune.bench.timing import Timing
-from softprune.graph.inserted import Select
+from softprune.graph.modules import Select
 from softprune.hardware import IMAGE_CHANNELS, TENSOR_CORE_CHANNELS, alignment_padding
 
 SLOWER = 0.97

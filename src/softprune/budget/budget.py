@@ -81,11 +81,11 @@ class Budget:
         self.every = max(1, total_steps // _LOOKS)
         self.settle_at = self._latest()
         self._near: int | None = None
-        self.settlement = MaskDecision(next(network.parameters()).device)
+        self.decision = MaskDecision(next(network.parameters()).device)
         for site in graph.sites:
             gate = self._gate(site.name)
-            gate.override = torch.ones(site.width, dtype=torch.bool, device=self.settlement.in_force.device)
-            gate.settlement = self.settlement
+            gate.override = torch.ones(site.width, dtype=torch.bool, device=self.decision.in_force.device)
+            gate.decision = self.decision
 
     def _use(self, latency: LatencyTable | None) -> None:
         self.latency = latency
@@ -115,7 +115,7 @@ class Budget:
     @property
     def settled(self) -> bool:
         """Whether a decision is in force (reads the device)."""
-        return bool(self.settlement.in_force)
+        return bool(self.decision.in_force)
 
     def next_look(self, step: int) -> int | None:
         """The step after `step` behind which :meth:`look` is due; None if there is no more."""
@@ -134,13 +134,13 @@ class Budget:
             broadcast_from_rank0_(*(self._override(site.name).view(torch.uint8) for site in self.graph.sites))
             return 0.0
         if self.settled:
-            self.settlement.in_force.fill_(False)  # decided before its time, and training goes on
+            self.decision.in_force.fill_(False)  # decided before its time, and training goes on
         fitter = self._fitter(self.network)
         self._near = fitter.rank(self._near, within=1 + len(fitter.row) // 200)
         margin = torch.tensor(
             _log_odds(fitter.edge(self._near)) - _log_odds(self._threshold()), dtype=torch.float64
         )
-        margin = margin.to(self.settlement.in_force.device)
+        margin = margin.to(self.decision.in_force.device)
         broadcast_from_rank0_(margin)
         if float(margin) <= 0 and step >= EARLIEST * self.total_steps:
             self.settle_at = step  # the target is met
@@ -171,7 +171,7 @@ class Budget:
         alive = 0 if before is not None else self._alive_outside(network, masks)
         for name, mask in masks.items():
             self._override(name).copy_(mask)
-        self.settlement.in_force.fill_(True)
+        self.decision.in_force.fill_(True)
         self._report(cut, step, alive)
 
     @contextmanager
@@ -187,7 +187,7 @@ class Budget:
         finally:
             for name, mask in decision.items():
                 self._override(name).copy_(mask)
-            self.settlement.in_force.fill_(in_force)
+            self.decision.in_force.fill_(in_force)
 
     def _alive_outside(self, network: nn.Module, masks: Mapping[str, Tensor]) -> int:
         """Channels that go although SCP itself would keep them."""
@@ -195,7 +195,7 @@ class Budget:
         for name, mask in masks.items():
             bn = network.get_submodule(name)
             assert isinstance(bn, _BatchNorm)
-            count += int((~self._gate(name).silent(bn) & ~mask.to(bn.weight.device)).sum())
+            count += int((~self._gate(name).dead(bn) & ~mask.to(bn.weight.device)).sum())
         return count
 
     def _report(self, cut: Cut, step: int | None, alive: int) -> None:
@@ -235,9 +235,9 @@ class Budget:
         """Let a copy of the network (an EMA, say) evaluate with the decision in force here, if its gates are ours."""
         for site in self.graph.sites:
             gate = getattr(copy.get_submodule(site.name), "gate", None)
-            if isinstance(gate, SoftGate) and gate.override is not None and gate.settlement is not None:
+            if isinstance(gate, SoftGate) and gate.override is not None and gate.decision is not None:
                 gate.override.copy_(self._override(site.name))
-                gate.settlement.in_force.copy_(self.settlement.in_force)
+                gate.decision.in_force.copy_(self.decision.in_force)
 
     # --- state -------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Budget:
         self._near, self.settle_at = state["near"], state.get("settle_at", self._latest())
         for name, mask in state["decision"].items():
             self._override(name).copy_(mask)
-        self.settlement.in_force.fill_(state["settled"])
+        self.decision.in_force.fill_(state["settled"])
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise unless a state is of this target and length of training."""

@@ -2,7 +2,7 @@
 
 from softprune.graph.channel_graph import ChannelGraph, check_is_module, trace
 from softprune.graph.example import Example, ExampleLike
-from softprune.graph.inserted import ConstantOutput, Select
+from softprune.graph.modules import ConstantOutput, Select
 from softprune.graph.sites import Frozen, Site
 
 __all__ = [

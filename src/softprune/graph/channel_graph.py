@@ -14,8 +14,8 @@ from softprune.graph.channels import IntArray
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.exported import capture
 from softprune.graph.ops import EqualWidths, ExtraMacs, FreeParameter, LayerOp, NormOp, Op, UnprovenSize
-from softprune.graph.rules import elementwise, layers, shape  # noqa: F401  (they register the rules)
 from softprune.graph.sites import Frozen, Site, find_sites
+from softprune.graph.walk import walk
 from softprune.module_state import first_uninitialised
 
 
@@ -130,7 +130,7 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     traced = captures[0].example
     builder = GraphBuilder(model, batch=traced.batch_size() or 1)
     for captured in captures:
-        builder.walk(captured)
+        walk(builder, captured)
     for name, loose in builder.free_parameters.items():
         record = builder.claimant(name)
         if record is not None:

@@ -1,7 +1,7 @@
 """Channels as atoms: which entries of which tensors are one and the same channel, or must be cut together.
 
 Every tensor of the graph carries an integer array that broadcasts to its shape: entry -> atom. A (N, C, H, W)
-feature map has an array of shape (1, C, 1, 1); behind a flatten, (1, C*H*W) with each atom repeated. Operators that
+feature map has an array of shape (1, C, 1, 1); after a flatten, (1, C*H*W) with each atom repeated. Operators that
 only move data (view, permute, cat, chunk, shuffle...) are *run on these arrays*, so no rule has to guess what they
 do. Two atoms in one class are kept or cut together; a pinned class is always kept.
 """

@@ -74,7 +74,7 @@ class Example:
         return self.map(move)
 
     def batch_size(self) -> int | None:
-        """The common first dimension of all tensors, or None where they differ or there is nothing behind it."""
+        """The common first dimension of all tensors, or None where they differ or no tensor has a second one."""
         tensors = self.tensors()
         sizes = {tensor.shape[0] if tensor.ndim else None for tensor in tensors}
         return sizes.pop() if len(sizes) == 1 and any(tensor.ndim > 1 for tensor in tensors) else None

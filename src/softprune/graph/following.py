@@ -1,8 +1,7 @@
-"""Who reads a BatchNorm: the activation that a dropped channel passes as zero, if every reader is the same one."""
+"""The activation that follows a BatchNorm, if every reader is the same one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,42 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from softprune.graph.builder import argument, operator_name
+from softprune.graph.rules.registry import ACTIVATIONS, OPERATORS, argument, operator_name
 
-# fmt: off
-ACTIVATIONS = frozenset([
-    "relu", "relu6", "hardswish", "silu", "gelu", "mish", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu",
-    "hardtanh", "tanh", "softsign", "tanhshrink", "softshrink", "hardshrink",
-])
-"""Activations f with f(0) = 0 that a dropped channel passes as zero."""
-CLIPS = frozenset(["hardtanh", "clamp", "clamp_min"])
-"""Operators that are an activation or not, depending on their bounds."""
-NOT_SILENT = {"sigmoid": 0.5, "hardsigmoid": 0.5, "softplus": 0.69, "exp": 1.0, "log_sigmoid": -0.69}
-PASSES_ZERO = frozenset([
-    "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "dropout",
-    "feature_dropout", "alpha_dropout", "clone", "alias", "to", "contiguous", "detach", "getitem", "cat", "view",
-    "reshape", "flatten", "permute", "transpose", "upsample_nearest2d", "upsample_bilinear2d", "chunk",
-    "split", "split_with_sizes", "slice", "adaptive_avg_pool2d", "adaptive_max_pool2d", "pad", "squeeze",
-    "unsqueeze",
-])
-# fmt: on
-
-Written = Callable[[Tensor], Tensor]
-WRITTEN_OUT: dict[str, Written] = {
-    "silu": F.silu,
-    "hardswish": F.hardswish,
-    "mish": F.mish,
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "relu6": F.relu6,
-}
+WRITTEN_OUT = tuple(name for name, activation in ACTIVATIONS.items() if activation.left_tail_dies)
 """Activations that forward() may write out in arithmetic, such as x * sigmoid(x)."""
 LARGEST_FORMULA = 12
 """Operators that a written-out activation has at most (GELU in its tanh form has nine)."""
 
 
 def activation_after(node: Node) -> tuple[str | None, str]:
-    """(activation, "") if every reader of `node` is the same activation; otherwise (None, the reason)."""
+    """Return (activation, "") if every reader of `node` is the same activation, otherwise (None, the reason)."""
     found: set[str] = set()
     queue: list[tuple[Node, Node]] = [(node, reader) for reader in node.users]
     seen: set[Node] = set()
@@ -58,7 +31,7 @@ def activation_after(node: Node) -> tuple[str | None, str]:
         activation = _activation(name, reader)
         if activation is not None:
             found.add(activation)
-        elif name in PASSES_ZERO:
+        elif name in OPERATORS and OPERATORS[name].transparent:
             queue.extend((reader, further) for further in reader.users)
         else:
             formula = _written_out(source)
@@ -76,13 +49,15 @@ def activation_after(node: Node) -> tuple[str | None, str]:
 def _refusal(name: str, reader: Node) -> str:
     if reader.op == "output":
         return "it is an output of the model"
-    if name in NOT_SILENT:
-        return f"{name} follows, and {name}(0) = {NOT_SILENT[name]}: a dropped channel would not be silent"
+    if name in OPERATORS and OPERATORS[name].kind == "pointwise" and OPERATORS[name].at_zero:
+        return (
+            f"{name} follows, and {name}(0) = {OPERATORS[name].at_zero}: a dropped channel would not be dead"
+        )
     return f"{name} reads it with no activation in between"
 
 
 def _activation(name: str, reader: Node) -> str | None:
-    if name not in CLIPS:
+    if name not in OPERATORS or not OPERATORS[name].clips:
         return name if name in ACTIVATIONS else None
     low, high = _bounds(name, reader)
     if any(isinstance(bound, Node) for bound in (low, high)):
@@ -99,7 +74,7 @@ def _bounds(name: str, reader: Node) -> tuple[Any, Any]:
 
 
 def _written_out(source: Node) -> str | None:
-    """The activation that the arithmetic behind `source` spells out, found by its values."""
+    """Return the activation that the arithmetic after `source` spells out, found by its values."""
     points = torch.linspace(-8.0, 8.0, 321, dtype=torch.float64)
     values: dict[Node, Any] = {source: points}
     node = source
@@ -116,8 +91,8 @@ def _written_out(source: Node) -> str | None:
             return None
         inner = set(values) - {node}
         if all(user in values for member in inner for user in member.users):
-            for name, function in WRITTEN_OUT.items():
-                if torch.allclose(values[node], function(points), atol=1e-3, rtol=0):
+            for name in WRITTEN_OUT:
+                if torch.allclose(values[node], getattr(F, name)(points), atol=1e-3, rtol=0):
                     return name
         if len(values) > LARGEST_FORMULA:
             return None
@@ -125,5 +100,5 @@ def _written_out(source: Node) -> str | None:
 
 
 def _filled(arguments: Any, values: dict[Node, Any]) -> Any:
-    """`arguments` with nodes replaced by copies of their values, since operators may write in place."""
+    """Replace nodes in `arguments` by copies of their values, since operators may write in place."""
     return torch.fx.node.map_arg(arguments, lambda node: values[node].clone())

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.graph.batchnorms import is_known_batch_norm
 from softprune.graph.builder import GraphBuilder
 from softprune.graph.following import activation_after
+from softprune.graph.modules import is_known_batch_norm
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known
 
 
 def _unheard_because(builder: GraphBuilder, name: str) -> str | None:
-    """Why nobody would hear a channel fall silent: by what follows, or because nothing could be cut."""
+    """Why masking this BatchNorm would have no effect, by what follows or because nothing can be cut."""
     names = {activation_after(node) for node in builder.norm_nodes[name]}
     for activation, reason in sorted(names, key=str):
         if activation is None:

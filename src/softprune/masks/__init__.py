@@ -21,10 +21,10 @@ from softprune.masks.gates import Gate as Gate
 from softprune.masks.gates import MaskDecision as MaskDecision
 from softprune.masks.gates import SoftGate as SoftGate
 from softprune.masks.gates import round_up as round_up
+from softprune.masks.model import check_unmasked as check_unmasked
 from softprune.masks.sampling import Chain as Chain
 from softprune.masks.sampling import MaskBank as MaskBank
 from softprune.masks.sampling import draw_chain as draw_chain
-from softprune.masks.unmasked import check_unmasked as check_unmasked
 from softprune.rng import Clock as Clock
 from softprune.rng import channel_words as channel_words
 from softprune.rng import logistic_noise as logistic_noise

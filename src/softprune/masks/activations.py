@@ -1,7 +1,7 @@
-"""Where an activation's output is as good as zero.
+"""The inputs that an activation maps to (nearly) zero.
 
-SCP asks how likely a channel ``x ~ N(beta, gamma^2)`` dies in the activation behind its BatchNorm. For ReLU
-that is ``x <= delta``; here the question is ``|act(x)| <= delta`` for any activation with ``act(0) = 0``.
+SCP asks how likely a channel ``x ~ N(beta, gamma^2)`` dies in the activation after its BatchNorm. For ReLU
+that is ``x <= delta``; for any other activation with ``act(0) = 0`` it is ``|act(x)| <= delta``.
 Its answer is a set of inputs bounded by one, two or three edges, solved once in Python:
 
 ===============================  ==============================================================
@@ -17,49 +17,14 @@ both tails live                  every other known activation, and none: ``|x| <
 ===============================  ==============================================================
 """
 
-import math
 from collections.abc import Callable
 
 from softprune.config.masks import MaskConfig
 from softprune.errors import ConfigError
+from softprune.graph.rules.registry import ACTIVATIONS, Activation
 
-
-def _hardswish(x: float) -> float:
-    return x * min(max(x + 3.0, 0.0), 6.0) / 6.0
-
-
-def _silu(x: float) -> float:
-    return x / (1.0 + math.exp(-x))
-
-
-def _gelu(x: float) -> float:
-    return 0.5 * x * math.erfc(-x / math.sqrt(2.0))
-
-
-def _mish(x: float) -> float:
-    return x * math.tanh(math.log1p(math.exp(x)))
-
-
-_RECTIFIERS = frozenset({"relu", "relu6"})
-_DIPPING: dict[str, Callable[[float], float]] = {
-    "hardswish": _hardswish,
-    "silu": _silu,
-    "gelu": _gelu,
-    "mish": _mish,
-}
-_STEEPEST_SLOPE = dict.fromkeys(
-    (
-        *("none", "leaky_relu", "prelu", "rrelu", "elu", "celu"),
-        *("tanh", "hardtanh", "softsign", "tanhshrink", "softshrink", "hardshrink"),
-    ),
-    1.0,
-)
-_STEEPEST_SLOPE["selu"] = (
-    1.0507009873554805 * 1.6732632423543772
-)  # scale * alpha, its slope at zero from below
-
-KNOWN_ACTIVATIONS = frozenset({*_RECTIFIERS, *_DIPPING, *_STEEPEST_SLOPE})
-"""Names that ``activation=`` may have in this room; ``"none"`` is a BatchNorm without an activation."""
+KNOWN_ACTIVATIONS = frozenset({*ACTIVATIONS, "none"})
+"""Names that ``activation=`` may have; ``"none"`` is a BatchNorm without an activation."""
 
 # exp(700) is still a float, and every dipping activation is zero to double precision long before -700.
 _FAR = 700.0
@@ -77,7 +42,7 @@ def check_activation(activation: str) -> None:
 def left_tail_dies(activation: str, config: MaskConfig) -> bool:
     """Whether pushing ``beta`` down kills a channel: it decides the form of the sparsity loss."""
     check_activation(activation)
-    return config.use_relu and activation not in _STEEPEST_SLOPE
+    return config.use_relu and _entry(activation).left_tail_dies
 
 
 def dead_edges(activation: str, config: MaskConfig) -> tuple[float, ...]:
@@ -85,23 +50,28 @@ def dead_edges(activation: str, config: MaskConfig) -> tuple[float, ...]:
     check_activation(activation)
     if not left_tail_dies(activation, config):
         # Without ReLU the paper bounds |x| itself, whatever follows.
-        slope = _STEEPEST_SLOPE.get(activation, 1.0) if config.use_relu else 1.0
+        slope = _entry(activation).steepest_slope if config.use_relu else 1.0
         return (-config.delta_two_sided / slope, config.delta_two_sided / slope)
-    if activation in _RECTIFIERS:
+    dips = _entry(activation).dips
+    if dips is None:
         return (config.delta,)
     # Not functools.cache: torch.compile looks through it and would trace the solver.
     key = (activation, config.delta)
     if key not in _solved:
-        _solved[key] = _dipping_edges(activation, config.delta)
+        _solved[key] = _dipping_edges(dips, config.delta)
     return _solved[key]
 
 
+_NONE = Activation()
 _solved: dict[tuple[str, float], tuple[float, ...]] = {}
 
 
-def _dipping_edges(activation: str, delta: float) -> tuple[float, ...]:
+def _entry(activation: str) -> Activation:
+    return ACTIVATIONS.get(activation, _NONE)
+
+
+def _dipping_edges(act: Callable[[float], float], delta: float) -> tuple[float, ...]:
     """Solve ``|act(x)| = delta`` for an activation that falls to one minimum and then rises."""
-    act = _DIPPING[activation]
     lowest = _minimum(act)
     rise = _crossing(lambda x: act(x) - delta, 0.0, _FAR)
     if -act(lowest) <= delta:

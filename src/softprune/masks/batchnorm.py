@@ -1,7 +1,7 @@
 """The masked BatchNorm: the paper's revised BN layer, put onto an existing module by swapping its class.
 
 Parameters, buffers, hooks and every reference to the module stay as they are; the state_dict has the same
-keys, and an optimizer made earlier goes on working.
+keys, and an optimizer made earlier still works.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ModelError
-from softprune.graph.batchnorms import (
+from softprune.graph.modules import (
     TIMM_BATCH_NORMS,
     TORCH_BATCH_NORMS,
     is_known_batch_norm,
@@ -56,8 +56,8 @@ class MaskedBatchNorm(_BatchNorm):
     folded: Folded | None
     """The sample of the forward in progress, if a :class:`MaskBank` has drawn it for the whole model."""
 
-    tied: "tuple[MaskedBatchNorm, ...]"
-    """The others of its line, of which only the channels that all of them keep are left."""
+    coupled: "tuple[MaskedBatchNorm, ...]"
+    """The BatchNorms coupled to it: only channels that all of them keep are left."""
 
     plain_class: type[_BatchNorm]
     """The class that :func:`unmask_` gives back."""
@@ -172,7 +172,7 @@ class _MaskedSync(MaskedBatchNorm):
 
 
 class _MaskedAct(MaskedBatchNorm):
-    """timm's layers go on with a dropout (often the identity) and their activation."""
+    """timm's layers apply a dropout (often the identity) and their activation after the BatchNorm."""
 
     act: nn.Module
     drop: nn.Module
@@ -228,17 +228,17 @@ def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
     masked = cast(MaskedBatchNorm, bn)
     masked.gate = gate
     masked.folded = None
-    masked.tied = ()
+    masked.coupled = ()
     gate.to(bn.weight.device)
     return masked
 
 
 def unmask_(bn: _BatchNorm) -> _BatchNorm:
-    """Give the plain BatchNorm back, in place; a plain one is left as it is."""
+    """Turn a masked BatchNorm back into a plain one, in place; a plain one is left as it is."""
     if isinstance(bn, MaskedBatchNorm):
         plain = bn.plain_class
         del bn.gate, bn.folded
-        bn.__dict__.pop("tied", None)
+        bn.__dict__.pop("coupled", None)
         cast(Any, bn).__class__ = plain
     return bn
 

@@ -1,6 +1,6 @@
 """The paper's mathematics as functions of a BatchNorm's shift and scale, in the order of its section 3.
 
-A channel behind BatchNorm is taken as ``x ~ N(beta, gamma^2)``. All functions are elementwise over channels,
+A channel after BatchNorm is taken as ``x ~ N(beta, gamma^2)``. All functions are elementwise over channels,
 differentiable where the paper is, and work in float32 or better: parameters in half precision are raised to
 float32, float64 stays. None of the operations used here is lowered by autocast. Value and gradient are
 finite for every finite parameter, ``gamma = 0`` and overflowing quotients included.
@@ -19,7 +19,7 @@ _FARTHEST = 40.0
 
 
 def dead_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
-    """Phi(delta; beta, gamma): how likely the channel is as good as zero behind its activation.
+    """Phi(delta; beta, gamma): how likely the channel is (nearly) zero after its activation.
 
     For ReLU the Gaussian's CDF at delta. For other activations P(|act(x)| <= delta), and "without ReLU"
     P(-delta <= x <= delta); ``activations.py`` says where the edges lie.

@@ -36,7 +36,7 @@ class Gate(Protocol):
     def hard(self, bn: _BatchNorm) -> Tensor:
         """Booleans, True where the channel is kept: what evaluation uses and what a cut would do."""
 
-    def silent(self, bn: _BatchNorm) -> Tensor:
+    def dead(self, bn: _BatchNorm) -> Tensor:
         """Booleans, True where the channel is dead; a multiple or a floor may keep it all the same."""
 
     def loss(self, bn: _BatchNorm) -> Tensor | None:
@@ -47,7 +47,7 @@ class Gate(Protocol):
 
 
 class MaskDecision:
-    """Whether decisions made outside the gates are in force; one for all gates of a model.
+    """Whether masks decided outside the gates are in force; one object for all gates of a model.
 
     The boolean is a 0-d tensor that changes in place, so that compiled steps and captured CUDA graphs see it.
     """
@@ -56,11 +56,11 @@ class MaskDecision:
         self.in_force = torch.zeros((), dtype=torch.bool, device=device)
 
     def to(self, device: torch.device | str) -> None:
-        """Move the boolean; the settlement stays the same object."""
+        """Move the boolean in place."""
         self.in_force = self.in_force.to(device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MaskDecision:
-        """For a copy of the model, an EMA say: what is decided for the one is decided for the other."""
+        """A copy of the model (an EMA, say) shares the decision."""
         made = copy.copy(self)
         memo[id(self)] = made
         return made
@@ -81,7 +81,7 @@ class SoftGate:
     override: Tensor | None
     """If set, booleans that :meth:`hard` returns instead of its own decision (a budget's last trim)."""
 
-    settlement: MaskDecision | None
+    decision: MaskDecision | None
     """If set, the override holds only while this is in force, and then in training too."""
 
     def __init__(
@@ -103,7 +103,7 @@ class SoftGate:
         self.round_to = round_to
         self.min_channels = min_channels
         self.override = None
-        self.settlement = None
+        self.decision = None
 
     @property
     def gate_statistics(self) -> GateStatistics:
@@ -113,36 +113,36 @@ class SoftGate:
         dead = dead_probability(bn.bias, bn.weight, self.config, self.activation)
         words = channel_words(self.clock.seed, self.site, bn.num_features, dead.device)
         n = relaxed_sample(dead, logistic_noise(self.clock, words, dead.dtype), self.config)
-        if self.settlement is None or self.override is None:
+        if self.decision is None or self.override is None:
             return n
-        return torch.where(self.settlement.in_force, self.override.to(n.dtype), n)
+        return torch.where(self.decision.in_force, self.override.to(n.dtype), n)
 
     @torch.no_grad()
-    def hard(self, bn: _BatchNorm, tied: Sequence[tuple[SoftGate, _BatchNorm]] | None = None) -> Tensor:
+    def hard(self, bn: _BatchNorm, coupled: Sequence[tuple[SoftGate, _BatchNorm]] | None = None) -> Tensor:
         if self.override is None:
-            return self.own_decision(bn, tied)
-        if self.settlement is None:
+            return self.own_decision(bn, coupled)
+        if self.decision is None:
             return self.override
-        return torch.where(self.settlement.in_force, self.override, self.own_decision(bn, tied))
+        return torch.where(self.decision.in_force, self.override, self.own_decision(bn, coupled))
 
     @torch.no_grad()
     def own_decision(
-        self, bn: _BatchNorm, tied: Sequence[tuple[SoftGate, _BatchNorm]] | None = None
+        self, bn: _BatchNorm, coupled: Sequence[tuple[SoftGate, _BatchNorm]] | None = None
     ) -> Tensor:
         """:meth:`hard` without regard to an override.
 
-        `tied`: the other BatchNorms of the line, of which only what all keep is left, with their gates; by default
-        those that `bn` knows. All of them keep the same `min_channels`.
+        `coupled`: the other BatchNorms coupled to this one, with their gates: only channels that all keep are left.
+        By default those that `bn` knows. All of them have the same `min_channels`.
         """
-        keep = ~self.silent(bn)
+        keep = ~self.dead(bn)
         if self.round_to == 1 and self.min_channels == 0:
             return keep
         alive = self.alive(bn)
-        if tied is None:
-            tied = [(other.gate, other) for other in getattr(bn, "tied", ())]
-        if self.min_channels and tied:
+        if coupled is None:
+            coupled = [(other.gate, other) for other in getattr(bn, "coupled", ())]
+        if self.min_channels and coupled:
             keep = keep | keep_common(
-                [alive, *(gate.alive(other) for gate, other in tied)], self.min_channels
+                [alive, *(gate.alive(other) for gate, other in coupled)], self.min_channels
             )
         return round_up(keep, alive, self.round_to, self.min_channels)
 
@@ -151,14 +151,14 @@ class SoftGate:
         return alive_probability(bn.bias, bn.weight, self.config, self.activation)
 
     @torch.no_grad()
-    def silent(self, bn: _BatchNorm) -> Tensor:
+    def dead(self, bn: _BatchNorm) -> Tensor:
         return ~hard_mask(dead_probability(bn.bias, bn.weight, self.config, self.activation), self.config)
 
     def loss(self, bn: _BatchNorm) -> Tensor | None:
         return sparsity_loss(bn.bias, bn.weight, self.config, self.activation)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SoftGate:
-        """All anew, but for the override, which goes with the settlement."""
+        """Copy everything except the override, which belongs to the decision."""
         made = copy.copy(self)
         memo[id(self)] = made
         for name, value in vars(self).items():
@@ -170,8 +170,8 @@ class SoftGate:
         self.clock.to(device)
         if self.override is not None:
             self.override = self.override.to(device)
-        if self.settlement is not None:
-            self.settlement.to(device)
+        if self.decision is not None:
+            self.decision.to(device)
 
     def __repr__(self) -> str:
         return f"SoftGate(site={self.site}, activation={self.activation!r})"
@@ -204,7 +204,7 @@ class FixedGate:
     def hard(self, bn: _BatchNorm) -> Tensor:
         return self.mask
 
-    def silent(self, bn: _BatchNorm) -> Tensor:
+    def dead(self, bn: _BatchNorm) -> Tensor:
         return ~self.hard(bn)
 
     def loss(self, bn: _BatchNorm) -> Tensor | None:
@@ -239,7 +239,7 @@ class AffineGate(FixedGate):
 
 
 def check_rounding(round_to: int, min_channels: int) -> None:
-    """Raise unless the two are numbers of channels."""
+    """Raise unless both are numbers of channels."""
     if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:
         raise ConfigError(f"round_to must be an integer of at least 1. Got {round_to!r}.")
     if isinstance(min_channels, bool) or not isinstance(min_channels, int) or min_channels < 0:
@@ -247,9 +247,9 @@ def check_rounding(round_to: int, min_channels: int) -> None:
 
 
 def keep_common(alive: Sequence[Tensor], count: int) -> Tensor:
-    """The channels that all BatchNorms of a line keep, so that `count` are left of it; tensor operations only.
+    """Return `count` channels that all coupled BatchNorms keep; tensor operations only.
 
-    Those whose least chance in the line is the largest. Where so many are alive everywhere, these are among them.
+    These are the channels whose smallest probability of being alive is the largest.
     """
     least = torch.stack([*alive]).amin(0)
     order = torch.argsort(least, descending=True, stable=True)
@@ -258,11 +258,11 @@ def keep_common(alive: Sequence[Tensor], count: int) -> Tensor:
 
 
 def round_up(keep: Tensor, alive: Tensor, round_to: int = 1, min_channels: int = 0) -> Tensor:
-    """Add the channels most likely alive until the count suits; tensor operations only.
+    """Keep the channels most likely alive until the count fits; tensor operations only.
 
     The count becomes the next multiple of ``round_to`` that is at least ``min_channels``, or the whole width
-    where there is none. A kept channel is never given up; equals are taken in order of their index. With
-    ``min_channels`` 0 an empty mask stays empty.
+    where there is none. A kept channel stays kept; ties go to the lower index. With ``min_channels`` 0 an empty
+    mask stays empty.
     """
     width = keep.numel()
     count = keep.sum().clamp(min=min_channels)

@@ -28,15 +28,15 @@ class Group:
     activation: str
     clock: Clock
     words: Tensor
-    settlement: MaskDecision | None
+    decision: MaskDecision | None
 
     def overrides(self) -> Tensor:
-        """The settled decisions of all sites in a row."""
+        """Return the final masks of all sites, concatenated."""
         gates = (module.gate for module in self.modules)
         return torch.cat([g.override for g in gates if isinstance(g, SoftGate) and g.override is not None])
 
     def parameters(self) -> tuple[Tensor, Tensor]:
-        """beta and gamma of all sites in a row."""
+        """Return beta and gamma of all BatchNorms, concatenated."""
         return torch.cat([m.bias for m in self.modules]), torch.cat([m.weight for m in self.modules])
 
 
@@ -48,8 +48,8 @@ def draw_chain(group: Group, beta: Tensor, gamma: Tensor) -> Folded:
     """The samples of all sites of a group in a row, folded into their affines."""
     dead = dead_probability(beta, gamma, group.config, group.activation)
     n = relaxed_sample(dead, logistic_noise(group.clock, group.words, dead.dtype), group.config)
-    if group.settlement is not None:
-        n = torch.where(group.settlement.in_force, group.overrides().to(n.dtype), n)
+    if group.decision is not None:
+        n = torch.where(group.decision.in_force, group.overrides().to(n.dtype), n)
     return fold(n, gamma, beta)
 
 
@@ -57,7 +57,7 @@ class MaskBank:
     """Draws the samples of all :class:`SoftGate` sites of a model in one chain of operations.
 
     Call :meth:`begin_forward` before each training forward of the model (after ``Clock.begin_forward``) and
-    :meth:`end_forward` behind it. The numbers are those that the gates would draw for themselves, gradients
+    :meth:`end_forward` after it. The numbers are those that the gates would draw for themselves, gradients
     included; without the bank, or outside these calls, they do. Sites with another gate are left alone.
 
     Under torch.compile the bank keeps the graph small: one chain in place of one for each site.
@@ -155,13 +155,13 @@ def _key(module: MaskedBatchNorm) -> tuple[Any, ...]:
     if not isinstance(gate, SoftGate):
         return (gate,)
     weight = module.weight
-    shared = gate.clock, gate.clock.seed, gate.config, gate.activation, _settlement(gate)
+    shared = gate.clock, gate.clock.seed, gate.config, gate.activation, _decision(gate)
     return gate, *shared, weight.device, weight.dtype
 
 
-def _settlement(gate: SoftGate) -> MaskDecision | None:
+def _decision(gate: SoftGate) -> MaskDecision | None:
     """What may put the gate's override into force in training."""
-    return None if gate.override is None else gate.settlement
+    return None if gate.override is None else gate.decision
 
 
 def _group(modules: list[MaskedBatchNorm]) -> Group:
@@ -171,4 +171,4 @@ def _group(modules: list[MaskedBatchNorm]) -> Group:
         for gate, module in zip(gates, modules, strict=True)
     ]
     first = gates[0]
-    return Group(modules, first.config, first.activation, first.clock, torch.cat(words), _settlement(first))
+    return Group(modules, first.config, first.activation, first.clock, torch.cat(words), _decision(first))

@@ -108,7 +108,7 @@ class CuttableModel:
         found = {}
         for name, bn in self._masked.items():
             here = network.get_submodule(name)
-            count = int((self._hard(name, network) & bn.gate.silent(here)).sum())  # type: ignore[arg-type]
+            count = int((self._hard(name, network) & bn.gate.dead(here)).sum())  # type: ignore[arg-type]
             if count:
                 found[name] = count
         return found

@@ -8,7 +8,7 @@ from torch import nn
 
 from softprune.errors import ModelError
 from softprune.masks import Clock, Gate, MaskedBatchNorm, mask_
-from softprune.masks.hooks import hook_root_, unmask_model_
+from softprune.masks.model import hook_root_, unmask_model_
 
 
 class MaskedModel:
@@ -34,7 +34,7 @@ class MaskedModel:
             for name, gate in gates.items()
         }
         for name, bn in self.norms.items():
-            bn.tied = tuple(self.norms[other] for other in coupled.get(name, ()))
+            bn.coupled = tuple(self.norms[other] for other in coupled.get(name, ()))
         self.hooks = hook_root_(model, clock, self.norms.values())
         self._detached = False
 

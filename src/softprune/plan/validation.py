@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from softprune.graph.inserted import ConstantOutput, Select
+from softprune.graph.modules import ConstantOutput, Select
 from softprune.plan.cuts import Indices, ModuleCut, Shapes
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from softprune.errors import ModelError, PlanError
-from softprune.graph.inserted import ConstantOutput, Select, select_input
-from softprune.masks.hooks import unmask_model_
+from softprune.graph.modules import ConstantOutput, Select, select_input
+from softprune.masks.model import unmask_model_
 from softprune.plan import ModuleCut, PrunePlan
 from softprune.plan.constants import FloatArray, mixed_constant
 from softprune.plan.plan import model_shapes

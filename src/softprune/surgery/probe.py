@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import ModelError, first_line
 from softprune.graph import ChannelGraph, Example
 from softprune.graph.ops import UnprovenSize
-from softprune.masks.hooks import unmask_model_
+from softprune.masks.model import unmask_model_
 from softprune.plan import make_plan, required_sites
 from softprune.surgery.apply import apply_plan, plain_copy
 from softprune.surgery.inputs import noise, smallest

@@ -11,44 +11,10 @@ import numpy as np
 from torch import Tensor
 from torch.fx import Node
 
-from softprune.graph.builder import GraphBuilder, Value, argument, operator_name, rule
+from softprune.graph.builder import GraphBuilder, Value
 from softprune.graph.channels import IntArray
 from softprune.graph.ops import BinaryOp, ChannelwiseOp, Evaluate, identity
-
-# fmt: off
-POINTWISE = [
-    "relu", "relu6", "hardtanh", "hardswish", "silu", "gelu", "mish", "elu", "selu", "celu", "leaky_relu",
-    "sigmoid", "hardsigmoid", "tanh", "softplus", "softsign", "log_sigmoid", "abs", "neg", "exp", "expm1",
-    "log1p", "sqrt", "rsqrt", "reciprocal", "square", "pow", "clamp", "clamp_min", "clamp_max",
-    "threshold", "floor", "ceil", "round", "sign", "sin", "cos", "erf", "rrelu", "hardshrink", "softshrink",
-    "tanhshrink",
-]
-# fmt: on
-COPIES = ["clone", "to", "_to_copy", "type_as", "alias", "detach", "lift_fresh_copy"]
-FILLS = ["zeros_like", "ones_like", "full_like"]
-RANDOM = ["dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout"]
-# fmt: off
-KEEPS_CONSTANTS = [
-    "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
-    "adaptive_max_pool3d", "max_pool2d_with_indices", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-    "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d",
-    "replication_pad3d",
-]
-# fmt: on
-# fmt: off
-KEEPS_ZERO = [
-    "avg_pool1d", "avg_pool2d", "avg_pool3d", "upsample_linear1d", "upsample_bilinear2d",
-    "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "lp_pool1d",
-    "lp_pool2d", "lp_pool3d", "grid_sampler", "grid_sampler_2d", "fractional_max_pool2d",
-]
-# fmt: on
-REDUCES = ["mean", "sum", "amax", "amin", "max", "min", "var", "std"]
-ALONG_SPACE = {"softmax": False, "log_softmax": False, "cumsum": True, "sort": True}
-"""Operators along one dimension -> whether zeros stay zeros."""
-ARITHMETIC = ["add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum", "lerp"]
-COMPARES = ["gt", "ge", "lt", "le", "eq", "ne"]
+from softprune.graph.rules.registry import OPERATORS, argument, operator_name, rule
 
 
 def _tensors(node: Node) -> list[Node]:
@@ -87,7 +53,7 @@ def _indices(builder: GraphBuilder, atoms: IntArray, examples: Sequence[Tensor])
     return [Value(tuple(example.shape), outputs) for example in examples]
 
 
-@rule(*POINTWISE)
+@rule("pointwise")
 def pointwise(builder: GraphBuilder, node: Node) -> Any:
     tensors = _tensors(node)
     if len(tensors) > 1:
@@ -98,14 +64,14 @@ def pointwise(builder: GraphBuilder, node: Node) -> Any:
     return _record(builder, node, value, _apply(node, list(node.args).index(tensors[0])))
 
 
-@rule(*COPIES)
+@rule("copy")
 def copies(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(node.args[0])
     builder.answer_for(node)  # of a second tensor, dtype and device alone are taken
     return _record(builder, node, value, identity) if isinstance(value, Value) else builder.unusual(node)
 
 
-@rule(*FILLS)
+@rule("fill")
 def fills(builder: GraphBuilder, node: Node) -> Any:
     """A constant in the shape of a tensor: no input reaches an output through it."""
     output = builder.followed_value(node, builder.value(node.args[0]).atoms)
@@ -113,33 +79,25 @@ def fills(builder: GraphBuilder, node: Node) -> Any:
     return output
 
 
-@rule(*RANDOM)
+@rule("random")
 def random(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(node.args[0])
     training = argument(node, 2, "train", False)
     return _record(builder, node, value, None if training else identity)
 
 
-@rule(*KEEPS_CONSTANTS)
-def keeps_constants(builder: GraphBuilder, node: Node) -> Any:
-    return _over_space(builder, node, identity)
-
-
-@rule(*KEEPS_ZERO)
-def keeps_zero(builder: GraphBuilder, node: Node) -> Any:
-    return _over_space(builder, node, None)
-
-
-def _over_space(builder: GraphBuilder, node: Node, evaluate: Evaluate | None) -> Any:
+@rule("spatial")
+def spatial(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(node.args[0])
     rank = re.search(r"([123])d", operator_name(node))
     # Without a batch dimension, or with one too few, the operator's space is where the channels are.
     if value.along(1) is None or (rank is not None and len(value.shape) != int(rank[1]) + 2):
         return builder.opaque(node, f"{node.target} in {builder.where(node)} layers them")
+    evaluate = identity if OPERATORS[operator_name(node)].keeps_constants else None
     return _record(builder, node, value, evaluate)
 
 
-@rule(*REDUCES)
+@rule("reduce")
 def reduce(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(node.args[0])
     rank = len(value.shape)
@@ -172,7 +130,7 @@ def reduce(builder: GraphBuilder, node: Node) -> Any:
         head = head.take([0], axis=dim)
     if not keepdim:
         head = head.reshape([size for dim, size in enumerate(head.shape) if dim not in dims])
-    evaluate = identity if name in ("mean", "amax", "amin", "max", "min") and not merged else None
+    evaluate = identity if OPERATORS[name].keeps_constants and not merged else None
     keeps_zero = name != "std" and not merged  # the gradient of a standard deviation at zero is not finite
     outputs = builder.table.follow(head)
     builder.ops.append(ChannelwiseOp(head, outputs, evaluate if keeps_zero else None, keeps_zero))
@@ -196,13 +154,13 @@ def _added_up(builder: GraphBuilder, atoms: IntArray, dims: list[int]) -> IntArr
     return atoms
 
 
-@rule(*ALONG_SPACE)
+@rule("along")
 def along_space(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(node.args[0])
     dim = argument(node, 1, "dim")
     if not isinstance(dim, int) or _differ_along(builder, value, dim % len(value.shape)):
         return builder.opaque(node, f"{node.target} in {builder.where(node)} layers them")
-    return _record(builder, node, value, None, keeps_zero=ALONG_SPACE[operator_name(node)])
+    return _record(builder, node, value, None, keeps_zero=OPERATORS[operator_name(node)].at_zero == 0)
 
 
 def _differ_along(builder: GraphBuilder, value: Value, dim: int) -> bool:
@@ -211,7 +169,7 @@ def _differ_along(builder: GraphBuilder, value: Value, dim: int) -> bool:
     return bool((classes != classes.take([0], axis=dim)).any())
 
 
-@rule(*ARITHMETIC, *COMPARES)
+@rule("arithmetic")
 def arithmetic(builder: GraphBuilder, node: Node) -> Any:
     tensors = _tensors(node)
     if len(tensors) == 2:

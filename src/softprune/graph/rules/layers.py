@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.fx import Node
 
-from softprune.graph.builder import GraphBuilder, Value, argument, operator_name, rule
+from softprune.graph.builder import GraphBuilder, Value
 from softprune.graph.ops import ChannelwiseOp, ExtraMacs, LayerOp, Use
+from softprune.graph.rules.registry import argument, operator_name, rule
 
 
 def _is_unpadded(padding: Any, kernel: Any) -> bool:
@@ -17,12 +18,12 @@ def _is_unpadded(padding: Any, kernel: Any) -> bool:
     return not any(padding) if isinstance(padding, (list, tuple)) else not padding
 
 
-@rule("conv1d", "conv2d", "conv3d")
+@rule("conv")
 def convolution(builder: GraphBuilder, node: Node) -> Value:
     return _convolve(builder, node, transposed=False, groups=argument(node, 6, "groups", 1))
 
 
-@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+@rule("conv_transpose")
 def transposed_convolution(builder: GraphBuilder, node: Node) -> Value:
     return _convolve(builder, node, transposed=True, groups=argument(node, 6, "groups", 1))
 
@@ -115,7 +116,8 @@ def batch_norm(builder: GraphBuilder, node: Node) -> Value:
     use = Use(inputs, output.atoms.ravel(), 0)
     if not builder.add_norm(node, weight if weight is not None else running_mean, bias, use):  # type: ignore[arg-type]
         return builder.opaque(
-            node, f"the batch_norm in {builder.where(node)} does not use one known BatchNorm's own parameters"
+            node,
+            f"the batch_norm in {builder.where(node)} does not use one known BatchNorm's own parameters",
         )
     return output
 

@@ -1,4 +1,4 @@
-"""The two small modules that a cut may leave behind in a network."""
+"""Modules that the analysis knows: BatchNorms, layers, and the two modules that a cut may insert."""
 
 from __future__ import annotations
 
@@ -7,6 +7,36 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+TORCH_BATCH_NORMS: tuple[type[_BatchNorm], ...] = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+)
+TIMM_BATCH_NORMS = ("BatchNormAct2d", "SyncBatchNormAct")
+"""timm's BatchNorms with the activation inside, known by name so that timm need not be installed."""
+
+
+def is_known_batch_norm(cls: type) -> bool:
+    """Whether `cls` is a plain BatchNorm of a known class; subclasses may compute something else."""
+    return cls in TORCH_BATCH_NORMS or is_timm_batch_norm(cls)
+
+
+def is_timm_batch_norm(cls: type) -> bool:
+    """Whether `cls` is one of timm's BatchNorms with an activation."""
+    return cls.__name__ in TIMM_BATCH_NORMS and cls.__module__.split(".")[0] == "timm"
+
+
+LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
+"""Modules whose `weight` and `bias` can be cut. The trial cut proves what a subclass does with them."""
+# fmt: off
+PLAIN_LAYERS = frozenset([
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
+])
+# fmt: on
+"""Modules whose whole forward is known, so that they may be given a bias or replaced."""
 
 
 class Select(nn.Module):

@@ -1,4 +1,4 @@
-"""What rides on the root of a masked model: training forwards are counted and draw all samples at once."""
+"""Masks on a whole model: count training forwards, draw all samples at once, remove the masks, refuse masked models."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any
 
 from torch import nn
 
+from softprune.errors import ModelError
 from softprune.masks.batchnorm import MaskedBatchNorm, is_masked, unmask_
 from softprune.masks.sampling import Chain, MaskBank
 from softprune.rng import Clock
 
 
 class RootHooks:
-    """Forward hooks of the model itself. Knows the clock and the bank alone, so that a deep copy of the model
-    (an EMA, say) copies those two with it and nothing else."""
+    """Forward hooks of the model itself.
+
+    They know the clock and the bank alone, so that a deep copy of the model (an EMA, say) copies nothing else.
+    """
 
     def __init__(self, clock: Clock, modules: Iterable[MaskedBatchNorm]) -> None:
         self.clock = clock
@@ -22,13 +25,13 @@ class RootHooks:
         self._drawn_ahead = False
 
     def draw_ahead(self, chain: Chain) -> None:
-        """Do now what the next training forward would begin with."""
+        """Draw the samples of the next training forward now."""
         self.clock.begin_forward()
         self.bank.draw_ahead(chain)
         self._drawn_ahead = True
 
     def before(self, module: nn.Module, args: Any) -> None:
-        """A training forward begins."""
+        """Begin a training forward."""
         if not module.training:
             return
         if not self._drawn_ahead:
@@ -37,13 +40,13 @@ class RootHooks:
         self._drawn_ahead = False
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """It is over."""
+        """End a training forward."""
         if module.training:
             self.bank.end_forward()
 
 
 def hook_root_(model: nn.Module, clock: Clock, modules: Iterable[MaskedBatchNorm]) -> RootHooks:
-    """Let `model` count its training forwards on `clock` and draw its sites' samples together, in place."""
+    """Let `model` count its training forwards on `clock` and draw the samples of its sites together, in place."""
     hooks = RootHooks(clock, modules)
     model.register_forward_pre_hook(hooks.before)
     model.register_forward_hook(hooks.after)
@@ -51,7 +54,7 @@ def hook_root_(model: nn.Module, clock: Clock, modules: Iterable[MaskedBatchNorm
 
 
 def unmask_model_(model: nn.Module) -> None:
-    """Give the plain model back, in place: no masks, no hooks of ours."""
+    """Remove all masks and hooks of softprune from `model`, in place."""
     for module in model.modules():
         if is_masked(module):
             unmask_(module)  # type: ignore[arg-type]
@@ -61,3 +64,14 @@ def unmask_model_(model: nn.Module) -> None:
             ]
             for key in ours:
                 del hooks[key]
+
+
+def check_unmasked(model: nn.Module, purpose: str, *, name: str = "model") -> None:
+    """Raise a ModelError if `model`, which the caller calls `name`, has masks: `purpose` needs one without."""
+    masked = [path for path, module in model.named_modules() if is_masked(module)]
+    if masked:
+        raise ModelError(
+            f"{purpose} needs a network without masks. Got `{name}` with masks on {len(masked)} of its BatchNorms "
+            f"('{masked[0]}' is the first), from a pruner that still works on it. Call pruner.detach() first, or "
+            "pass what pruner.compact() returned."
+        )

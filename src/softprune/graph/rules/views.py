@@ -1,0 +1,171 @@
+"""Rules for operators that only rearrange data: views, permutations, shuffles.
+
+They run on the atoms themselves. Sizes in forward() are Python numbers: torch.export cannot tell a literal from
+``x.shape[1] // 2``. A view that could be written in terms of the width ties its channels so that the pieces stay equal,
+and its size is *unproven* until a trial cut has shown that it follows the width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from softprune.graph.builder import GraphBuilder, Value
+from softprune.graph.channels import IntArray
+from softprune.graph.ops import BinaryOp, ChannelwiseOp, identity
+from softprune.graph.rules.registry import argument, operator_name, rule
+
+
+def run_on_atoms(builder: GraphBuilder, node: Node, tensors: int = 1) -> Any:
+    """Run the node's operator on its inputs' atoms; None where it reads more `tensors`, such as counts or positions."""
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
+    values = [builder.value(source) for source in sources]
+    if len(values) != tensors or any(not isinstance(value, Value) for value in values):
+        return None
+
+    def call(*atoms: Tensor) -> Any:
+        given = iter(atoms)
+        filled = [next(given) if isinstance(leaf, Node) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    return builder.moved(call, values)
+
+
+def merge_counterparts(builder: GraphBuilder, arrays: Sequence[IntArray]) -> IntArray:
+    """Channels that stand in for each other over space or batch: one class, constant where all agree."""
+    merged = arrays[0]
+    for array in arrays[1:]:
+        builder.table.union(merged, array)
+        outputs = builder.table.follow(merged)
+        builder.ops.append(BinaryOp(merged.ravel(), array.ravel(), outputs.ravel(), _equal, False))
+        merged = outputs
+    return merged
+
+
+def _equal(left: Tensor, right: Tensor) -> Tensor:
+    return torch.where(left == right, left, torch.nan)
+
+
+def _bind_rectangle(builder: GraphBuilder, node: Node, value: Value) -> None:
+    """Tie what a view took apart: the widest dimension may shrink, the others keep their sizes."""
+    wide = [dim for dim, size in enumerate(value.atoms.shape) if size > 1]
+    if len(wide) < 2:
+        return
+    widest = 1 if 1 in wide and len(wide) > 2 else max(wide, key=lambda dim: (value.atoms.shape[dim], -dim))
+    head = value.atoms
+    for dim in wide:
+        if dim != widest:
+            head = head.take([0], axis=dim)
+    builder.table.union(np.broadcast_to(head, value.atoms.shape), value.atoms)
+    builder.add_unproven_size(node, value.atoms)
+
+
+@rule("reshape")
+def reshape(builder: GraphBuilder, node: Node) -> Any:
+    output = run_on_atoms(builder, node)
+    if not isinstance(output, Value):
+        return builder.unusual(node)
+    _bind_rectangle(builder, node, output)
+    _check_sizes(builder, node, output, _sizes(node))
+    return output
+
+
+def _sizes(node: Node) -> list[Any]:
+    """The sizes that a reshape names, from the first dimension on."""
+    if operator_name(node) == "unflatten":
+        rank = node.args[0].meta["val"].ndim  # type: ignore[union-attr]
+        return [-1] * (argument(node, 1, "dim") % rank) + list(argument(node, 2, "sizes"))
+    return list(node.args[1]) if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
+
+
+@rule("as_another")
+def as_another(builder: GraphBuilder, node: Node) -> Any:
+    """In the shape of a second tensor: channels that have the same place in both go together."""
+    output = run_on_atoms(builder, node, tensors=2)
+    if not isinstance(output, Value):
+        return builder.unusual(node)
+    source, other = builder.value(node.args[0]), builder.value(node.args[1])
+    if operator_name(node) != "expand_as":
+        _bind_rectangle(builder, node, output)
+    elif source.atoms.size == 1 and _is_stretched(source, other):
+        # One channel for all of them, which must not vanish.
+        builder.table.pin(source.atoms, f"one of them is broadcast in {builder.where(node)}")
+        stretched = builder.table.follow(other.atoms)
+        builder.ops.append(ChannelwiseOp(np.full_like(stretched, source.atoms.item()), stretched, identity))
+        return Value(other.shape, stretched)
+    builder.table.union(output.atoms, other.atoms)
+    return output
+
+
+def _is_stretched(source: Value, other: Value) -> bool:
+    """Whether `source` has size 1, or no dimension, wherever the channels of `other` are."""
+    missing = len(other.shape) - len(source.shape)
+    shape = (1,) * missing + source.shape
+    return all(shape[dim] == 1 for dim in range(len(shape)) if other.varies_along(dim))
+
+
+@rule("expand")
+def expand(builder: GraphBuilder, node: Node) -> Any:
+    output = run_on_atoms(builder, node)
+    if not isinstance(output, Value):
+        return builder.unusual(node)
+    _check_sizes(builder, node, output, node.args[1])  # type: ignore[arg-type]
+    return output
+
+
+def _check_sizes(builder: GraphBuilder, node: Node, output: Value, sizes: Sequence[Any]) -> None:
+    """An explicit size where the channels are may be a literal."""
+    if any(output.varies_along(dim) and size != -1 for dim, size in enumerate(sizes)):
+        builder.add_unproven_size(node, output.atoms)
+
+
+@rule("move")
+def move(builder: GraphBuilder, node: Node) -> Any:
+    output = run_on_atoms(builder, node)
+    return output if isinstance(output, Value) else builder.unusual(node)
+
+
+@rule("squeeze")
+def squeeze(builder: GraphBuilder, node: Node) -> Any:
+    output = run_on_atoms(builder, node)
+    if not isinstance(output, Value):
+        return builder.unusual(node)
+    if argument(node, 1, "dim") is None:
+        for dim in range(len(output.shape)):
+            if output.varies_along(dim):
+                reason = f"squeeze() without a dimension in {builder.where(node)} would drop that of a single channel"
+                builder.table.pin(output.atoms.take([0, 1], axis=dim), reason)
+    return output
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(builder: GraphBuilder, node: Node) -> Any:
+    """Each output channel is a block of input channels, spread over space."""
+    value, factor = builder.value(node.args[0]), node.args[1]
+    assert isinstance(factor, int)
+    if value.along(1) is None:
+        return builder.unusual(node)
+    blocks = value.along(1).reshape(-1, factor * factor)
+    outputs = merge_counterparts(builder, list(blocks.T))
+    shape = tuple(node.meta["val"].shape)
+    return Value(shape, outputs.reshape(1, -1, *(1,) * (len(shape) - 2)))
+
+
+@rule("channel_shuffle")
+def channel_shuffle(builder: GraphBuilder, node: Node) -> Any:
+    output = run_on_atoms(builder, node)
+    value, groups = builder.value(node.args[0]), node.args[1]
+    assert isinstance(groups, int)
+    if value.along(1) is None:
+        return builder.unusual(node)
+    rows = value.along(1).reshape(groups, -1)
+    builder.table.union(rows[:1], rows)
+    return output

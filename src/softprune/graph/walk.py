@@ -1,0 +1,138 @@
+"""Walk the operators of a capture in order and let each operator's rule relate its channels."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from softprune.graph.builder import GraphBuilder, Value, flatten
+from softprune.graph.exported import Aliases, Capture
+from softprune.graph.modules import ConstantOutput
+from softprune.graph.ops import ConstantOp, OpaqueOp
+from softprune.graph.rules import elementwise, layers, pieces, views  # noqa: F401  (they register the rules)
+from softprune.graph.rules.registry import OPERATORS, RULES, operator_name
+
+logger = logging.getLogger(__name__)
+
+
+def walk(builder: GraphBuilder, capture: Capture) -> None:
+    """Relate the channels of one captured forward pass."""
+    builder.provenance.capture = capture
+    builder.values = {}
+    aliases = Aliases(capture.nodes)
+    for node in capture.nodes:
+        if node.op == "placeholder":
+            _placeholder(builder, node)
+        elif node.op == "output":
+            _output(builder, node)
+        elif node.op == "call_function":
+            builder.values[node] = _call(builder, node)
+        else:
+            builder.values[node] = builder.opaque(node, f"'{node.op}' nodes have no rule")
+        for stale in aliases.changed_by(node):
+            _overwritten(builder, stale, node)
+
+
+def _overwritten(builder: GraphBuilder, stale: Node, writer: Node) -> None:
+    """`writer` wrote into the memory of `stale`, which is read again: what it holds then has no rule."""
+    value = builder.values.get(stale)
+    if isinstance(value, Value):
+        reason = f"{writer.target} in {builder.where(writer)} overwrites a part of them"
+        builder.table.pin(value.atoms, reason)
+        builder.values[stale] = _pinned_copy(builder, value, reason)
+
+
+def _pinned_copy(builder: GraphBuilder, value: Value, reason: str) -> Value:
+    atom = builder.table.fresh(1)
+    builder.table.pin(atom, reason)
+    builder.ops.append(OpaqueOp((value.atoms.ravel(),), atom))
+    return Value(value.shape, atom.reshape((1,) * len(value.shape)))
+
+
+def _placeholder(builder: GraphBuilder, node: Node) -> None:
+    assert builder.provenance.capture is not None
+    example = node.meta.get("val")
+    if not isinstance(example, Tensor):
+        builder.values[node] = None
+        return
+    name = builder.provenance.parameter_name(node)
+    if name is None:
+        builder.values[node] = builder.pinned_value(
+            example, f"they are combined with the model's input '{node.name}'"
+        )
+    elif not builder.provenance.has_tensor(name):
+        builder.values[node] = builder.pinned_value(example, "they are combined with a constant in forward()")
+        builder.constants.append(builder.values[node].atoms.ravel())
+    else:
+        builder.values[node] = node  # a parameter: read by the rule that knows what it is
+
+
+def _output(builder: GraphBuilder, node: Node) -> None:
+    for argument in node.all_input_nodes:
+        for value in flatten(builder.value(argument)):
+            builder.outputs.append(value.atoms.ravel())
+            builder.table.pin(value.atoms, "they are an output of the model")
+
+
+def _call(builder: GraphBuilder, node: Node) -> Any:
+    name = operator_name(node)
+    if name == "getitem":
+        container: Any = builder.values[node.args[0]]  # type: ignore[index]
+        return container[node.args[1]] if isinstance(container, (list, tuple)) else container  # type: ignore[index]
+    if isinstance(builder.provenance.module(builder.provenance.module_of(node)[1]), ConstantOutput):
+        return _constant_output(builder, node)
+    entry = OPERATORS.get(name)
+    if entry is not None:
+        builder.asked.clear()
+        try:
+            result = RULES[entry.kind](builder, node)
+            _keep_unasked(builder, node)
+            return result
+        except Exception:
+            # No rule foresees every way to call its operator; what it does not understand stays whole.
+            logger.debug("the rule for %s did not understand %s", name, node.format_node(), exc_info=True)
+            return builder.unusual(node)
+    if not any(isinstance(leaf, Tensor) for leaf in _leaves(node.meta.get("val"))):
+        return None
+    operator_label = str(node.target)
+    where = builder.where(node)
+    builder.unknown.setdefault(operator_label, where)
+    return builder.opaque(node, f"they reach {operator_label} in {where}, an operator without a rule")
+
+
+def _keep_unasked(builder: GraphBuilder, node: Node) -> None:
+    """Keep whole what an operator reads and its rule asks nothing about: the grid to sample at, a blur's kernel."""
+    for given in node.all_input_nodes:
+        if given not in builder.asked:
+            for value in flatten(builder.value(given)):
+                builder.table.pin(
+                    value.atoms,
+                    f"{node.target} in {builder.where(node)} reads them beside its data",
+                )
+
+
+def _constant_output(builder: GraphBuilder, node: Node) -> Value:
+    """The constant of a `ConstantOutput`: its last operator gives it the layer's shape."""
+    _, name = builder.provenance.module_of(node)
+    module = builder.provenance.module(name)
+    assert isinstance(module, ConstantOutput)
+    value = module.value
+    shape = tuple(node.meta["val"].shape)
+    dim = 1 if len(shape) > 2 else len(shape) - 1
+    if shape[dim] != len(value):
+        return builder.pinned_value(node.meta["val"], "a ConstantOutput gives them")
+    if name not in builder.constant_outputs:
+        builder.constant_outputs[name] = builder.table.fresh(len(value))
+        builder.ops.append(ConstantOp(name, builder.constant_outputs[name], value.detach().double().cpu()))
+    layout = [1] * len(shape)
+    layout[dim] = len(value)
+    return Value(shape, builder.constant_outputs[name].reshape(layout))
+
+
+def _leaves(example: Any) -> list[Any]:
+    if isinstance(example, (list, tuple)):
+        return [leaf for item in example for leaf in _leaves(item)]
+    return [example]

@@ -1,0 +1,145 @@
+"""How channels pass through operators: each rule alone, on networks of a few layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softprune.graph import ChannelGraph, trace
+from softprune.graph.rules import elementwise, layers, pieces, views  # noqa: F401  (they register the rules)
+from softprune.graph.rules.registry import ACTIVATIONS, OPERATORS, RULES
+
+
+class Between(nn.Module):
+    """Two convolutions with a function between them."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor], width: int = 8, read: int = 8) -> None:
+        super().__init__()
+        self.first, self.bn = nn.Conv2d(3, width, 1), nn.BatchNorm2d(width)
+        self.last = nn.Conv2d(read, 2, 1)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(self.bn(self.first(x))))
+
+
+def traced(between: Callable[[Tensor], Tensor], width: int = 8, read: int = 8) -> ChannelGraph:
+    return trace(Between(between, width, read), torch.randn(2, 3, 8, 8))
+
+
+def read_classes(graph: ChannelGraph) -> list[int]:
+    """For every channel that the last convolution reads, the channel of the BatchNorm in its class; -1: none."""
+    norm, last = graph.norms[0], graph.layers[-1]
+    place = {int(kind): channel for channel, kind in enumerate(graph.classes[norm.outputs])}
+    return [place.get(int(kind), -1) for kind in graph.classes[last.inputs]]
+
+
+def is_pinned(graph: ChannelGraph) -> list[bool]:
+    pinned = set(graph.pinned.tolist())
+    return [int(kind) in pinned for kind in graph.classes[graph.norms[0].outputs]]
+
+
+def test_every_operator_has_a_rule_and_every_rule_an_operator() -> None:
+    # getitem is resolved by the walk itself.
+    assert {entry.kind for entry in OPERATORS.values()} - {"getitem"} == set(RULES)
+
+
+def test_the_table_tells_the_truth_about_zeros() -> None:
+    point = torch.zeros(1, dtype=torch.float64)
+    bounded = {"pow", "threshold", "clamp_max", "rsqrt", "reciprocal"}
+    for name, entry in OPERATORS.items():
+        if entry.kind == "pointwise" and not entry.clips and name not in bounded:
+            known = "logsigmoid" if name == "log_sigmoid" else name
+            function = getattr(F, known, None) or getattr(torch, known)
+            assert float(function(point)) == pytest.approx(entry.at_zero, abs=0.01), name
+    assert all(OPERATORS[name].at_zero == 0 for name in ACTIVATIONS)
+
+
+SAME = list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"),
+    [
+        (F.relu, SAME),
+        (lambda x: F.relu(F.max_pool2d(x, 2)), SAME),
+        (lambda x: F.interpolate(F.relu(x), scale_factor=2, mode="bicubic"), SAME),
+        (lambda x: F.relu(x).flip(1), SAME[::-1]),
+        (lambda x: torch.cat(F.relu(x).chunk(2, 1)[::-1], 1), [4, 5, 6, 7, 0, 1, 2, 3]),
+        (lambda x: F.relu(x).permute(0, 2, 3, 1).permute(0, 3, 1, 2), SAME),
+        (lambda x: F.relu(x) * torch.sigmoid(x.mean((2, 3), keepdim=True)), SAME),
+    ],
+)
+def test_channels_arrive_where_they_are_moved(
+    between: Callable[[Tensor], Tensor], expected: list[int]
+) -> None:
+    graph = traced(between)
+    assert read_classes(graph) == expected
+    assert not any(is_pinned(graph))
+
+
+def test_a_pixel_shuffle_ties_the_channels_of_a_block() -> None:
+    graph = traced(lambda x: F.pixel_shuffle(F.relu(x), 2), read=2)
+    kinds = graph.classes[graph.norms[0].outputs].tolist()
+    assert kinds[:4] == kinds[:1] * 4
+    assert kinds[4:] == kinds[4:5] * 4
+    assert kinds[0] != kinds[4]
+
+
+@pytest.mark.parametrize(
+    ("between", "pinned"),
+    [
+        (lambda x: F.relu(x)[:, :3], [True] * 3 + [False] * 5),
+        (lambda x: torch.cumsum(F.relu(x), 1), [True] * 8),
+        (lambda x: torch.softmax(x, 1), [True] * 8),
+        (lambda x: F.relu(x)[:, [1, 0, 2]], [True] * 8),
+    ],
+)
+def test_what_depends_on_positions_is_pinned(between: Callable[[Tensor], Tensor], pinned: list[bool]) -> None:
+    read = 3 if len(between(torch.zeros(1, 8, 2, 2))[0]) == 3 else 8
+    assert is_pinned(traced(between, read=read)) == pinned
+
+
+def test_equal_pieces_must_keep_equally_many_channels() -> None:
+    graph = traced(lambda x: torch.add(*F.relu(x).chunk(2, 1)), read=4)
+    (pieces_,) = graph.equal_widths
+    assert [len(piece) for piece in pieces_.pieces] == [4, 4]
+
+
+def test_an_explicit_size_is_unproven_until_a_trial_cut() -> None:
+    graph = traced(lambda x: F.relu(x).view(len(x), 2, 4, 8, 8).flatten(1, 2))
+    assert graph.unproven_sizes
+    assert not traced(F.relu).unproven_sizes
+
+
+def test_operators_without_a_rule_are_named_and_freeze_what_reaches_them() -> None:
+    graph = traced(lambda x: torch.special.i0(x))
+    assert any("i0" in name for name in graph.unknown)
+    assert all(is_pinned(graph))
+    assert "operator without a rule" in graph.frozen[0].reason or "reads it" in graph.frozen[0].reason
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda rank: getattr(nn, f"AdaptiveAvgPool{rank}d")(2),
+        lambda rank: getattr(nn, f"AdaptiveMaxPool{rank}d")(2),
+        lambda rank: getattr(nn, f"AvgPool{rank}d")(2),
+        lambda rank: getattr(nn, f"MaxPool{rank}d")(2),
+        lambda rank: nn.Upsample(scale_factor=2),
+        lambda rank: nn.Upsample(scale_factor=2, mode="linear" if rank == 1 else "trilinear"),
+        lambda rank: getattr(nn, f"ConstantPad{rank}d")(1, 0.0),
+    ],
+)
+def test_pooling_between_batchnorm_and_activation_in_one_and_three_dimensions(
+    rank: int, between: Callable[[int], nn.Module]
+) -> None:
+    conv, norm = getattr(nn, f"Conv{rank}d"), getattr(nn, f"BatchNorm{rank}d")
+    model = nn.Sequential(conv(2, 4, 1), norm(4), between(rank), nn.ReLU(), conv(4, 2, 1))
+    graph = trace(model, torch.randn(2, 2, *(4,) * rank))
+    assert [(site.name, site.activation) for site in graph.sites] == [("1", "relu")]
