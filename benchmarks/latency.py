@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         example = torch.randn(1, *models.REGISTRY[name].input_shape)
         multiple = int(rounding) if rounding != "auto" else _fast_multiple(dense, example, dtype, options)
         if name in runs:
-            compact = softprune.load(Path(runs[name]) / "compact", dense)
+            compact = softprune.load(Path(runs[name]) / "compact.safetensors", dense)
         else:
             compact = cut_at_random(dense, example, CUT[name], multiple, gathers=gathers == "yes")
         for key in wanted:

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
         f"accuracy {accuracy:.4f}, MACs {before.macs:,} -> {after.macs:,}, same outputs: {same}"
     )
     if accelerator.is_main_process:
-        sp.save(small, "small")
+        sp.save(small, "small.safetensors")
     return before, after
 
 

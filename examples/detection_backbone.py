@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     print(
         f"backbone MACs {before.macs:,} -> {after.macs:,}; same features: {same}; {len(detections)} images detected"
     )
-    sp.save(model.backbone, "backbone")
+    sp.save(model.backbone, "backbone.safetensors")
     return before, after
 
 

@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> tuple[float, float]:
     small = pruner.compact()
     print(pruner.summary())
     print(f"accuracy {dense_accuracy:.4f} pretrained, {accuracy(small, data):.4f} pruned")
-    sp.save(small, "small")
+    sp.save(small, "small.safetensors")
     return dense_accuracy, accuracy(small, data)
 
 

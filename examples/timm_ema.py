@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
         accuracy = (small(images).argmax(1) == data.test.labels).float().mean().item()
     before, after = sp.cost(model, example[:1]), sp.cost(small, example[:1])
     print(f"{options.model}: EMA accuracy {accuracy:.4f}, MACs {before.macs:,} -> {after.macs:,}")
-    sp.save(small, "small")
+    sp.save(small, "small.safetensors")
     return before, after
 
 

@@ -33,8 +33,8 @@ def test_export_into_a_folder_that_cannot_be(softprune, finished: Path, tmp_path
     assert "then export again" in result.stderr
 
 
-def test_export_of_a_compact_folder_outside_its_run(softprune, finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished / "compact", tmp_path / "small")
+def test_export_of_a_compact_network_outside_its_run(softprune, finished: Path, tmp_path: Path) -> None:
+    shutil.copy(finished / "compact.safetensors", tmp_path / "small.safetensors")
     alone = softprune("export", "small", "--format", "pt2")
     assert alone.exit_code == 2
     assert "--model" in alone.stderr
@@ -91,10 +91,10 @@ def test_a_device_that_is_not_there_is_named(softprune, finished: Path, device: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("export", "nowhere"), "plan.json"),
+        (("export", "nowhere"), "compact.safetensors"),
         (("export", "nowhere", "--format", "tflite"), "--format must be onnx or pt2"),
         (("bench", "nowhere", "--batch", "one"), "--batch must be whole numbers"),
-        (("bench", "nowhere"), "plan.json"),
+        (("bench", "nowhere"), "compact.safetensors"),
     ],
 )
 def test_mistakes_end_in_a_message(softprune, arguments: tuple[str, ...], message: str) -> None:

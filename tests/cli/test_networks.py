@@ -1,11 +1,14 @@
 """`inspect`, `compact`, `evaluate`."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from saved_files import rewrite
 
 import softprune as sp
 from softprune import models
@@ -81,11 +84,11 @@ def test_evaluate_agrees_with_the_run(softprune, finished: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = {line.split()[0]: line.split() for line in result.output.splitlines()[1:]}
     assert float(rows["masked"][1]) == float(rows["compact"][1]) == round(last["top1"], 2)
-    compact = softprune("evaluate", str(finished / "compact"))
+    compact = softprune("evaluate", str(finished / "compact.safetensors"))
     assert compact.output.splitlines()[1].split() == rows["compact"]
 
 
-def test_a_compact_folder_elsewhere_knows_a_network_of_the_registry(softprune, tmp_path: Path) -> None:
+def test_a_compact_network_elsewhere_knows_a_network_of_the_registry(softprune, tmp_path: Path) -> None:
     dense = models.build("digits_net", 10)
     pruner = sp.SoftPruner(dense, torch.randn(2, 1, 8, 8))
     save(pruner.compact(), tmp_path / "small", origin=Origin("digits_net", "digits", (1, 8, 8)))
@@ -99,18 +102,35 @@ def test_a_compact_folder_elsewhere_knows_a_network_of_the_registry(softprune, t
     assert read_origin(tmp_path / "small") == Origin("digits_net", "digits", (1, 8, 8))
 
 
-@pytest.mark.parametrize(
-    "origin", [None, [], {"model": 1}, {"model": "a", "data": "b", "input_shape": [0]}, "vgg16"]
-)
-def test_a_damaged_note_of_the_origin_is_no_note(origin: object, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(json.dumps({"origin": origin}))
-    assert read_origin(tmp_path) is None
+def test_a_file_does_not_choose_how_much_memory_is_used(softprune, tmp_path: Path) -> None:
+    pruner = sp.SoftPruner(models.build("digits_net", 10), torch.randn(2, 1, 8, 8))
+    file = save(pruner.compact(), tmp_path / "small", origin=Origin("digits_net", "digits", (1, 8, 8)))
+    whole = file.read_bytes()
+
+    def many_classes(document: dict[str, Any]) -> None:
+        """10**9 classes in the plan: those layers of the plan that name every channel must go."""
+        plan = document["plans"][0]
+        body = plan["plan"]
+        for name, shape in body["dense"].items():
+            if name.startswith("classifier."):
+                shape[0] = 10**9
+        body["modules"] = {name: cut for name, cut in body["modules"].items() if name != "classifier"}
+        text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+        plan["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+
+    rewrite(file, many_classes)
+    result = softprune("export", "small", "--format", "pt2")
+    assert result.exit_code == 2
+    assert "weights must fit the plan. 'classifier." in result.stderr
+    file.write_bytes(whole)
+    rewrite(file, lambda document: document["origin"].update(input_shape=[1, 200_000, 200_000]))
+    assert softprune("export", "small", "--format", "pt2").exit_code == 2
 
 
-def test_a_compact_folder_elsewhere_needs_to_know_its_network(
+def test_a_compact_network_elsewhere_needs_to_know_its_network(
     softprune, finished: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(finished / "compact", tmp_path / "small")
+    shutil.copy(finished / "compact.safetensors", tmp_path / "small.safetensors")
     result = softprune("evaluate", "small")
     assert result.exit_code == 2
     assert "--model" in result.stderr
@@ -125,9 +145,8 @@ def test_compact_cuts_an_unfinished_run(softprune, tmp_path: Path) -> None:
     assert softprune("train", "tiny.toml", "--out", "run", "--time-limit", "0").exit_code == 75
     result = softprune("compact", "run", "--out", "small")
     assert result.exit_code == 0, result.output
-    assert (tmp_path / "small" / "plan.json").is_file()
-    assert (tmp_path / "small" / "weights.safetensors").is_file()
-    assert not (tmp_path / "run" / "compact").exists()
+    assert (tmp_path / "small.safetensors").is_file()
+    assert not (tmp_path / "run" / "compact.safetensors").exists()
 
 
 def test_compact_of_a_run_without_a_checkpoint_says_how_to_continue(softprune, tmp_path: Path) -> None:
@@ -143,23 +162,23 @@ def test_compact_takes_multiples_and_leaves_gathers_out(softprune, finished: Pat
     )
     assert result.exit_code == 0
     plan = read_plans(tmp_path / "eights")[0]
-    usual = read_plans(finished / "compact")[0]
+    usual = read_plans(finished / "compact.safetensors")[0]
     assert plan.sites == usual.sites
     assert plan.macs >= usual.macs
     for cut in plan.modules.values():
         assert cut.select is None
         assert len(cut.outputs) % 8 == 0 or len(cut.outputs) == cut.width_out
     scores = [
-        softprune("evaluate", str(folder), *where).output.splitlines()[1].split()[1:3]
-        for folder, where in (
-            (finished / "compact", ()),
+        softprune("evaluate", str(file), *where).output.splitlines()[1].split()[1:3]
+        for file, where in (
+            (finished / "compact.safetensors", ()),
             (tmp_path / "eights", ("--model", "tiny_networks:tiny", "--data", "digits")),
         )
     ]
     assert scores[0] == scores[1]
     refused = softprune("compact", str(finished), "--out", str(tmp_path / "no"), "--round-to", "0")
     assert refused.exit_code != 0
-    assert not (tmp_path / "no").exists()
+    assert not (tmp_path / "no.safetensors").exists()
 
 
 def test_compact_passes_its_options(softprune, finished: Path, tmp_path: Path, monkeypatch) -> None:
@@ -175,13 +194,13 @@ def test_compact_passes_its_options(softprune, finished: Path, tmp_path: Path, m
     assert asked == {"round_to": 4, "gathers": False}
 
 
-def test_a_cut_of_another_kind_needs_a_folder_of_its_own(softprune, finished: Path) -> None:
-    before = (finished / "compact" / "plan.json").read_text()
+def test_a_cut_of_another_kind_needs_a_file_of_its_own(softprune, finished: Path) -> None:
+    before = (finished / "compact.safetensors").read_bytes()
     for option in (["--round-to", "8"], ["--no-gathers"]):
         result = softprune("compact", str(finished), *option)
         assert result.exit_code == 2
         assert "--out" in result.stderr
-    assert (finished / "compact" / "plan.json").read_text() == before
+    assert (finished / "compact.safetensors").read_bytes() == before
 
 
 def test_compact_refuses_a_dense_run(softprune, finished: Path) -> None:
@@ -219,7 +238,7 @@ def test_predict_agrees_with_the_labels(softprune, finished: Path, tmp_path: Pat
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     right = sum(row["classes"][0]["class"] == label for row, label in zip(found, labels, strict=True))
-    network = sp.load(finished / "compact", build_network("tiny_networks:tiny", 10)).eval()
+    network = sp.load(finished / "compact.safetensors", build_network("tiny_networks:tiny", 10)).eval()
     expected = network(test.batch(torch.arange(20))[0]).argmax(1)
     assert right == int((expected == test.labels[:20]).sum())
     table = softprune("predict", str(finished), "0.png")

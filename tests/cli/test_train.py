@@ -230,7 +230,7 @@ def test_a_full_disk_ends_in_one_message_and_loses_nothing(tmp_path: Path) -> No
     ]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
-    assert "make room, then `softprune resume` goes on" in done.stderr
+    assert "make room, then run `softprune resume`" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "run").rglob("*.tmp"))
 

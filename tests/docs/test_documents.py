@@ -37,7 +37,7 @@ def test_code_in_documents_runs(name: str, tmp_path: Path, monkeypatch: pytest.M
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(compile("\n".join(blocks), name, "exec"), namespace)
     if "small" in namespace:
-        assert (tmp_path / "small" / "weights.safetensors").exists()
+        assert (tmp_path / "small.safetensors").exists()
     if name == "README.md":
         dense, small = (sp.cost(namespace[key], namespace["example"]).macs for key in ("model", "small"))
         assert 0.49 * dense <= small <= 0.5 * dense

@@ -1,12 +1,12 @@
 """Every example runs as it stands, in small: the loops people have, pretrained weights, and a detector's backbone."""
 
 import importlib.util
-import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from saved_files import document_of
 from torch import Tensor
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -45,21 +45,21 @@ def test_accelerate(folder: Path) -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     before, after = _load("accelerate_digits").main(["--epochs", "3", "--images", "192", "--cpu"])
     assert after.macs <= before.macs
-    assert (folder / "small" / "plan.json").is_file()
+    assert (folder / "small.safetensors").is_file()
 
 
 def test_timm_with_ema(folder: Path) -> None:
     pytest.importorskip("timm", reason='the "timm" extra is not installed')
     before, after = _load("timm_ema").main(["--epochs", "2", "--images", "192"])
     assert after.macs <= 0.5 * before.macs
-    assert (folder / "small" / "weights.safetensors").is_file()
+    assert (folder / "small.safetensors").is_file()
 
 
 def test_pretrained(folder: Path) -> None:
     before, after = _load("pretrained").main(["--epochs", "6", "--keep", "0.6"])
     assert before > 0.8
     assert after > 0.8
-    plan = json.loads((folder / "small" / "plan.json").read_text())["plans"][0]["plan"]
+    plan = document_of(folder / "small.safetensors")["plans"][0]["plan"]
     assert plan["macs"] <= 0.6 * plan["dense_macs"]
     again = _load("pretrained").main(["--epochs", "1", "--weights", "dense.safetensors"])
     assert again[0] == before
@@ -70,7 +70,7 @@ def test_detection_backbone(folder: Path) -> None:
     library = _python_nms()
     before, after = _load("detection_backbone").main(["--steps", "4", "--size", "64"])
     assert after.macs <= 0.7 * before.macs
-    assert (folder / "backbone" / "plan.json").is_file()
+    assert (folder / "backbone.safetensors").is_file()
     del library
 
 

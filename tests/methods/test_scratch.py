@@ -51,8 +51,8 @@ def test_a_plan_from_a_folder_also_with_batchnorms_that_no_activation_follows(tm
     pruner = SfpPruner(Residual(), images, ratio=0.5)
     sgd(pruner)
     save(pruner.compact(), tmp_path / "run" / "compact")
-    for folder in (tmp_path / "run", tmp_path / "run" / "compact"):
-        again = ScratchPruner(Residual(), images, plan=folder)
+    for path in (tmp_path / "run", tmp_path / "run" / "compact.safetensors"):
+        again = ScratchPruner(Residual(), images, plan=path)
         assert all(mask.equal(pruner.masks()[name]) for name, mask in again.masks().items())
         assert again.plan().macs == pruner.plan().macs
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
+import pickle
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from comparing import random_masks
+from saved_files import rewrite
 from topologies import TOPOLOGIES, randomise_
 from torch import nn
 
 import softprune as sp
-from softprune.errors import FileFormatError, ModelError, PlanError, SoftpruneError
+from softprune.errors import CheckpointError, ModelError, PlanError, SoftpruneError
 from softprune.graph import trace
 from softprune.plan import make_plan
-from softprune.surgery import apply_plan
+from softprune.surgery import Origin, apply_plan, plans_of, read_origin
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +50,7 @@ def test_load_in_a_new_process_computes_the_same(tmp_path: Path) -> None:
         jobs.append(name)
     code = f"""
 import sys, torch
-sys.path.insert(0, {str(ROOT)!r})
+sys.path.insert(0, {str(ROOT / "tests" / "support")!r})
 import softprune as sp
 from torch.utils._pytree import tree_leaves
 from topologies import TOPOLOGIES
@@ -66,88 +72,229 @@ print("same", len({jobs!r}))
     assert done.stdout.strip() == f"same {len(jobs)}"
 
 
-def test_saving_twice_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_saving_twice_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
     _, small = compact_of("chain")
-    sp.save(small, tmp_path / "net")
-    sp.save(small, tmp_path / "net")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["net"]
-    assert sorted(path.name for path in (tmp_path / "net").iterdir()) == ["plan.json", "weights.safetensors"]
+    assert sp.save(small, tmp_path / "net") == tmp_path / "net.safetensors"
+    assert sp.save(small, str(tmp_path / "net.safetensors")) == tmp_path / "net.safetensors"
+    assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
+    assert sp.save(small, tmp_path / "net.v2") == tmp_path / "net.v2.safetensors"
 
 
-@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    model, small = compact_of("chain")
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "net.safetensors"
+    link.symlink_to(tmp_path / "real" / "far.safetensors")
+    for _ in range(2):  # the first save creates the file that the link points to
+        assert sp.save(small, link) == link
+        assert link.is_symlink()
+    assert [path.name for path in (tmp_path / "real").iterdir()] == ["far.safetensors"]
+    sp.load(link, model)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_failed_save_keeps_the_earlier_network(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, small = compact_of("chain")
-    sp.save(small, tmp_path / "net")
-    before = (tmp_path / "net" / "plan.json").read_bytes()
+    file = sp.save(small, tmp_path / "net")
+    before = file.read_bytes()
 
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(f"softprune.io.os.{call}", full)
-    with pytest.raises(FileFormatError, match=r"must have room\. Got .*No space left.* MiB free"):
-        sp.save(small, tmp_path / "net")
-    assert (tmp_path / "net" / "plan.json").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["net"]
+    with pytest.raises(CheckpointError, match=r"must have room.* Got No space left.* MiB free.*save again"):
+        sp.save(small, file)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
 
 
-def _truncate(folder: Path) -> None:
-    weights = folder / "weights.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-7])
+def test_a_process_that_is_killed_before_the_rename(tmp_path: Path) -> None:
+    model, small = compact_of("chain")
+    file = sp.save(small, tmp_path / "net")
+    before = file.read_bytes()
+    code = """
+import os, signal, sys
+from softprune import io
+os.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+io.write_atomically(io.Path(sys.argv[1]), b"other")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code, str(file)], env=environment, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert file.read_bytes() == before
+    sp.load(file, model)
 
 
-def _tamper_weights(folder: Path) -> None:
-    content = bytearray((folder / "weights.safetensors").read_bytes())
+def test_saves_and_loads_at_once(tmp_path: Path) -> None:
+    model, small = compact_of("chain")
+    file = sp.save(small, tmp_path / "net")
+    wrong: list[Exception] = []
+
+    def work() -> None:
+        for _ in range(10):
+            try:
+                sp.save(small, file)
+                sp.load(file, model)
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
+
+
+def _truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-7])
+
+
+def _truncate_header(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def _truncate_length(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:5])
+
+
+def _change_weights(file: Path) -> None:
+    content = bytearray(file.read_bytes())
     content[-1] ^= 1
-    (folder / "weights.safetensors").write_bytes(content)
+    file.write_bytes(content)
 
 
-def _tamper_plan(folder: Path) -> None:
-    document = json.loads((folder / "plan.json").read_text())
-    document["plans"][0]["plan"]["macs"] += 1
-    (folder / "plan.json").write_text(json.dumps(document))
+def _change_origin(file: Path) -> None:
+    content = file.read_bytes()
+    assert b"softprune.compact" in content
+    file.write_bytes(content.replace(b"digits", b"figits"))
 
 
-def _cut_plan(folder: Path) -> None:
-    text = (folder / "plan.json").read_text()
-    (folder / "plan.json").write_text(text[: len(text) // 2])
+def _change_plan(file: Path) -> None:
+    rewrite(file, lambda document: document["plans"][0]["plan"].update(macs=1))
 
 
-def _other_version(folder: Path) -> None:
-    document = json.loads((folder / "plan.json").read_text())
-    document["version"] = 99
-    (folder / "plan.json").write_text(json.dumps(document))
+def _other_version(file: Path) -> None:
+    rewrite(file, lambda document: document.update(version=99))
 
 
-def _no_weights(folder: Path) -> None:
-    (folder / "weights.safetensors").unlink()
+def _no_plans(file: Path) -> None:
+    rewrite(file, lambda document: document.update(plans=[]))
 
 
-def _no_plan(folder: Path) -> None:
-    (folder / "plan.json").unlink()
+def _other_format(file: Path) -> None:
+    rewrite(file, lambda document: document.update(format="other"))
+
+
+def _plain_weights(file: Path) -> None:
+    safetensors.torch.save_file({"weight": torch.zeros(2)}, file)
+
+
+def _folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def _missing_tensor(file: Path) -> None:
+    rewrite(file, tensors=lambda tensors: tensors.pop("fc.bias"))
+
+
+def _dtype(dtype: torch.dtype) -> Callable[[Path], None]:
+    return lambda file: rewrite(
+        file, tensors=lambda tensors: tensors.update({"fc.weight": tensors["fc.weight"].to(dtype)})
+    )
+
+
+def _header(text: bytes) -> Callable[[Path], None]:
+    return lambda file: _write(file, len(text).to_bytes(8, "little") + text)
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_truncate, "does not match the checksum"),
-        (_tamper_weights, "does not match the checksum"),
-        (_tamper_plan, "does not match its checksum"),
-        (_cut_plan, "not whole JSON"),
+        (_truncate, "does not match its checksum"),
+        (_truncate_header, "no complete header"),
+        (_truncate_length, "no complete header"),
+        (_change_weights, "does not match its checksum"),
+        (_change_origin, "does not match its checksum"),
+        (_change_plan, "does not match its checksum"),
         (_other_version, "version 99"),
-        (_no_weights, "no readable"),
-        (_no_plan, "no readable"),
+        (_no_plans, "no plans"),
+        (_other_format, "not a softprune network"),
+        (_plain_weights, "holds plain weights"),
+        (Path.unlink, "No such file"),
+        (_folder, "not a regular file"),
+        (_fifo, "not a regular file"),
+        (_missing_tensor, r"weights must fit the plan\. 'fc\.bias' should be \(5,\); got absent"),
+        (_dtype(torch.int8), r"'fc\.weight' is torch\.float32.*Got torch\.int8"),
+        (_dtype(torch.float8_e4m3fn), r"Got torch\.float8_e4m3fn"),
+        (_dtype(torch.complex64), r"Got torch\.complex64"),
+        (_header(b"[" * 100_000), "must be JSON"),
+        (_header(b'{"a":' * 100_000), "must be JSON"),
+        (_header(b"1" * 10_000), "must be JSON"),
+        (_header(b"[]"), "not a softprune network"),
+        (_header(b'{"__metadata__": {"softprune": 3}}'), "holds plain weights"),
     ],
 )
-def test_damaged_folders_are_refused(tmp_path: Path, damage: object, message: str) -> None:
+def test_damaged_files_are_refused(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
     model, small = compact_of("chain")
-    sp.save(small, tmp_path / "net")
-    damage(tmp_path / "net")  # type: ignore[operator]
+    file = sp.save(small, tmp_path / "net", origin=Origin("chain", "digits", (3, 8, 8)))
+    damage(file)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(SoftpruneError, match=message):
-        sp.load(tmp_path / "net", model)
+        sp.load(file, model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("path", [None, 3, "", ".", "..", "a\0b", "\ud800"])
+def test_what_is_no_path_is_refused(path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, small = compact_of("chain")
+    with pytest.raises(SoftpruneError, match="Got"):
+        sp.save(small, path)
+    with pytest.raises(SoftpruneError, match="Got"):
+        sp.load(path, model)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        None,
+        [],
+        {"model": 1},
+        {"model": "a", "data": "b", "input_shape": [0]},
+        {"model": "a", "data": "b", "input_shape": [3, 200_000, 200_000]},
+        {"model": "a", "data": "b", "input_shape": [True]},
+        "vgg16",
+    ],
+)
+def test_an_origin_that_makes_no_sense_is_none(origin: object, tmp_path: Path) -> None:
+    file = sp.save(compact_of("chain")[1], tmp_path / "net", origin=Origin("chain", "digits", (3, 8, 8)))
+    assert read_origin(file) == Origin("chain", "digits", (3, 8, 8))
+    rewrite(file, lambda document: document.update(origin=origin))
+    assert read_origin(file) is None
+
+
+def test_a_compact_network_can_be_pickled() -> None:
+    _, small = compact_of("chain")
+    again = pickle.loads(pickle.dumps(small))
+    assert len(plans_of(again)) == 1
+    with torch.no_grad():
+        example = TOPOLOGIES["chain"].example()
+        assert torch.equal(again.eval()(example), small.eval()(example))
 
 
 def test_a_wrong_class_or_another_architecture_is_refused(tmp_path: Path) -> None:
@@ -157,18 +304,16 @@ def test_a_wrong_class_or_another_architecture_is_refused(tmp_path: Path) -> Non
         sp.load(tmp_path / "net", TOPOLOGIES["residual"].build())
     with pytest.raises(PlanError, match="without a plan"):
         sp.save(TOPOLOGIES["chain"].build(), tmp_path / "other")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep me")
-    with pytest.raises(FileFormatError, match="replaces only folders that softprune wrote"):
+    (tmp_path / "mine.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="must be writable"):
         sp.save(small, tmp_path / "mine")
-    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep me"
 
 
 @pytest.mark.parametrize("kind", ["new head", "more", "less"])
 def test_a_network_that_was_changed_after_the_cut_is_not_saved(kind: str, tmp_path: Path) -> None:
     _, small = compact_of("chain")
-    sp.save(small, tmp_path / "small")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "small").iterdir()}
+    file = sp.save(small, tmp_path / "small")
+    before = file.read_bytes()
     name, head = next((name, each) for name, each in small.named_modules() if isinstance(each, nn.Linear))
     if kind == "new head":
         small.set_submodule(name, nn.Linear(head.in_features, head.out_features + 4))
@@ -178,7 +323,7 @@ def test_a_network_that_was_changed_after_the_cut_is_not_saved(kind: str, tmp_pa
         small.set_submodule(name, nn.Identity())
     with pytest.raises(PlanError, match=r"changed after the cut: '.*' was .* and is .*Save it before"):
         sp.save(small, tmp_path / "small")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "small").iterdir()} == before
+    assert file.read_bytes() == before
 
 
 def test_what_is_no_network_is_refused(tmp_path: Path) -> None:
@@ -201,5 +346,5 @@ def test_what_is_no_network_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     _, small = compact_of("chain")
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileFormatError, match=r"can be made\. Got .*file.*Name another"):
+    with pytest.raises(CheckpointError, match=r"must be writable\. Got File exists at .*file/small"):
         sp.save(small, tmp_path / "file" / "small")

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from saved_files import document_of, rewrite
 from topologies import TOPOLOGIES, masks_of, randomise_
 from torch import Tensor, nn
 
@@ -17,7 +19,7 @@ import softprune as sp
 from softprune.errors import FileFormatError, ModelError, PlanError
 from softprune.graph import trace
 from softprune.plan import PrunePlan, make_plan
-from softprune.surgery import apply_plan
+from softprune.surgery import apply_plan, read_plans
 
 
 def compact_of(name: str) -> tuple[nn.Module, nn.Module]:
@@ -28,17 +30,19 @@ def compact_of(name: str) -> tuple[nn.Module, nn.Module]:
     return model, apply_plan(make_plan(graph, model, masks_of(model, topology.hand.kept)), model)
 
 
-def change(folder: Path, path: tuple[str, ...], value: Any) -> None:
-    """Set one entry of the stored plan, and sign the plan again."""
-    document = json.loads((folder / "plan.json").read_text())
-    plan = document["plans"][0]
-    entry = plan["plan"]
-    for key in path[:-1]:
-        entry = entry[key]
-    entry[path[-1]] = value
-    body = json.dumps(plan["plan"], separators=(",", ":"), sort_keys=True)
-    plan["sha256"] = hashlib.sha256(body.encode()).hexdigest()
-    (folder / "plan.json").write_text(json.dumps(document))
+def change(file: Path, path: tuple[str, ...], value: Any) -> None:
+    """Set one entry of the stored plan, and sign the plan and the file again."""
+
+    def edit(document: dict[str, Any]) -> None:
+        plan = document["plans"][0]
+        entry = plan["plan"]
+        for key in path[:-1]:
+            entry = entry[key]
+        entry[path[-1]] = value
+        body = json.dumps(plan["plan"], separators=(",", ":"), sort_keys=True)
+        plan["sha256"] = hashlib.sha256(body.encode()).hexdigest()
+
+    rewrite(file, edit)
 
 
 CUT = {
@@ -98,7 +102,7 @@ def test_plans_that_were_signed_anew_are_refused(
 ) -> None:
     model, small = compact_of(name)
     sp.save(small, tmp_path / "net")
-    change(tmp_path / "net", path, value)
+    change(tmp_path / "net.safetensors", path, value)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(PlanError, match=says):
         sp.load(tmp_path / "net", model)
@@ -108,13 +112,13 @@ def test_plans_that_were_signed_anew_are_refused(
 def test_a_select_must_have_as_many_channels_as_its_reader(tmp_path: Path) -> None:
     model, small = compact_of("pre-activation")
     sp.save(small, tmp_path / "net")
-    plans = json.loads((tmp_path / "net" / "plan.json").read_text())["plans"]
+    plans = document_of(tmp_path / "net.safetensors")["plans"]
     name, cut = next((name, cut) for name, cut in plans[0]["plan"]["modules"].items() if cut["select"])
-    change(tmp_path / "net", ("modules", name, "select"), [*cut["select"], 0])
+    change(tmp_path / "net.safetensors", ("modules", name, "select"), [*cut["select"], 0])
     with pytest.raises(PlanError, match="but keeps"):
         sp.load(tmp_path / "net", model)
-    change(tmp_path / "net", ("modules", name, "select"), cut["select"])
-    change(tmp_path / "net", ("modules", name, "source_width"), 10**30)
+    change(tmp_path / "net.safetensors", ("modules", name, "select"), cut["select"])
+    change(tmp_path / "net.safetensors", ("modules", name, "source_width"), 10**15)
     with pytest.raises(PlanError, match="but keeps"):
         sp.load(tmp_path / "net", model)
 
@@ -152,24 +156,38 @@ def test_one_module_under_two_names_is_cut_once() -> None:
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"plans":' * 100_000, "1" * 10_000])
 def test_json_that_python_cannot_read(tmp_path: Path, text: str) -> None:
     model, small = compact_of("chain")
-    sp.save(small, tmp_path / "net")
-    (tmp_path / "net" / "plan.json").write_text(text)
-    with pytest.raises(FileFormatError, match="not whole JSON"):
-        sp.load(tmp_path / "net", model)
+    file = sp.save(small, tmp_path / "net")
+    content = safetensors.torch.save({}, metadata={"softprune": text})
+    file.write_bytes(content)
+    with pytest.raises(FileFormatError):
+        sp.load(file, model)
+    with pytest.raises(FileFormatError, match="must be JSON"):
+        read_plans(file)
     with pytest.raises(PlanError, match="a plan must be JSON"):
         PrunePlan.from_json(text)
 
 
 def test_nesting_inside_a_plan_is_refused(tmp_path: Path) -> None:
-    model, small = compact_of("chain")
-    sp.save(small, tmp_path / "net")
-    document = json.loads((tmp_path / "net" / "plan.json").read_text())
+    _, small = compact_of("chain")
+    file = sp.save(small, tmp_path / "net")
+    document = document_of(file)
     document["plans"][0]["plan"]["macs"] = "DEEP"
     text = json.dumps(document)
     for depth in range(700, 1001, 5):  # somewhere here reading, writing and showing it give up, one by one
-        (tmp_path / "net" / "plan.json").write_text(text.replace('"DEEP"', "[" * depth + "]" * depth))
+        deep = text.replace('"DEEP"', "[" * depth + "]" * depth)
+        file.write_bytes(safetensors.torch.save({}, metadata={"softprune": deep}))
         with pytest.raises((PlanError, FileFormatError)):
-            sp.load(tmp_path / "net", model)
+            read_plans(file)
+
+
+@pytest.mark.parametrize("path", [("macs",), ("modules", "conv1", "width_out"), ("dense", "fc.bias")])
+def test_numbers_beyond_any_network_are_refused(path: tuple[str, ...], tmp_path: Path) -> None:
+    model, small = compact_of("chain")
+    file = sp.save(small, tmp_path / "net")
+    for number in (10**4000, 2**63):
+        change(file, path, [number] if path[0] == "dense" else number)
+        with pytest.raises(PlanError, match="must be whole"):
+            sp.load(file, model)
 
 
 # --- what cannot be stored, or loaded onto ---------------------------------------------------------------------------
@@ -221,4 +239,4 @@ def test_meta_models_are_refused(tmp_path: Path) -> None:
         assert torch.equal(loaded(example), small.eval()(example))
     with pytest.raises(ModelError, match="on the meta device, which has no data"):
         sp.save(small.to("meta"), tmp_path / "other")
-    assert [path.name for path in tmp_path.iterdir()] == ["net"]
+    assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]

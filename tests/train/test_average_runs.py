@@ -18,7 +18,6 @@ from softprune.train.eval_step import EvalStep
 from softprune.train.run import start
 
 Tiny = Callable[..., RunConfig]
-WEIGHTS = "weights.safetensors"
 
 
 def test_a_fine_tuned_network_is_written_as_it_was_judged(tiny: Tiny, tmp_path: Path) -> None:
@@ -26,12 +25,14 @@ def test_a_fine_tuned_network_is_written_as_it_was_judged(tiny: Tiny, tmp_path: 
     start(config, tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     dense = build_network(config.model.name, 10)
-    written = EvalStep(softprune.load(tmp_path / "run" / "compact", dense), load_data("digits").test)()
+    written = EvalStep(
+        softprune.load(tmp_path / "run" / "compact.safetensors", dense), load_data("digits").test
+    )()
     assert written.top1 == result["last"]["top1"] == result["table"][2]["top1"]
     assert written.loss == pytest.approx(result["epochs"][-1]["test_loss"], rel=1e-6)
-    before = (tmp_path / "run" / "compact" / WEIGHTS).read_bytes()
+    before = (tmp_path / "run" / "compact.safetensors").read_bytes()
     again, _, _ = compact_run(tmp_path / "run", tmp_path / "again", device="cpu")
-    assert (again / WEIGHTS).read_bytes() == before
+    assert again.read_bytes() == before
 
 
 def test_an_average_goes_with_channels_last(tiny: Tiny, tmp_path: Path) -> None:
@@ -57,10 +58,10 @@ def test_compacting_a_recalibrated_run_again_changes_nothing(
     tiny: Tiny, tmp_path: Path, finetune: int
 ) -> None:
     start(tiny("train.recalibrate=3", "train.epochs=2", f"finetune.epochs={finetune}"), tmp_path / "run")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run" / "compact").iterdir()}
+    before = (tmp_path / "run" / "compact.safetensors").read_bytes()
     torch.manual_seed(99)
     compact_run(tmp_path / "run", device="cpu")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run" / "compact").iterdir()} == before
+    assert (tmp_path / "run" / "compact.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
     assert all(site["kept"] == sum(site["keep"]) for site in result["sites"])
     assert sum(site["kept"] for site in result["sites"]) == rows[-1]["channels"] < 8 + 12 + 16
     assert sum(module["macs_compact"] for module in result["modules"]) == compact["macs"]
-    small = softprune.load(tmp_path / "run" / "compact", build_network(config.model.name, 10))
+    small = softprune.load(tmp_path / "run" / "compact.safetensors", build_network(config.model.name, 10))
     assert sum(p.numel() for p in small.parameters()) == compact["params"]
     # Who may read the run may read its network.
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]

@@ -41,7 +41,7 @@ def export(
 
     opened = open_compact(path, model=model, shape=parse_shape(input_shape))
     write = exporting.to_onnx if format == "onnx" else exporting.to_torch_export
-    target = out or opened.folder.with_name(f"{opened.folder.name}.{format}")
+    target = out or opened.path.with_suffix(f".{format}")
     small = write(opened.compact, opened.example, target, fold_bn=fold_bn)
     with tempfile.TemporaryDirectory() as folder:
         large = write(opened.dense, opened.example, Path(folder) / f"dense.{format}", fold_bn=fold_bn)

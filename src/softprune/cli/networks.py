@@ -120,7 +120,7 @@ def _inspect_model(
 def compact(
     run: Run,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder to write. [default: RUN/compact]")
+        Path | None, typer.Option("--out", "-o", help="File to write. [default: RUN/compact.safetensors]")
     ] = None,
     round_to: Annotated[
         int | None,
@@ -140,7 +140,7 @@ def compact(
     """
     from softprune.train.cutting import compact_run
 
-    folder, before, after = compact_run(
+    path, before, after = compact_run(
         run, out, device=device, data_dir=data_dir, round_to=round_to, gathers=gathers
     )
     rows = [
@@ -148,7 +148,7 @@ def compact(
         ["compact", f"{after.params:,}", f"{after.macs:,}"],
     ]
     print_table("", ["", "params", "MACs"], rows)
-    say(f"Compact network: {folder}")
+    say(f"Compact network: {path}")
 
 
 @command

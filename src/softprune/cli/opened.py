@@ -14,12 +14,10 @@ from softprune.data.bundle import ArrayDataset
 from softprune.data.folder import MEAN, STD, evaluation_crop
 from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.models import REGISTRY
-from softprune.plan import PrunePlan
 from softprune.plan.plan import model_shapes
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network, known_origin
-from softprune.surgery import load
-from softprune.surgery.saved import read_plans
+from softprune.surgery import check_saved_shapes, load, read_plans, saved_path
 from softprune.train.cutting import refuse_dense
 from softprune.train.run import open_data
 
@@ -28,7 +26,7 @@ from softprune.train.run import open_data
 class OpenedNetwork:
     """A compact network, the dense network it was cut from, and an example input."""
 
-    folder: Path
+    path: Path
     dense: nn.Module
     """With fresh weights."""
     compact: nn.Module
@@ -37,20 +35,20 @@ class OpenedNetwork:
 
 
 def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) -> OpenedNetwork:
-    """Open the compact network of a run's folder, or of a compact folder. The data set is not needed.
+    """Open the compact network of a run, or a saved one. The data set is not needed.
 
-    The dense network is the one that the run's configuration names, or else the one that the compact folder names as
-    its origin, or else ``model``.
+    The dense network is ``model``, or else the one that the configuration of the file's run names, or else the origin
+    noted in the file.
     """
     run = path if (path / "config.toml").is_file() else path.parent
-    compact = path / "compact" if run == path else path
+    compact = RunFolder(run).compact if run == path else saved_path(path)
     config = RunFolder(run).read_config() if (run / "config.toml").is_file() else None
-    if not (compact / "plan.json").is_file():
+    if not compact.is_file():
         if config is not None and run == path:
             refuse_dense(config, path)
         raise ConfigError(
-            "The argument must be the folder of a finished run (with compact/plan.json) or of a compact network (with "
-            f"plan.json). Got {path}. For an unfinished run, run `softprune compact` first."
+            "The argument must be the folder of a finished run (with compact.safetensors) or the .safetensors file of "
+            f"a compact network. Got {path}. For an unfinished run, run `softprune compact` first."
         )
     origin = known_origin(compact) if config is None else None
     name = model or (config.model.name if config is not None else origin.model if origin is not None else "")
@@ -67,7 +65,7 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
         raise ConfigError(
             f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {name!r} without it."
         )
-    dense = _definition(name, read_plans(compact)[0])
+    dense = _definition(name, compact)
     example = torch.randn(
         1, *(shape or REGISTRY[name].input_shape), generator=torch.Generator().manual_seed(0)
     )
@@ -85,23 +83,26 @@ def dense_network(run: Path, config: RunConfig, num_classes: int | None = None) 
     classes = DATASETS[config.data.name].num_classes if num_classes is None else num_classes
     if classes is not None:
         return build_network(config.model.name, classes)
-    folder = RunFolder(run).compact
-    if (folder / "plan.json").is_file():
-        return _definition(config.model.name, read_plans(folder)[0])
+    compact = RunFolder(run).compact
+    if compact.is_file():
+        return _definition(config.model.name, compact)
     raise ConfigError(
         "The number of classes must be given for an unfinished run on a folder of images. Got "
         f"{run} without it; use --num-classes."
     )
 
 
-def _definition(name: str, plan: PrunePlan) -> nn.Module:
-    """Build the dense network of ``plan``, with the number of classes for which all shapes match."""
+def _definition(name: str, compact: Path) -> nn.Module:
+    """Build the dense network of a saved one, with the number of classes for which all shapes match."""
+    plan = read_plans(compact)[0]
     sizes = dict.fromkeys(shape[0] for shape in reversed(plan.dense.values()) if shape)
-    # On the meta device no weights are drawn for the candidates.
+    # On the meta device no memory is allocated for the candidates. The match is built only if the file has the tensors
+    # of its outputs: a small file could ask for 10**9 classes.
     for size in sizes:
         with torch.device("meta"):
-            shapes = model_shapes(build_network(name, size))
-        if shapes == plan.dense:
+            candidate = build_network(name, size)
+        if model_shapes(candidate) == plan.dense:
+            check_saved_shapes(compact, candidate)
             return build_network(name, size)
     raise FileFormatError(
         f"The network must be the one that was pruned, a {plan.model}. Got {name!r}, whose shapes do not match the "

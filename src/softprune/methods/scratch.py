@@ -68,7 +68,7 @@ class ScratchPruner(StoredPruner):
     Args:
         model: A newly built network of the definition that was pruned; masked in place.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        plan: The shape: a plan, the folder of a compact network, or the folder of a finished run.
+        plan: The shape: a plan, the file of a compact network, or the folder of a finished run.
         options: See :class:`softprune.methods.options.SiteOptions`; they choose among the plan's sites.
     """
 
@@ -124,11 +124,11 @@ def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
         return tuple(plan)
     if not isinstance(plan, str | os.PathLike):
         raise PlanError(
-            f"`plan` must be a PrunePlan, several of them, or the folder of a compact network or a run. Got {plan!r}."
+            "`plan` must be a PrunePlan, several of them, the file of a compact network, or the folder of a run. "
+            f"Got {plan!r}."
         )
-    folder = Path(plan)
-    compact = folder / "compact"
-    return tuple(read_plans(compact if compact.is_dir() else folder))
+    path = Path(plan)
+    return tuple(read_plans(path / "compact" if path.is_dir() else path))
 
 
 def _dense_channels(plans: Sequence[PrunePlan], *, physical: bool) -> dict[str, tuple[int, ...]]:

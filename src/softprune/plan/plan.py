@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -180,29 +181,29 @@ def _shown(document: object) -> str:
 
 def _count(value: Any) -> int:
     """A whole number as JSON writes it; int() would also take 1.9, "1" and true."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"numbers must be whole and not negative, got {value!r}")
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"numbers must be whole and not negative, got {reprlib.repr(value)}")
     return value
 
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"flags must be true or false, got {value!r}")
+        raise ValueError(f"flags must be true or false, got {reprlib.repr(value)}")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"names must be strings, got {value!r}")
+        raise ValueError(f"names must be strings, got {reprlib.repr(value)}")
     return value
 
 
 def _indices(values: Any) -> Indices:
     if not isinstance(values, list):
-        raise ValueError(f"indices and shapes must be lists, got {values!r}")
+        raise ValueError(f"indices and shapes must be lists, got {reprlib.repr(values)}")
     for value in values:
-        if type(value) is not int:
-            raise ValueError(f"indices and shapes must be whole numbers, got {value!r}")
+        if type(value) is not int or abs(value) >= 2**63:
+            raise ValueError(f"indices and shapes must be whole numbers, got {reprlib.repr(value)}")
     return tuple(values)
 
 

@@ -30,7 +30,7 @@ class RunFolder:
         self.sessions = self.path / "sessions.jsonl"
         self.result = self.path / "result.json"
         self.checkpoints = self.path / "checkpoints"
-        self.compact = self.path / "compact"
+        self.compact = self.path / "compact.safetensors"
         self.report = self.path / "report.html"
         self.dense = self.path / "dense"
         self.events = self.path / "tensorboard"

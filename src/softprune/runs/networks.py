@@ -61,14 +61,14 @@ def check_network_name(name: str) -> None:
 
 
 def origin_of(config: RunConfig, data: DataBundle) -> Origin:
-    """What a run notes in the folders of its compact networks."""
+    """Return the origin that a run stores in its compact networks."""
     return Origin(config.model.name, config.data.name, data.input_shape)
 
 
 def known_origin(compact: Path) -> Origin | None:
-    """What a compact folder says of its origin, if that is a network of the registry.
+    """Return the origin of a saved network if it names a network of the registry, else None.
 
-    A `module:factory` is code of whoever wrote the folder, and runs only when the user names it.
+    A `module:factory` is code of whoever wrote the file, and runs only when the user names it.
     """
     origin = read_origin(compact)
     return origin if origin is not None and origin.model in models.REGISTRY else None

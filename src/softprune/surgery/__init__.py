@@ -3,13 +3,22 @@
 from softprune.surgery.apply import apply_plan, plain_copy, plans_of
 from softprune.surgery.optimizer import remap_optimizer
 from softprune.surgery.probe import prove
-from softprune.surgery.saved import Origin, load, read_origin, read_plans, save
+from softprune.surgery.saved import (
+    Origin,
+    check_saved_shapes,
+    load,
+    read_origin,
+    read_plans,
+    save,
+    saved_path,
+)
 from softprune.surgery.verify import Certificate, verify, verify_plan
 
 __all__ = [
     "Certificate",
     "Origin",
     "apply_plan",
+    "check_saved_shapes",
     "load",
     "plain_copy",
     "plans_of",
@@ -18,6 +27,7 @@ __all__ = [
     "read_plans",
     "remap_optimizer",
     "save",
+    "saved_path",
     "verify",
     "verify_plan",
 ]

@@ -1,13 +1,11 @@
-"""A compact network on disk: a folder with weights.safetensors and plan.json. Never pickle."""
+"""A compact network on disk: one safetensors file with the plans and the origin in its metadata. Never pickle."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,37 +17,57 @@ from torch import Tensor, nn
 
 from softprune.errors import FileFormatError, ModelError, PlanError
 from softprune.graph import check_is_module
-from softprune.io import reading_folder, write_folder
+from softprune.io import write_atomically
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import apply_plan, changed_since_the_cut, plans_of
 
 FORMAT = "softprune.compact"
 VERSION = 1
-WEIGHTS = "weights.safetensors"
-PLAN = "plan.json"
+SUFFIX = ".safetensors"
+DOCUMENT = "softprune"
+"""Metadata key: format, version, plans and origin as JSON text."""
+CHECKSUM = "sha256"
+"""Metadata key: the digest of the header without this key, and of all tensors."""
+LARGEST_HEADER = 100_000_000
+"""Bytes; the limit of the safetensors library."""
+LARGEST_INPUT = 2**22
+"""Numbers in the example of an origin, such as 3 x 1024 x 1024: a file must not choose how much memory is used."""
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a compact network was made of, for those who find its folder."""
+    """Where a compact network comes from; stored in its file."""
 
     model: str
     """The dense network, as recipes name it."""
     data: str
-    """The data set that it was trained on."""
+    """The data set it was trained on."""
     input_shape: tuple[int, ...]
-    """Of one sample."""
+    """The shape of one sample."""
 
 
-def save(compact: nn.Module, folder: str | os.PathLike[str], *, origin: Origin | None = None) -> Path:
-    """Write a compact network as `folder`/weights.safetensors and `folder`/plan.json.
+def saved_path(path: str | os.PathLike[str]) -> Path:
+    """Return the file that `save` writes for `path`: the suffix .safetensors is added where it is missing."""
+    try:
+        file = Path(os.fsdecode(os.fsencode(path)))
+    except (TypeError, UnicodeError):  # no path, or characters that no file name has
+        file = Path()
+    if file.name in ("", "..") or "\0" in file.name:
+        raise FileFormatError(
+            f"a saved network needs the path of a file. Got {path!r}; pass one such as 'small{SUFFIX}'."
+        )
+    return file if file.suffix == SUFFIX else file.with_name(file.name + SUFFIX)
 
-    An earlier one is replaced. Whatever happens meanwhile (a full disk, a kill, a power cut), `load` of that name gives
-    the earlier network or this one, whole. The name itself may be missing after a kill, if that came between the two
-    renames of a replacement; the next `load` or `save` puts the earlier folder back from `.NAME.old.*` beside it. Of
-    several processes that save under one name at once, the last one's network stays. `origin` is noted in plan.json.
+
+def save(compact: nn.Module, path: str | os.PathLike[str], *, origin: Origin | None = None) -> Path:
+    """Write a compact network to one safetensors file and return its path.
+
+    The suffix .safetensors is added to a path without it. The plans and `origin` are in the file's metadata, so that
+    :func:`load` rebuilds the network from its dense definition. An existing file is replaced in one step: after a full
+    disk, a kill or a power cut the path holds the earlier network or this one, complete.
     """
     history = plans_of(compact)
     if not history:
@@ -64,46 +82,37 @@ def save(compact: nn.Module, folder: str | os.PathLike[str], *, origin: Origin |
             f"after the cut: {changed}. Save it before you change it (a new head, say) and change it again after "
             "`load`, or keep its state_dict beside code that rebuilds it."
         )
-    target = Path(folder)
-    weights = safetensors.torch.save(
-        {name: _storable(tensor) for name, tensor in _tensors(compact).items()}, metadata={"format": "pt"}
-    )
+    target = saved_path(path)
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
-        "weights_sha256": hashlib.sha256(weights).hexdigest(),
         "plans": [json.loads(plan.to_json()) for plan in history],
     }
     if origin is not None:
         document["origin"] = asdict(origin)
-    plan = json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileFormatError(
-            f"the folder of a compact network must be one that can be made. Got {error} for {target}; nothing was "
-            "written. Name another."
-        ) from error
-    try:
-        with reading_folder(target):
-            _check_replaceable(target)
-        write_folder(target, {WEIGHTS: weights, PLAN: plan})
-    except OSError as error:
-        raise FileFormatError(
-            f"the folder of a compact network must be writable and its disk must have room. Got {error} at {target}, "
-            f"with {shutil.disk_usage(target.parent).free / 2**20:.1f} MiB free; nothing that was there is lost. Make "
-            "room, or name another folder, and save again."
-        ) from error
+    tensors = {name: _storable(tensor) for name, tensor in _tensors(compact).items()}
+    write_atomically(target, signed(tensors, document), then="save again")
     return target
 
 
-def load(folder: str | os.PathLike[str], model: Model) -> Model:
-    """The compact network of `folder`, rebuilt from the dense definition `model` (which stays as it is).
+def signed(tensors: dict[str, Tensor], document: dict[str, Any]) -> bytes:
+    """Return the content of a safetensors file with `document` and the checksum in its metadata."""
+    metadata = {"format": "pt", DOCUMENT: json.dumps(document, separators=(",", ":"), sort_keys=True)}
+    content = safetensors.torch.save(tensors, metadata=metadata)
+    size = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
+    header["__metadata__"][CHECKSUM] = _digest(header, data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format aligns its data
+    return b"".join((len(text).to_bytes(8, "little"), text, data))
 
-    A folder that a killed `save` had set aside is put back first.
+
+def load(path: str | os.PathLike[str], model: Model) -> Model:
+    """Rebuild the compact network of a saved file from its dense definition `model`, which is left unchanged.
 
     `model` must be of the class, and built with the arguments, of the network that was pruned; its weights do not
-    matter. The result is on `model`'s device, in the saved dtype, and in eval mode.
+    matter. The result is on `model`'s device, in the saved dtype, and in eval mode. The suffix .safetensors is added
+    to a path without it.
     """
     check_is_module(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -113,7 +122,19 @@ def load(folder: str | os.PathLike[str], model: Model) -> Model:
                 "data; build the model on a real device, or call model.to_empty(device=...) first (buffers that a "
                 "state_dict leaves out need their values then)."
             )
-    plans, tensors = _read(Path(folder))
+    file = saved_path(path)
+    header, content = _read(file, whole=True)
+    metadata = header["__metadata__"]
+    data = memoryview(content)[8 + int.from_bytes(content[:8], "little") :]
+    if metadata.get(CHECKSUM) != _digest(header, data):
+        raise FileFormatError(
+            f"'{file}' does not match its checksum: it was truncated or changed. Save or copy it again."
+        )
+    plans = _plans(file, header)
+    try:
+        tensors = safetensors.torch.load(content)
+    except Exception as error:  # SafetensorError, and KeyError for a dtype that torch does not have
+        raise _unreadable(file, error) from error
     compact: Model = model
     for plan in plans:
         compact = apply_plan(plan, compact)  # type: ignore[assignment]
@@ -124,25 +145,41 @@ def load(folder: str | os.PathLike[str], model: Model) -> Model:
     return compact.eval()
 
 
-def read_plans(folder: str | os.PathLike[str]) -> list[PrunePlan]:
-    """The plans of a saved network, in the order in which they cut it."""
-    with _reading(Path(folder)):
-        return _read_plans(Path(folder))[0]
+def read_plans(path: str | os.PathLike[str]) -> list[PrunePlan]:
+    """Return the plans of a saved network, in the order in which they cut it."""
+    file = saved_path(path)
+    return _plans(file, _read(file)[0])
 
 
-def read_origin(folder: str | os.PathLike[str]) -> Origin | None:
-    """What the folder says of its origin; None if it says nothing. It is a note, not checked against anything."""
+def read_origin(path: str | os.PathLike[str]) -> Origin | None:
+    """Return the origin noted in a saved network; None if there is none that makes sense."""
+    file = saved_path(path)
     try:
-        with reading_folder(Path(folder)):
-            found = json.loads((Path(folder) / PLAN).read_text()).get("origin")
-    except (OSError, ValueError, RecursionError, AttributeError):
+        found = _document(file, _read(file)[0]).get("origin")
+    except FileFormatError:
         return None
     if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in ("model", "data")):
         return None
     shape = found.get("input_shape")
-    if not isinstance(shape, list) or not all(isinstance(size, int) and size > 0 for size in shape):
+    if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
         return None
-    return Origin(found["model"], found["data"], tuple(shape))
+    return Origin(found["model"], found["data"], tuple(shape)) if math.prod(shape) <= LARGEST_INPUT else None
+
+
+def check_saved_shapes(path: str | os.PathLike[str], model: nn.Module) -> None:
+    """Raise unless the tensors of a saved network fit `model` cut by its plans; `model` may be on the meta device.
+
+    Reads the header alone. It tells whether the dense definition is the right one before memory is allocated for it.
+    """
+    file = saved_path(path)
+    for plan in read_plans(file):
+        model = apply_plan(plan, model)
+    try:  # the library checks that the file is as long as its header says
+        with safetensors.safe_open(file, "pt") as stored:
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise _unreadable(file, error) from error
+    _check_shapes(model.state_dict(), shapes)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -168,91 +205,106 @@ def _storable(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _sha256(path: Path) -> str:
+def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
+    """Return the header of a safetensors file, and the content of the file if `whole`."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise FileFormatError(
-            f"a saved network is a folder with {WEIGHTS} and {PLAN}. Got no readable '{path}': {error.strerror}."
-        ) from error
-
-
-def _check_replaceable(target: Path) -> None:
-    if not target.exists() or (target / PLAN).exists():
-        return
-    if not target.is_dir() or any(target.iterdir()):
-        raise FileFormatError(
-            f"`save` replaces only folders that softprune wrote. Got '{target}'; choose another name."
-        )
-
-
-@contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    try:
-        with reading_folder(folder):
-            yield
-    except OSError as error:
-        raise FileFormatError(
-            f"a saved network that was being replaced must be put back before it is read. Got {error}; rename the "
-            f"folder in '.{folder.name}.old.*' beside it to '{folder}'."
-        ) from error
-
-
-def _read(folder: Path) -> tuple[list[PrunePlan], dict[str, Tensor]]:
-    """The plans and the weights, of one and the same network."""
-    with _reading(folder):
-        plans, digest = _read_plans(folder)
-        if _sha256(folder / WEIGHTS) != digest:
+        if file.exists() and not file.is_file():  # opening a fifo would wait for ever
             raise FileFormatError(
-                f"'{folder / WEIGHTS}' does not match the checksum in {PLAN}: it was truncated, changed, or belongs to "
-                "another network. Save or copy the folder again."
+                f"a saved network must be a file. Got '{file}', which is not a regular file."
             )
-        try:
-            return plans, safetensors.torch.load_file(folder / WEIGHTS)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise FileFormatError(
-                f"'{folder / WEIGHTS}' is not a readable safetensors file: {error}."
-            ) from error
+        with open(file, "rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            if not 2 <= size <= min(LARGEST_HEADER, os.fstat(stream.fileno()).st_size - 8):
+                raise FileFormatError(
+                    f"a saved network is a safetensors file. '{file}' has no complete header. Save or copy it again."
+                )
+            text = stream.read(size)
+            stream.seek(0)
+            content = stream.read() if whole else b""
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FileFormatError(
+            f"a saved network must be a file that can be read. Got '{file}': {reason}."
+        ) from error
+    header = _json(text, file)
+    metadata = header.get("__metadata__")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get(DOCUMENT), str):
+        raise FileFormatError(
+            f"a saved network has its plans in its metadata. Got '{file}' without them: it holds plain weights, or "
+            "another program wrote it."
+        )
+    return header, content
 
 
-def _read_plans(folder: Path) -> tuple[list[PrunePlan], str]:
-    path = folder / PLAN
+def _unreadable(file: Path, error: Exception) -> FileFormatError:
+    return FileFormatError(f"'{file}' is not a readable safetensors file: {error}. Save or copy it again.")
+
+
+def _digest(header: dict[str, Any], data: memoryview) -> str:
+    """The checksum of everything in the file but the checksum itself."""
+    metadata = {key: value for key, value in header["__metadata__"].items() if key != CHECKSUM}
+    text = json.dumps({**header, "__metadata__": metadata}, separators=(",", ":"), sort_keys=True)
+    digest = hashlib.sha256(text.encode())
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def _json(text: str | bytes, file: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text())
-    except OSError as error:
+        found = json.loads(text)
+        json.dumps(
+            [[[found]]]
+        )  # writing needs a deeper stack than reading, and a part is written again later
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
         raise FileFormatError(
-            f"a saved network is a folder with {WEIGHTS} and {PLAN}. Got no readable '{path}': {error.strerror}."
+            f"the header of a saved network must be JSON. Got '{file}': {error}. Save or copy it again."
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(
-            f"'{path}' is not whole JSON ({error}). Save or copy the folder again."
-        ) from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise FileFormatError(f'\'{path}\' is not a softprune network. Its "format" must be "{FORMAT}".')
+    if not isinstance(found, dict):
+        raise FileFormatError(f"'{file}' is not a softprune network. Save or copy it again.")
+    return found
+
+
+def _document(file: Path, header: dict[str, Any]) -> dict[str, Any]:
+    document = _json(header["__metadata__"][DOCUMENT], file)
+    if document.get("format") != FORMAT:
+        raise FileFormatError(f'\'{file}\' is not a softprune network. Its "format" must be "{FORMAT}".')
     if document.get("version") != VERSION:
         raise FileFormatError(
-            f"this softprune reads networks of version {VERSION}. Got version {document.get('version')!r} in '{path}'."
+            f"this softprune reads networks of version {VERSION}. Got version {document.get('version')!r} in '{file}'; "
+            "use the softprune that wrote it."
         )
-    plans, digest = document.get("plans"), document.get("weights_sha256")
-    if not isinstance(plans, list) or not plans or not isinstance(digest, str):
-        raise FileFormatError(
-            f"'{path}' lacks its plans or the checksum of the weights. Save or copy it again."
-        )
-    try:
-        texts = [json.dumps(plan) for plan in plans]
-    except RecursionError as error:
-        raise FileFormatError(f"'{path}' is nested deeper than any plan. Save or copy it again.") from error
-    return [PrunePlan.from_json(text) for text in texts], digest
+    return document
+
+
+def _plans(file: Path, header: dict[str, Any]) -> list[PrunePlan]:
+    plans = _document(file, header).get("plans")
+    if not isinstance(plans, list) or not plans:
+        raise FileFormatError(f"'{file}' has no plans in its metadata. Save or copy it again.")
+    return [PrunePlan.from_json(json.dumps(plan)) for plan in plans]
 
 
 def _check_tensors(compact: nn.Module, tensors: dict[str, Tensor]) -> None:
-    expected = {name: tuple(tensor.shape) for name, tensor in _tensors(compact).items()}
-    got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    state = _tensors(compact)
+    _check_shapes(state, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    for name, expected in state.items():
+        got = tensors[name].dtype
+        if got != expected.dtype and not (got in _FLOATS and expected.dtype in _FLOATS):
+            raise FileFormatError(
+                f"the weights must have the dtypes of the network: '{name}' is {expected.dtype}, for which any of "
+                f"float16, bfloat16, float32 and float64 may stand. Got {got}; save the network in one of these."
+                if expected.dtype in _FLOATS
+                else f"the weights must have the dtypes of the network: '{name}' is {expected.dtype}. Got {got}; save "
+                "the network again."
+            )
+
+
+def _check_shapes(state: dict[str, Tensor], got: dict[str, tuple[int, ...]]) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
     for name in sorted(expected.keys() | got.keys()):
         if expected.get(name) != got.get(name):
             raise FileFormatError(
                 f"the weights must fit the plan. '{name}' should be {expected.get(name, 'absent')}; "
-                f"got {got.get(name, 'absent')}. The folder mixes two networks; save it again."
+                f"got {got.get(name, 'absent')}. Save the network again."
             )
 
 

@@ -1,4 +1,4 @@
-"""Test a run's networks, or a compact folder, after the fact."""
+"""Test the networks of a run, or a saved compact network."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from softprune.errors import ConfigError
 from softprune.runs.checkpoint import newest_path, read_newest
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network, known_origin
-from softprune.surgery import load
+from softprune.surgery import load, saved_path
 from softprune.train.cutting import restore_stage
 from softprune.train.eval_step import EvalTotals
 from softprune.train.evaluate import Evaluator
@@ -28,17 +28,17 @@ class Variant:
 def evaluate_folder(
     path: Path, *, device: str = "auto", data_dir: str | None = None, model: str = "", data: str = ""
 ) -> list[Variant]:
-    """Test accuracy of a run's network as trained (masked) and compact, or of a compact folder alone.
+    """Test a run's network as trained (masked) and compact, or a saved compact network.
 
-    A compact folder inside its run takes the network and the data from the run's configuration; elsewhere from what it
-    says of its origin, or ``model`` and ``data`` must say.
+    The dense network and the data come from the configuration of the run that the file is in, else from the origin
+    noted in the file, else from ``model`` and ``data``.
     """
     is_run = (path / "config.toml").is_file()
-    compact = path / "compact" if is_run else path
-    if not is_run and not (compact / "plan.json").is_file():
+    compact = RunFolder(path).compact if is_run else saved_path(path)
+    if not is_run and not compact.is_file():
         raise ConfigError(
-            "`softprune evaluate` takes the folder of a run (with config.toml) or of a compact network (with "
-            f"plan.json). Got {path}, which has neither."
+            "`softprune evaluate` takes the folder of a run (with config.toml) or the .safetensors file of a compact "
+            f"network. Got {path}, which is neither."
         )
     config = _config_for(compact, model, data, data_dir)
     world = join_world(device)
@@ -52,7 +52,7 @@ def evaluate_folder(
         with stage.judged() as network:
             name = "masked" if stage.pruner is not None else "trained"
             rows.append(Variant(name, evaluator(network)))
-    if (compact / "plan.json").is_file():
+    if compact.is_file():
         dense = build_network(config.model.name, images.num_classes).to(world.device)
         rows.append(Variant("compact", evaluator(load(compact, dense))))
     if not rows:
@@ -71,7 +71,7 @@ def _config_for(compact: Path, model: str, data: str, data_dir: str | None) -> R
         config = RunConfig()
     else:
         raise ConfigError(
-            "A compact folder outside its run needs --model and --data, unless it says itself that it comes from one "
+            "A compact network outside its run needs --model and --data, unless its file says that it comes from one "
             "of softprune's own networks. "
             f"Got {'only --model' if model else 'only --data' if data else 'neither'}."
         )

@@ -44,7 +44,7 @@ def compact_run(
     round_to: int | None = None,
     gathers: bool = True,
 ) -> tuple[Path, Cost, Cost]:
-    """Write the compact network of a run's newest checkpoint; returns its folder, the dense cost and its cost.
+    """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its cost.
 
     Of a finished run it is the network that the run itself wrote, on the same device. Several processes that
     recalibrated looked at a share of each batch, where this one looks at all of it. `round_to` and `gathers` as in
@@ -74,8 +74,8 @@ def _check_choice(config: RunConfig, stage: Stage, out: Path | None) -> None:
     """Whether the network may be cut in another way than the run itself cuts it."""
     if out is None:
         raise ConfigError(
-            "RUN/compact is the network that the run reports. Got a cut of another kind without a folder of its own; "
-            "say where with --out."
+            "RUN/compact.safetensors is the network that the run reports. Got another kind of cut without a file of "
+            "its own; name one with --out."
         )
     if stage.pruner is None:
         raise ConfigError(

@@ -51,7 +51,8 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         table.append(_row(trainer, "compact", compact, tested.top1, tested.top5, totals))
         if trainer.world.is_writer:
             save(compact, trainer.folder.compact, origin=origin_of(trainer.config, trainer.data))
-            for path in sorted(trainer.folder.path.glob(f"{trainer.folder.compact.name}.*")):
+            exports = set(trainer.folder.path.glob("compact.*")) - {trainer.folder.compact}
+            for path in sorted(exports):
                 logger.warning("%s is an export of an earlier cut: export it again", path)
     return _write(trainer, table, counted, totals, compact)
 
