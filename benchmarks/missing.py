@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from softprune.config.recipes import load_recipe
-from softprune.config.shipped import recipe_names
+from softprune.config.recipes import load_recipe, recipe_names
 
 RESULTS = Path(__file__).parents[1] / "results"
 SETTINGS = "--set train.precision=bf16 --set train.channels_last=true"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from softprune import __version__, models
-from softprune.config.recipes import load_recipe
-from softprune.config.shipped import recipe_names, sweep_names
+from softprune.config.recipes import load_recipe, recipe_names, sweep_names
 from softprune.data import DATASETS
 from softprune.methods import REGISTRY
 from softprune.runs.folder import RunFolder

@@ -12,10 +12,11 @@ from softprune.config.recipes import (
     find_recipe,
     load_recipe,
     read_config,
+    recipe_names,
+    recipe_title,
 )
 from softprune.config.reference import render_reference
 from softprune.config.settings import MethodConfig, RunConfig, TrainConfig
-from softprune.config.shipped import recipe_names, recipe_title
 from softprune.data import DATASETS
 from softprune.errors import ConfigError
 from softprune.report import paper_figures
@@ -76,11 +77,12 @@ def test_overrides_are_applied_in_order_and_typed() -> None:
             "train.dense_baseline=false",
             "masks.delta=0.1",
             "method.options.gain=3",
+            "method.options.grow=0.5",
         ],
     )
     assert (config.optimizer.lr, config.schedule.milestones, config.model.name) == (0.25, (3, 5), "vgg16")
     assert (config.name, config.train.dense_baseline, config.masks.delta) == ("2024", False, 0.1)
-    assert config.method.options == {"gain": 3}
+    assert config.method.options == {"gain": 3, "grow": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -90,10 +92,10 @@ def test_overrides_are_applied_in_order_and_typed() -> None:
         ("optimizer.lrr=1", "Did you mean 'optimizer.lr'"),
         ("train.lr=1", "Did you mean 'optimizer.lr' or 'finetune.lr'"),
         ("optimizer.lr=fast", "optimizer.lr must be a number"),
-        ("optimizer.lr=0", "optimizer.lr must be more than 0"),
+        ("optimizer.lr=0", "optimizer.lr must be a number, more than 0"),
         ("schedule.kind=cosin", "Did you mean 'cosine'"),
         ("schedule.milestones=[5, 3]", "schedule.milestones must rise"),
-        ("masks.delta=3", r"\[masks\] MaskConfig.delta"),
+        ("masks.delta=3", r"masks\.delta must be a number, more than 0"),
         ("masks.gate_statistics=men", "Did you mean 'mean'"),
         ("train.compact_at=1000", "train.compact_at must be an epoch before"),
         ("train.accumulate=7", "train.accumulate must divide"),

@@ -1,74 +1,93 @@
-"""Dataclasses as a schema: what is refused, and what the message names."""
+"""Sections of a recipe: what is refused, and what the message names."""
 
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from softprune.config.schema import Section, at_least, between, build, field_docs, keys_of
+from softprune.config.schema import keys_of
+from softprune.config.settings import NOT_YET, MethodConfig, OptimizerConfig, RunConfig, ScheduleConfig
 from softprune.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inner(Section):
-    section: ClassVar[str] = "inner"
-
-    rate: Annotated[float, between(0, 1)] = 0.5
-    """How
-    much."""
-    kind: Literal["step", "cosine"] = "step"
-    """Which."""
-    epochs: tuple[Annotated[int, at_least(1)], ...] = ()
-    """When."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outer(Section):
-    steps: Annotated[int, at_least(1)] = 1
-    inner: Inner = field(default_factory=Inner)
-
-
 def test_values_become_what_the_annotations_say() -> None:
-    built = build(Outer, {"steps": 3, "inner": {"rate": 0, "epochs": [1, 2]}})
-    assert built == Outer(steps=3, inner=Inner(rate=0.0, epochs=(1, 2)))
-    assert isinstance(built.inner.rate, float)
+    config = RunConfig(seed=3, optimizer={"lr": 1}, schedule={"milestones": [1, 2]})
+    assert config == RunConfig(
+        seed=3, optimizer=OptimizerConfig(lr=1.0), schedule=ScheduleConfig(milestones=(1, 2))
+    )
+    assert isinstance(config.optimizer.lr, float)
 
 
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
-        ({"stepz": 1}, ["'stepz'", "Did you mean 'steps'?"]),
-        ({"inner": {"rat": 1}}, ["'inner.rat'", "Did you mean 'inner.rate'?"]),
-        ({"rate": 0.5}, ["'rate'", "Did you mean 'inner.rate'?"]),
-        ({"inner": {"zzz": 1}}, ["'inner.zzz'", "Known here: inner.rate, inner.kind, inner.epochs"]),
-        ({"steps": "many"}, ["steps must be a whole number", "Got 'many' (text)"]),
-        ({"steps": True}, ["steps must be a whole number", "true/false"]),
-        ({"steps": 1.5}, ["steps must be a whole number"]),
-        ({"steps": 0}, ["steps must be 1 or more", "Got 0"]),
-        ({"inner": 3}, ["inner is a section"]),
-        ({"inner": {"rate": 1.0}}, ["inner.rate must be at least 0 and less than 1"]),
-        ({"inner": {"rate": float("nan")}}, ["inner.rate must be a finite number", "Got nan"]),
-        ({"inner": {"rate": float("inf")}}, ["inner.rate must be a finite number", "Got inf"]),
-        (
-            {"inner": {"kind": "cosin"}},
-            ["inner.kind must be one of 'step', 'cosine'", "Did you mean 'cosine'?"],
-        ),
-        ({"inner": {"epochs": 3}}, ["inner.epochs must be a list"]),
-        ({"inner": {"epochs": [3, 0]}}, ["inner.epochs[1] must be 1 or more"]),
+        ({"sed": 1}, ["'sed'", "Did you mean 'seed'?"]),
+        ({"optimizer": {"lrr": 1}}, ["'optimizer.lrr'", "Did you mean 'optimizer.lr'?"]),
+        ({"nesterov": True}, ["'nesterov'", "Did you mean 'optimizer.nesterov'?"]),
+        ({"train": {"lr": 1}}, ["'train.lr'", "Did you mean 'optimizer.lr' or 'finetune.lr'?"]),
+        ({"distill": {"zzz": 1}}, ["Known here: distill.teacher, distill.weight, distill.temperature"]),
+        ({"seed": "many"}, ["seed must be a whole number", "Got 'many' (text)"]),
+        ({"seed": True}, ["seed must be a whole number", "true/false"]),
+        ({"seed": 1.5}, ["seed must be a whole number", "Got 1.5"]),
+        ({"seed": -1}, ["seed must be a whole number, at least 0 and less than 2147483648", "Got -1"]),
+        ({"seed": 10**5000}, ["seed must be a whole number", "Got a very large whole number"]),
+        ({"optimizer": 3}, ["optimizer is a section"]),
+        ({"train": {"ema": 1.0}}, ["train.ema must be a number, at least 0 and less than 1"]),
+        ({"train": {"ema": float("nan")}}, ["train.ema must be a finite number", "Got nan"]),
+        ({"train": {"ema": 10**400}}, ["train.ema must be a number", "Got 1000000"]),
+        ({"schedule": {"kind": "cosin"}}, ['one of "step", "cosine", "constant"', "Did you mean 'cosine'?"]),
+        ({"schedule": {"milestones": 3}}, ["schedule.milestones must be a list"]),
+        ({"schedule": {"milestones": [3, 0]}}, ["schedule.milestones[1] must be a whole number, at least 1"]),
+        ({"method": {"round_to": 0}}, ['method.round_to must be a whole number, at least 1, or "auto"']),
+        ({"method": {"round_to": "aut"}}, ["Did you mean 'auto'?"]),
+        ({"method": {"target": {"macs": []}}}, ["method.target.macs must be a number or text"]),
+        ({"method": {"options": {"x": float("inf")}}}, ["method.options.x must be"]),
     ],
 )
-def test_errors_name_the_key_the_rule_and_the_nearest(values: dict[str, object], parts: list[str]) -> None:
+def test_errors_name_the_key_the_rule_and_the_nearest(values: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        build(Outer, values)
+        RunConfig(**values)
     for part in parts:
         assert part in str(caught.value)
 
 
-def test_a_section_made_in_python_is_checked_too() -> None:
-    with pytest.raises(ConfigError, match=r"inner\.rate must be at least 0"):
-        Inner(rate=2.0)
+def test_a_section_made_in_python_names_its_key_too() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.lr must be a number, more than 0\. Got -1"):
+        OptimizerConfig(lr=-1)
+    with pytest.raises(ConfigError, match=r"Got 'method\.lr'\. Did you mean 'optimizer\.lr'"):
+        MethodConfig(lr=1)
 
 
-def test_keys_and_docstrings_are_found() -> None:
-    assert [key for key, _ in keys_of(Outer)] == ["steps", "inner.rate", "inner.kind", "inner.epochs"]
-    assert field_docs(Inner) == {"rate": "How much.", "kind": "Which.", "epochs": "When."}
+def test_sections_are_immutable_and_replace_checks() -> None:
+    config = OptimizerConfig()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.lr = 1.0
+    assert config.replace(lr=1.0) == OptimizerConfig(lr=1.0)
+    with pytest.raises(ConfigError, match=r"optimizer\.lr must be"):
+        config.replace(lr=0.0)
+
+
+def test_keys_are_listed_in_the_order_of_the_file() -> None:
+    keys = [key for key, _ in keys_of(RunConfig)]
+    assert keys[:4] == ["name", "seed", "model.name", "model.options"]
+    assert "masks.delta" in keys
+
+
+VALUES: dict[str, Any] = {
+    "model.options": {"width": 3},
+    "model.pretrained": True,
+    "data.randaugment": 9,
+    "data.holdout": 100,
+    "optimizer.name": "adamw",
+    "distill.teacher": "some.safetensors",
+    "train.dense_epochs": 3,
+}
+
+
+@pytest.mark.parametrize("key", NOT_YET)
+def test_what_training_cannot_do_yet_is_refused(key: str) -> None:
+    section, _, name = key.partition(".")
+    values = {"train": {"dense_baseline": True}} if key == "train.dense_epochs" else {}
+    values.setdefault(section, {})[name] = VALUES.get(key, 0.5)
+    with pytest.raises(ConfigError, match=f"{key} is not available"):
+        RunConfig(**values)

@@ -35,8 +35,9 @@ assert "torch" not in sys.modules
     assert _alone(code)
 
 
-def test_reports_need_no_torch() -> None:
-    assert _alone("import sys, softprune.report; print('torch' in sys.modules)").split() == ["False"]
+@pytest.mark.parametrize("module", ["report", "config.settings", "config.recipes", "config.reference"])
+def test_reports_and_recipes_need_no_torch(module: str) -> None:
+    assert _alone(f"import sys, softprune.{module}; print('torch' in sys.modules)").split() == ["False"]
 
 
 def test_every_public_name_is_there_and_listed() -> None:

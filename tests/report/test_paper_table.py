@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from softprune.config.recipes import load_recipe
-from softprune.config.shipped import recipe_names
+from softprune.config.recipes import load_recipe, recipe_names
 from softprune.report import PaperRow, markdown, paper_figures, paper_rows, table_cells
 from softprune.runs.records import Epoch, Moment, Run, Totals, Variant
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from tiny import tiny_recipe
 
-from softprune.config.recipes import dump_config
-from softprune.config.shipped import sweep_names, sweep_title
+from softprune.config.recipes import dump_config, sweep_names, sweep_title
 from softprune.errors import CheckpointError, ConfigError
 from softprune.runs.folder import RunFolder
 from softprune.sweep.grid import Cell, Sweep, read_sweep
@@ -126,7 +125,7 @@ def test_a_run_that_was_started_otherwise_is_not_mixed_up(write: Any) -> None:
     cell = read_sweep(file).cells[0]
     RunFolder.create(cell.folder.path, cell.config)
     assert read_sweep(file).cells[0].arguments == ["resume", "runs/my-sweep/tiny"]
-    other = dataclasses.replace(cell.config, seed=5)
+    other = cell.config.replace(seed=5)
     cell.folder.config.write_text(dump_config(other))
     with pytest.raises(ConfigError, match="holds a run with other settings than 'tiny' has now"):
         read_sweep(file)

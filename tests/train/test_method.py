@@ -2,9 +2,8 @@
 
 import pytest
 
-from softprune.config.recipes import load_recipe
+from softprune.config.recipes import load_recipe, recipe_names
 from softprune.config.settings import MethodConfig
-from softprune.config.shipped import recipe_names
 from softprune.errors import ConfigError
 from softprune.methods import REGISTRY
 from softprune.methods.registry import COMMON

@@ -96,7 +96,7 @@ def recipes(
     as_json: Json = False,
 ) -> None:
     """List the recipes (`softprune train NAME`) and sweeps (`softprune sweep NAME`), or print one."""
-    from softprune.config import shipped
+    from softprune.config import recipes as library
 
     if name is not None:
         _show_recipe(name, copy)
@@ -105,8 +105,8 @@ def recipes(
         raise ConfigError(
             "--copy must come with the name of a recipe. Got no name; `softprune recipes` lists them."
         )
-    found = [("recipe", name, shipped.recipe_title(name)) for name in shipped.recipe_names()]
-    found += [("sweep", name, shipped.sweep_title(name)) for name in shipped.sweep_names()]
+    found = [("recipe", name, library.recipe_title(name)) for name in library.recipe_names()]
+    found += [("sweep", name, library.sweep_title(name)) for name in library.sweep_names()]
     if as_json:
         print_json([{"kind": kind, "name": name, "description": title} for kind, name, title in found])
         return
@@ -117,10 +117,10 @@ def recipes(
 
 
 def _show_recipe(name: str, copy: Path | None) -> None:
-    from softprune.config import shipped
+    from softprune.config import recipes as library
 
-    files = {each: shipped.sweep_folder() / f"{each}.toml" for each in shipped.sweep_names()}
-    files |= {each: shipped.recipe_folder() / f"{each}.toml" for each in shipped.recipe_names()}
+    files = {each: library.sweep_folder() / f"{each}.toml" for each in library.sweep_names()}
+    files |= {each: library.recipe_folder() / f"{each}.toml" for each in library.recipe_names()}
     if name not in files:
         raise ConfigError(
             f"A recipe must be a name that `softprune recipes` lists. Got {name!r}.{nearest(name, files)}"
@@ -134,7 +134,7 @@ def _show_recipe(name: str, copy: Path | None) -> None:
     from softprune.io import write_atomically
 
     write_atomically(copy, text.encode(), then="copy again")
-    command = "sweep" if name in shipped.sweep_names() else "train"
+    command = "sweep" if name in library.sweep_names() else "train"
     say(f"{copy} written. Edit it, then: softprune {command} {copy}")
 
 

@@ -8,9 +8,8 @@ import typer
 from softprune.cli.app import command
 from softprune.cli.options import DataDir, Device, Run, TimeLimit, parse_time
 from softprune.cli.output import count, say
-from softprune.config.recipes import load_recipe
+from softprune.config.recipes import load_recipe, recipe_names
 from softprune.config.settings import RunConfig
-from softprune.config.shipped import recipe_names
 from softprune.train.stop_signal import EXIT_STOPPED
 
 if TYPE_CHECKING:

@@ -1,38 +1,90 @@
-"""Recipes: TOML files that hold a run's differences from the defaults, found by name or by path."""
+"""Recipes and sweeps: TOML files found by name or by path, read, changed by ``--set``, and written."""
 
-import dataclasses
+import functools
 import tomllib
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from softprune.config import toml
-from softprune.config.schema import build, keys_of, unknown_key
+import tomli_w
+from pydantic import TypeAdapter, ValidationError
+
+from softprune.config.schema import keys_of, show, unknown_key, wrong_value
 from softprune.config.settings import MethodConfig, RunConfig
-from softprune.config.shipped import recipe_folder, recipe_names
 from softprune.errors import ConfigError, nearest
 
 DEFAULT_RECIPE = "digits"
+_DEEPEST = 8
+"""Levels of tables and lists in a TOML file; no recipe and no sweep needs more."""
+_TABLES = ("method.options.", "method.target.", "model.options.")
+"""Tables whose keys softprune does not know beforehand."""
+
+
+def recipe_folder() -> Path:
+    """The folder of the recipes that come with softprune."""
+    return _folder("recipes")
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with softprune."""
+    return _names(recipe_folder())
+
+
+def recipe_title(name: str) -> str:
+    """The comment at the head of a recipe that comes with softprune."""
+    return _title(recipe_folder(), name)
+
+
+def sweep_folder() -> Path:
+    """The folder of the sweeps that come with softprune."""
+    return _folder("sweeps")
+
+
+def sweep_names() -> list[str]:
+    """Names of the sweeps that come with softprune."""
+    return _names(sweep_folder())
+
+
+def sweep_title(name: str) -> str:
+    """The first line of a sweep that comes with softprune."""
+    return (sweep_folder() / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+
+
+def _folder(name: str) -> Path:
+    return Path(str(resources.files("softprune"))) / name
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def _title(folder: Path, name: str) -> str:
+    title = []
+    for line in (folder / f"{name}.toml").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        title.append(line.lstrip("# "))
+    return " ".join(title)
 
 
 def find_recipe(recipe: str) -> Path:
-    """The file that ``recipe`` means: a path to a TOML file, or the name of one that ships with softprune."""
+    """Return the file that ``recipe`` means: a path to a TOML file, or the name of one that comes with softprune."""
     path = Path(recipe)
     if path.suffix == ".toml" and path.is_file():
         return path
-    shipped = recipe_folder() / f"{path.stem if path.suffix == '.toml' else recipe}.toml"
-    if shipped.is_file() and len(path.parts) == 1:
-        return shipped
-    here = [str(file) for file in path.parent.glob("*.toml")]
-    hint = nearest(recipe, [*recipe_names(), *here])
+    own = recipe_folder() / f"{path.stem if path.suffix == '.toml' else recipe}.toml"
+    if len(path.parts) == 1 and own.is_file():
+        return own
+    beside = [str(file) for file in path.parent.glob("*.toml")]
     raise ConfigError(
-        f"A recipe must be a TOML file or a name that `softprune recipes` lists. Got {recipe!r}, "
-        f"which is neither.{hint}"
+        f"A recipe must be a TOML file or a name that `softprune recipes` lists. Got {show(recipe)}, which is neither."
+        f"{nearest(recipe, [*recipe_names(), *beside])}"
     )
 
 
 def load_recipe(recipe: str = DEFAULT_RECIPE, overrides: Iterable[str] = ()) -> RunConfig:
-    """The configuration of a recipe with ``key=value`` overrides applied, checked."""
+    """Return the checked configuration of a recipe, with ``key=value`` overrides applied."""
     path = find_recipe(recipe)
     values = read_toml(path)
     values.setdefault("name", path.stem)
@@ -42,13 +94,13 @@ def load_recipe(recipe: str = DEFAULT_RECIPE, overrides: Iterable[str] = ()) -> 
         set_key(given, override)
     try:
         _choose_strength_or_target(values.get("method"), given.get("method", {}))
-        return build(RunConfig, values)
+        return RunConfig(**values)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
 
 
 def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
-    """A target moves the strength by itself: whichever is given replaces what the recipe has of the two."""
+    """A target controls the strength: whichever of the two is given replaces what the recipe has."""
     if not isinstance(method, dict):
         return
     if given.get("target"):
@@ -61,79 +113,145 @@ def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
         del method["strength"]  # a run's resolved configuration has the default beside its target
     else:
         raise ConfigError(
-            "method.strength and method.target exclude each other: a target moves the strength by itself. Got "
-            f"strength = {method['strength']!r} and target = {method['target']!r}; give one of them."
+            "method.strength and method.target exclude each other: a target controls the strength. Got strength = "
+            f"{show(method['strength'])} and target = {show(method['target'])}; give one of them."
         )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file's content, or a ConfigError that says which line is not TOML."""
+    """Return the content of a TOML file, or raise a ConfigError that names the line at fault."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} must be a TOML file. Got an error reading it: {error}") from error
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} must be a TOML file in UTF-8. Got other bytes: {error}.") from error
     except OSError as error:
         raise ConfigError(f"{path} must be a readable file. Got {error.strerror}.") from error
+    try:
+        return _parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path} must be a TOML file. Got an error reading it: {error}") from error
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """TOML with what the format promises and tomllib does not check: 64-bit integers, text that UTF-8 can hold."""
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"tables and lists must not be nested more than {_DEEPEST} levels deep.") from None
+    except ValueError as error:  # also an integer with more digits than Python converts
+        raise ConfigError(f"{str(error).rstrip('.')}.") from error
+    level: list[Any] = [values]
+    for _ in range(_DEEPEST):
+        level = [item for container in level for item in _inside(container)]
+        for value in level:
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ConfigError("whole numbers must fit in 64 bits.")
+            if isinstance(value, str) and not _is_utf8(value):
+                raise ConfigError("text must be valid Unicode.")
+        level = [value for value in level if isinstance(value, dict | list)]
+    if level:
+        raise ConfigError(f"tables and lists must not be nested more than {_DEEPEST} levels deep.")
+    return values
+
+
+def _inside(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return [*container, *container.values()] if isinstance(container, dict) else container
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate, from a command line in another encoding
+        return False
+    return True
 
 
 def set_key(values: dict[str, Any], override: str) -> None:
-    """Apply one ``key=value`` (the value as in TOML; quotes around text may be left out) to nested
-    ``values``."""
+    """Apply one ``key=value`` to nested ``values``. The value is TOML; quotes around text may be left out."""
     key, equals, text = override.partition("=")
     key, text = key.strip(), text.strip()
     if not equals or not key:
-        raise ConfigError(f"--set takes KEY=VALUE, such as optimizer.lr=0.05. Got {override!r}.")
+        raise ConfigError(f"--set takes KEY=VALUE, such as optimizer.lr=0.05. Got {show(override)}.")
+    if not _is_utf8(override):
+        raise ConfigError(f"--set must be valid Unicode. Got {show(override)}.")
     known = dict(keys_of(RunConfig))
-    if key not in known and not key.startswith(("method.options.", "method.target.")):
+    if key not in known and not key.startswith(_TABLES):
         raise unknown_key(key, RunConfig)
     *sections, name = key.split(".")
     table = values
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"{section} must be a section to set {key!r} in. Got {table!r}.")
-    table[name] = _parse_value(text, known.get(key))
+            raise ConfigError(f"{section} must be a section to set {key!r} in. Got {show(table)}.")
+    is_text = get_args(known.get(key))[:1] == (str,)
+    table[name] = _parse_value(key, text, is_text=is_text)
 
 
-def _parse_value(text: str, annotation: Any) -> Any:
-    if annotation is str and text[:1] not in ("'", '"'):
+def _parse_value(key: str, text: str, *, is_text: bool) -> Any:
+    if is_text and text[:1] not in ("'", '"'):
         return text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        values = _parse(f"value = {text}")
+    except ConfigError as error:
+        try:
+            tomllib.loads(f"value = {text}")
+        except tomllib.TOMLDecodeError:
+            return text  # without its quotes
+        except (ValueError, RecursionError):
+            pass
+        raise ConfigError(f"{key} must be a value of TOML: {error} Got {show(text)}.") from None
+    return values["value"] if len(values) == 1 else text
+
+
+def check_value(key: str, value: Any) -> None:
+    """Raise a ConfigError unless ``value`` has the type of the setting ``key``; unknown keys are not checked."""
+    known = dict(keys_of(RunConfig))
+    if key not in known:
+        return
+    try:
+        _adapter(key).validate_python(value, strict=True)
+    except ValidationError:
+        raise wrong_value(key, value, known[key]) from None
+
+
+@functools.cache
+def _adapter(key: str) -> TypeAdapter[Any]:
+    return TypeAdapter(dict(keys_of(RunConfig))[key])
+
+
+def inline_toml(value: Any) -> str:
+    """Return a value as TOML in one line."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(inline_toml, value))}]"
+    if isinstance(value, Mapping):
+        keys = {key: tomli_w.dumps({key: 0}).removesuffix(" = 0\n") for key in value}
+        return f"{{{', '.join(f'{keys[key]} = {inline_toml(item)}' for key, item in value.items())}}}"
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")
 
 
 def config_to_dict(config: RunConfig) -> dict[str, Any]:
-    """Every setting, also those left at their defaults, as nested dictionaries that TOML and JSON can
-    hold."""
-    return _plain(dataclasses.asdict(config))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    """Return every setting, defaults included, as nested dictionaries that TOML and JSON can hold."""
+    return config.model_dump(mode="json")
 
 
 def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """The inverse of :func:`config_to_dict`, checked."""
-    return build(RunConfig, values)
+    """Return the configuration of :func:`config_to_dict`, checked."""
+    return RunConfig(**values)
 
 
 def dump_config(config: RunConfig) -> str:
-    """The resolved configuration as TOML."""
-    return toml.dumps(config_to_dict(config))
+    """Return the resolved configuration as TOML."""
+    return tomli_w.dumps(config_to_dict(config))
 
 
 def read_config(path: Path) -> RunConfig:
-    """A resolved configuration from the file that a run wrote."""
-    again = "Put the file back as `softprune train` wrote it, or start a new run in another folder."
+    """Return the resolved configuration from the file that a run wrote."""
+    remedy = "Restore the file as `softprune train` wrote it, or start a new run in another folder."
     try:
         values = read_toml(path)
     except ConfigError as error:
-        raise ConfigError(f"{str(error).rstrip('.')}. {again}") from error
+        raise ConfigError(f"{str(error).rstrip('.')}. {remedy}") from error
     try:
-        return build(RunConfig, values)
+        return RunConfig(**values)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error} {again}") from error
+        raise ConfigError(f"{path}: {error} {remedy}") from error

@@ -1,51 +1,52 @@
-"""The recipe reference (docs/recipes.md), generated from the configuration's dataclasses."""
+"""The recipe reference (docs/recipes.md), generated from the configuration."""
 
-import dataclasses
+from pathlib import Path
 from typing import Any
 
-from softprune.config import toml
-from softprune.config.recipes import config_to_dict
-from softprune.config.schema import field_docs, hints_of, type_in_words
+from pydantic import BaseModel
+
+from softprune.config.recipes import config_to_dict, inline_toml, recipe_names, recipe_title
+from softprune.config.schema import annotation_of, is_section, type_in_words
 from softprune.config.settings import RunConfig
-from softprune.config.shipped import recipe_names, recipe_title
 
 _INTRODUCTION = """\
 # Recipes
 
-A recipe is a TOML file with a run's differences from the defaults below. `softprune train NAME` takes one
-that ships with softprune, `softprune train my.toml` one of yours, and `--set optimizer.lr=0.05` changes one
-setting for one run. The resolved configuration is written to `config.toml` in the run's folder.
+A recipe is a TOML file with what differs from the defaults below. `softprune train NAME` takes one that comes with
+softprune, `softprune train my.toml` one of yours, and `--set optimizer.lr=0.05` changes one setting for one run. The
+resolved configuration is written to `config.toml` in the folder of the run.
 
-This page is generated from the dataclasses in `softprune.config.settings` by `python -m
-softprune.config.reference`; a test keeps the two in step.
+`python -m softprune.config.reference` generates this page from `softprune.config.settings`.
 """
 
 
 def render_reference() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     defaults = config_to_dict(RunConfig())
-    docs, hints = field_docs(RunConfig), hints_of(RunConfig)
-    sections = [
-        field.name for field in dataclasses.fields(RunConfig) if dataclasses.is_dataclass(hints[field.name])
-    ]
+    fields = RunConfig.model_fields
+    sections = {name: field.annotation for name, field in fields.items() if is_section(field.annotation)}
     top = {name: default for name, default in defaults.items() if name not in sections}
-    parts = [_INTRODUCTION, "## Recipes that ship with softprune\n", _recipe_table(), "## Top level\n"]
+    parts = [_INTRODUCTION, "## Recipes that come with softprune\n", _recipe_table(), "## Top level\n"]
     parts.append(_section_table(RunConfig, top))
-    for name in sections:
-        parts += [f"## [{name}]\n\n{docs[name]}\n", _section_table(hints[name], defaults[name])]
+    for name, section in sections.items():
+        parts += [
+            f"## [{name}]\n\n{_description(RunConfig, name)}\n",
+            _section_table(section, defaults[name]),
+        ]
     return "\n".join(parts)
 
 
 def _section_table(section: Any, defaults: dict[str, Any]) -> str:
-    docs, hints = field_docs(section), hints_of(section)
     lines = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for name, default in defaults.items():
-        shown = (
-            toml.dumps({"x": default}).removeprefix("x = ").strip() if not isinstance(default, dict) else "{}"
-        )
-        cells = [f"`{name}`", f"`{shown}`", type_in_words(hints[name]), docs.get(name, "")]
+        values = type_in_words(annotation_of(section, name))
+        cells = [f"`{name}`", f"`{inline_toml(default)}`", values, _description(section, name)]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _description(section: type[BaseModel], name: str) -> str:
+    return " ".join((section.model_fields[name].description or "").split())
 
 
 def _recipe_table() -> str:
@@ -55,6 +56,4 @@ def _recipe_table() -> str:
 
 
 if __name__ == "__main__":
-    from pathlib import Path
-
     Path("docs/recipes.md").write_text(render_reference(), encoding="utf-8")

@@ -1,156 +1,158 @@
-"""Dataclasses as a schema: check values against the annotations, and say the nearest valid key or value.
+"""The base of all sections of a recipe, and pydantic's errors as a ConfigError with rule, value and remedy."""
 
-A section of a configuration is a keyword-only dataclass that derives from :class:`Section`. Its annotations
-are the rules: plain types, ``Literal`` for a choice, ``Annotated[float, more_than(0)]`` for a range. A
-section checks itself when it is made, so that configurations built in Python and those read from TOML fail
-the same way.
-"""
-
-import ast
-import dataclasses
 import difflib
-import inspect
-import itertools
-import math
-import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from softprune.errors import ConfigError, nearest
 
-T = TypeVar("T")
 
+class Section(BaseModel):
+    """A section of a recipe: immutable, and checked when it is made in Python or read from TOML.
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """What a value must satisfy besides its type; ``text`` completes the sentence "KEY must be ..."."""
+    The annotations are the rules, and the docstring under a field is its description in docs/recipes.md.
+    """
 
-    text: str
-    holds: Callable[[Any], bool]
-
-
-def at_least(low: float) -> Rule:
-    """The value is ``low`` or more."""
-    return Rule(f"{low:g} or more", lambda value: value >= low)
-
-
-def more_than(low: float) -> Rule:
-    """The value is above ``low``."""
-    return Rule(f"more than {low:g}", lambda value: value > low)
-
-
-def between(low: float, high: float) -> Rule:
-    """The value lies in [``low``, ``high``)."""
-    return Rule(f"at least {low:g} and less than {high:g}", lambda value: low <= value < high)
-
-
-class Section:
-    """Base of the configuration's dataclasses: every field is checked on construction."""
-
-    section: ClassVar[str] = ""
-    """The section's key in the TOML file, for messages; empty for the top level."""
-
-    def __post_init__(self) -> None:
-        hints = hints_of(type(self))
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            key = f"{self.section}.{field.name}" if self.section else field.name
-            value = check(key, getattr(self, field.name), hints[field.name])
-            object.__setattr__(self, field.name, value)
-        self.check()
-
-    def check(self) -> None:
-        """Rules that involve several fields; override where a section has any."""
-
-
-def hints_of(section: type) -> dict[str, Any]:
-    """The field annotations of a dataclass, with ``Annotated`` kept."""
-    return get_type_hints(section, include_extras=True)
-
-
-def check(key: str, value: Any, annotation: Any) -> Any:
-    """``value`` as ``annotation`` demands (a list becomes a tuple, an int a float), or a ConfigError naming
-    ``key``."""
-    rules: tuple[Rule, ...] = ()
-    if get_origin(annotation) is Annotated:
-        annotation, *extras = get_args(annotation)
-        rules = tuple(extra for extra in extras if isinstance(extra, Rule))
-    value = _check_type(key, value, annotation)
-    for rule in rules:
-        if not rule.holds(value):
-            raise ConfigError(f"{key} must be {rule.text}. Got {value!r}.")
-    return value
-
-
-def _check_type(key: str, value: Any, annotation: Any) -> Any:
-    origin = get_origin(annotation)
-    if origin is Literal:
-        return _check_choice(key, value, get_args(annotation))
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise _wrong_type(key, value, annotation)
-        inner = get_args(annotation)[0]
-        return tuple(check(f"{key}[{index}]", item, inner) for index, item in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise _wrong_type(key, value, annotation)
-        inner = get_args(annotation)[1]
-        return {str(name): check(f"{key}.{name}", item, inner) for name, item in value.items()}
-    if origin in (Union, types.UnionType):
-        return _check_union(key, value, annotation)
-    if annotation is Any:
-        return value
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    # bool is an int to Python, but `epochs = true` is a mistake.
-    if not isinstance(value, annotation) or (isinstance(value, bool) and annotation is int):
-        raise _wrong_type(key, value, annotation)
-    if annotation is float and not math.isfinite(value):
-        raise ConfigError(f"{key} must be a finite number. Got {value}.")
-    return value
-
-
-def _check_choice(key: str, value: Any, choices: tuple[Any, ...]) -> Any:
-    if any(value == choice and type(value) is type(choice) for choice in choices):
-        return value
-    listed = ", ".join(repr(choice) for choice in choices)
-    raise ConfigError(
-        f"{key} must be one of {listed}. Got {value!r}.{nearest(str(value), map(str, choices))}"
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    section: ClassVar[str] = ""
+    """The key of the section in a recipe; empty for the top level."""
+    root: ClassVar[type[BaseModel] | None] = None
+    """The top level, for suggestions when a key stands in the wrong section."""
 
-def _check_union(key: str, value: Any, annotation: Any) -> Any:
-    for option in get_args(annotation):
+    def __init__(self, **values: Any) -> None:
         try:
-            return check(key, value, option)
-        except ConfigError:
-            continue
-    raise _wrong_type(key, value, annotation)
+            super().__init__(**values)
+        except ValidationError as error:
+            # TypeErrors and the like of pydantic mean nothing to who writes recipes.
+            raise _to_config_error(error.errors()[0], type(self)) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with ``changes``, checked as a new section is."""
+        kept = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**kept, **changes})
 
 
-def _wrong_type(key: str, value: Any, annotation: Any) -> ConfigError:
-    return ConfigError(f"{key} must be {type_in_words(annotation)}. Got {value!r} ({_toml_type(value)}).")
+def _list_to_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+FromList = BeforeValidator(_list_to_tuple)
+"""Accept a list, which is what TOML has, where a tuple is declared."""
+
+
+def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError:
+    """The first error of a section, in the words of a recipe."""
+    if "error" in error.get("ctx", {}):
+        return ConfigError(str(error["ctx"]["error"]))  # from a section inside, or a rule over several keys
+    if error["type"] == "extra_forbidden":
+        return unknown_key(_join(section.section, *map(str, error["loc"])), section.root or section)
+    key, annotation = _locate(error["loc"], section)
+    value = error["input"]
+    if is_section(annotation):
+        return ConfigError(f"{key} is a section: write [{key}] or {key}.NAME = ... Got {show(value)}.")
+    if error["type"] == "finite_number":
+        return ConfigError(f"{key} must be a finite number. Got {show(value)}.")
+    return wrong_value(key, value, annotation)
+
+
+def wrong_value(key: str, value: Any, annotation: Any) -> ConfigError:
+    """The error for a value that does not fit ``annotation``."""
+    choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]
+    hint = nearest(value, choices) if isinstance(value, str) else ""
+    kind = "" if hint else f" ({_toml_type(value)})"
+    return ConfigError(f"{key} must be {type_in_words(annotation)}. Got {show(value)}{kind}.{hint}")
+
+
+def show(value: Any) -> str:
+    """A value for a message, shortened."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more digits than Python prints, or nested too deeply
+        text = f"a very large {_toml_type(value).removeprefix('a ')}"
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _join(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _locate(location: tuple[int | str, ...], section: type[Section]) -> tuple[str, Any]:
+    """The dotted key and the annotation at a location of pydantic, whose last parts may name a union's member."""
+    key, annotation = section.section, Annotated[section, None]
+    for part in location:
+        inner, plain = _bare(annotation), None
+        if is_section(inner) and part in inner.model_fields:
+            key, plain = _join(key, str(part)), annotation_of(inner, str(part))
+        elif get_origin(inner) is tuple and isinstance(part, int):
+            key, plain = f"{key}[{part}]", get_args(inner)[0]
+        elif get_origin(inner) is dict:
+            key, plain = f"{key}.{part}", get_args(inner)[1]
+        if plain is None:
+            break
+        annotation = plain
+    return key, _bare(annotation) if is_section(_bare(annotation)) else annotation
+
+
+def annotation_of(section: type[BaseModel], name: str) -> Any:
+    """The annotation of a field with its rules."""
+    field = section.model_fields[name]
+    return Annotated[field.annotation, *field.metadata, None]
+
+
+def _bare(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def is_section(annotation: Any) -> bool:
+    """Whether an annotation is a section with keys of its own."""
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    annotation = _bare(annotation)
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(choice for option in get_args(annotation) for choice in _choices(option))
+    return ()
 
 
 def type_in_words(annotation: Any) -> str:
-    """An annotation as a reader of TOML would say it."""
+    """An annotation in the words of TOML, such as "a number, more than 0"."""
     if get_origin(annotation) is Annotated:
-        annotation, *extras = get_args(annotation)
-        rules = [extra.text for extra in extras if isinstance(extra, Rule)]
-        return ", ".join([type_in_words(annotation), *rules])
+        annotation, *metadata = get_args(annotation)
+        return ", ".join([type_in_words(annotation), *filter(None, [_bounds(metadata)])])
     origin = get_origin(annotation)
     if origin is Literal:
         choices = [f'"{c}"' if isinstance(c, str) else str(c) for c in get_args(annotation)]
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     if origin is tuple:
         return f"a list ({type_in_words(get_args(annotation)[0])} each)"
-    if origin is dict:
-        return "a table"
+    if origin in (dict, list):
+        return "a table" if origin is dict else "a list"
     if origin in (Union, types.UnionType):
         options = [type_in_words(option) for option in get_args(annotation)]
         return (", or " if any("," in option for option in options) else " or ").join(options)
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text in quotes"}
-    return words.get(annotation, "a table" if dataclasses.is_dataclass(annotation) else "a value")
+    return words.get(annotation, "a table" if is_section(annotation) else "a value")
+
+
+def _bounds(rules: list[Any]) -> str:
+    words = {Ge: ("at least", "ge"), Gt: ("more than", "gt"), Le: ("at most", "le"), Lt: ("less than", "lt")}
+    parts = [
+        f"{words[type(rule)][0]} {getattr(rule, words[type(rule)][1])}"
+        for rule in rules
+        if type(rule) in words
+    ]
+    return " and ".join(parts)
 
 
 def _toml_type(value: Any) -> str:
@@ -160,52 +162,23 @@ def _toml_type(value: Any) -> str:
     return words.get(type(value), "a list" if isinstance(value, list | tuple) else type(value).__name__)
 
 
-def keys_of(section: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every settable key below ``section``, dotted, with its annotation, in file order."""
-    for name, annotation in hints_of(section).items():
-        if get_origin(annotation) is ClassVar or name.startswith("_"):
-            continue
-        key = f"{prefix}{name}"
-        if dataclasses.is_dataclass(annotation):
-            assert isinstance(annotation, type)
-            yield from keys_of(annotation, f"{key}.")
+def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key that can be set below ``section``, dotted, with its annotation, in the order of the file."""
+    for name, field in section.model_fields.items():
+        if is_section(field.annotation):
+            assert isinstance(field.annotation, type)
+            yield from keys_of(field.annotation, f"{prefix}{name}.")
         else:
-            yield key, annotation
+            yield f"{prefix}{name}", annotation_of(section, name)
 
 
-def build(section: type[T], values: Mapping[str, Any], prefix: str = "", root: type | None = None) -> T:
-    """A dataclass from nested mappings, refusing unknown keys."""
-    root = root or section
-    hints = {f.name: hints_of(section)[f.name] for f in dataclasses.fields(section)}  # type: ignore[arg-type]
-    arguments: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if name not in hints:
-            raise unknown_key(key, root)
-        annotation = hints[name]
-        if dataclasses.is_dataclass(annotation):
-            assert isinstance(annotation, type)
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{key} is a section: write [{key}] or {key}.NAME = ... Got {value!r}.")
-            arguments[name] = build(annotation, value, f"{key}.", root)
-        else:
-            arguments[name] = check(key, value, annotation)
-    try:
-        return section(**arguments)
-    except ValueError as error:
-        if issubclass(section, Section):
-            raise
-        # A section that another room owns knows its class's name but not where in the file it is.
-        raise ConfigError(f"[{prefix.rstrip('.')}] {error}") from error
-
-
-def unknown_key(key: str, root: type) -> ConfigError:
-    """The error for a key that is nowhere in ``root``, with the closest one that is."""
+def unknown_key(key: str, root: type[BaseModel]) -> ConfigError:
+    """The error for a key that ``root`` does not have, with the closest one that it has."""
     known = [name for name, _ in keys_of(root)]
     below = [name for name in known if name.startswith(f"{key}.")]
     if below:
         return ConfigError(
-            f"One key of a section is set at a time, such as {below[0]}=... Got {key!r}, which is the section of "
+            f"The keys of a section are set one by one, such as {below[0]}=... Got {key!r}, which is the section of "
             f"{', '.join(below)}."
         )
     section, _, last = key.rpartition(".")
@@ -218,22 +191,9 @@ def unknown_key(key: str, root: type) -> ConfigError:
         hint = f" Did you mean {' or '.join(map(repr, moved))}?"
     elif inside:
         close = difflib.get_close_matches(last, [name.rpartition(".")[2] for name in inside], n=1)
-        hint = f" Did you mean {f'{section}.{close[0]}'.lstrip('.')!r}?" if close else ""
+        hint = f" Did you mean {_join(section, close[0])!r}?" if close else ""
     else:
         hint = nearest(key, known)
     if not hint:
         hint = f" Known here: {', '.join(inside or sorted({name.partition('.')[0] for name in known}))}."
-    return ConfigError(f"Every key must be one that the configuration knows. Got {key!r}.{hint}")
-
-
-def field_docs(section: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, by field name."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(section)))
-    body = tree.body[0].body  # type: ignore[attr-defined]
-    docs: dict[str, str] = {}
-    for statement, following in itertools.pairwise(body):
-        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
-            continue
-        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-            docs[statement.target.id] = " ".join(str(following.value.value).split())
-    return docs
+    return ConfigError(f"A recipe must only have keys that exist. Got {show(key)}.{hint}")

@@ -1,148 +1,184 @@
-"""The configuration of a run: one keyword-only dataclass per section of a recipe.
+"""The configuration of a run: one typed model per section of a recipe. Imports no PyTorch.
 
 The defaults are the authors' CIFAR settings (SGD with Nesterov momentum, batch 64, 160 epochs, the learning
 rate divided by ten at epochs 80 and 121), so that a recipe holds only what differs.
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field, model_validator
 
 from softprune.config.masks import MaskConfig
-from softprune.config.schema import Section, at_least, between, more_than
+from softprune.config.schema import FromList, Section
 from softprune.config.target import read_target
 from softprune.errors import ConfigError
 
 Mode = Literal["auto", "eager", "compile", "cuda_graph", "compile+cuda_graph"]
+ScheduleKind = Literal["step", "cosine", "constant"]
+
+Count = Annotated[int, Ge(0)]
+PositiveCount = Annotated[int, Ge(1)]
+Amount = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Lt(1)]
+Globs = Annotated[tuple[str, ...], FromList]
+Epochs = Annotated[tuple[PositiveCount, ...], FromList]
+_Plain = bool | int | float | str
+Options = dict[str, _Plain | list[_Plain] | dict[str, _Plain]]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
     """The network."""
 
     section: ClassVar[str] = "model"
 
     name: str = "digits_net"
-    """A name from `softprune models`, or `module:factory` for a function of your own that takes
-    `num_classes`."""
+    """A name from `softprune models`, or `module:factory` for a function of your own that takes `num_classes`."""
+    options: Options = Field(default_factory=dict)
+    """Further keyword arguments of the factory, such as `{width = 32}`."""
+    pretrained: bool = False
+    """Start from the trained weights that the factory itself provides: it is called with `pretrained=True` (timm) or
+    `weights="DEFAULT"` (torchvision). A classifier for other classes is drawn at random."""
     weights: str = ""
-    """Start from these weights instead of a random start: a `.safetensors` file, a file with a PyTorch
-    state_dict, or the folder of another run (its newest checkpoint). A path that is not absolute is taken
-    from where you are."""
+    """Start from these weights instead of random ones: a `.safetensors` file, a file with a PyTorch state_dict, or
+    the folder of another run (its newest checkpoint). A relative path is taken from the current folder."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.pretrained and self.weights:
+            raise ConfigError(
+                "model.pretrained and model.weights exclude each other: both give the weights to start from. Got "
+                f"model.weights = {self.weights!r}; leave one of them out."
+            )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
     """The images."""
 
     section: ClassVar[str] = "data"
 
     name: str = "digits"
-    """A name from `softprune data`: `digits`, `cifar10`, `cifar100`, or `folder` for images in the ImageNet
-    layout."""
+    """A name from `softprune data`: `digits`, `cifar10`, `cifar100`, or `folder` for images in the ImageNet layout;
+    or `module:factory` for a function of your own that returns a `DataBundle`."""
     dir: str = ""
-    """Where the files are; `--data-dir` sets it. Not needed for the digits, which ship with softprune."""
+    """Where the files are; `--data-dir` sets it. Not needed for the digits, which come with softprune."""
     download: bool = False
     """Fetch CIFAR from its official address when the files are missing (checked against its checksum)."""
-    batch_size: Annotated[int, at_least(1)] = 64
-    """Images per optimizer step, over all processes and accumulated pieces together."""
-    eval_batch_size: Annotated[int, at_least(1)] = 500
-    """Images per forward of an evaluation."""
+    batch_size: PositiveCount = 64
+    """Images per optimizer step, over all processes and micro-batches together."""
+    eval_batch_size: PositiveCount = 500
+    """Images per forward pass of an evaluation."""
+    holdout: Count = 0
+    """Training images that are held out and tested instead of the test images, for choosing settings; 0 for none.
+    They are drawn at random from `seed`, and are the same for all methods."""
     augment: bool = True
     """Random crops and flips as is usual for the data set."""
-    image_size: Annotated[int, at_least(8)] = 224
+    mixup: Amount = 0.0
+    """Parameter alpha of mixup's Beta distribution; 0 for no mixup. With `cutmix` too, each batch takes one of the
+    two at random."""
+    cutmix: Amount = 0.0
+    """Parameter alpha of CutMix's Beta distribution; 0 for no CutMix."""
+    randaugment: Annotated[int, Ge(0), Le(30)] = 0
+    """Magnitude of RandAugment with two operations per image (images from folders); 0 for none."""
+    image_size: Annotated[int, Ge(8)] = 224
     """Side of the square that images from folders are cropped to."""
-    workers: Annotated[int, at_least(0)] = 8
+    workers: Count = 8
     """Loader processes for images from folders; data sets that fit in memory need none."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainConfig(Section):
-    """The loop."""
+    """The training loop."""
 
     section: ClassVar[str] = "train"
 
-    epochs: Annotated[int, at_least(1)] = 160
+    epochs: PositiveCount = 160
     """Passes over the training images."""
     dense_baseline: bool = False
-    """First train the same network without pruning, in the run's folder `dense/`: gives the accuracy to
+    """First train the same network without pruning, in the folder `dense/` of the run: gives the accuracy to
     compare with."""
-    compact_at: Annotated[int, at_least(0)] = 0
-    """Cut the dead channels physically before this epoch and go on with the smaller network; 0 cuts only at
-    the end."""
-    recalibrate: Annotated[int, at_least(0)] = 0
-    """Batches over which the compact network's BatchNorm statistics are measured anew after the last cut; 0
+    dense_epochs: Count = 0
+    """Epochs of the dense baseline; 0 for as many as `epochs`."""
+    compact_at: Count = 0
+    """Remove the dead channels before this epoch and continue with the smaller network; 0 removes them only at the
+    end."""
+    recalibrate: Count = 0
+    """Batches over which the BatchNorm statistics of the compact network are measured again after the last cut; 0
     for none."""
-    label_smoothing: Annotated[float, between(0, 1)] = 0.0
-    """Share of the target spread evenly over all classes."""
-    ema: Annotated[float, between(0, 1)] = 0.0
-    """Decay of a moving average of the weights; when set, the average is what is evaluated and cut. 0 for
-    none."""
-    accumulate: Annotated[int, at_least(1)] = 1
-    """Pieces that a batch is cut into, one forward and backward each, for batches that do not fit in
-    memory."""
+    label_smoothing: Share = 0.0
+    """Share of the target that is spread evenly over all classes."""
+    ema: Share = 0.0
+    """Decay of a moving average of the weights; when set, the average is evaluated and cut. 0 for none."""
+    accumulate: PositiveCount = 1
+    """Micro-batches per batch, one forward and backward pass each, for batches that do not fit in memory."""
     precision: Literal["fp32", "tf32", "bf16"] = "tf32"
-    """Arithmetic of convolutions on a GPU: full float32, TF32 tensor cores, or bfloat16 autocast. A CPU
-    always uses float32 unless told bf16."""
+    """Arithmetic of convolutions on a GPU: full float32, TF32 tensor cores, or bfloat16 autocast. A CPU always uses
+    float32 unless told bf16."""
     channels_last: bool = False
     """Keep images and convolution weights in channels-last memory order."""
     mode: Mode = "auto"
     """How a step runs. `auto` takes the fastest that works: compiled inside a CUDA graph on a GPU, eager on a
     CPU."""
     deterministic: bool = False
-    """Only algorithms that give the same bits every time; slower on a GPU. On a CPU runs repeat without
-    it."""
-    threads: Annotated[int, at_least(0)] = 0
+    """Use only algorithms that give the same bits every time; slower on a GPU. On a CPU runs repeat without it."""
+    threads: Count = 0
     """CPU threads; 0 for PyTorch's choice. A small network is often faster with one, above all on a busy
     machine."""
     sync_batchnorm: bool = False
-    """Several GPUs: normalise over the whole batch instead of each process's share."""
+    """Several GPUs: normalise over the whole batch instead of the share of each process."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
-    """SGD."""
+    """The optimizer."""
 
     section: ClassVar[str] = "optimizer"
 
-    lr: Annotated[float, more_than(0)] = 0.1
+    name: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum, or AdamW."""
+    lr: Positive = 0.1
     """Learning rate at the start."""
-    momentum: Annotated[float, between(0, 1)] = 0.9
-    """Momentum of SGD."""
+    momentum: Share = 0.9
+    """Momentum of SGD, or the first beta of AdamW."""
     nesterov: bool = True
-    """Nesterov's form of momentum."""
-    weight_decay: Annotated[float, at_least(0)] = 2e-4
-    """PyTorch's weight decay, on weights and BatchNorm scales; shifts and biases are spared, but not by SFP, FPGM
-    and L1, whose authors decay all. The paper's 0.0001 multiplies the squared norm without the usual half, which is
-    0.0002 here."""
+    """Nesterov's form of momentum (`sgd` only)."""
+    weight_decay: Amount = 2e-4
+    """PyTorch's weight decay, on weights and BatchNorm scales; shifts and biases have none, except with SFP, FPGM and
+    L1, whose authors decay all parameters. The paper's 0.0001 multiplies the squared norm without the usual half,
+    which is 0.0002 here."""
 
-    def check(self) -> None:
-        if self.nesterov and self.momentum == 0:
-            raise ConfigError("optimizer.nesterov needs optimizer.momentum above 0. Got momentum = 0.")
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.name == "sgd" and self.nesterov and self.momentum == 0:
+            raise ConfigError(
+                "optimizer.nesterov needs optimizer.momentum above 0. Got momentum = 0; set nesterov = false."
+            )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Section):
     """The learning rate over the epochs."""
 
     section: ClassVar[str] = "schedule"
 
-    kind: Literal["step", "cosine", "constant"] = "step"
+    kind: ScheduleKind = "step"
     """Drops at the milestones, half a cosine from lr to `final`, or no change."""
-    milestones: tuple[Annotated[int, at_least(1)], ...] = (80, 121)
+    milestones: Epochs = (80, 121)
     """Zero-based epochs from whose start the rate is multiplied by `factor` (`step` only)."""
-    factor: Annotated[float, more_than(0)] = 0.1
-    """What a milestone multiplies the rate by (`step` only)."""
-    final: Annotated[float, between(0, 1)] = 0.0
+    factor: Positive = 0.1
+    """Factor of the rate at a milestone (`step` only)."""
+    final: Share = 0.0
     """Where the cosine ends, as a share of lr (`cosine` only)."""
-    warmup_epochs: Annotated[float, at_least(0)] = 0.0
+    warmup_epochs: Amount = 0.0
     """Epochs over which the rate first rises linearly from zero to lr."""
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if any(a >= b for a, b in zip(self.milestones, self.milestones[1:], strict=False)):
             raise ConfigError(f"schedule.milestones must rise. Got {list(self.milestones)}.")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class MethodConfig(Section):
     """The pruning method."""
 
@@ -150,126 +186,192 @@ class MethodConfig(Section):
 
     name: str = "scp"
     """A name from `softprune methods`, or `dense` for a baseline without pruning."""
-    strength: Annotated[float, at_least(0)] = 1e-4
+    strength: Amount = 1e-4
     """Weight of the sparsity loss (the paper's lambda): larger prunes more. Not used with a target."""
-    target: dict[str, float | str] = field(default_factory=dict)
-    """Instead of a strength, a budget that the run meets (scp only): `macs`, `params`, `channels` or `latency`
-    with the share to keep (0.5 or "50%") or the figure itself, as in `target = {macs = 0.5}`. Empty for
-    none."""
-    latency_batch: Annotated[int, at_least(1)] = 1
-    """Images per forward at which a `latency` target is measured, on the run's device."""
-    strength_warmup_epochs: Annotated[float, at_least(0)] = 0.0
+    target: dict[str, float | str] = Field(default_factory=dict)
+    """Instead of a strength, a budget that the run meets: `macs`, `params`, `channels` or `latency` with the share to
+    keep (0.5 or "50%") or the figure itself, as in `target = {macs = 0.5}`. Empty for none."""
+    cost_weighting: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Exponent a of the cost in the sparsity loss: the strength of a channel is proportional to (MACs that its
+    removal saves) to the power a, or to what the target measures. 0 gives all channels the same strength."""
+    latency_batch: PositiveCount = 1
+    """Images per forward pass at which a `latency` target is measured, on the device of the run."""
+    strength_warmup_epochs: Amount = 0.0
     """Epochs over which the strength first rises linearly from zero; for starts from trained weights."""
-    include: tuple[str, ...] = ()
+    include: Globs = ()
     """Globs on BatchNorm names: prune only these. Empty for all that can be pruned."""
-    exclude: tuple[str, ...] = ()
-    """Globs on BatchNorm names that stay as they are."""
-    round_to: Annotated[int, at_least(1)] | Literal["auto"] = 1
+    exclude: Globs = ()
+    """Globs on BatchNorm names that are not pruned."""
+    round_to: PositiveCount | Literal["auto"] = 1
     """Keep widths at multiples of this; the channels least likely dead are added. `auto` times some convolutions on
-    the run's device and takes the multiple that is fastest there; a run that goes on elsewhere keeps it."""
-    min_channels: Annotated[int, at_least(0)] = 0
-    """Keep at least this many channels at every site; sites around a depthwise convolution keep so many in common."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Settings of the method's own, by keyword, as `softprune methods` lists them."""
+    the device of the run and takes the multiple that is fastest there; a run resumed elsewhere keeps it."""
+    min_channels: Count = 0
+    """Keep at least this many channels at every site; sites around a depthwise convolution keep them in common."""
+    options: Options = Field(default_factory=dict)
+    """Settings of the method itself, by keyword, as `softprune methods` lists them."""
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.target:
             read_target(self.target)
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
+class DistillConfig(Section):
+    """Distillation: the network also learns from the outputs of a trained dense network."""
+
+    section: ClassVar[str] = "distill"
+
+    teacher: str = ""
+    """The trained dense network: `baseline` for the one that `train.dense_baseline` trains first, the folder of
+    another run, or a file with its weights. Empty for no distillation."""
+    weight: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Share of the distillation loss; the rest is the cross-entropy with the labels."""
+    temperature: Positive = 4.0
+    """Temperature that softens the outputs of both networks in the distillation loss."""
+
+
 class FinetuneConfig(Section):
     """Training of the compact network after the cut, without any sparsity (the paper's FT rows)."""
 
     section: ClassVar[str] = "finetune"
 
-    epochs: Annotated[int, at_least(0)] = 0
+    epochs: Count = 0
     """Passes over the training images; 0 for no fine-tuning."""
-    lr: Annotated[float, more_than(0)] = 0.01
+    lr: Positive = 0.01
     """Learning rate at the start."""
-    schedule: Literal["step", "cosine", "constant"] = "cosine"
+    schedule: ScheduleKind = "cosine"
     """How the rate falls."""
-    milestones: tuple[Annotated[int, at_least(1)], ...] = ()
+    milestones: Epochs = ()
     """Zero-based epochs from whose start the rate is divided by ten (`step` only)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RecordConfig(Section):
-    """What a run leaves behind."""
+    """What a run writes besides its result."""
 
     section: ClassVar[str] = "records"
 
-    checkpoint_seconds: Annotated[float, at_least(0)] = 60.0
-    """Save a checkpoint when the last one is so old, so that no more than this is lost; 0 for none by time. One
-    is always saved at the end, and when the run is stopped."""
-    checkpoint_epochs: Annotated[int, at_least(0)] = 0
-    """Also save a checkpoint at the end of every so many epochs; 0 for none by epochs."""
-    checkpoint_steps: Annotated[int, at_least(0)] = 0
-    """Also save a checkpoint every so many steps of an epoch; 0 for none by steps."""
-    eval_epochs: Annotated[int, at_least(1)] = 1
-    """Test at the end of every so many epochs; the last one is always tested."""
+    checkpoint_seconds: Amount = 60.0
+    """Save a checkpoint when the last one is this old, so that no more than this is lost; 0 for none by time. One is
+    always saved at the end, and when the run is stopped."""
+    checkpoint_epochs: Count = 0
+    """Also save a checkpoint after every this many epochs; 0 for none by epochs."""
+    checkpoint_steps: Count = 0
+    """Also save a checkpoint after every this many steps of an epoch; 0 for none by steps."""
+    eval_epochs: PositiveCount = 1
+    """Evaluate after every this many epochs; the last epoch is always evaluated."""
     tensorboard: bool = False
-    """Also write TensorBoard events into the run's folder (needs the extra `softprune[tensorboard]`)."""
+    """Also write TensorBoard events into the folder of the run (needs the extra `softprune[tensorboard]`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
-    """Everything that decides a run's outcome."""
+    """Everything that decides the outcome of a run."""
 
     name: str = ""
-    """The run's name in tables and its default folder; empty for the recipe's file name."""
-    seed: Annotated[int, between(0, 2**31)] = 0
-    """Seeds the weights, the order of the images, their augmentation and the masks' noise."""
-    model: ModelConfig = field(default_factory=ModelConfig)
+    """The name of the run in tables, and of its folder; empty for the file name of the recipe."""
+    seed: Annotated[int, Ge(0), Lt(2**31)] = 0
+    """Seeds the weights, the order of the images, their augmentation and the noise of the masks."""
+    model: ModelConfig = ModelConfig()
     """The network."""
-    data: DataConfig = field(default_factory=DataConfig)
+    data: DataConfig = DataConfig()
     """The images."""
-    train: TrainConfig = field(default_factory=TrainConfig)
-    """The loop."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """SGD."""
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainConfig = TrainConfig()
+    """The training loop."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer."""
+    schedule: ScheduleConfig = ScheduleConfig()
     """The learning rate over the epochs."""
-    method: MethodConfig = field(default_factory=MethodConfig)
+    method: MethodConfig = MethodConfig()
     """The pruning method."""
-    masks: MaskConfig = field(default_factory=MaskConfig)
+    masks: MaskConfig = MaskConfig()
     """The constants of SCP's masks."""
-    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
-    """Training of the compact network after the cut."""
-    records: RecordConfig = field(default_factory=RecordConfig)
-    """What the run leaves behind."""
+    distill: DistillConfig = DistillConfig()
+    """Distillation: the network also learns from the outputs of a trained dense network."""
+    finetune: FinetuneConfig = FinetuneConfig()
+    """Training of the compact network after the cut, without any sparsity (the paper's FT rows)."""
+    records: RecordConfig = RecordConfig()
+    """What a run writes besides its result."""
 
-    def check(self) -> None:
-        if self.train.compact_at >= self.train.epochs:
-            raise ConfigError(
-                f"train.compact_at must be an epoch before train.epochs = {self.train.epochs}, since the "
-                f"cut at the end happens anyway. Got {self.train.compact_at}; use 0 to cut only at the end."
-            )
-        if self.train.compact_at and self.method.target:
-            raise ConfigError(
-                "train.compact_at cannot go with method.target, which is a figure of the whole network. Got "
-                f"train.compact_at = {self.train.compact_at}; use 0 to cut only at the end."
-            )
-        if self.train.compact_at and self.train.ema:
-            raise ConfigError(
-                "train.ema cannot go with train.compact_at: the cut takes the weights as they are, and the average "
-                f"of the larger network would be lost. Got train.ema = {self.train.ema} and train.compact_at = "
-                f"{self.train.compact_at}; set one of them to 0."
-            )
-        if self.data.batch_size % self.train.accumulate:
-            raise ConfigError(
-                f"train.accumulate must divide data.batch_size = {self.data.batch_size}. Got "
-                f"{self.train.accumulate}."
-            )
-        if self.method.name == "dense":
-            for key, value in (
-                ("train.dense_baseline", self.train.dense_baseline),
-                ("train.compact_at", self.train.compact_at),
-                ("train.recalibrate", self.train.recalibrate),
-                ("finetune.epochs", self.finetune.epochs),
-                ("method.target", self.method.target),
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_train(self)
+        _check_dense(self)
+        _check_distill(self)
+        for key in NOT_YET:
+            section, _, name = key.partition(".")
+            value = getattr(getattr(self, section), name)
+            if value != type(getattr(self, section)).model_fields[name].get_default(
+                call_default_factory=True
             ):
-                if value:
-                    raise ConfigError(
-                        f'method.name = "dense" prunes nothing, so {key} must be off. Got {key} = {value}.'
-                    )
+                raise ConfigError(f"{key} is not available in this version. Got {value!r}; leave it out.")
+        return self
+
+
+Section.root = RunConfig
+
+NOT_YET = (
+    "model.options",
+    "model.pretrained",
+    "data.holdout",
+    "data.mixup",
+    "data.cutmix",
+    "data.randaugment",
+    "optimizer.name",
+    "method.cost_weighting",
+    "train.dense_epochs",
+    "distill.teacher",
+)
+"""Keys that training does not implement yet: refused rather than ignored."""
+
+
+def _check_train(config: RunConfig) -> None:
+    train = config.train
+    if train.compact_at >= train.epochs:
+        raise ConfigError(
+            f"train.compact_at must be an epoch before train.epochs = {train.epochs}, since the cut at the end happens "
+            f"anyway. Got {train.compact_at}; use 0 to cut only at the end."
+        )
+    if train.compact_at and config.method.target:
+        raise ConfigError(
+            "train.compact_at cannot be combined with method.target, which measures the whole network. Got "
+            f"train.compact_at = {train.compact_at}; use 0 to cut only at the end."
+        )
+    if train.compact_at and train.ema:
+        raise ConfigError(
+            "train.ema cannot be combined with train.compact_at: the cut takes the weights as they are, and the "
+            f"average of the larger network would be lost. Got train.ema = {train.ema} and train.compact_at = "
+            f"{train.compact_at}; set one of them to 0."
+        )
+    if config.data.batch_size % train.accumulate:
+        raise ConfigError(
+            f"train.accumulate must divide data.batch_size = {config.data.batch_size}. Got {train.accumulate}."
+        )
+
+
+def _check_dense(config: RunConfig) -> None:
+    if config.method.name != "dense":
+        return
+    for key, value in (
+        ("train.dense_baseline", config.train.dense_baseline),
+        ("train.compact_at", config.train.compact_at),
+        ("train.recalibrate", config.train.recalibrate),
+        ("finetune.epochs", config.finetune.epochs),
+        ("method.target", config.method.target),
+    ):
+        if value:
+            raise ConfigError(
+                f'method.name = "dense" prunes nothing, so {key} must be off. Got {key} = {value}.'
+            )
+
+
+def _check_distill(config: RunConfig) -> None:
+    if config.distill.teacher == "baseline" and not config.train.dense_baseline:
+        raise ConfigError(
+            'distill.teacher = "baseline" needs the dense baseline. Got train.dense_baseline = false; set it to true, '
+            "or name the folder of a run or a weights file."
+        )
+    if config.train.dense_epochs and not config.train.dense_baseline:
+        raise ConfigError(
+            "train.dense_epochs is the length of the dense baseline. Got train.dense_baseline = false; set it to true, "
+            "or leave train.dense_epochs out."
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Unpack
 
 from torch import Tensor, nn
@@ -192,7 +191,7 @@ class SoftPruner(Pruner):
 
     def state_dict(self) -> dict[str, Any]:
         budget = {} if self.budget is None else {"budget": self.budget.state_dict()}
-        return {**super().state_dict(), "masks": asdict(self.mask_config), **budget}
+        return {**super().state_dict(), "masks": self.mask_config.model_dump(), **budget}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if isinstance(state, dict) and ("budget" in state) != (self.budget is not None):
@@ -216,7 +215,7 @@ class SoftPruner(Pruner):
             raise CheckpointError(
                 f"a pruner's state must be what state_dict() returned. Got {saved!r} for its masks."
             )
-        here = asdict(self.mask_config)
+        here = self.mask_config.model_dump()
         for name, value in saved.items():
             if here.get(name) != value:
                 raise CheckpointError(

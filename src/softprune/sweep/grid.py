@@ -3,15 +3,21 @@
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from softprune.config import toml
-from softprune.config.recipes import find_recipe, load_recipe, read_toml
-from softprune.config.schema import check, keys_of
+from softprune.config.recipes import (
+    check_value,
+    find_recipe,
+    inline_toml,
+    load_recipe,
+    read_toml,
+    recipe_folder,
+    sweep_folder,
+    sweep_names,
+)
 from softprune.config.settings import RunConfig
-from softprune.config.shipped import recipe_folder, sweep_folder, sweep_names
 from softprune.data import DATASETS
 from softprune.errors import ConfigError, nearest
 from softprune.runs.folder import RunFolder, check_folder_name
@@ -116,7 +122,9 @@ def _cells_of(
         values["name"] = label + _suffix(shared)
         if data_dir is not None:
             values["data.dir"] = str(Path(data_dir).expanduser().resolve())
-        _check_types(values)
+        for key, value in values.items():
+            # TOML says what is text and what is not; `--set`, through which settings reach a run, has to guess.
+            check_value(key, value)
         settings = tuple(_setting(key, value, after) for key, value in values.items())
         config = load_recipe(str(found), settings)
         check_method(config.method, compact_at=config.train.compact_at)
@@ -151,7 +159,7 @@ def _check_started(cell: Cell) -> None:
     if not cell.folder.config.is_file():
         return
     started = cell.folder.read_config()
-    if replace(started, data=replace(started.data, dir=cell.config.data.dir)) != cell.config:
+    if started.replace(data=started.data.replace(dir=cell.config.data.dir)) != cell.config:
         raise ConfigError(
             f"{cell.folder.path} holds a run with other settings than {cell.name!r} has now. Got a changed sweep or "
             "recipe; give the run another name, the sweep another folder (--out), or remove the old run."
@@ -162,14 +170,6 @@ def _checked_set(settings: Any) -> dict[str, Any]:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"`set` must be a table of settings with a value each. Got {settings!r}.")
     return dict(settings)
-
-
-def _check_types(values: Mapping[str, Any]) -> None:
-    """TOML says what is text and what is not; `--set`, through which settings reach a run, has to guess."""
-    known = dict(keys_of(RunConfig))
-    for key, value in values.items():
-        if key in known:
-            check(key, value, known[key])
 
 
 def _check_data_name(name: str) -> None:
@@ -228,11 +228,8 @@ def _setting(key: str, value: Any, after: Cell | None) -> str:
             raise ConfigError(f"{_AFTER} is the folder of the run that `after` names. Got none for {key}.")
         value = value.replace(_AFTER, str(after.folder.path))
     try:
-        if isinstance(value, Mapping):
-            inside = ", ".join(f"{toml.dumps({k: v}).strip()}" for k, v in value.items())
-            return f"{key}={{{inside}}}"
-        return f"{key}={toml.dumps({'x': value}).strip().removeprefix('x = ')}"
-    except TypeError as error:  # a date
+        return f"{key}={inline_toml(value)}"
+    except TypeError as error:
         raise ConfigError(f"No setting takes such a value. Got {key} = {value}.") from error
 
 

@@ -1,6 +1,5 @@
 """Test the networks of a run, or a saved compact network."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +75,6 @@ def _config_for(compact: Path, model: str, data: str, data_dir: str | None) -> R
             f"Got {'only --model' if model else 'only --data' if data else 'neither'}."
         )
     if model:
-        config = dataclasses.replace(config, model=ModelConfig(name=model))
-    images = dataclasses.replace(config.data, name=data or config.data.name, dir=data_dir or config.data.dir)
-    return dataclasses.replace(config, data=images)
+        config = config.replace(model=ModelConfig(name=model))
+    images = config.data.replace(name=data or config.data.name, dir=data_dir or config.data.dir)
+    return config.replace(data=images)

@@ -1,6 +1,5 @@
 """The pruner of a run, from its configuration."""
 
-import dataclasses
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from softprune.methods import REGISTRY, Pruner
 
 # Where a recipe says what every pruner may take: what stands in [method] itself, and what other tables decide.
 _KEYS = {
-    **{field.name: f"method.{field.name}" for field in dataclasses.fields(MethodConfig)},
+    **{name: f"method.{name}" for name in MethodConfig.model_fields},
     "masks": "the table [masks], as in masks.delta",
     "seed": "seed",
     "total_steps": "train.epochs",

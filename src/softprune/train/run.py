@@ -1,6 +1,5 @@
 """Start a run or go on with one: the dense baseline first where the recipe asks for it, then the run itself."""
 
-import dataclasses
 import logging
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -81,7 +80,7 @@ def resume(
     folder = RunFolder.open(run)
     config = folder.read_config()
     if data_dir is not None:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=data_dir))
+        config = config.replace(data=config.data.replace(dir=data_dir))
     with _World(device) as world, _claim(folder, world):
         data = open_data(config, world.device)
         return _run(config, folder, data, world, time_limit, listener or Listener())
@@ -102,19 +101,18 @@ def _check_pruner(config: RunConfig, network: nn.Module, data: DataBundle) -> No
     method = config.method
     if method.name != "dense" and "latency" not in method.target:
         if method.round_to == "auto":
-            method = dataclasses.replace(method, round_to=1)
+            method = method.replace(round_to=1)
         steps = max(len(data.train) // config.data.batch_size, 1) * config.train.epochs
         make_pruner(method, network, data.example(), masks=config.masks, seed=config.seed, total_steps=steps)
 
 
 def dense_config(config: RunConfig) -> RunConfig:
     """The baseline of a run: the same training without pruning."""
-    return dataclasses.replace(
-        config,
+    return config.replace(
         name=f"{config.name}-dense",
         method=MethodConfig(name="dense"),
-        train=dataclasses.replace(config.train, dense_baseline=False, compact_at=0, recalibrate=0),
-        finetune=dataclasses.replace(config.finetune, epochs=0),
+        train=config.train.replace(dense_baseline=False, compact_at=0, recalibrate=0),
+        finetune=config.finetune.replace(epochs=0),
     )
 
 
@@ -179,7 +177,7 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, mend: bool) -> dict[s
     path, state = read_newest(folder.checkpoints, mend=mend)
     saved = config_from_dict(state["config"])
     # Where the data lies may change between two machines; nothing else may.
-    if dataclasses.replace(saved, data=dataclasses.replace(saved.data, dir=config.data.dir)) != config:
+    if saved.replace(data=saved.data.replace(dir=config.data.dir)) != config:
         raise CheckpointError(
             f"{path} must be of the run that config.toml describes. Got another configuration: restore "
             f"{folder.config}, or start a new run with `{folder.again_command}`."

@@ -5,7 +5,7 @@ A run has one stage, and a new one after each physical cut.
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ class Stage:
         if seeks and not self.world.is_writer:
             multiple = self.world.broadcast(0)
         if method.round_to == "auto" and multiple is not None:
-            method = replace(method, round_to=multiple)
+            method = method.replace(round_to=multiple)
         pruner = make_pruner(
             method,
             self.network,
