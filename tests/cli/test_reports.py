@@ -97,5 +97,5 @@ def test_a_run_done_twice_counts_once_and_a_line_says_so(softprune, finished: Pa
         shutil.copytree(finished, tmp_path / "runs" / name)
     result = softprune("compare", "runs", "--out", "table.md")
     assert result.exit_code == 0, result.output
-    assert "runs/two repeats runs/one" in result.stderr
+    assert "runs/two has the configuration and seed of runs/one" in result.stderr
     assert (tmp_path / "table.md").read_text().splitlines()[2].split(" | ")[5] == "1"

@@ -11,8 +11,8 @@ import pytest
 import synthetic_runs as synthetic
 
 NO_BROWSER = (
-    "the reports were not opened in a browser: no Chromium on PATH (Debian: apt-get install chromium; "
-    "or SOFTPRUNE_CHROMIUM=/path/to/it)"
+    "the reports were not opened in a browser: no Chromium with chromedriver on PATH (Debian: apt-get install "
+    "chromium-driver; or set SOFTPRUNE_CHROMIUM and SOFTPRUNE_CHROMEDRIVER)"
 )
 
 
@@ -28,12 +28,12 @@ def make_run(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Any]]]:
 
 
 @pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One headless Chromium for all browser tests; they are skipped, and the summary says so, without one."""
-    executable = browsing.find_chromium()
-    if executable is None:
+def chromium() -> Iterator[Any]:
+    """One headless Chromium for all browser tests. Without one they are skipped, and the summary says so."""
+    found = browsing.find_browser()
+    if found is None:
         pytest.skip(NO_BROWSER)
-    browser = browsing.Browser(executable, tmp_path_factory.mktemp("chromium") / "profile")
+    browser = browsing.Browser(*found)
     yield browser
     browser.close()
 

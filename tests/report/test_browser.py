@@ -68,11 +68,16 @@ def test_without_scripts_the_page_is_complete(chromium: Any, report: tuple[Path,
     text = chromium.evaluate("document.body.innerText")
     for site in record["sites"]:
         assert site["name"] in text
-    for title in ("Accuracy and pruning", "Where the MACs went", "What each channel emits", "SCP's decision"):
+    for title in (
+        "Accuracy and pruning",
+        "Where the MACs went",
+        "What each channel emits",
+        "The decisions of",
+    ):
         assert title in text
     assert f"{record['table'][2]['macs']:,}" in text
     assert "Previous" not in text  # a control that would do nothing is not shown
-    assert chromium.evaluate("document.querySelectorAll('#gaussians .wide .rows use').length") == 80
+    assert "This chart needs JavaScript" in text
     # The switch of the headline is plain HTML.
     views = "document.querySelector('.views').innerText"
     best = f"epoch {record['best']['epoch'] + 1}, chosen by test accuracy"
@@ -104,12 +109,9 @@ def test_picking_a_layer_draws_its_channels(chromium: Any, report: tuple[Path, d
         "[...document.querySelectorAll('#gaussians .wide .outline')].map((u) => u.parentNode.classList.value)"
     )
     said = "document.querySelector('#gaussians .readout').innerText"
-    chromium.open(page, scripts=False)
-    first, static = chromium.evaluate(label), chromium.evaluate(drawn)
     chromium.open(page)
-    # What the script draws for the first layer is what Python drew.
-    assert chromium.evaluate(label) == first
-    assert chromium.evaluate(drawn) == static
+    assert "kept" in chromium.evaluate(label)
+    assert len(chromium.evaluate(drawn)) == 40
     chromium.evaluate("document.querySelector('#layer').value = '0'")
     chromium.evaluate("document.querySelector('#layer').dispatchEvent(new Event('change'))")
     site = record["sites"][0]

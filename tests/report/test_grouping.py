@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from softprune.report import load_run
-from softprune.report.comparison.pareto import Spot, front
 from softprune.report.grouping import distinct, group_runs, over, spread, with_baselines
+from softprune.report.pareto import Spot, front
 from softprune.runs.records import Run
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]

@@ -56,7 +56,7 @@ def test_the_numbers_on_the_page_are_the_records(make_run: Make) -> None:
         assert removed in values
         assert f"-{removed:.1f}" in plain(page)
     paper = 100 * (1 - record["compact"]["paper"]["flops"] / record["dense"]["paper"]["flops"])
-    assert f"paper&#x27;s FLOPs -{paper:.1f} %" in plain(page)
+    assert f"paper&#39;s FLOPs -{paper:.1f} %" in plain(page)
     assert "VGG-16 on CIFAR-10" in page
     assert record["command"] in page
 
@@ -134,7 +134,7 @@ def test_whatever_a_record_says_is_text(make_run: Make) -> None:
 
 def test_a_page_is_one_file_that_fetches_nothing(make_run: Make) -> None:
     page = render_run(make_run()[0]).read_text()
-    assert "default-src &#x27;none&#x27;" in page
+    assert "default-src &#39;none&#39;" in page
     assert not re.findall(r'(?:src|href)="(?!#)', page)
     assert not re.findall(r"url\((?!#)|@import", page)
     assert "https://" not in page
@@ -149,9 +149,7 @@ def test_identifiers_are_unique_and_references_lead_somewhere(make_run: Make) ->
     for path in (render_run(folders[0]), render_comparison(folders, folders[0] / "comparison.html")):
         page = path.read_text()
         ids = [attributes["id"] for _, attributes in Outline(page).tags if "id" in attributes]
-        allowed = {"panel-wide-0", "panel-wide-1", "panel-narrow-0", "panel-narrow-1"}
         assert len(ids) == len(set(ids)), sorted(i for i in ids if ids.count(i) > 1)
-        assert allowed <= set(ids)
         used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', page)) | set(
             re.findall(r' (?:for|aria-labelledby)="([\w-]+)"', page)
         )
@@ -237,7 +235,7 @@ def test_the_comparison_has_the_papers_figures_beside_ours(make_run: Make, tmp_p
 def test_runs_on_different_networks_and_data_compare_with_a_warning(make_run: Make, tmp_path: Path) -> None:
     folders = [make_run("a", "vgg16")[0], make_run("b", "digits_net")[0]]
     page = render_comparison(folders, tmp_path / "c.html").read_text()
-    assert "their accuracies do not compare" in page
+    assert "cannot be compared" in page
     assert "2 networks" in page
     with pytest.raises(ConfigError, match="at least one run"):
         render_comparison([], tmp_path / "c.html")

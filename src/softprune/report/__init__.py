@@ -1,4 +1,4 @@
-"""HTML reports: one self-contained page per run, and one that compares runs. Standard library only."""
+"""HTML reports: a self-contained page per run, and a page that compares runs."""
 
 from softprune.report.comparison_page import render_comparison
 from softprune.report.grouping import distinct

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
+from urllib.parse import quote
 
 from softprune.errors import ConfigError
 from softprune.io import write_atomically
-from softprune.report.comparison.beside_paper import beside_paper
-from softprune.report.comparison.overlay import overlay
-from softprune.report.comparison.pareto import pareto
-from softprune.report.comparison.profiles import profiles
-from softprune.report.comparison.table import summary_table
-from softprune.report.document import document
-from softprune.report.figures import fold
-from softprune.report.grouping import Group, Repeat, distinct, group_runs, with_baselines
-from softprune.report.markup import Markup, el
-from softprune.report.naming import known_as
-from softprune.report.paper_table import paper_rows
-from softprune.report.sections.appendix import command
+from softprune.report.curves import ACCURACY, REMOVED, Panel, Series, curves, events_of
+from softprune.report.grouping import Group, Repeat, distinct, group_runs, over, spread, with_baselines
+from softprune.report.layers import ROWS_SHOWN, profiles
+from softprune.report.page import render_page, style_of
+from softprune.report.paper_table import EXPLANATION, PaperRow, paper_rows, table_cells
+from softprune.report.pareto import pareto_views
+from softprune.report.text import MINUS, PLUS_MINUS, UNKNOWN, cut, known_as
 from softprune.runs.reading import load_run
-from softprune.runs.records import Run
+from softprune.runs.records import Epoch, Moment, Run
 
 
 def render_comparison(
     run_dirs: Sequence[Path | str], out: Path | str, titles: Mapping[str, str] | None = None
 ) -> Path:
-    """Write a self-contained HTML page that compares runs, and give its path.
+    """Write a self-contained HTML page that compares runs, and return its path.
 
-    Runs whose configurations differ only in the seed are one experiment, shown with mean and spread; runs of the
-    paper's recipes also with the paper's figures. `titles`: methods in words.
+    Runs whose configurations differ only in the seed are one experiment, shown with mean and spread. Runs of the
+    paper's recipes are shown with the paper's figures. `titles` names the methods.
 
     Raises:
         ConfigError: no run was given.
@@ -46,55 +45,181 @@ def render_comparison(
 
 
 def comparison_page(runs: Sequence[Run], out: Path, titles: Mapping[str, str] | None = None) -> str:
-    """The page's HTML; links to the runs' own reports are relative to ``out``."""
+    """The HTML of the page. Links to the reports of the runs are relative to `out`."""
     runs, repeats = distinct(runs)
     groups = group_runs(with_baselines(runs))
-    parts = (
-        _headline(runs, groups, repeats),
-        summary_table(groups, out),
-        beside_paper(paper_rows([run for run in runs if not run.in_progress], titles)),
-        pareto(groups),
-        overlay(groups),
-        profiles(groups),
-        _appendix(runs),
+    heading = _heading(runs, groups)
+    seeds = sorted({run.seed for run in runs if run.seed is not None})
+    return render_page(
+        "comparison.html",
+        title=f"{heading}: softprune",
+        version="",
+        heading=heading,
+        run_facts=[("runs", str(len(runs))), ("seeds", ", ".join(map(str, seeds)))],
+        notes=_notes(runs, repeats),
+        groups=groups,
+        summary=_summary(groups, out),
+        paper=_beside_paper(paper_rows([run for run in runs if not run.in_progress], titles)),
+        pareto=pareto_views(groups),
+        overlay=_overlay(groups),
+        profiles=list(_profiles(groups)),
+        commands=[run.command for run in runs if run.command],
     )
-    footer = el("p", "Made by softprune. This page is one file and fetches nothing.")
-    return document(f"{_title(runs, groups)}: softprune", (part for part in parts if part), footer)
 
 
-def _title(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+def _heading(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     models, data = {run.model for run in runs}, {run.data for run in runs}
     what = known_as(next(iter(models))) if len(models) == 1 else f"{len(models)} networks"
     where = f" on {known_as(next(iter(data)))}" if len(data) == 1 and data != {""} else ""
     return f"{what}{where}: {len(groups)} experiment{'s' if len(groups) != 1 else ''}"
 
 
-def _headline(runs: Sequence[Run], groups: Sequence[Group], repeats: Sequence[Repeat]) -> Markup:
-    seeds = sorted({run.seed for run in runs if run.seed is not None})
-    facts = [("runs", str(len(runs))), ("seeds", ", ".join(map(str, seeds)))]
+def _notes(runs: Sequence[Run], repeats: Sequence[Repeat]) -> list[str]:
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
     notes += map(str, repeats)
     if len({run.data for run in runs}) > 1:
-        notes.append("These runs are on different data: their accuracies do not compare.")
-    return el(
-        "header",
-        el("p", "softprune comparison", class_="kicker"),
-        el("h1", _title(runs, groups)),
-        el(
-            "dl",
-            *(el("div", el("dt", name), el("dd", value)) for name, value in facts if value),
-            class_="facts",
-        ),
-        *(el("p", note, class_="note", role="status") for note in notes),
-        class_="headline",
-    )
+        notes.append("These runs use different data. Their accuracies cannot be compared.")
+    return notes
 
 
-def _appendix(runs: Sequence[Run]) -> Markup | None:
-    commands = [command(run.command) for run in runs if run.command]
-    if not commands:
+def _top1(moment: Moment | None) -> float | None:
+    return moment.top1 if moment else None
+
+
+def _against_dense(run: Run) -> float | None:
+    compact, dense = run.shipped_top1, run.dense_top1
+    return None if compact is None or dense is None else compact - dense
+
+
+COLUMNS: tuple[tuple[str, int, Callable[[Run], float | None]], ...] = (
+    ("Dense top-1", 2, lambda run: run.dense_top1),
+    ("Best top-1", 2, lambda run: _top1(run.best)),
+    ("Compact top-1", 2, lambda run: run.shipped_top1),
+    ("Against dense", 2, _against_dense),
+    ("MACs cut %", 1, lambda run: cut(run.dense.macs, run.compact.macs)),
+    ("Params cut %", 1, lambda run: cut(run.dense.params, run.compact.params)),
+    ("Channels cut %", 1, lambda run: cut(run.dense.channels, run.compact.channels)),
+    ("Paper FLOPs cut %", 1, lambda run: cut(run.dense.paper_flops, run.compact.paper_flops)),
+)
+RUN_COLUMNS = ["Seed", "Best top-1", "Compact top-1", "Against dense", "MACs cut", "Params cut", "Time"]
+
+
+def _summary(groups: Sequence[Group], out: Path) -> dict[str, Any]:
+    columns = [column for column in COLUMNS if any(over(group, column[2]).n for group in groups)]
+    lead = "The best epoch is chosen by test accuracy; compact is the network that was written."
+    if any(run.baseline_top1 is not None for group in groups for run in group.runs):
+        lead += " Runs without a dense baseline are compared with the dense runs of the same training among these."
+    if any(len(group.runs) > 1 for group in groups):
+        lead += f" Mean {PLUS_MINUS} sample standard deviation over seeds."
+    return {
+        "lead": lead,
+        "head": [(label, "n") for label, _, _ in columns],
+        "rows": [
+            {"n": len(group.runs), "spreads": [(over(group, get), digits) for _, digits, get in columns]}
+            for group in groups
+        ],
+        "run_head": [("Run", ""), *((label, "n") for label in RUN_COLUMNS)],
+        "runs": [_run_row(run, index, out) for index, group in enumerate(groups) for run in group.runs],
+    }
+
+
+def _run_row(run: Run, group: int, out: Path) -> dict[str, Any]:
+    report = run.path / "report.html"
+    return {
+        "group": group,
+        "name": run.name,
+        # quote() also keeps a folder called "javascript:..." from being a scheme.
+        "link": quote(os.path.relpath(report, out.parent)) if report.is_file() else "",
+        "seed": run.seed,
+        "best": _top1(run.best),
+        "compact": run.shipped_top1,
+        "against": _against_dense(run),
+        "macs": cut(run.dense.macs, run.compact.macs),
+        "params": cut(run.dense.params, run.compact.params),
+        "seconds": run.wall_seconds,
+    }
+
+
+def _beside_paper(rows: Sequence[PaperRow]) -> dict[str, Any] | None:
+    """The table that `softprune compare` prints, where a run repeats a row of the paper."""
+    if all(row.paper is None for row in rows):
         return None
-    heading = el("h2", "To run it again", id="appendix-title")
-    return el(
-        "section", heading, fold(f"{len(commands)} commands", *commands), aria_labelledby="appendix-title"
+    heads, lines = table_cells(rows)
+    kinds = ["" if position < heads.index("n") else "n" for position in range(len(heads))]
+    return {
+        "head": list(zip(heads, kinds, strict=True)),
+        "rows": [[_paper_cell(*pair) for pair in zip(line, kinds, strict=True)] for line in lines],
+        "explanation": EXPLANATION,
+    }
+
+
+def _paper_cell(text: str, kind: str) -> tuple[str, str, str]:
+    """Text, class and deviation of a cell."""
+    if not kind:
+        return text, "", ""
+    mean, sign, deviation = text.partition(f" {PLUS_MINUS} ")
+    shown = UNKNOWN if mean == "-" else mean.replace("-", MINUS)
+    return shown, kind, f"{PLUS_MINUS} {deviation}" if sign else ""
+
+
+def _overlay(groups: Sequence[Group]) -> dict[str, Any] | None:
+    """All runs in one chart: thin lines are runs, bold lines the mean of a group."""
+    lines = [line for index, group in enumerate(groups) for line in _lines(index, group) if line.known]
+    if not lines:
+        return None
+    longest = max((run for group in groups for run in group.runs), key=lambda run: len(run.epochs))
+    runs = sum(len(group.runs) for group in groups)
+    lead = "Test accuracy above, the share of the MACs removed below."
+    if runs > len(groups):
+        lead += " Thin lines are single runs, bold lines their mean."
+    title, description = (
+        "Accuracy and MACs removed against epochs",
+        f"{runs} runs in {len(groups)} experiments",
     )
+    return {"lead": lead, "chart": curves("epochs", lines, title, description, events_of(longest.epochs))}
+
+
+def _lines(index: int, group: Group) -> Iterator[Series]:
+    style = style_of(index)
+    panels: tuple[tuple[Panel, str, Callable[[Run, Epoch], float | None]], ...] = (
+        (ACCURACY, "", lambda run, row: row.test_top1),
+        (REMOVED, ", removed", lambda run, row: cut(run.dense.macs, row.totals.macs)),
+    )
+    for panel, suffix, get in panels:
+        rows = [{row.number: get(run, row) for row in run.epochs} for run in group.runs]
+        if len(rows) > 1:
+            for values in rows:
+                at = tuple(sorted(values))
+                yield Series(
+                    "", f"{style} thin", panel, at, tuple(values[e] for e in at), index, background=True
+                )
+        at = tuple(sorted({epoch for values in rows for epoch in values}))
+        means = tuple(spread(values.get(epoch) for values in rows).mean for epoch in at)
+        yield Series(f"{group.label}{suffix}", style, panel, at, means, index)
+
+
+def _profiles(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
+    """The kept channels per layer, for each network that at least two experiments share."""
+    networks: dict[tuple[str, tuple[tuple[str, int], ...]], list[int]] = {}
+    for index, group in enumerate(groups):
+        sites = tuple((site.name, site.width) for site in group.runs[0].sites)
+        if sites:
+            networks.setdefault((group.runs[0].model, sites), []).append(index)
+    for (model, layers), members in networks.items():
+        if len(members) < 2:
+            continue
+        kept = {index: _mean_kept(groups[index], layers) for index in members}
+        columns = [(groups[index].label, "n spare") for index in members]
+        yield {
+            "model": model,
+            "sites": layers,
+            "kept": kept,
+            "head": [("Layer", ""), ("0 to 100 % kept", "wide-cell"), ("Width", "n"), *columns],
+            "drawings": profiles(layers, kept) if len(layers) > ROWS_SHOWN else [],
+        }
+
+
+def _mean_kept(group: Group, sites: Sequence[tuple[str, int]]) -> list[float]:
+    """Mean over the runs of a group whose sites are those of the first run."""
+    same = [run for run in group.runs if [(site.name, site.width) for site in run.sites] == list(sites)]
+    return [fmean(run.sites[position].kept for run in same) for position in range(len(sites))]

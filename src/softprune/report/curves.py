@@ -1,37 +1,48 @@
-"""Lines against epochs in two panels over one axis: accuracy above, what is removed below.
-
-The page of one run and the comparison of several draw the same shape; they differ in the lines they give it.
-"""
+"""Lines against epochs in panels over one axis, for a run and for a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from softprune.report.figures import Canvas, apart, line_path, svg, x_axis, y_axis
-from softprune.report.formats import accuracy, percent, significant
-from softprune.report.markup import Markup, el, join
-from softprune.report.scales import Scale, limits, quantile, ticks
-from softprune.report.signs import MINUS
+from softprune.report.scales import CANVASES, Canvas, Scale, apart, limits, line_path, quantile, ticks
+from softprune.report.text import accuracy, removed, significant
 from softprune.runs.records import Epoch
 
-ACCURACY, REMOVED = 0, 1
+
+@dataclass(frozen=True)
+class Panel:
+    """One of the stacked axes."""
+
+    title: str
+    kind: str = "value"
+    """"accuracy" and "removed" are percentages; "value" is any number; "log" has a logarithmic axis."""
+    height: float = 150.0
+
+    def text(self, value: float) -> str:
+        if self.kind == "accuracy":
+            return accuracy(value)
+        return removed(value) if self.kind == "removed" else significant(value)
+
+
+ACCURACY = Panel("top-1 accuracy, %", "accuracy", 210.0)
+REMOVED = Panel("removed, % of the dense network", "removed")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: its panel, its style class, and its value in each of its epochs (``None``: not measured).
-
-    ``group`` is what a legend entry switches; a line in the ``background`` is drawn and not read out.
-    """
+    """One line: its panel, its style class, and its value in each of its epochs (None: not measured)."""
 
     label: str
     style: str
-    panel: int
+    panel: Panel
     at: tuple[int, ...]
     values: tuple[float | None, ...]
     group: int | None = None
+    """The legend entry that shows and hides the line."""
     background: bool = False
+    """Drawn and not read out."""
 
     @property
     def known(self) -> list[float]:
@@ -40,33 +51,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point worth naming on the accuracy panel."""
+    """A labelled point on the first panel."""
 
     epoch: int
     value: float
     label: str
 
 
-def curves_data(lines: Sequence[Series]) -> dict[str, object]:
-    """What the script shows under the pointer: every line over the epochs of all of them."""
-    at = sorted({epoch for line in lines for epoch in line.at})
-    series = []
-    for line in lines:
-        if line.background:
-            continue
-        values = dict(zip(line.at, line.values, strict=True))
-        shown = [None if (value := values.get(epoch)) is None else round(value, 2) for epoch in at]
-        series.append(
-            {"label": line.label, "style": line.style, "panel": line.panel, "group": line.group, "y": shown}
-        )
-    return {"x": at, "series": series}
-
-
 def events_of(rows: Sequence[Epoch]) -> list[tuple[int, str]]:
-    """(epoch from one, label) where the learning rate falls from one plateau to the next, and where fine-tuning begins.
-
-    A rate that falls smoothly has no plateaus and marks nothing.
-    """
+    """(epoch, label) where the learning rate drops from one plateau to the next, and where fine-tuning begins."""
     found = []
     tuning = next((row.number for row in rows if row.phase == "finetune"), None)
     for position in range(1, len(rows)):
@@ -81,120 +74,189 @@ def events_of(rows: Sequence[Epoch]) -> list[tuple[int, str]]:
     return found if len(found) <= 8 else []
 
 
-def draw_curves(
-    canvas: Canvas,
+def curves(
+    name: str,
     lines: Sequence[Series],
     title: str,
     description: str,
     events: Sequence[tuple[int, str]] = (),
     mark: Mark | None = None,
     end_labels: bool = False,
-) -> Markup:
-    """The chart, in a box whose attributes tell the script where the epochs lie."""
+) -> dict[str, Any]:
+    """The chart for the template "curves": geometry for both canvases, and data for the script."""
+    lines = [line for line in lines if line.known]
+    panels = list(dict.fromkeys(line.panel for line in lines))
+    return {
+        "name": name,
+        "title": title,
+        "description": description,
+        "legend": [(line.style, line.label) for line in lines if not line.background],
+        "drawings": [_drawing(canvas, name, lines, panels, events, mark, end_labels) for canvas in CANVASES],
+        "data": _data(lines, panels),
+    }
+
+
+def _data(lines: Sequence[Series], panels: Sequence[Panel]) -> dict[str, Any]:
+    """What the script reads out: every line over the epochs of all of them."""
+    at = sorted({epoch for line in lines for epoch in line.at})
+    series = []
+    for line in lines:
+        if line.background:
+            continue
+        values = dict(zip(line.at, line.values, strict=True))
+        series.append(
+            {
+                "label": line.label,
+                "style": line.style,
+                "panel": panels.index(line.panel),
+                "group": line.group,
+                "percent": line.panel.kind in ("accuracy", "removed"),
+                "y": [_rounded(values.get(epoch), line.panel) for epoch in at],
+            }
+        )
+    return {"x": at, "series": series}
+
+
+def _rounded(value: float | None, panel: Panel) -> float | None:
+    if value is None:
+        return None
+    return round(value, 2) if panel.kind in ("accuracy", "removed") else float(f"{value:.4g}")
+
+
+def _drawing(
+    canvas: Canvas,
+    name: str,
+    lines: Sequence[Series],
+    panels: Sequence[Panel],
+    events: Sequence[tuple[int, str]],
+    mark: Mark | None,
+    end_labels: bool,
+) -> dict[str, Any]:
     labelled = end_labels and not canvas.narrow
-    left, right = (38, canvas.width - 10) if canvas.narrow else (46, canvas.width - (142 if labelled else 12))
+    left, right = (44, canvas.width - 10) if canvas.narrow else (50, canvas.width - (142 if labelled else 12))
     epochs = [epoch for line in lines for epoch in line.at]
     first, last = min(epochs), max(epochs)
-    identifier = f"panel-{canvas.name}"
     scale_x = Scale(first, max(last, first + 1), left, right)
-    top, middle = 26.0, 236.0
-    scales = {ACCURACY: _accuracy_scale(lines, middle, top)}
-    bottom = middle
-    if any(line.panel == REMOVED for line in lines):
-        bottom = middle + 180.0
-        scales[REMOVED] = _removed_scale(lines, bottom, middle + 30.0)
-    shown = [value for value in ticks(first, last, 5 if canvas.narrow else 8) if value == int(value)]
-    parts = [
-        x_axis(scale_x, shown, top, bottom, "epoch"),
-        *(_event(scale_x(epoch), label, top, bottom) for epoch, label in events),
-    ]
-    for index, scale in scales.items():
-        name = "accuracy, %" if index == ACCURACY else "removed, %"
-        parts += [
-            y_axis(scale, ticks(scale.low, scale.high, 7 if index == ACCURACY else 4), left, right),
-            el("text", name, x=left, y=scale.end - 10, class_="axis"),
-            _panel(scale_x, scale, [line for line in lines if line.panel == index], f"{identifier}-{index}"),
-        ]
-    if mark is not None:
-        parts.append(_mark(mark, scale_x, scales[ACCURACY]))
-    if labelled:
-        parts.append(_end_labels(lines, scales, right + 10))
-    parts.append(el("g", class_="cursor"))
-    return el(
-        "div",
-        svg("drawing", canvas.width, bottom + 42, title, description, *parts),
-        class_=f"chart {canvas.name}",
-        data_left=left,
-        data_right=right,
-        data_top=top,
-        data_bottom=bottom,
-        data_first=scale_x.low,
-        data_last=scale_x.high,
-    )
-
-
-def _accuracy_scale(lines: Sequence[Series], bottom: float, top: float) -> Scale:
-    """Room for what matters: the climb of the first epochs may leave the panel below."""
-    values = [value for line in lines if line.panel == ACCURACY for value in line.known]
-    if not values:
-        return Scale(0.0, 100.0, bottom, top)
-    low, high = limits(values, pad=0.04)
-    return Scale(max(low, 0.0, quantile(values, 0.04) - 0.1 * (high - low)), min(high, 100.0), bottom, top)
-
-
-def _removed_scale(lines: Sequence[Series], bottom: float, top: float) -> Scale:
-    values = [value for line in lines if line.panel == REMOVED for value in line.known]
-    most = max(values, default=0.0)
-    return Scale(min(0.0, *values), 100.0 if most > 50 else max(10.0, most * 1.1), bottom, top)
-
-
-def _panel(scale_x: Scale, scale_y: Scale, lines: Sequence[Series], identifier: str) -> Markup:
-    """The lines, cut off at the frame rather than bent along it."""
-    drawn = [
-        line_path(
-            (
-                None if value is None else (scale_x(epoch), scale_y(value))
-                for epoch, value in zip(line.at, line.values, strict=True)
-            ),
-            line.style if line.group is None else f"{line.style} group-{line.group}",
+    top, bottom = 26.0, -4.0
+    drawn: list[dict[str, Any]] = []
+    for index, panel in enumerate(panels):
+        members = [line for line in lines if line.panel == panel]
+        start, bottom = bottom + 30.0, bottom + 30.0 + panel.height
+        scale, values = _scale(panel, members, bottom, start, 5 if panel.height > 200 else 4)
+        drawn.append(
+            {
+                "id": f"{name}-{canvas.name}-{index}",
+                "title": panel.title,
+                "scale": scale,
+                "marks": scale.marks(values),
+                "paths": [_path(line, scale_x, scale) for line in members],
+                "labels": _end_labels(members, scale) if labelled else [],
+            }
         )
-        for line in lines
-    ]
-    box = {"x": scale_x.start - 2, "y": scale_y.end - 2}
-    size = {"width": scale_x.end - scale_x.start + 4, "height": scale_y.start - scale_y.end + 4}
-    frame = el("clipPath", el("rect", **box, **size), id=identifier)
-    places = {
-        "data_low": scale_y.low,
-        "data_high": scale_y.high,
-        "data_bottom": scale_y.start,
-        "data_top": scale_y.end,
+    shown = [value for value in ticks(first, last, 5 if canvas.narrow else 8) if value == int(value)]
+    return {
+        "canvas": canvas,
+        "x": scale_x,
+        "marks": scale_x.marks(shown),
+        "top": top,
+        "bottom": bottom,
+        "panels": drawn,
+        "events": _place_events(events, scale_x, canvas),
+        "mark": _place_mark(mark, scale_x, drawn[0]["scale"], lines, panels[0]) if mark else None,
     }
-    return el("g", frame, el("g", *drawn, clip_path=f"url(#{identifier})"), class_="panel", **places)
 
 
-def _event(x: float, label: str, top: float, bottom: float) -> Markup:
-    rule = el("line", x1=x, x2=x, y1=top - 4, y2=bottom, class_="event")
-    return join((rule, el("text", label, x=x, y=top - 10, class_="event-label middle")))
+def _scale(
+    panel: Panel, lines: Sequence[Series], bottom: float, top: float, wanted: int
+) -> tuple[Scale, list[float]]:
+    """The axis of a panel, which shows every value, and its ticks."""
+    values = [value for line in lines for value in line.known]
+    low, high = limits(values, pad=0.05)
+    if panel.kind == "removed":
+        most = max(values)
+        low, high = min(0.0, *values), 100.0 if most > 50 else max(10.0, most * 1.1)
+    elif panel.kind == "log" and min(values) > 0 and max(values) > 20 * min(values):
+        low, high = min(values) / 1.3, max(values) * 1.3
+        powers = [10.0**exponent for exponent in range(-12, 13)]
+        return Scale(low, high, bottom, top, "log"), [power for power in powers if low <= power <= high]
+    elif panel.kind in ("value", "log"):
+        low = min(0.0, *values)
+    elif panel.kind == "accuracy":
+        low, high = max(low, 0.0), min(high, 100.0)
+        if high - low > 4 * (high - quantile(values, 0.25)) and high - low > 20:
+            return Scale(low, high, bottom, top, "error"), _error_ticks(low, high)
+    return Scale(low, high, bottom, top), ticks(low, high, wanted)
 
 
-def _mark(mark: Mark, scale_x: Scale, scale_y: Scale) -> Markup:
-    x, y = scale_x.clamp(mark.epoch), scale_y.clamp(mark.value)
-    # The label hangs under the point, on the side where there is room.
+def _error_ticks(low: float, high: float) -> list[float]:
+    """Round accuracies that keep their distance on an axis of the error's square root."""
+    scale = Scale(low, high, 0.0, 1.0, "error")
+    found: list[float] = []
+    for value in (99.0, 98.0, 95.0, 90.0, 80.0, 70.0, 60.0, 50.0, 30.0, 10.0, 0.0):
+        if low <= value <= high and (not found or scale(found[-1]) - scale(value) > 0.12):
+            found.append(value)
+    return found[::-1]
+
+
+def _path(line: Series, scale_x: Scale, scale_y: Scale) -> dict[str, str]:
+    points = [
+        None if value is None else (scale_x(epoch), scale_y(value))
+        for epoch, value in zip(line.at, line.values, strict=True)
+    ]
+    group = "" if line.group is None else f" group-{line.group}"
+    return {"d": line_path(points), "style": f"{line.style}{group}"}
+
+
+def _end_labels(lines: Sequence[Series], scale: Scale) -> list[dict[str, Any]]:
+    named = [line for line in lines if line.label]
+    places = apart([scale.clamp(line.known[-1]) for line in named], 17, scale.end + 2, scale.start)
+    return [
+        {
+            "name": line.label.removesuffix(" removed"),
+            "value": line.panel.text(line.known[-1]),
+            "style": line.style,
+            "y": y + 4,
+        }
+        for line, y in zip(named, places, strict=True)
+    ]
+
+
+def _place_events(
+    events: Sequence[tuple[int, str]], scale_x: Scale, canvas: Canvas
+) -> list[tuple[float, str]]:
+    """(pixel, label). A label that would cover another one is left out, those of the learning rate first."""
+    taken: list[tuple[float, float]] = []
+    labels = dict.fromkeys(events, "")
+    for event in sorted(events, key=lambda event: event[1].startswith("lr")):
+        x, half = scale_x(event[0]), 3.4 * len(event[1])
+        if x + half < canvas.width and all(x + half < start or x - half > end for start, end in taken):
+            taken.append((x - half, x + half))
+            labels[event] = event[1]
+    return [(scale_x(epoch), labels[epoch, label]) for epoch, label in events]
+
+
+def _place_mark(
+    mark: Mark, scale_x: Scale, scale_y: Scale, lines: Sequence[Series], panel: Panel
+) -> dict[str, Any]:
+    """The point and its label, placed in the lower part of the panel where no curve passes."""
+    x, y = scale_x(mark.epoch), scale_y(mark.value)
     late = x > (scale_x.start + scale_x.end) / 2
-    label = el("text", mark.label, x=x + (3 if late else -3), y=y + 26, class_="mark end" if late else "mark")
-    return join((el("circle", cx=x, cy=y, r=4.5, class_="best"), label))
-
-
-def _end_labels(lines: Sequence[Series], scales: dict[int, Scale], x: float) -> Markup:
-    labels: list[Markup] = []
-    for index, scale in scales.items():
-        ends = [(line, line.known[-1]) for line in lines if line.panel == index and line.known]
-        places = apart([scale.clamp(value) for _, value in ends], 17, scale.end + 2, scale.start)
-        for (line, value), y in zip(ends, places, strict=True):
-            name = line.label.removesuffix(" removed")
-            shown = (
-                accuracy(value) if index == ACCURACY else f"{MINUS if value > 0 else ''}{percent(abs(value))}"
-            )
-            strong = el("tspan", shown, class_="strong")
-            labels.append(el("text", f"{name} ", strong, x=x, y=y + 4, class_=f"label {line.style}"))
-    return el("g", *labels, aria_hidden="true")
+    width = 7.0 * len(mark.label)
+    left, right = (x - width, x + 3) if late else (x - 3, x + width)
+    heights = [
+        scale_y(value)
+        for line in lines
+        if line.panel == panel
+        for epoch, value in zip(line.at, line.values, strict=True)
+        if value is not None and left - 8 <= scale_x(epoch) <= right + 8
+    ]
+    lowest = max([*heights, y])
+    label_y = lowest + 20 if lowest + 20 < scale_y.start - 2 else min(heights, default=y) - 10
+    return {
+        "x": x,
+        "y": y,
+        "label": mark.label,
+        "label_x": x + (3 if late else -3),
+        "label_y": label_y,
+        "late": late,
+    }

@@ -1,8 +1,8 @@
-"""SCP's decision beside Slimming's, channel by channel (the paper's figure 2 on the user's own network).
+"""The decisions of SCP and Slimming, channel by channel (the paper's figure 2 on the user's own network).
 
-SCP drops a channel when its normal distribution N(beta, gamma^2) puts more than the share ``c`` of its mass
-at or below ``delta``: Phi(delta; beta, gamma) > c, which is beta + z_c |gamma| < delta. Slimming looks at
-|gamma| alone and drops the smallest of the whole network; here it drops as many channels as SCP does.
+SCP drops a channel if its normal distribution N(beta, gamma^2) has more than the share `c` of its mass at or below
+`delta`: Phi(delta; beta, gamma) > c, which is beta + z_c |gamma| < delta. Slimming drops the channels with the smallest
+|gamma| of the whole network; here as many as SCP drops.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from softprune.runs.fields import Fields
 from softprune.runs.records import Site
 
 DEFAULT_DELTA = 0.05
 DEFAULT_C = 0.95
 
-#: Activations for which the rule above is the exact one; others have a dead probability of their own.
 RELU_LIKE = frozenset({"relu", "relu6"})
+"""Activations with exactly this rule. Others have a dead probability of their own."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Rule:
         return NormalDist().inv_cdf(self.c)
 
     def dead_mass(self, beta: float, gamma: float) -> float:
-        """Phi(delta; beta, gamma); the epsilon keeps a scale of zero defined, as in the authors' code."""
+        """Phi(delta; beta, gamma). The epsilon allows a scale of zero, as in the authors' code."""
         return NormalDist().cdf((self.delta - beta) / (abs(gamma) + 1e-8))
 
     def drops(self, beta: float, gamma: float) -> bool:
@@ -43,17 +42,17 @@ class Rule:
 
 
 def rule_of(masks: Mapping[str, Any]) -> Rule:
-    """The run's own delta and c; the paper's where the run had no soft masks."""
-    settings = Fields(masks, "masks")
-    delta, c = settings.number("delta"), settings.number("c")
+    """The delta and c of the run, or those of the paper if the run had no soft masks."""
+    delta, c = masks.get("delta"), masks.get("c")
     return Rule(
-        DEFAULT_DELTA if delta is None else delta, c if c is not None and 0.0 < c < 1.0 else DEFAULT_C
+        DEFAULT_DELTA if delta is None else float(delta),
+        float(c) if c is not None and 0.0 < c < 1.0 else DEFAULT_C,
     )
 
 
 @dataclass(frozen=True)
 class Channel:
-    """One channel with both decisions."""
+    """A channel with both decisions."""
 
     site: int
     index: int
@@ -72,7 +71,7 @@ QUADRANTS = ("keep", "slimming", "scp", "drop")
 
 @dataclass(frozen=True)
 class Decisions:
-    """Every recorded channel of the network, and the threshold that makes Slimming drop as many as SCP."""
+    """The recorded channels of a network, and the threshold at which Slimming drops as many as SCP."""
 
     channels: tuple[Channel, ...]
     rule: Rule
@@ -88,10 +87,10 @@ class Decisions:
 
 
 def decide(sites: Sequence[Site], rule: Rule, recorded: bool) -> Decisions | None:
-    """Both decisions for every channel, or ``None`` where no site has its shifts and scales.
+    """Both decisions for every channel, or None if no site has recorded shifts and scales.
 
-    ``recorded`` takes SCP's side from the run's own masks (with its rounding and floors); otherwise, for a
-    run of another method, the rule says what SCP would drop.
+    With `recorded`, the decisions of SCP are the masks of the run, with its rounding and floors. Otherwise, for a run
+    of another method, the rule says what SCP would drop.
     """
     rows: list[tuple[int, int, float, float, bool]] = []
     for position, site in enumerate(sites):
@@ -117,7 +116,7 @@ def decide(sites: Sequence[Site], rule: Rule, recorded: bool) -> Decisions | Non
 
 
 def exemplar(decisions: Decisions, quadrant: str) -> Channel | None:
-    """The channel nearest to the median of its quadrant: typical, and real."""
+    """The channel nearest to the median of its quadrant, or None."""
     members = [channel for channel in decisions.channels if channel.quadrant == quadrant]
     if not members:
         return None

@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but their seed are one group; a comparison gives its mean and spread."""
+"""Group runs that differ only in their seed, with mean and spread, labels and baselines."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from softprune.report.settings import flatten
-from softprune.report.signs import DOT
+from softprune.report.text import DOT, flatten
 from softprune.runs.records import Run
 
-#: Settings that say where and as which repetition a run was done, not what was done.
 INCIDENTAL = frozenset(
     {
         "seed",
@@ -26,10 +24,11 @@ INCIDENTAL = frozenset(
         "train.dense_baseline",
     }
 )
+"""Settings of the place and the repetition of a run, which do not change what was done."""
 INCIDENTAL_TABLES = ("records.",)
 
-#: What a dense network must have in common with a run to be its baseline; not how fast it was computed.
 TRAINING = frozenset({"train.epochs", "train.label_smoothing", "train.ema"})
+"""Settings that a dense network must share with a run to be its baseline."""
 TRAINING_TABLES = ("model.", "data.", "optimizer.", "schedule.")
 _OF_A_SCHEDULE = {
     "schedule.milestones": ("step",),
@@ -40,7 +39,7 @@ _OF_A_SCHEDULE = {
 
 @dataclass(frozen=True)
 class Group:
-    """Repetitions of one experiment."""
+    """Runs of one experiment."""
 
     label: str
     runs: tuple[Run, ...]
@@ -48,7 +47,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation over the ``n`` runs that have the value; the latter needs two."""
+    """Mean and sample standard deviation over the `n` runs with the value. The deviation needs two runs."""
 
     mean: float | None
     deviation: float | None
@@ -68,17 +67,17 @@ def over(group: Group, get: Callable[[Run], float | None]) -> Spread:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A run that does not count, since another of the same configuration and seed does."""
+    """A run that is left out, because a newer one has the same configuration and seed."""
 
     run: Run
     counted: Run
 
     def __str__(self) -> str:
-        return f"{self.run.path} repeats {self.counted.path} (same configuration and seed); the newer one counts."
+        return f"{self.run.path} has the configuration and seed of {self.counted.path}, which is newer."
 
 
 def distinct(runs: Sequence[Run]) -> tuple[list[Run], list[Repeat]]:
-    """The runs, of those with one configuration and seed only the one that finished last; and the others."""
+    """Return the newest run of each configuration and seed, and the repeats that are left out."""
     newest: dict[tuple[str, int], Run] = {}
     for run in runs:
         key = _repetition(run)
@@ -96,7 +95,7 @@ def distinct(runs: Sequence[Run]) -> tuple[list[Run], list[Repeat]]:
 
 
 def _repetition(run: Run) -> tuple[str, int] | None:
-    """What makes two runs the same; None for one that does not say how it was configured."""
+    """Configuration and seed, or None for a run without a recorded configuration."""
     return (identity(run), run.seed) if run.config and run.seed is not None else None
 
 
@@ -105,10 +104,9 @@ def _age(run: Run) -> tuple[bool, str]:
 
 
 def with_baselines(runs: Sequence[Run]) -> list[Run]:
-    """The runs, those without a dense accuracy of their own with that of the dense runs of the same training.
+    """Give runs without a dense baseline the mean accuracy of the dense runs of the same training.
 
-    Repetitions of an experiment in which some run has its own are held against those alone: the mean of a baseline
-    would otherwise be over two kinds.
+    An experiment in which some run has its own baseline keeps it, so that no mean is over two kinds of baselines.
     """
     dense = [run for run in runs if run.method == "dense" and not run.in_progress]
     provided = {identity(run) for run in runs if run.dense_top1 is not None}
@@ -123,9 +121,9 @@ def with_baselines(runs: Sequence[Run]) -> list[Run]:
 
 
 def same_training(run: Run, dense: Run) -> bool:
-    """Whether the dense network was trained as the run was, but for the pruning and what comes after it.
+    """Return whether the dense network was trained as the run, apart from pruning and fine-tuning.
 
-    A setting that only one of them records, as records of several versions do, does not set them apart.
+    Only settings that both record are compared, because records of older versions have fewer.
     """
     ours, theirs = training(run), training(dense)
     return (run.model, run.data) == (dense.model, dense.data) and all(
@@ -134,7 +132,7 @@ def same_training(run: Run, dense: Run) -> bool:
 
 
 def training(run: Run) -> dict[str, Any]:
-    """The settings that a dense network's accuracy depends on."""
+    """The settings on which the accuracy of a dense network depends."""
     values = settings(run)
     kind = values.get("schedule.kind")
     unused = {key for key, kinds in _OF_A_SCHEDULE.items() if kind is not None and kind not in kinds}
@@ -146,7 +144,7 @@ def training(run: Run) -> dict[str, Any]:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Groups in the order of their first run, each with a label of its own."""
+    """Return groups in the order of their first run, each with a unique label."""
     members: dict[str, list[Run]] = {}
     for run in runs:
         members.setdefault(identity(run), []).append(run)
@@ -155,10 +153,10 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """The configuration flat, without what is incidental and what had no effect."""
+    """The flat configuration without incidental settings and settings without effect."""
     values = dict(flatten(run.config))
     targeted = any(key.startswith("method.target.") for key in values)
-    dropped = INCIDENTAL | ({"method.strength"} if targeted else set())  # a target finds its own strength
+    dropped = INCIDENTAL | ({"method.strength"} if targeted else set())  # a target chooses its strength
     tables = (*INCIDENTAL_TABLES, *(["method."] if run.method == "dense" else []))
     return {
         key: _of_any_seed(value, run.seed)
@@ -168,19 +166,19 @@ def settings(run: Run) -> dict[str, Any]:
 
 
 def _of_any_seed(value: Any, seed: int | None) -> Any:
-    """A repetition that builds on another run (a plan, weights) names the one of its own seed: .../scp-seed0."""
+    """A run that uses another one (a plan, weights) names the one of its own seed: .../scp-seed0."""
     if not isinstance(value, str):
         return value
     return re.sub(rf"(?<![a-zA-Z])(seed|s)([-_=]?){seed}(?!\d)", r"\1\2*", value)
 
 
 def identity(run: Run) -> str:
-    """What was done, as text: the same for runs that differ in nothing but their seed."""
+    """A text that is the same for runs that differ only in their seed."""
     return json.dumps([run.model, run.data, run.method, sorted(settings(run).items())], default=str)
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The names that runs share, without the seed; and, where groups share a name, what tells them apart."""
+    """The common name of the runs without the seed, and the differences where groups share a name."""
     firsts = [group[0] for group in groups]
     labels = [_common_name(group) for group in groups]
     if "" in labels or len(set(labels)) == 1 < len(labels):
@@ -198,7 +196,7 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def tell_apart(runs: Sequence[Run]) -> list[str]:
-    """For runs of different experiments, what sets each apart from the others."""
+    """Return the differences between runs of different experiments."""
     return _numbered([f" {DOT} ".join(_differences(run, runs)) for run in runs])
 
 
@@ -217,19 +215,19 @@ def _common_name(group: Sequence[Run]) -> str:
         (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
     )
     prefix = first[:same]
-    # A name's own last letter or digit stays: sss, vgg16.
+    # The last letter or digit of a name stays: sss, vgg16.
     return re.sub(r"([-_. ]+(seed|s)?|[-_. ]*seed)[-_. =]*\d*$", "", prefix)
 
 
 def _differences(run: Run, others: Sequence[Run]) -> list[str]:
-    """The method, and the settings in which the compared experiments differ, at most three of them."""
+    """The method and at most three settings in which the experiments differ."""
     mine, all_settings = settings(run), [settings(other) for other in others]
     parts = [
         getattr(run, part)
         for part in ("method", "model", "data")
         if getattr(run, part) and len({getattr(other, part) for other in others}) > 1
     ]
-    # The method's own settings first: they are what is compared most often.
+    # Settings of the method first: they are compared most often.
     for key in sorted(mine, key=lambda key: not key.startswith("method.")):
         leaf = key.rsplit(".", 1)[-1]
         if leaf == "name" or len({json.dumps(other.get(key), default=str) for other in all_settings}) == 1:
@@ -238,7 +236,7 @@ def _differences(run: Run, others: Sequence[Run]) -> list[str]:
         parts.append(f"{leaf} {_written(value)}")
         if len(parts) == 3:
             break
-    if not parts:  # it is set apart by what only the others have
+    if not parts:  # only the others have additional settings
         theirs = sorted({key for other in all_settings for key in other} - set(mine))
         parts = [f"no {key.rsplit('.', 1)[-1]}" for key in theirs[:3]]
     return parts

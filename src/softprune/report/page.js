@@ -1,5 +1,4 @@
-// What the page can do beyond being read: read-outs under the pointer or the arrow keys, another layer's
-// Gaussians, sorting, and showing or hiding runs. Everything here changes what is drawn, never what is true.
+// Read-outs under the pointer or the arrow keys, the distributions of a layer, sorting, and showing or hiding runs.
 "use strict";
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
@@ -24,7 +23,16 @@
     return element;
   };
   const short = (value) => Number(value.toPrecision(3)).toString().replace("-", "\u2212");
-  // Position of a pointer in the drawing's own pixels.
+  // What an axis applies to its values; WARPS in scales.py must agree.
+  const warps = {
+    linear: (value) => value, sqrt: (value) => Math.sqrt(Math.max(value, 0)),
+    error: (value) => -Math.sqrt(Math.max(100 - value, 0)), log: (value) => Math.log10(Math.max(value, 1e-30)),
+  };
+  const shareOf = (warp, value, low, high) => {
+    const at = warps[warp];
+    return Math.min(Math.max((at(value) - at(low)) / (at(high) - at(low)), 0), 1);
+  };
+  // Position of a pointer in the pixels of the drawing.
   const inside = (svg, event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
 
   document.documentElement.classList.add("scripts");
@@ -34,14 +42,14 @@
   function curves(figure) {
     const data = dataOf(figure), readout = one(".readout", figure), hidden = new Set();
     const place = (box, index) => {
-      const at = numbers(box), cursor = one(".cursor", box), panels = all(".panel", box).map(numbers);
+      const at = numbers(box), cursor = one(".cursor", box), panels = all(".panel", box);
       const x = at.left + (data.x[index] - at.first) / (at.last - at.first) * (at.right - at.left);
       cursor.replaceChildren(draw("line", { x1: x, x2: x, y1: at.top, y2: at.bottom }));
       data.series.forEach((line, position) => {
         const value = line.y[index], panel = panels[line.panel];
         if (value === null || !panel || hidden.has(line.group ?? position)) return;
-        const share = (Math.min(Math.max(value, panel.low), panel.high) - panel.low) / (panel.high - panel.low);
-        const y = panel.bottom + share * (panel.top - panel.bottom);
+        const of = numbers(panel), share = shareOf(panel.dataset.warp, value, of.low, of.high);
+        const y = of.bottom + share * (of.top - of.bottom);
         cursor.append(draw("circle", { cx: x, cy: y, r: 4, class: line.style }));
       });
     };
@@ -54,7 +62,8 @@
       data.series.forEach((line, position) => {
         if (line.y[current] === null || hidden.has(line.group ?? position)) return;
         const mark = make("i", { className: line.style });
-        said.push(make("span", {}, mark, `${line.label} `, make("b", {}, `${line.y[current].toFixed(2)}\u202f%`)), " ");
+        const value = line.y[current], text = line.percent ? `${value.toFixed(2)}\u202f%` : short(value);
+        said.push(make("span", {}, mark, `${line.label} `, make("b", {}, text)), " ");
       });
       readout.replaceChildren(...said);
     };
@@ -74,7 +83,7 @@
       });
       svg.addEventListener("pointerleave", () => { for (const g of all(".cursor", figure)) g.replaceChildren(); });
     }
-    // On a comparison the legend's entries switch a group of runs on and off, in this figure.
+    // On a comparison the entries of the legend show and hide a group of runs.
     for (const item of all(".legend li[data-group]", figure)) {
       const group = Number(item.dataset.group), button = make("button", { type: "button" }, ...item.childNodes);
       button.setAttribute("aria-pressed", "true");
@@ -90,7 +99,7 @@
   }
 
   // ---- Gaussians of one layer ----------------------------------------------------------------------------------
-  // Abramowitz and Stegun 7.1.26: wrong by less than 2e-7, which no pixel shows.
+  // Abramowitz and Stegun 7.1.26, with an error below 2e-7.
   const below = (z) => {
     const x = Math.abs(z) / Math.SQRT2, t = 1 / (1 + 0.3275911 * x);
     const tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
@@ -105,7 +114,7 @@
       `${PHI}(${DELTA}) ${deadMass(data, beta, gamma).toFixed(3)}, ${site.keep[index] === "1" ? "kept" : "dropped"}`;
   }
 
-  // The same drawing as ridges.py makes of the first layer.
+  // A bell curve per channel, the most alive on top, filled right of delta.
   function ridges(data, box, site, say) {
     const id = box.dataset.id, at = numbers(box), [low, high] = site.range, rows = one(".rows", box);
     const pixels = (at.right - at.left) / (high - low), place = (value) => at.left + (value - low) * pixels;
@@ -120,8 +129,9 @@
     for (const end of ["x1", "x2"]) one(".at-delta", box).setAttribute(end, delta);
     one(".delta-label", box).setAttribute("x", delta + 6);
     const live = one(`#${id}-live rect`, box);
-    live.setAttribute("x", delta);
-    live.setAttribute("width", Math.max(at.right - delta, 0));
+    const split = Math.min(Math.max(delta, at.left), at.right);
+    live.setAttribute("x", split);
+    live.setAttribute("width", at.right - split);
 
     rows.replaceChildren(...site.order.map((index, position) => {
       const beta = site.beta[index] / 1e4, gamma = site.gamma[index] / 1e4, base = at.top + (position + 1) * pitch;
@@ -176,14 +186,11 @@
   function plane(figure, data) {
     const box = one(".chart", figure), svg = one("svg", box), at = numbers(box);
     const readout = one(".readout", figure), cursor = one(".cursor", box);
-    const clamp = (share) => Math.min(Math.max(share, 0), 1);
     const points = data.sites.flatMap((site) => site.beta.flatMap((beta, index) => {
       if (site.quadrant[index] === "-") return [];
-      const up = site.gamma[index] / 1e4 / at.most, across = (beta / 1e4 - at.low) / (at.high - at.low);
-      return [{
-        site, index, x: at.left + clamp(across) * (at.right - at.left),
-        y: at.bottom + clamp(at.root ? Math.sqrt(up) : up) * (at.top - at.bottom),
-      }];
+      const up = shareOf(box.dataset.warp, site.gamma[index] / 1e4, 0, at.most);
+      const across = shareOf("linear", beta / 1e4, at.low, at.high);
+      return [{ site, index, x: at.left + across * (at.right - at.left), y: at.bottom + up * (at.top - at.bottom) }];
     }));
     const hint = "Point at a dot to see its channel, or at a kind of channel to single it out.";
     readout.textContent = hint;
@@ -237,7 +244,7 @@
     });
   }
 
-  for (const figure of all("#epochs")) curves(figure);
+  for (const figure of all("figure.curves")) curves(figure);
   const figure = one("#gaussians"), channels = dataOf(figure);
   if (channels) {
     gaussians(figure, channels);

@@ -1,4 +1,4 @@
-"""The SCP paper's own figures, from the one file that holds them."""
+"""The figures of the SCP paper, from paper.toml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class PaperFigures:
-    """A row of one of the paper's tables; None where the table has no such figure."""
+    """A row of a table of the paper. None where the table has no such figure."""
 
     recipe: str
     table: int
@@ -24,6 +24,6 @@ class PaperFigures:
 
 @cache
 def paper_figures() -> dict[str, PaperFigures]:
-    """All rows, by the name of the recipe that repeats them."""
+    """All rows by the name of the recipe that reproduces them."""
     content = tomllib.loads((Path(__file__).parent / "paper.toml").read_text(encoding="utf-8"))
     return {row["recipe"]: PaperFigures(**row) for row in content["row"]}

@@ -1,32 +1,31 @@
-"""The paper's table for a set of runs: one row per method, network and fine-tuning, the paper's figures beside ours."""
+"""The paper's table for a set of runs: a row per method, network and fine-tuning, with the paper's figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from softprune.report.formats import cut
 from softprune.report.grouping import Spread, distinct, identity, spread, tell_apart, with_baselines
-from softprune.report.naming import known_as
 from softprune.report.paper import PaperFigures, paper_figures
+from softprune.report.text import cut, known_as
 from softprune.runs.records import Moment, Run, Totals
 
 SAME_FLOPS = 1.0
-"""Points between the paper's count of FLOPs that go and a target in exact MACs that stands for it."""
+"""Allowed difference in points between the paper's FLOPs reduction and a target in exact MACs."""
 FT = "-ft"
-"""How the name of a recipe ends that fine-tunes; without it, it is the name of the same recipe without."""
+"""Suffix of recipes with fine-tuning. Without it, it is the recipe without fine-tuning."""
 
 
 @dataclass(frozen=True)
 class PaperRow:
-    """Means and spreads over the runs that differ in their seed alone."""
+    """Means and spreads over runs that differ only in their seed."""
 
     data: str
     model: str
     method: str
     name: str
     apart: str
-    """What sets it apart from a row of the same name; empty where no other row has it."""
+    """The difference from other rows of the same name, empty if there is none."""
     finetuned: bool
     n: int
     baseline: Spread
@@ -44,7 +43,7 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One run as one line of the table; a fine-tuned run gives two."""
+    """A run as a row of the table. A fine-tuned run gives two."""
 
     run: Run
     name: str
@@ -56,17 +55,17 @@ class _Entry:
 
 
 def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> list[PaperRow]:
-    """The rows, by data set, network and the order in which the runs were given. `titles`: methods in words.
+    """Return the rows by data set, network and the order of the runs. `titles` names the methods.
 
-    Of runs with one configuration and seed, the newest counts.
+    Of several runs with one configuration and seed the newest is used.
     """
     entries = [entry for run in with_baselines(distinct(runs)[0]) for entry in _entries(run)]
     names = {(e.run.data, e.run.model, e.name) for e in entries if e.run.name == e.name}
-    # Rows that would read alike, each with its experiments: the same name does not make the same settings.
+    # Rows with the same texts and their experiments: runs of one name may differ in their settings.
     alike: dict[tuple[str, str, str, str, bool], dict[str, list[_Entry]]] = {}
     for entry in entries:
         run = entry.run
-        # What a fine-tuned run was before is a row of its own only where no run of its own says the same.
+        # A fine-tuned run before fine-tuning is a row only if no other run has that row.
         if entry.name != run.name and (run.data, run.model, entry.name) in names:
             continue
         key = (run.data, run.model, _label(run, titles or {}), entry.name, entry.finetuned)
@@ -137,14 +136,14 @@ def _row(
 
 
 def _figures(name: str, run: Run) -> PaperFigures | None:
-    """The paper's row that the recipe of this name repeats; none for another network, or for a target of one's own."""
+    """The row of the paper for the recipe of this name; None for another network or another target."""
     figures = paper_figures().get(name)
     if figures is None or f"-{run.model}-" not in name:
         return None
     target = run.config.get("method", {}).get("target")
     if not target:
         return figures
-    # Where the paper leaves its strength out, the recipe asks for its share of FLOPs.
+    # Where the paper gives no strength, the recipe has its FLOPs reduction as a target.
     share = target.get("macs")
     if not isinstance(share, float) or figures.flops is None:
         return None
@@ -152,7 +151,7 @@ def _figures(name: str, run: Run) -> PaperFigures | None:
 
 
 def _shared(baseline: Spread) -> Spread:
-    """Without a spread where all runs are held against the same number."""
+    """Without a deviation if all runs have the same baseline."""
     return baseline if baseline.deviation else Spread(baseline.mean, None, baseline.n)
 
 
@@ -195,7 +194,7 @@ COLUMNS = (
 
 
 def table_cells(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
-    """The table as text: column heads, and the rows' cells. The paper's columns appear where a row has figures."""
+    """The table as text: column heads and cells. The columns of the paper appear if a row has its figures."""
     quoted = any(row.paper is not None for row in rows)
     heads = ["data", "model", "method", "FT", "run", "n"]
     cells = [
@@ -215,7 +214,7 @@ def table_cells(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(rows: Sequence[PaperRow]) -> str:
-    """The table in Markdown, with what its columns mean."""
+    """The table in Markdown with an explanation of its columns."""
     heads, cells = table_cells(rows)
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     lines += [f"| {' | '.join(line)} |" for line in cells]

@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from softprune.io import write_atomically
+from softprune.report.channels import distributions, plane
+from softprune.report.curves import ACCURACY, REMOVED, Mark, Panel, Series, curves, events_of
 from softprune.report.decisions import decide, rule_of
-from softprune.report.document import document
-from softprune.report.markup import Markup, el
-from softprune.report.sections.appendix import appendix
-from softprune.report.sections.epochs import epochs
-from softprune.report.sections.gaussians import gaussians
-from softprune.report.sections.headline import headline
-from softprune.report.sections.macs import macs
-from softprune.report.sections.quadrants import quadrants
-from softprune.report.sections.variants import variants
-from softprune.report.sections.widths import widths
+from softprune.report.layers import ROWS_SHOWN, flows, segments, skylines
+from softprune.report.page import render_page
+from softprune.report.text import (
+    MINUS,
+    accuracy,
+    count,
+    cut,
+    duration,
+    file_size,
+    milliseconds,
+    percent,
+    short,
+    to_the_minute,
+)
 from softprune.runs.reading import load_run
-from softprune.runs.records import Run
+from softprune.runs.records import Epoch, Run, Totals, Variant
+
+LARGEST = 14
+"""Modules in the open table of MACs; all of them are in a folded one."""
+MEANINGS = {
+    "dense": "the network without masks",
+    "masked": "dropped channels multiplied by zero",
+    "compact": "dropped channels removed",
+}
+KINDS = (
+    ("keep", "Both keep", "It varies, and much of it passes the activation."),
+    ("scp", "Only SCP drops", "It varies, but almost all of it lies below δ, where the activation is zero."),
+    (
+        "slimming",
+        "Only Slimming drops",
+        "Its scale is small, but its shift carries it through the activation.",
+    ),
+    ("drop", "Both drop", "It hardly varies, and it lies below δ."),
+)
+EPOCH_COLUMNS = (
+    *("Epoch", "lr", "Train loss", "Train top-1", "Test loss", "Test top-1", "Test top-5"),
+    *("Channels", "Parameters", "MACs"),
+)
 
 
 def render_run(
     run_dir: Path | str, out: Path | str | None = None, titles: Mapping[str, str] | None = None
 ) -> Path:
-    """Write a self-contained HTML page about one run, RUN/report.html or ``out``, and give its path.
+    """Write a self-contained HTML page about one run to RUN/report.html or `out`, and return its path.
 
-    Works on a finished run (result.json), and on one under way (metrics.jsonl) with what there is so far. `titles`:
-    methods in words.
+    A finished run is read from result.json, a run that still trains from metrics.jsonl. `titles` names the methods.
 
     Raises:
         FileFormatError: the folder holds no run, or its records are not what softprune writes.
@@ -39,26 +68,170 @@ def render_run(
 
 
 def run_page(run: Run, titles: Mapping[str, str] | None = None) -> str:
-    """The page's HTML."""
+    """The HTML of the page."""
     decisions = decide(run.sites, rule_of(run.masks), recorded=run.method == "scp")
-    parts = (
-        headline(run, titles or {}),
-        variants(run),
-        epochs(run),
-        widths(run),
-        macs(run),
-        gaussians(run, decisions),
-        quadrants(run, decisions),
-        appendix(run),
+    return render_page(
+        "run.html",
+        title=f"{run.name}: softprune report",
+        version=run.environment.get("softprune"),
+        run=run,
+        method=(titles or {}).get(run.method, run.method),
+        run_facts=_facts(run),
+        headline=_views(run),
+        variants=_variants(run),
+        epochs=_epochs(run),
+        widths=_widths(run),
+        macs=_macs(run),
+        decisions=decisions,
+        distributions=distributions(run, decisions) if decisions else None,
+        plane=plane(run, decisions) if decisions else None,
+        kinds=KINDS,
     )
-    return document(f"{run.name}: softprune report", (part for part in parts if part), footer(run))
 
 
-def footer(run: Run) -> Markup:
-    version = run.environment.get("softprune")
-    return el(
-        "p",
-        "Made by softprune",
-        f" {version}" if version else None,
-        ". This page is one file and fetches nothing.",
+def _facts(run: Run) -> list[tuple[str, str]]:
+    return [
+        ("seed", "" if run.seed is None else str(run.seed)),
+        ("epochs", str(len(run.epochs)) if run.epochs else ""),
+        ("trained in", "" if run.wall_seconds is None else duration(run.wall_seconds)),
+        ("images/s", "" if run.images_per_second is None else count(run.images_per_second)),
+        ("on", str(run.environment.get("device") or "")),
+        ("finished", to_the_minute(run.finished)),
+    ]
+
+
+@dataclass(frozen=True)
+class View:
+    """One choice of the switch above the large numbers."""
+
+    key: str
+    label: str
+    note: str
+    top1: float | None
+    top5: float | None
+    totals: Totals
+
+    @property
+    def switch(self) -> tuple[str, str]:
+        return self.key, self.label
+
+
+def _views(run: Run) -> list[View]:
+    views = []
+    compact = run.variant("compact")
+    if compact is not None:
+        note = "the network that was written to disk"
+        views.append(View("compact", "Compact network", note, run.shipped_top1, compact.top5, run.compact))
+    for key, label, moment in (("best", "Best epoch", run.best), ("last", "Last epoch", run.last)):
+        if moment is not None:
+            note = "" if moment.number is None else f"epoch {moment.number}"
+            note += ", chosen by test accuracy" if key == "best" else ""
+            views.append(View(key, label, note, moment.top1, moment.top5, moment.totals))
+    return views or [View("compact", "Network", "", run.shipped_top1, None, run.compact)]
+
+
+def _variants(run: Run) -> dict[str, Any]:
+    """The table dense / masked / compact: (text, value, change against dense) of every cell."""
+    base = run.variant("dense") or run.variant("masked")
+    masked, compact = run.variant("masked"), run.variant("compact")
+    lead = "The network before pruning, the network during training, and the network you deploy."
+    if masked and compact and masked.top1 is not None and masked.top1 == compact.top1:
+        lead += f" The masked and the compact network agree: {accuracy(compact.top1)} % top-1 each."
+    columns: list[tuple[str, str, Callable[[float | None], str]]] = [
+        ("Top-1 %", "top1", accuracy),
+        ("Top-5 %", "top5", accuracy),
+        ("Parameters", "params", count),
+        ("MACs", "macs", count),
+        ("File", "file_bytes", file_size),
+        ("Latency", "latency_ms", milliseconds),
+    ]
+    rows = []
+    for row in run.table:
+        more = ", then fine-tuned" if row.name == "compact" and run.finetuned else ""
+        cells = [
+            (write(getattr(row, key)), getattr(row, key), _against(row, base, key))
+            for _, key, write in columns
+        ]
+        known = row.name in MEANINGS
+        meaning = MEANINGS.get(row.name, "") + more
+        rows.append({"name": row.name, "known": known, "meaning": meaning, "cells": cells})
+    return {
+        "lead": lead,
+        "rows": rows,
+        "columns": [(label, "n") for label, _, _ in columns],
+        "names": [(row.name, "n") for row in run.table],
+    }
+
+
+def _against(row: Variant, base: Variant | None, key: str) -> str:
+    value, dense = getattr(row, key), getattr(base, key, None)
+    if key in ("top1", "top5") or value is None or not dense or abs(value / dense - 1) < 0.005:
+        return ""
+    share = 100 * (value / dense - 1)
+    return f"{MINUS if share < 0 else '+'}{percent(abs(share), 0)}"
+
+
+def _epochs(run: Run) -> dict[str, Any] | None:
+    dense = run.dense
+    lines = [
+        _line(run, "test top-1", "s-test", ACCURACY, lambda row: row.test_top1),
+        _line(run, "train top-1", "s-train", ACCURACY, lambda row: row.train_top1),
+        _line(
+            run, "parameters removed", "s-params", REMOVED, lambda row: cut(dense.params, row.totals.params)
+        ),
+        _line(
+            run,
+            "channels removed",
+            "s-channels",
+            REMOVED,
+            lambda row: cut(dense.channels, row.totals.channels),
+        ),
+        _line(run, "MACs removed", "s-macs", REMOVED, lambda row: cut(dense.macs, row.totals.macs)),
+    ]
+    if not any(line.known for line in lines):
+        return None
+    events, best, last = events_of(run.epochs), run.best, run.epochs[-1]
+    mark = None
+    if best is not None and best.number is not None and best.top1 is not None:
+        mark = Mark(best.number, best.top1, f"best {accuracy(best.top1)}, epoch {best.number}")
+    description = (
+        f"In epoch {last.number}: test top-1 {accuracy(last.test_top1)} percent, "
+        f"{percent(cut(dense.macs, last.totals.macs))} of the MACs removed"
     )
+    title = "Accuracy and share removed against epochs"
+    return {
+        "lead": "Above, the accuracy of the network with its masks; below, the share that they remove. "
+        + ("Dotted lines mark changes of the training." if events else "Both share one axis."),
+        "chart": curves("epochs", lines, title, description, events, mark, end_labels=True),
+        "columns": [(label, "n") for label in EPOCH_COLUMNS],
+    }
+
+
+def _line(run: Run, label: str, style: str, panel: Panel, get: Callable[[Epoch], float | None]) -> Series:
+    numbers, values = (row.number for row in run.epochs), (get(row) for row in run.epochs)
+    return Series(label, style, panel, tuple(numbers), tuple(values))
+
+
+def _widths(run: Run) -> dict[str, Any]:
+    before, after = sum(site.width for site in run.sites), sum(site.kept for site in run.sites)
+    emptied = sum(site.kept == 0 for site in run.sites)
+    lead = f"{len(run.sites)} masked layers had {count(before)} channels and keep {count(after)}."
+    if emptied:
+        lead += f" {emptied} of them {'is' if emptied == 1 else 'are'} empty and removed completely."
+    return {"lead": lead, "skylines": skylines(run.sites) if len(run.sites) > ROWS_SHOWN else []}
+
+
+def _macs(run: Run) -> dict[str, Any] | None:
+    modules = [module for module in run.modules if module.macs_dense > 0]
+    if not modules:
+        return None
+    parts = segments(modules)
+    before, after = sum(part["before"] for part in parts), sum(part["after"] for part in parts)
+    saved = max(parts, key=lambda part: part["before"] - part["after"])
+    lead = f"{short(before)} multiply-accumulates per forward became {short(after)}."
+    if before > after:
+        share = 100 * (saved["before"] - saved["after"]) / (before - after)
+        lead += f" The largest part of the reduction, {percent(share, 0)}, is in {saved['name']}."
+    modules.sort(key=lambda module: -module.macs_dense)
+    shown = modules[:LARGEST] if len(modules) > LARGEST + 4 else modules
+    return {"lead": lead, "before": before, "flows": flows(parts), "modules": modules, "shown": shown}

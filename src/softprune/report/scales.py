@@ -1,36 +1,68 @@
-"""From data to pixels: linear and square-root scales, round ticks, limits that one outlier cannot own."""
+"""From values to pixels: scales, round ticks, paths, and places for labels.
+
+A chart is drawn twice, for a desktop and for a phone, so that its type keeps its size. The style sheet shows one.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from softprune.report.text import MINUS
+
+WARPS: dict[str, Callable[[float], float]] = {
+    "linear": lambda value: value,
+    "sqrt": lambda value: math.sqrt(max(value, 0.0)),
+    # Accuracies from 10 to 95 on one axis: the square root of the error gives the upper ones room.
+    "error": lambda value: -math.sqrt(max(100.0 - value, 0.0)),
+    "log": lambda value: math.log10(max(value, 1e-30)),
+}
+"""What an axis applies to its values; ``warps`` in page.js must agree."""
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """One of the two drawings: its class in the style sheet and its width in pixels."""
+
+    name: str
+    width: int
+
+    @property
+    def narrow(self) -> bool:
+        return self.name == "narrow"
+
+
+CANVASES = (Canvas("wide", 880), Canvas("narrow", 360))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps [low, high] to [start, end]; with ``root``, through the square root (for values from zero up)."""
+    """Maps [low, high] to the pixels [start, end]."""
 
     low: float
     high: float
     start: float
     end: float
-    root: bool = False
+    warp: str = "linear"
 
     def __call__(self, value: float) -> float:
-        low, high, at = self.low, self.high, value
-        if self.root:
-            low, high, at = math.sqrt(low), math.sqrt(high), math.sqrt(max(value, 0.0))
-        share = (at - low) / (high - low) if high > low else 0.5
+        warp = WARPS[self.warp]
+        low, high = warp(self.low), warp(self.high)
+        share = (warp(value) - low) / (high - low) if high > low else 0.5
         return self.start + share * (self.end - self.start)
 
     def clamp(self, value: float) -> float:
-        """The pixel of ``value``, moved to the nearer end where it lies outside."""
+        """The pixel of `value`, moved to the nearer end where it lies outside."""
         return self(min(max(value, self.low), self.high))
+
+    def marks(self, values: Sequence[float]) -> list[tuple[float, str]]:
+        """(pixel, label) of ticks."""
+        return [(self(value), tick_label(value, values)) for value in values]
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """About ``wanted`` round values in [low, high]."""
+    """About `wanted` round values in [low, high]."""
     if not high > low:
         return [low]
     rough = (high - low) / max(wanted, 1)
@@ -42,13 +74,15 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 
 
 def tick_label(value: float, values: Sequence[float]) -> str:
-    """One tick's text, with as many decimals as the whole axis needs."""
+    """The text of a tick, with as many decimals as the whole axis needs; tiny values with an exponent."""
+    if 0 < max(map(abs, values)) < 1e-3:
+        return f"{value:g}".replace("-", MINUS)
     digits = next((d for d in range(7) if all(abs(round(v, d) - v) < 1e-9 for v in values)), 6)
-    return f"{value:,.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    return f"{value:,.{digits}f}".replace("-", MINUS)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The ``share`` quantile by linear interpolation; ``values`` must not be empty."""
+    """The `share` quantile by linear interpolation. `values` must not be empty."""
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     below = math.floor(position)
@@ -57,9 +91,45 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def limits(values: Sequence[float], trim: float = 0.0, pad: float = 0.05) -> tuple[float, float]:
-    """The range to show: all of ``values`` but the ``trim`` share at each end, padded, never empty."""
+    """The range of `values` without the `trim` share at each end, padded and never empty."""
     if not values:
         return 0.0, 1.0
     low, high = quantile(values, trim), quantile(values, 1.0 - trim)
     room = (high - low) * pad or abs(high) * 0.1 or 1.0
     return low - room, high + room
+
+
+def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places for labels: near those wanted, in their order, `gap` from each other, inside [low, high]."""
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    placed = [0.0] * len(wanted)
+    floor = low
+    for index in order:
+        placed[index] = max(wanted[index], floor)
+        floor = placed[index] + gap
+    ceiling = high
+    for index in reversed(order):
+        placed[index] = min(placed[index], ceiling)
+        ceiling = placed[index] - gap
+    return placed
+
+
+def num(value: float, digits: int = 1) -> str:
+    """A coordinate: at most `digits` decimals, no trailing zeros, no negative zero."""
+    text = f"{value:.{digits}f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text in ("-0", "") else text
+
+
+def line_path(points: Iterable[tuple[float, float] | None]) -> str:
+    """The path of a polyline that breaks at None. A point alone between two breaks is a dot."""
+    parts: list[str] = []
+    start = True
+    for point in points:
+        if point is None:
+            start = True
+            continue
+        parts.append(f"{'M' if start else 'L'}{num(point[0])} {num(point[1])}{'h0' if start else ''}")
+        start = False
+    return "".join(parts)

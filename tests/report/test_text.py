@@ -1,55 +1,35 @@
-"""The small parts: escaping, numbers for readers, scales, labels that keep their distance."""
+"""Numbers and names for readers, scales, labels that keep their distance."""
 
-import math
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softprune.report import formats
-from softprune.report.figures import apart, figure
-from softprune.report.markup import Markup, el, join, num
-from softprune.report.naming import stages
-from softprune.report.scales import Scale, limits, quantile, tick_label, ticks
-
-
-def test_text_and_attributes_are_escaped_and_markup_is_not() -> None:
-    inner = el("b", "<i>&\"'")
-    assert inner == "<b>&lt;i&gt;&amp;&quot;&#x27;</b>"
-    assert el("p", inner, title='"><script>') == f'<p title="&quot;&gt;&lt;script&gt;">{inner}</p>'
-    assert isinstance(join(["<", inner]), Markup)
-    assert el("input", checked=True, disabled=False, class_="a", data_low=0.5) == (
-        '<input checked class="a" data-low="0.5">'
-    )
-
-
-def test_data_for_the_script_cannot_end_its_element() -> None:
-    page = figure("x", data={"name": "</script><script>alert(1)</script>"})
-    assert page.count("</script>") == 1
-    with pytest.raises(ValueError, match="JSON"):
-        figure("x", data=[math.nan])
+from softprune.report import text
+from softprune.report.scales import Scale, apart, limits, num, quantile, tick_label, ticks
+from softprune.report.text import stages
 
 
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
-        (formats.short(313_201_664), "313 M"),
-        (formats.short(14_724_042), "14.7 M"),
-        (formats.short(9_996_000), "10.0 M"),
-        (formats.short(512), "512"),
-        (formats.short(None), "\N{EM DASH}"),
-        (formats.count(313_201_664), "313,201,664"),
-        (formats.file_size(58_896_168), "58.9 MB"),
-        (formats.percent(formats.cut(200, 67)), "66.5 %"),
-        (formats.percent(-0.04), "0.0 %"),
-        (formats.change(-0.06), "\N{MINUS SIGN}0.06"),
-        (formats.change(0.06), "+0.06"),
-        (formats.change(0.001), "0.00"),
-        (formats.significant(-0.00012345), "\N{MINUS SIGN}0.000123"),
-        (formats.duration(411.3), "6 min 51 s"),
-        (formats.duration(7322), "2 h 02 min"),
-        (formats.milliseconds(4.1834), "4.18 ms"),
+        (text.short(313_201_664), "313 M"),
+        (text.short(14_724_042), "14.7 M"),
+        (text.short(9_996_000), "10.0 M"),
+        (text.short(512), "512"),
+        (text.short(None), "\N{EM DASH}"),
+        (text.count(313_201_664), "313,201,664"),
+        (text.file_size(58_896_168), "58.9 MB"),
+        (text.percent(text.cut(200, 67)), "66.5 %"),
+        (text.percent(-0.04), "0.0 %"),
+        (text.change(-0.06), "\N{MINUS SIGN}0.06"),
+        (text.change(0.06), "+0.06"),
+        (text.change(0.001), "0.00"),
+        (text.significant(-0.00012345), "\N{MINUS SIGN}0.000123"),
+        (text.duration(411.3), "6 min 51 s"),
+        (text.duration(7322), "2 h 02 min"),
+        (text.milliseconds(4.1834), "4.18 ms"),
     ],
 )
 def test_numbers_as_a_reader_gets_them(written: str, wanted: str) -> None:
@@ -57,9 +37,9 @@ def test_numbers_as_a_reader_gets_them(written: str, wanted: str) -> None:
 
 
 def test_a_cut_of_nothing_is_unknown() -> None:
-    assert formats.cut(0, 0) is None
-    assert formats.cut(None, 3) is None
-    assert formats.cut(4, 5) == -25.0
+    assert text.cut(0, 0) is None
+    assert text.cut(None, 3) is None
+    assert text.cut(4, 5) == -25.0
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 10))
@@ -72,7 +52,9 @@ def test_ticks_are_few_and_inside(low: float, span: float, wanted: int) -> None:
 
 def test_scales_and_limits() -> None:
     assert Scale(0, 10, 100, 0)(2.5) == 75
-    assert Scale(0, 4, 0, 100, root=True)(1) == 50
+    assert Scale(0, 4, 0, 100, "sqrt")(1) == 50
+    assert Scale(0, 100, 0, 100, "error")(75) == 50
+    assert Scale(1, 100, 0, 100, "log")(10) == 50
     assert Scale(0, 10, 0, 100).clamp(99) == 100
     assert Scale(3, 3, 0, 100)(3) == 50
     assert limits([]) == (0.0, 1.0)
@@ -104,3 +86,10 @@ def test_stages_group_neighbours_by_prefix() -> None:
     assert stages(names) == [("stages.0", 12), ("stages.1", 12), ("stages.2", 12), ("bn", 1)]
     assert stages([f"layer{index}" for index in range(20)]) == [("", 20)]
     assert stages([]) == [("", 0)]
+
+
+def test_control_characters_are_shown_not_sent_to_the_terminal() -> None:
+    assert text.printable("a\x1b[31m\n\u202e") == "a\\x1b[31m\\n\\u202e"
+    assert (
+        text.printable("\N{GREEK SMALL LETTER DELTA} plain name") == "\N{GREEK SMALL LETTER DELTA} plain name"
+    )

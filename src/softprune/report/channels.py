@@ -1,0 +1,185 @@
+"""The channels of a run: the distribution after BatchNorm, layer by layer, and the plane of shift and scale.
+
+The script draws the distributions, since a page with every layer drawn would be megabytes. Python chooses the channels,
+their order and the range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from softprune.report.decisions import QUADRANTS, RELU_LIKE, Channel, Decisions, Rule, exemplar
+from softprune.report.scales import CANVASES, Scale, limits, num, quantile, ticks
+from softprune.runs.records import Run, Site
+
+ROWS = 40
+KEPT_ROWS = 24
+"""Rows for kept channels where both kinds have more channels than rows."""
+REACH = 3.3
+"""Half-width of a drawn bell curve in standard deviations."""
+BELL = "M" + "L".join(
+    f"{num(x, 2)} {num(-math.exp(-0.5 * x * x), 3)}"
+    for x in (REACH * (index / 22 - 1) for index in range(45))
+)
+"""The path of the unit bell curve. Every N(beta, gamma^2) is an affine copy of it."""
+PLANE = (52, 606, 30, 672)
+"""Left, right, top and bottom of the plane of shift and scale."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The drawn channels of a layer, in order, and the range of the axis."""
+
+    order: tuple[int, ...]
+    low: float
+    high: float
+
+
+def view_of(site: Site, rule: Rule) -> View:
+    """Kept channels first, each kind from the most alive to the most dead, evenly thinned to the rows."""
+    known = [index for index in range(site.width) if math.isfinite(site.beta[index] + site.gamma[index])]
+    known.sort(key=lambda index: (rule.delta - site.beta[index]) / (abs(site.gamma[index]) + 1e-8))
+    kept = [index for index in known if site.keep[index]]
+    dropped = [index for index in known if not site.keep[index]]
+    room = min(len(kept), max(KEPT_ROWS, ROWS - len(dropped)))
+    return View((*_thin(kept, room), *_thin(dropped, ROWS - room)), *_range(site, known, rule))
+
+
+def _thin(channels: list[int], rows: int) -> list[int]:
+    if len(channels) <= rows:
+        return channels
+    return [channels[round(row * (len(channels) - 1) / (rows - 1))] for row in range(rows)]
+
+
+def _range(site: Site, known: list[int], rule: Rule) -> tuple[float, float]:
+    """All curves but a few outliers. Dead channels may leave the plot on the left."""
+    starts = [site.beta[index] - 3.2 * abs(site.gamma[index]) for index in known]
+    ends = [site.beta[index] + 3.2 * abs(site.gamma[index]) for index in known]
+    high = max(quantile(ends, 0.995), rule.delta + 0.1)
+    low = min(quantile(starts, 0.02), rule.delta - 0.1)
+    return max(low, rule.delta - 2.5 * (high - rule.delta)), high
+
+
+def tally(site: Site, view: View) -> str:
+    drawn = f"; {len(view.order)} drawn, spread evenly" if len(view.order) < site.width else ""
+    return f"{site.name}: {site.kept} kept, {site.width - site.kept} dropped{drawn}"
+
+
+def distributions(run: Run, decisions: Decisions) -> dict[str, Any]:
+    """The layers for the picker and the data of every channel, in ten-thousandths, for the script."""
+    shown = sorted({channel.site for channel in decisions.channels})
+    sites, rule = [run.sites[position] for position in shown], decisions.rule
+    # Show a wide layer first that keeps about half of its channels.
+    chosen = min(sites, key=lambda site: (abs(site.kept / site.width - 0.5) > 0.3, -site.width))
+    letters = {name: str(position) for position, name in enumerate(QUADRANTS)}
+    quadrants = {(channel.site, channel.index): letters[channel.quadrant] for channel in decisions.channels}
+    layers = []
+    for position, site in zip(shown, sites, strict=True):
+        view = view_of(site, rule)
+        layers.append(
+            {
+                "name": site.name,
+                "tally": tally(site, view),
+                "order": view.order,
+                "range": [round(view.low, 4), round(view.high, 4)],
+                "ticks": {
+                    canvas.name: ticks(view.low, view.high, 4 if canvas.narrow else 9) for canvas in CANVASES
+                },
+                "beta": [_tenthousandths(value) for value in site.beta],
+                "gamma": [_tenthousandths(abs(value)) for value in site.gamma],
+                "keep": "".join("01"[keep] for keep in site.keep),
+                "quadrant": "".join(quadrants.get((position, index), "-") for index in range(site.width)),
+            }
+        )
+    return {
+        "sites": sites,
+        "chosen": chosen,
+        "rule": rule,
+        "other_activations": sorted({site.activation for site in sites if site.activation not in RELU_LIKE}),
+        "drawings": [_frame(canvas.width, canvas.name, rule) for canvas in CANVASES],
+        "data": {"delta": rule.delta, "sites": layers},
+    }
+
+
+def _frame(width: int, name: str, rule: Rule) -> dict[str, Any]:
+    split = 260.0 if name == "narrow" else 690.0
+    shares = Scale(0.0, 1.0, split + 16.0, width - 8.0)
+    values = [0.0, 1.0] if name == "narrow" else [0.0, 0.5, 1.0]
+    return {
+        "name": name,
+        "width": width,
+        "left": 6.0,
+        "split": split,
+        "top": 60.0,
+        "bottom": 486.0,
+        "shares": shares,
+        "marks": shares.marks(values),
+        "least": shares(1 - rule.c),
+    }
+
+
+def _tenthousandths(value: float) -> int | None:
+    return round(value * 1e4) if math.isfinite(value) else None
+
+
+def plane(run: Run, decisions: Decisions) -> dict[str, Any]:
+    """Every channel by shift and scale, the two decision lines, and a typical channel of each quadrant."""
+    left, right, top, bottom = PLANE
+    channels, rule, threshold = decisions.channels, decisions.rule, decisions.threshold
+    low, high = limits([channel.beta for channel in channels], trim=0.002)
+    most = max(quantile([channel.gamma for channel in channels], 0.998) * 1.06, threshold * 1.5, 1e-3)
+    # Where the line of Slimming would lie on the axis, a square-root axis gives the small scales room.
+    root = 0 < threshold < 0.05 * most
+    scale_x = Scale(low, high, left, right)
+    scale_y = Scale(0.0, most, bottom, top, "sqrt" if root else "linear")
+    rooted = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 3.0)
+    y_ticks = [tick for tick in rooted if tick <= most] if root else ticks(0.0, most, 5)
+    dots: dict[str, set[str]] = {kind: set() for kind in QUADRANTS}
+    for channel in channels:
+        # Channels on the same half pixel are one dot.
+        x, y = round(2 * scale_x.clamp(channel.beta)) / 2, round(2 * scale_y.clamp(channel.gamma)) / 2
+        dots[channel.quadrant].add(f"M{num(x)} {num(y)}h0")
+    highest = most if rule.z <= 0 else min(most, max((rule.delta - low) / rule.z, 0.0))
+    line = [
+        (scale_x.clamp(rule.delta - rule.z * gamma), scale_y(gamma))
+        for gamma in (highest * step / 40 for step in range(41))
+    ]
+    return {
+        "x": scale_x,
+        "y": scale_y,
+        "frame": PLANE,
+        "x_marks": scale_x.marks(ticks(low, high, 6)),
+        "y_marks": scale_y.marks(y_ticks),
+        "dots": {kind: "".join(sorted(dots[kind])) for kind in ("drop", "keep", "scp", "slimming")},
+        "line": "M" + "L".join(f"{num(x)} {num(y)}" for x, y in line),
+        # The label stands where the line leaves the points below it.
+        "label": line[30],
+        "threshold": scale_y(threshold) if threshold > 0 else None,
+        "against": sum(channel.scp_drops != rule.drops(channel.beta, channel.gamma) for channel in channels),
+        "examples": _examples(run.sites, decisions),
+    }
+
+
+def _examples(sites: Sequence[Site], decisions: Decisions) -> dict[str, dict[str, Any]]:
+    """A typical channel of each quadrant, all to one scale."""
+    found = {kind: channel for kind in QUADRANTS if (channel := exemplar(decisions, kind))}
+    delta = decisions.rule.delta
+    low = min(channel.beta - REACH * channel.gamma for channel in found.values())
+    high = max(channel.beta + REACH * channel.gamma for channel in found.values())
+    scale = Scale(min(low, delta - 0.1), max(high, delta + 0.1), 4, 276)
+    return {kind: _example(channel, sites, scale, delta) for kind, channel in found.items()}
+
+
+def _example(channel: Channel, sites: Sequence[Site], scale: Scale, delta: float) -> dict[str, Any]:
+    pixels = (scale.end - scale.start) / (scale.high - scale.low)
+    # A scale of zero has no width; half a pixel still shows its place.
+    spread = max(channel.gamma * pixels, 0.5)
+    return {
+        "channel": channel,
+        "name": sites[channel.site].name,
+        "transform": f"matrix({num(spread, 2)} 0 0 46 {num(scale(channel.beta))} 60)",
+        "delta": scale(delta),
+    }

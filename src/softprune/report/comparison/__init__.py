@@ -1,1 +1,0 @@
-"""The parts of a comparison's page, one file each."""

@@ -1,0 +1,138 @@
+"""Layer by layer: widths before and after, where the MACs went, and the profiles of several experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from softprune.report.scales import CANVASES, Canvas, Scale, line_path, num, ticks
+from softprune.report.text import cut, stages
+from softprune.runs.records import Module, Site
+
+ROWS_SHOWN = 32
+"""With more sites the rows are folded away under a chart of all of them."""
+SEGMENTS = 24
+"""With more modules the flow shows stages."""
+
+
+def skylines(sites: Sequence[Site]) -> list[dict[str, Any]]:
+    """A column per layer: its width and kept channels above, the kept share below. For the template "skyline"."""
+    return [_skyline(canvas, sites) for canvas in CANVASES]
+
+
+def _skyline(canvas: Canvas, sites: Sequence[Site]) -> dict[str, Any]:
+    left, right, top, bottom, foot = 38, canvas.width - 6, 18, 178, 276
+    largest = max(site.width for site in sites)
+    widths, shares = Scale(0, largest, bottom, top), Scale(0, 100, foot, bottom + 34)
+    pitch = (right - left) / len(sites)
+    thickness = max(pitch - (1.0 if pitch > 3 else 0.35), 0.6)
+    was, now = [], []
+    for position, site in enumerate(sites):
+        x = left + position * pitch
+        was += [_column(x, thickness, widths(site.width), bottom), _column(x, thickness, shares(100), foot)]
+        now.append(_column(x, thickness, widths(site.kept), bottom))
+        now.append(_column(x, thickness, shares(100 * site.kept / site.width), foot))
+    return {
+        "canvas": canvas,
+        "left": left,
+        "right": right,
+        "top": top,
+        "bottom": bottom,
+        "foot": foot,
+        "pitch": pitch,
+        "widths": widths.marks(ticks(0, largest, 4)),
+        "shares": shares.marks([0, 50, 100]),
+        "was": "".join(was),
+        "now": "".join(now),
+        "emptied": [left + (position + 0.5) * pitch for position, site in enumerate(sites) if site.kept == 0],
+        "bands": bands([site.name for site in sites], left, pitch),
+    }
+
+
+def _column(x: float, width: float, top: float, bottom: float) -> str:
+    return f"M{num(x, 2)} {num(bottom)}V{num(top)}h{num(width, 2)}V{num(bottom)}z" if top < bottom else ""
+
+
+def bands(names: Sequence[str], left: float, pitch: float) -> list[tuple[float, float, str]]:
+    """(start, end, name) of the stages under the columns; the name is empty where it has no room."""
+    found, x = [], float(left)
+    for name, members in stages(names):
+        end = x + members * pitch
+        found.append((x, end, name if end - x > 6.5 * len(name) else ""))
+        x = end
+    return found
+
+
+def segments(modules: Sequence[Module]) -> list[dict[str, Any]]:
+    """The modules, or the stages of a deep network, with their MACs before and after."""
+    if len(modules) <= SEGMENTS:
+        return [{"name": m.name, "before": m.macs_dense, "after": m.macs_compact} for m in modules]
+    found, start = [], 0
+    for name, members in stages([module.name for module in modules]):
+        part = modules[start : start + members]
+        start += members
+        before, after = sum(m.macs_dense for m in part), sum(m.macs_compact for m in part)
+        found.append({"name": name, "before": before, "after": after})
+    return found
+
+
+def flows(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Two bars to one scale, with a ribbon from each part to what is left of it. For the template "flow"."""
+    return [_flow(canvas, parts) for canvas in CANVASES]
+
+
+def _flow(canvas: Canvas, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    before, after = sum(part["before"] for part in parts), sum(part["after"] for part in parts)
+    scale = canvas.width / max(before, after)
+    x, y, drawn = 0.0, 0.0, []
+    for part in parts:
+        width, narrow, name = part["before"] * scale, part["after"] * scale, part["name"]
+        gap = 0.7 if width > 4 else 0.0
+        label = name.rsplit(".", 1)[-1] if 6.6 * len(name) + 8 > width else name
+        drawn.append(
+            {
+                **part,
+                "left": 100 - (cut(part["before"], part["after"]) or 0.0),
+                "ribbon": f"M{num(x)} 50H{num(x + width)}L{num(y + narrow)} 104H{num(y)}z",
+                "from": (x, max(width - gap, 0.3)),
+                "to": (y, max(narrow - min(gap, narrow / 2), 0.0)),
+                "label": label if 6.6 * len(label) + 8 < width else "",
+                "middle": x + width / 2,
+            }
+        )
+        x, y = x + width, y + narrow
+    return {
+        "canvas": canvas,
+        "parts": drawn,
+        "before": before,
+        "after": after,
+        "end": y,
+        "beside": canvas.width - y > 190,
+    }
+
+
+def profiles(sites: Sequence[tuple[str, int]], kept: Mapping[int, Sequence[float]]) -> list[dict[str, Any]]:
+    """The kept share of each layer, a line per experiment. For the template "profile"."""
+    drawn = []
+    for canvas in CANVASES:
+        left, right, top, bottom = 38.0, canvas.width - 6.0, 22.0, 242.0
+        scale_x, scale_y = Scale(0, len(sites), left, right), Scale(0, 100, bottom, top)
+        lines = {
+            index: line_path(
+                (scale_x(position + 0.5), scale_y(100 * value / sites[position][1]))
+                for position, value in enumerate(values)
+            )
+            for index, values in kept.items()
+        }
+        drawn.append(
+            {
+                "canvas": canvas,
+                "left": left,
+                "right": right,
+                "bottom": bottom,
+                "marks": scale_y.marks([0, 25, 50, 75, 100]),
+                "lines": lines,
+                "bands": bands([name for name, _ in sites], left, (right - left) / len(sites)),
+            }
+        )
+    return drawn

@@ -1,0 +1,75 @@
+"""One self-contained page from a template.
+
+Jinja escapes everything that comes from a record. The content security policy names the hashes of the page's own style
+sheet and script, so that nothing else can run, and the page cannot fetch.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from softprune.report import text
+from softprune.report.channels import BELL
+from softprune.report.scales import line_path, num
+
+HUES = 7
+
+
+def style_of(index: int) -> str:
+    """Colour and dash of an experiment: seven hues, dashed from the eighth experiment on."""
+    return f"g{index % HUES} dash{index // HUES}" if index >= HUES else f"g{index % HUES}"
+
+
+def render_page(template: str, **context: Any) -> str:
+    """Render a page with style sheet, script and content security policy."""
+    style, script = _asset("page.css"), _asset("page.js")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    page = _environment().get_template(template)
+    return page.render(policy=policy, style=Markup(style), script=Markup(script), **context)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("softprune.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    names = (
+        "accuracy change count count_or_short duration file_size flatten known_as milliseconds percent removed "
+        "setting_text short significant to_the_minute"
+    )
+    environment.filters |= {name: getattr(text, name) for name in names.split()}
+    environment.filters |= {"n": _pixel, "exact": repr, "fixed": _fixed}
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.globals |= {"cut": text.cut, "style_of": style_of, "line_path": line_path, "BELL": BELL}
+    return environment
+
+
+def _pixel(value: float) -> str:
+    return num(value, 2)
+
+
+def _fixed(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}".replace("-", text.MINUS)
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
+
+
+def _hash(content: str) -> str:
+    digest = hashlib.sha256(content.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
