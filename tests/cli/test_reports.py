@@ -99,3 +99,42 @@ def test_a_run_done_twice_counts_once_and_a_line_says_so(softprune, finished: Pa
     assert result.exit_code == 0, result.output
     assert "runs/two has the configuration and seed of runs/one" in result.stderr
     assert (tmp_path / "table.md").read_text().splitlines()[2].split(" | ")[5] == "1"
+
+
+def test_compare_writes_csv_and_the_papers_tables(softprune, finished: Path, tmp_path: Path) -> None:
+    result = softprune("compare", str(finished), "--csv", "table.csv")
+    assert result.exit_code == 0, result.output
+    head, line = (tmp_path / "table.csv").read_text().splitlines()
+    assert head.startswith("data,model,method,fine-tuned,run,n,baseline mean")
+    assert line.count(",") == head.count(",")
+    result = softprune("compare", str(finished), "--paper-tables", "--out", "tables.md")
+    assert result.exit_code == 0, result.output
+    assert "Table 1 of the paper" in result.output
+    assert "## Table 8 of the paper" in (tmp_path / "tables.md").read_text()
+
+
+def test_watch_writes_the_page_again_until_the_run_ends(
+    softprune, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(finished / "config.toml", run)
+    lines = (finished / "metrics.jsonl").read_text().splitlines(keepends=True)
+    pages = []
+
+    def time_passes(seconds: float) -> None:
+        page = run / "report.html"
+        pages.append(page.read_text() if page.is_file() else "")
+        if len(pages) > len(lines):
+            shutil.copy(finished / "result.json", run)
+        else:
+            (run / "metrics.jsonl").write_text("".join(lines[: len(pages)]))
+
+    monkeypatch.setattr("softprune.cli.reports.time.sleep", time_passes)
+    result = softprune("report", str(run), "--watch")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("Report: ") == 2
+    assert pages[0] == ""
+    assert 'http-equiv="refresh"' in pages[1]
+    assert 'http-equiv="refresh"' not in (run / "report.html").read_text()
+    assert softprune("report", "nothing", "--watch").exit_code == 2

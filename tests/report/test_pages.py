@@ -222,7 +222,7 @@ def test_the_comparison_has_the_papers_figures_beside_ours(make_run: Make, tmp_p
     ]
     heads, cells = table_cells(paper_rows([load_run(folder) for folder in folders], titles))
     assert rows == [heads, *([text if text != "-" else "\N{EM DASH}" for text in line] for line in cells)]
-    best = heads.index("acc. best") + 1
+    best = heads.index("best, paper")
     assert [(row[2], row[4], row[best]) for row in rows[1:]] == [
         ("SCP", "cifar10-vgg16-scp", "93.79"),
         ("SCP", "my-own", "\N{EM DASH}"),

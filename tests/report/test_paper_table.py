@@ -1,11 +1,22 @@
 """The paper's table: rows per method and fine-tuning, means over seeds, and the paper's figures beside ours."""
 
+import csv
+import io
 from pathlib import Path
 
 import pytest
 
 from softprune.config.recipes import load_recipe, recipe_names
-from softprune.report import PaperRow, markdown, paper_figures, paper_rows, table_cells
+from softprune.report import (
+    PaperRow,
+    csv_text,
+    markdown,
+    paper_figures,
+    paper_rows,
+    paper_tables,
+    paper_tables_markdown,
+    table_cells,
+)
 from softprune.runs.records import Epoch, Moment, Run, Totals, Variant
 
 NOTHING = Totals()
@@ -120,13 +131,55 @@ def test_the_papers_columns_appear_beside_ours() -> None:
     rows = paper_rows([run("cifar10-vgg16-scp", "scp")])
     heads, (cells,) = table_cells(rows)
     line = dict(zip(heads, cells, strict=False))
-    assert line["FT"] == "X"
+    assert line["fine-tuned"] == "no"
     assert line["model"] == "VGG-16"
-    assert cells[heads.index("acc. best") + 1] == "93.79"
-    assert cells[heads.index("FLOPs cut") + 1] == "66.2"
-    assert "paper" not in table_cells(paper_rows([run("my own", "scp")]))[0]
+    assert (line["best, ours"], line["best, paper"]) == ("91.00", "93.79")
+    assert (line["FLOPs cut, ours"], line["FLOPs cut, paper"]) == ("50.0", "66.2")
+    assert not any("paper" in head for head in table_cells(paper_rows([run("my own", "scp")]))[0])
     text = markdown(rows)
     assert text.splitlines()[0].count("|") == text.splitlines()[2].count("|") == len(heads) + 1
+
+
+def test_names_are_text_in_markdown_and_have_no_control_characters() -> None:
+    (row,) = paper_rows([run("a|b<script>[x](y)`\x1b[31m\n", "scp")])
+    text = markdown([row])
+    assert "\x1b" not in text
+    assert "<script>" not in text
+    assert r"a\|b&lt;script>\[x\](y)\`\\x1b\[31m\\n" in text
+    assert text.splitlines()[2].replace(r"\|", "").count("|") == text.splitlines()[0].count("|")
+    assert "\x1b" not in csv_text([row])
+
+
+def test_csv_has_full_precision() -> None:
+    rows = paper_rows([run("cifar10-vgg16-scp", "scp", seed, 92.0 + seed / 3) for seed in (0, 1)])
+    (line,) = csv.DictReader(io.StringIO(csv_text(rows)))
+    assert float(line["last mean"]) == pytest.approx(92 + 1 / 6, abs=1e-12)
+    assert (line["n"], line["fine-tuned"], line["best paper"], line["front"]) == ("2", "no", "93.79", "yes")
+
+
+def test_the_front_is_what_no_other_row_beats() -> None:
+    def cheap(name: str, top1: float, macs: int) -> Run:
+        return run(name, "scp", 0, top1, compact=Totals(macs=macs, params=20, channels=5))
+
+    runs = [
+        cheap("good", 92.0, 40),
+        cheap("worse", 91.0, 40),
+        cheap("smaller", 90.0, 20),
+        cheap("bad", 89.0, 30),
+    ]
+    assert [row.name for row in paper_rows(runs) if row.on_front] == ["good", "smaller"]
+
+
+def test_the_papers_tables_have_all_its_rows_and_ours_where_there_is_a_run() -> None:
+    rows = paper_rows([run("cifar10-vgg16-scp", "scp")])
+    tables = paper_tables(rows)
+    assert [title for title, _, _ in tables] == [f"Table {number} of the paper" for number in range(1, 9)]
+    assert sum(len(cells) for _, _, cells in tables) == len(paper_figures())
+    lines = {line[0]: dict(zip(heads, line, strict=True)) for _, heads, cells in tables for line in cells}
+    ours = lines["cifar10-vgg16-scp"]
+    assert (ours["runs"], ours["best, paper"], ours["best, ours"]) == ("1", "93.79", "91.00")
+    assert lines["cifar10-vgg19-scp"]["best, ours"] == "-"
+    assert "| cifar10-vgg16-scp | 1 |" in paper_tables_markdown(rows)
 
 
 def test_the_papers_figures_hang_together() -> None:

@@ -1,8 +1,9 @@
 """`report` and `compare`: pages and tables from the records of runs."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,73 +13,144 @@ from softprune.cli.output import print_table, remark, say
 from softprune.cli.results import method_titles, write_report
 from softprune.errors import ConfigError
 
+if TYPE_CHECKING:
+    from softprune.report import PaperRow
+
+
+WATCH_SECONDS = 2.0
+
 
 @command
-def report(run: Run) -> None:
+def report(
+    run: Run,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write the page again whenever the run has new records.")
+    ] = False,
+) -> None:
     """Write the page of a run, also of one that still trains: RUN/report.html."""
-    say(f"Report: {write_report(run)}")
+    if watch:
+        _watch(run)
+    else:
+        say(f"Report: {write_report(run)}")
+
+
+def _watch(run: Path) -> None:
+    """Write the page at each change of the records until the run has finished; the open page reloads itself."""
+    if not run.is_dir():
+        raise ConfigError(f"A run to watch must be a folder. Got {run}, which does not exist.")
+    say("Watching. Open the page in a browser; it reloads itself. Ctrl-C ends.")
+    seen: list[tuple[int, int]] = []
+    while True:
+        state = [
+            (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else (0, 0)
+            for folder in (run, run / "dense")
+            for file in (folder / "result.json", folder / "metrics.jsonl")
+        ]
+        finished, trained = (bool(size) for _, size in state[:2])
+        if state != seen and (finished or trained):
+            page = write_report(run, refresh=0 if finished else 10)
+            if finished or not seen:
+                say(f"Report: {page}")
+            if finished:
+                return
+            seen = state
+        time.sleep(WATCH_SECONDS)
 
 
 @command
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of finished runs, or of whole sweeps.", show_default=False)
+        list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.", show_default=False)
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", help="Also write a page (comparison.html), or the table alone (comparison.md)."
-        ),
+        typer.Option("--out", "-o", help="Also write a page (comparison.html) or a table (comparison.md)."),
     ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Also write the table as CSV in full precision.")
+    ] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper-tables", help="Print tables 1 to 8 of the paper with our figures.")
+    ] = False,
 ) -> None:
-    """Compare finished runs in the paper's table, with the paper's own figures where it has them.
+    """Compare finished runs in a table, with the figures of the paper where it has them.
 
-    Accuracy of the last and the best epoch, the drop against the dense network, and what was cut; runs that differ
-    only in their seed are averaged. The dense network is that of the run itself (train.dense_baseline), or the mean
-    of the dense runs of the same training (network, data, epochs, optimizer, schedule) among those compared. What is
-    not finished, or repeats a newer run's configuration and seed, is left out, and a line says so.
+    The table has the accuracy of the last and the best epoch, the drop against the dense network, and what was cut.
+    Runs that differ only in their seed are averaged. The dense network is that of the run itself
+    (train.dense_baseline), or the mean of the dense runs of the same training (network, data, epochs, optimizer,
+    schedule) among those compared. Unfinished runs, and runs with the configuration and seed of a newer one, are left
+    out, and a line says so.
     """
     folders = _finished(runs)
-    table = print_comparison(folders)
-    if out is None:
-        return
-    if out.suffix == ".md":
-        from softprune.io import write_atomically
+    rows = comparison_rows(folders)
+    if paper:
+        from softprune.report import paper_tables, paper_tables_markdown
 
-        write_atomically(out, table.encode(), then="compare again")
-        say(f"Table: {out}")
-        return
-    from softprune.report import render_comparison
+        for table in paper_tables(rows):
+            print_table(*table)
+        text = paper_tables_markdown(rows)
+    else:
+        from softprune.report import markdown
 
-    say(f"Comparison: {render_comparison(folders, out, method_titles())}")
+        print_rows(rows)
+        text = markdown(rows)
+    if csv is not None:
+        from softprune.report import csv_text
+
+        _write(csv, csv_text(rows))
+    if out is not None and (out.suffix == ".md" or paper):
+        _write(out, text)
+    elif out is not None:
+        from softprune.report import render_comparison
+
+        say(f"Comparison: {render_comparison(folders, out, method_titles())}")
 
 
-def print_comparison(folders: Sequence[Path]) -> str:
-    """Print the paper's table for finished runs, and return it in Markdown."""
-    from softprune.report import distinct, load_run, markdown, paper_rows, table_cells
+def print_comparison(folders: Sequence[Path]) -> None:
+    """Print the table of finished runs."""
+    print_rows(comparison_rows(folders))
+
+
+def comparison_rows(folders: Sequence[Path]) -> "list[PaperRow]":
+    """Read finished runs and return the rows of their table; a line names each run that is left out."""
+    from softprune.report import distinct, load_run, paper_rows
+    from softprune.report.text import printable
 
     runs, repeats = distinct([load_run(folder) for folder in folders])
     for repeat in repeats:
-        remark(f"Left out: {repeat}")
-    rows = paper_rows(runs, method_titles())
+        remark(printable(f"Left out: {repeat}"))
+    return paper_rows(runs, method_titles())
+
+
+def print_rows(rows: "Sequence[PaperRow]") -> None:
+    """Print the table without columns that are the same everywhere."""
+    from softprune.report import table_cells
+    from softprune.report.text import printable
+
     heads, cells = table_cells(rows)
     where = {(row.data, row.model) for row in rows}
-    title = "{1} on {0}".format(*where.pop()) if len(where) == 1 else ""
+    title = printable("{1} on {0}".format(*where.pop())) if len(where) == 1 else ""
     print_table(title, *_without(heads, cells, _unneeded(heads, cells)))
-    return markdown(rows)
+
+
+def _write(path: Path, text: str) -> None:
+    from softprune.io import write_atomically
+
+    write_atomically(path, text.encode(), then="compare again")
+    say(f"Table: {path}")
 
 
 def _unneeded(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> set[int]:
-    """Columns that tell nothing on a screen: the same everywhere, or the same as their neighbours."""
+    """Columns that are the same everywhere, or the same as another one."""
     same = {
         i
         for i, head in enumerate(heads)
-        if head in ("data", "model", "n") and len({row[i] for row in cells}) == 1
+        if head in ("data", "model", "n", "fine-tuned", "front") and len({row[i] for row in cells}) == 1
     }
     if len({(row[0], row[1]) for row in cells}) > 1:
         same -= {0, 1}
     empty = {i for i in range(len(heads)) if all(row[i] == "-" for row in cells)}
-    compact, last = heads.index("compact"), heads.index("acc. last")
+    compact, last = heads.index("compact"), heads.index("last")
     repeated = {compact} if all(row[compact] in (row[last], "-") for row in cells) else set()
     return same | empty | repeated
 
@@ -91,17 +163,17 @@ def _without(
 
 
 def _finished(given: Sequence[Path]) -> list[Path]:
-    """The finished runs among these folders and, where one is a sweep's, in it; says which are left out."""
+    """Return the finished runs among these folders and in sweeps; a line names each run that is left out."""
     from softprune.runs.folder import RunFolder
 
     found = [folder for path in given for folder in _runs_in(path)]
     finished = [folder for folder in found if RunFolder(folder).result.is_file()]
     if not finished and len(found) == 1:
-        RunFolder(found[0]).read_result()  # says what to do about it
+        RunFolder(found[0]).read_result()  # raises with a remedy
     if not finished:
         raise ConfigError(
             f"A comparison must have a finished run. Got none among the {len(found)} in "
-            f"{', '.join(map(str, given))}; `softprune resume RUN` finishes one."
+            f"{', '.join(map(str, given))}. Run `softprune resume RUN` to finish one."
         )
     for folder in found:
         if folder in finished:
@@ -114,7 +186,7 @@ def _finished(given: Sequence[Path]) -> list[Path]:
 
 
 def _runs_in(path: Path) -> list[Path]:
-    """The path itself, or the runs of a sweep in it, finished or not."""
+    """Return the path itself, or the runs of a sweep in it, finished or not."""
     if not path.exists():
         raise ConfigError(f"A run to compare must be a folder. Got {path}, which does not exist.")
     if (path / "config.toml").is_file() or (path / "result.json").is_file():

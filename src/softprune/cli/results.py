@@ -35,15 +35,15 @@ def _with_sign(number: str) -> str:
     return number if number == "-" else f"{number}%"
 
 
-def write_report(run: Path) -> Path:
-    """Render the run's page and return its path."""
+def write_report(run: Path, refresh: int = 0) -> Path:
+    """Write the page of a run and return its path. With `refresh`, an open page reloads after so many seconds."""
     from softprune.report import render_run
 
-    return Path(render_run(run, titles=method_titles()))
+    return Path(render_run(run, titles=method_titles(), refresh=refresh))
 
 
 def method_titles() -> dict[str, str]:
-    """The methods in words."""
+    """Return the titles of the methods by name."""
     from softprune.methods import REGISTRY
 
     return {name: entry.title for name, entry in REGISTRY.items()}

@@ -15,8 +15,9 @@ from softprune.report.curves import ACCURACY, REMOVED, Panel, Series, curves, ev
 from softprune.report.grouping import Group, Repeat, distinct, group_runs, over, spread, with_baselines
 from softprune.report.layers import ROWS_SHOWN, profiles
 from softprune.report.page import render_page, style_of
-from softprune.report.paper_table import EXPLANATION, PaperRow, paper_rows, table_cells
+from softprune.report.paper_table import PaperRow, paper_rows
 from softprune.report.pareto import pareto_views
+from softprune.report.tables import EXPLANATION, table_cells
 from softprune.report.text import MINUS, PLUS_MINUS, UNKNOWN, cut, known_as
 from softprune.runs.reading import load_run
 from softprune.runs.records import Epoch, Moment, Run
@@ -54,6 +55,7 @@ def comparison_page(runs: Sequence[Run], out: Path, titles: Mapping[str, str] | 
         "comparison.html",
         title=f"{heading}: softprune",
         version="",
+        refresh=0,
         heading=heading,
         run_facts=[("runs", str(len(runs))), ("seeds", ", ".join(map(str, seeds)))],
         notes=_notes(runs, repeats),

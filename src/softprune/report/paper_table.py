@@ -31,7 +31,7 @@ class PaperRow:
     baseline: Spread
     last: Spread
     best: Spread
-    shipped: Spread
+    compact: Spread
     drop: Spread
     channels: Spread
     params: Spread
@@ -39,6 +39,8 @@ class PaperRow:
     macs: Spread
     minutes: Spread
     paper: PaperFigures | None
+    on_front: bool = False
+    """Whether no row of the same data and network has fewer MACs and at least its accuracy, or more at the same."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class _Entry:
     finetuned: bool
     last: float | None
     best: float | None
-    shipped: float | None
+    compact: float | None
     seconds: float | None
 
 
@@ -72,7 +74,24 @@ def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> 
         alike.setdefault(key, {}).setdefault(identity(run), []).append(entry)
     rows = [row for key, experiments in alike.items() for row in _rows(*key, list(experiments.values()))]
     order = {key: number for number, key in enumerate(dict.fromkeys((row.data, row.model) for row in rows))}
-    return sorted(rows, key=lambda row: (order[row.data, row.model], row.method != "Dense"))
+    rows.sort(key=lambda row: (order[row.data, row.model], row.method != "Dense"))
+    return [replace(row, on_front=_on_front(row, rows)) for row in rows]
+
+
+def _on_front(row: PaperRow, rows: Sequence[PaperRow]) -> bool:
+    point = _point(row)
+    others = [_point(other) for other in rows if (other.data, other.model) == (row.data, row.model)]
+    return point is not None and not any(
+        other is not None and other != point and other[0] >= point[0] and other[1] >= point[1]
+        for other in others
+    )
+
+
+def _point(row: PaperRow) -> tuple[float, float] | None:
+    """(MACs cut, accuracy) of a row; a dense network cuts none."""
+    accuracy = row.compact.mean if row.compact.mean is not None else row.last.mean
+    macs = 0.0 if row.method == "Dense" else row.macs.mean
+    return None if accuracy is None or macs is None else (macs, accuracy)
 
 
 def _entries(run: Run) -> list[_Entry]:
@@ -124,7 +143,7 @@ def _row(
         baseline=_shared(over(lambda entry: entry.run.dense_top1)),
         last=over(lambda entry: entry.last),
         best=over(lambda entry: entry.best),
-        shipped=over(lambda entry: entry.shipped),
+        compact=over(lambda entry: entry.compact),
         drop=Spread(None, None, 0) if dense else over(_drop),
         channels=less(lambda totals: _first(totals.paper_channels, totals.channels)),
         params=less(lambda totals: _first(totals.paper_params, totals.params)),
@@ -166,77 +185,3 @@ def _first(*values: float | None) -> float | None:
 
 def _top1(moment: Moment | None) -> float | None:
     return moment.top1 if moment else None
-
-
-# --- as text -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Column:
-    head: str
-    digits: int
-    ours: Callable[[PaperRow], Spread]
-    theirs: Callable[[PaperFigures], float | None] | None = None
-
-
-COLUMNS = (
-    _Column("baseline", 2, lambda row: row.baseline, lambda paper: paper.baseline),
-    _Column("acc. last", 2, lambda row: row.last),
-    _Column("acc. best", 2, lambda row: row.best, lambda paper: paper.top1),
-    _Column("compact", 2, lambda row: row.shipped),
-    _Column("drop", 2, lambda row: row.drop, lambda paper: paper.drop),
-    _Column("channels cut", 1, lambda row: row.channels, lambda paper: paper.channels),
-    _Column("params cut", 1, lambda row: row.params, lambda paper: paper.params),
-    _Column("FLOPs cut", 1, lambda row: row.flops, lambda paper: paper.flops),
-    _Column("MACs cut", 1, lambda row: row.macs),
-    _Column("minutes", 1, lambda row: row.minutes),
-)
-
-
-def table_cells(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
-    """The table as text: column heads and cells. The columns of the paper appear if a row has its figures."""
-    quoted = any(row.paper is not None for row in rows)
-    heads = ["data", "model", "method", "FT", "run", "n"]
-    cells = [
-        [row.data, row.model, row.method, "O" if row.finetuned else "X", _run_cell(row), str(row.n)]
-        for row in rows
-    ]
-    for column in COLUMNS:
-        heads.append(column.head)
-        for row, line in zip(rows, cells, strict=True):
-            line.append(_text(column.ours(row), column.digits))
-        if quoted and column.theirs is not None:
-            heads.append("paper")
-            for row, line in zip(rows, cells, strict=True):
-                figure = None if row.paper is None else column.theirs(row.paper)
-                line.append("-" if figure is None else f"{figure:.{column.digits}f}")
-    return heads, cells
-
-
-def markdown(rows: Sequence[PaperRow]) -> str:
-    """The table in Markdown with an explanation of its columns."""
-    heads, cells = table_cells(rows)
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    lines += [f"| {' | '.join(line)} |" for line in cells]
-    return "\n".join([*lines, "", EXPLANATION, ""])
-
-
-EXPLANATION = (
-    "Percent; mean ± sample standard deviation over the n runs that differ in their seed alone. Baseline: the dense "
-    "network's top-1 after its last epoch. Acc. last and best: the pruned network after the last epoch, and at its "
-    "best test epoch, which is what the paper reports. Compact: the network that was written. Drop: baseline minus "
-    "last. Channels, params and FLOPs as the paper counts them where it has a rule for the network, exact elsewhere; "
-    "MACs exact. FT: fine-tuned after the cut; such a run also gives the row before it. "
-    "Minutes: wall time of the whole run; trainings side by side on one device slow each other."
-)
-
-
-def _run_cell(row: PaperRow) -> str:
-    return f"{row.name} ({row.apart})" if row.apart else row.name
-
-
-def _text(value: Spread, digits: int) -> str:
-    if value.mean is None:
-        return "-"
-    mean = f"{value.mean:.{digits}f}"
-    return mean if value.deviation is None else f"{mean} ± {value.deviation:.{digits}f}"

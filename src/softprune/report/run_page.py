@@ -52,28 +52,33 @@ EPOCH_COLUMNS = (
 
 
 def render_run(
-    run_dir: Path | str, out: Path | str | None = None, titles: Mapping[str, str] | None = None
+    run_dir: Path | str,
+    out: Path | str | None = None,
+    titles: Mapping[str, str] | None = None,
+    refresh: int = 0,
 ) -> Path:
     """Write a self-contained HTML page about one run to RUN/report.html or `out`, and return its path.
 
     A finished run is read from result.json, a run that still trains from metrics.jsonl. `titles` names the methods.
+    With `refresh`, an open page reloads itself after so many seconds.
 
     Raises:
         FileFormatError: the folder holds no run, or its records are not what softprune writes.
     """
     run = load_run(run_dir)
     target = Path(out) if out is not None else Path(run_dir) / "report.html"
-    write_atomically(target, run_page(run, titles).encode(), then="`softprune report` writes it")
+    write_atomically(target, run_page(run, titles, refresh).encode(), then="`softprune report` writes it")
     return target
 
 
-def run_page(run: Run, titles: Mapping[str, str] | None = None) -> str:
+def run_page(run: Run, titles: Mapping[str, str] | None = None, refresh: int = 0) -> str:
     """The HTML of the page."""
     decisions = decide(run.sites, rule_of(run.masks), recorded=run.method == "scp")
     return render_page(
         "run.html",
         title=f"{run.name}: softprune report",
         version=run.environment.get("softprune"),
+        refresh=refresh,
         run=run,
         method=(titles or {}).get(run.method, run.method),
         run_facts=_facts(run),

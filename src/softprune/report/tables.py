@@ -1,0 +1,146 @@
+"""The comparison as text: a table for the terminal, Markdown and CSV, and the tables of the paper."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from softprune.report.grouping import Spread
+from softprune.report.paper import PaperFigures, paper_figures
+from softprune.report.paper_table import PaperRow
+from softprune.report.text import printable
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of figures: ours and, where the paper has it, the paper's."""
+
+    head: str
+    digits: int
+    ours: Callable[[PaperRow], Spread]
+    paper: Callable[[PaperFigures], float | None] | None = None
+
+
+COLUMNS = (
+    Column("baseline", 2, lambda row: row.baseline, lambda paper: paper.baseline),
+    Column("last", 2, lambda row: row.last),
+    Column("best", 2, lambda row: row.best, lambda paper: paper.top1),
+    Column("compact", 2, lambda row: row.compact),
+    Column("drop", 2, lambda row: row.drop, lambda paper: paper.drop),
+    Column("channels cut", 1, lambda row: row.channels, lambda paper: paper.channels),
+    Column("params cut", 1, lambda row: row.params, lambda paper: paper.params),
+    Column("FLOPs cut", 1, lambda row: row.flops, lambda paper: paper.flops),
+    Column("MACs cut", 1, lambda row: row.macs),
+    Column("minutes", 1, lambda row: row.minutes),
+)
+TEXTS = ("data", "model", "method", "fine-tuned", "run", "n")
+EXPLANATION = (
+    "Percent; mean ± sample standard deviation over n runs that differ only in their seed. Baseline: top-1 of "
+    "the dense network after its last epoch. Last and best: top-1 of the pruned network after the last epoch, "
+    "and at its best test epoch, which the paper reports. Compact: the network that was written. Drop: "
+    "baseline minus last. Channels, params and FLOPs are counted as in the paper where it has a rule for the "
+    "network, and exactly elsewhere; MACs are exact. Columns with the word paper hold the figures that the "
+    "paper reports for the same recipe. Fine-tuned: after the cut; such a run also gives the row before it. "
+    "Front: no other row of the same network has both fewer MACs and a higher accuracy. Minutes: wall time of "
+    "the whole run; runs at the same time on one device slow each other down."
+)
+
+
+def table_cells(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
+    """Column heads and cells. The columns of the paper appear if a row has its figures."""
+    quoted = any(row.paper is not None for row in rows)
+    heads, cells = list(TEXTS), [_texts(row) for row in rows]
+    for column in COLUMNS:
+        both = quoted and column.paper is not None
+        heads.append(f"{column.head}, ours" if both else column.head)
+        for row, line in zip(rows, cells, strict=True):
+            line.append(_spread_text(column.ours(row), column.digits))
+        if both:
+            heads.append(f"{column.head}, paper")
+            for row, line in zip(rows, cells, strict=True):
+                line.append(_number(_of_paper(column, row), column.digits))
+    heads.append("front")
+    for row, line in zip(rows, cells, strict=True):
+        line.append("yes" if row.on_front else "no")
+    return heads, cells
+
+
+def markdown(rows: Sequence[PaperRow]) -> str:
+    """The table in Markdown with an explanation of its columns."""
+    return f"{markdown_table(*table_cells(rows))}\n{EXPLANATION}\n"
+
+
+def markdown_table(heads: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines += [f"| {' | '.join(map(_markdown_cell, line))} |" for line in cells]
+    return "\n".join([*lines, ""])
+
+
+def csv_text(rows: Sequence[PaperRow]) -> str:
+    """The table as CSV in full precision: mean and deviation of ours, and the figures of the paper."""
+    heads = list(TEXTS)
+    for column in COLUMNS:
+        heads += [f"{column.head} mean", f"{column.head} deviation"]
+        heads += [f"{column.head} paper"] if column.paper else []
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow([*heads, "front"])
+    for row in rows:
+        line: list[object] = list(_texts(row))
+        for column in COLUMNS:
+            ours = column.ours(row)
+            line += [ours.mean, ours.deviation]
+            line += [_of_paper(column, row)] if column.paper else []
+        writer.writerow([*line, "yes" if row.on_front else "no"])
+    return content.getvalue()
+
+
+def paper_tables(rows: Sequence[PaperRow]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """(title, heads, cells) of each table of the paper: its rows with our figures, dashes where there is no run."""
+    columns = [column for column in COLUMNS if column.paper is not None]
+    heads = ["recipe", "runs", *(f"{c.head}, {whose}" for c in columns for whose in ("paper", "ours"))]
+    ours = {row.paper.recipe: row for row in rows if row.paper is not None}
+    tables: dict[int, list[list[str]]] = {}
+    for recipe, figures in paper_figures().items():
+        row = ours.get(recipe)
+        line = [recipe, "-" if row is None else str(row.n)]
+        for column in columns:
+            assert column.paper is not None
+            line.append(_number(column.paper(figures), column.digits))
+            line.append("-" if row is None else _spread_text(column.ours(row), column.digits))
+        tables.setdefault(figures.table, []).append(line)
+    return [(f"Table {number} of the paper", heads, lines) for number, lines in sorted(tables.items())]
+
+
+def paper_tables_markdown(rows: Sequence[PaperRow]) -> str:
+    """All tables of the paper in Markdown."""
+    parts = [f"## {title}\n\n{markdown_table(heads, cells)}" for title, heads, cells in paper_tables(rows)]
+    return "\n".join(["# The tables of the paper\n", *parts, f"{EXPLANATION}\n"])
+
+
+def _texts(row: PaperRow) -> list[str]:
+    """The cells before the figures, without control characters."""
+    run = f"{row.name} ({row.apart})" if row.apart else row.name
+    texts = (row.data, row.model, row.method, "yes" if row.finetuned else "no", run, str(row.n))
+    return [printable(text) for text in texts]
+
+
+def _of_paper(column: Column, row: PaperRow) -> float | None:
+    return None if row.paper is None or column.paper is None else column.paper(row.paper)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _spread_text(value: Spread, digits: int) -> str:
+    mean = _number(value.mean, digits)
+    return mean if value.deviation is None else f"{mean} ± {value.deviation:.{digits}f}"
+
+
+def _markdown_cell(text: str) -> str:
+    """Escape what Markdown would read as a column, HTML, code or a link."""
+    return re.sub(r"([\\|`\[\]])", r"\\\1", text).replace("&", "&amp;").replace("<", "&lt;")
