@@ -12,13 +12,14 @@ PYTEST_ARGS ?=
 # Tests start many processes, which would otherwise compile torch's files each time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test quick lint types pytest property zoo clean
+.PHONY: help demo test quick lint types pytest slow-list property zoo clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo      train the small default network on the embedded digits, cut it, compare"
 	@echo "make test      lint, format, types and tests"
 	@echo "make quick     lint, types and the quick tests"
+	@echo "make slow-list measure all tests on one core; rewrites tests/slow.txt (half an hour)"
 	@echo "make lint      lint and format only"
 	@echo "make property  masked == compact on 1,000 other random networks"
 	@echo "make zoo       every torchvision CNN and timm family: cut by lot, proved exact; writes docs/zoo.md (an hour)"
@@ -55,6 +56,11 @@ test: lint types pytest
 
 quick: lint types
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
+
+slow-list: $(TEST)
+	rm -f .cpu-times
+	-$(BIN)/python -m pytest --cpu-times .cpu-times
+	$(BIN)/python tests/support/slow_tests.py .cpu-times
 
 property: $(TEST)
 	SOFTPRUNE_EXAMPLES=1000 $(BIN)/python -m pytest tests/surgery/test_property.py $(PYTEST_ARGS)

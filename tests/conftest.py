@@ -13,6 +13,7 @@ _HERE = Path(__file__).parent
 _SUPPORT = _HERE / "support"
 sys.path[:0] = [str(_SUPPORT), str(_HERE.parent / "benchmarks")]
 
+from slow_tests import SlowTests  # noqa: E402
 from tiny import tiny_config  # noqa: E402
 from vision import declare_operators  # noqa: E402
 
@@ -22,6 +23,16 @@ declare_operators()
 
 # The tensors of the tests are small and pytest-xdist runs several workers: more threads would only contend.
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that records CPU times."""
+    parser.addoption("--cpu-times", metavar="FILE", help="append the CPU seconds of every test to FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the list of slow tests."""
+    config.pluginmanager.register(SlowTests(config.getoption("--cpu-times")))
 
 
 @pytest.fixture

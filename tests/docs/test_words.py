@@ -30,7 +30,6 @@ CHECKED = ["src/softprune", "docs", "examples", "benchmarks", "README.md", "CONT
 
 PENDING = (
     "benchmarks",
-    "CONTRIBUTING.md",
     "README.md",
     "docs/bench.md",
     "docs/budgets.md",

@@ -1,6 +1,8 @@
-"""Rooms import one way: a room may use the rooms before it, never one after or beside it."""
+"""Imports go one way: a package may import those before it in ORDER, and no two modules import each other."""
 
 import ast
+import graphlib
+import re
 from pathlib import Path
 
 import softprune
@@ -32,32 +34,74 @@ ORDER = [
     {"bench"},
     {"cli"},
 ]
-LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
+
+# Modules that still import each other, for types. No further ones may be added.
+PENDING_CYCLES = [
+    {"softprune.plan.plan", "softprune.plan.validation"},
+    {"softprune.data.bundle", "softprune.data.folder"},
+]
 
 
-def _imported_rooms(file: Path) -> set[str]:
-    names = []
+def _module(file: Path) -> str:
+    parts = ("softprune", *file.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {_module(file): file for file in ROOT.rglob("*.py")}
+
+
+def _imported(file: Path) -> set[str]:
+    """Modules of softprune that a file imports, also in functions and for type checkers alone."""
+    found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
-            # `from softprune import models` names a room; `from softprune.models import vgg16` is in one.
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    parts = [name.split(".") for name in names]
-    return {part[1] for part in parts if part[0] == "softprune" and len(part) > 1 and part[1] in LEVEL}
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in MODULES else node.module)
+    return (found & MODULES.keys()) - {_module(file)}
 
 
-def test_every_room_has_a_place_in_the_order() -> None:
-    rooms = {path.name for path in ROOT.iterdir() if path.is_dir() and list(path.glob("*.py"))}
-    rooms |= {path.stem for path in ROOT.glob("*.py")} - {"__init__", "__main__"}
-    assert rooms <= LEVEL.keys()
+IMPORTS = {name: _imported(file) for name, file in MODULES.items() if name != "softprune"}
+"""Without the package itself, whose names are imported on first use."""
+
+
+def _package(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_every_package_has_a_place_in_the_order() -> None:
+    packages = {path.name for path in ROOT.iterdir() if path.is_dir() and list(path.glob("*.py"))}
+    packages |= {path.stem for path in ROOT.glob("*.py")} - {"__init__", "__main__"}
+    assert packages <= LEVEL.keys()
+
+
+def test_the_map_names_every_package_in_order() -> None:
+    text = (ROOT.parents[1] / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+`) \|", text, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert set(named) == LEVEL.keys()
+    levels = [LEVEL[name] for name in named]
+    assert levels == sorted(levels)
 
 
 def test_imports_go_one_way() -> None:
     wrong = []
-    for file in ROOT.rglob("*.py"):
-        room = file.relative_to(ROOT).parts[0].removesuffix(".py")
-        for imported in _imported_rooms(file) - {room} if room in LEVEL else set():
-            if LEVEL[imported] >= LEVEL[room]:
-                wrong.append(f"{file.relative_to(ROOT)} imports {imported}")
+    for module, imported in IMPORTS.items():
+        for other in imported - {"softprune"}:
+            ours, theirs = _package(module), _package(other)
+            if ours in LEVEL and ours != theirs and LEVEL[theirs] >= LEVEL[ours]:
+                wrong.append(f"{module} imports {other}")
     assert not wrong
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {name: imported - {"softprune"} for name, imported in IMPORTS.items()}
+    for first, second in PENDING_CYCLES:
+        graph[first] -= {second}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None

@@ -9,7 +9,7 @@ import typer
 
 from softprune.cli.app import command
 from softprune.cli.options import Json
-from softprune.cli.output import percent, print_facts, print_json, print_table, say
+from softprune.cli.output import format_percent, print_facts, print_json, print_table, say
 from softprune.errors import CheckpointError, ConfigError, nearest
 
 
@@ -47,7 +47,13 @@ def _run_cells(run: Path) -> list[str]:
         return [str(run), state, "-", "-", "-"]
     macs, dense = last.get("macs"), ((result or {}).get("dense") or {}).get("macs")
     cut = None if macs is None or not dense else 100 * (1 - macs / dense)
-    return [str(run), state, str(last["epoch"] + 1), percent(last.get("test_top1")), percent(cut, 1)]
+    return [
+        str(run),
+        state,
+        str(last["epoch"] + 1),
+        format_percent(last.get("test_top1")),
+        format_percent(cut, 1),
+    ]
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

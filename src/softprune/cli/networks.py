@@ -7,7 +7,7 @@ import typer
 
 from softprune.cli.app import command
 from softprune.cli.options import DataDir, Device, Input, Json, Model, Run, parse_shape
-from softprune.cli.output import percent, print_json, print_table, say
+from softprune.cli.output import format_percent, print_json, print_table, say
 from softprune.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -183,7 +183,12 @@ def evaluate(
     cells = []
     for row in rows:
         totals = row.totals
-        numbers = [percent(totals.top1), percent(totals.top5), f"{totals.loss:.4f}", f"{totals.images:,}"]
+        numbers = [
+            format_percent(totals.top1),
+            format_percent(totals.top5),
+            f"{totals.loss:.4f}",
+            f"{totals.images:,}",
+        ]
         cells.append([row.name, *numbers])
     print_table("", ["", "top-1 %", "top-5 %", "loss", "images"], cells)
 

@@ -221,7 +221,7 @@ def print_facts(columns: Sequence[str], rows: Sequence[Sequence[str]], *, as_jso
         print_table("", columns, rows)
 
 
-def count(number: float | None) -> str:
+def format_count(number: float | None) -> str:
     """Format a count: 1,234 or 12.3 M."""
     if number is None:
         return "-"
@@ -231,14 +231,14 @@ def count(number: float | None) -> str:
     return f"{number:,.0f}"
 
 
-def percent(value: float | None, digits: int = 2) -> str:
+def format_percent(value: float | None, digits: int = 2) -> str:
     """Format a percentage; an unknown one is a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def cut(before: float | None, after: float | None) -> str:
+def format_cut(before: float | None, after: float | None) -> str:
     """Format the share of ``before`` that was removed, in percent."""
-    return percent(100 * (1 - after / before), 1) if before and after is not None else "-"
+    return format_percent(100 * (1 - after / before), 1) if before and after is not None else "-"
 
 
 class _LogLines(logging.Handler):

@@ -11,11 +11,11 @@ from rich.table import Table
 from softprune.cli.output import (
     begin_training_output,
     console,
-    count,
-    cut,
+    format_count,
+    format_cut,
+    format_percent,
     is_rank_0,
     live_output,
-    percent,
     say,
 )
 from softprune.sweep.runner import Job, SweepListener
@@ -68,9 +68,9 @@ class _EpochBar(_EpochLines):
             return
         facts = [f"loss {row['train_loss']:.3f}"]
         if row["test_top1"] is not None:
-            facts.append(f"top-1 {percent(row['test_top1'], 1)}%")
+            facts.append(f"top-1 {format_percent(row['test_top1'], 1)}%")
         if row["macs"] is not None and row["macs"] != dense["macs"]:
-            facts.append(f"cut {cut(dense['macs'], row['macs'])}%")
+            facts.append(f"cut {format_cut(dense['macs'], row['macs'])}%")
         self._progress.update(self._task, facts="  ".join(facts))
         if row["epoch"] + 1 == self._epochs:
             self._end_bar()
@@ -105,10 +105,10 @@ def run_progress() -> Iterator[Listener]:
 def _epoch_line(row: Mapping[str, Any], dense: Mapping[str, Any], epochs: int) -> str:
     parts = [f"epoch {row['epoch'] + 1}/{epochs}", f"lr {row['lr']:.4g}", f"loss {row['train_loss']:.4f}"]
     if row["test_top1"] is not None:
-        parts.append(f"top-1 {percent(row['test_top1'])}%")
+        parts.append(f"top-1 {format_percent(row['test_top1'])}%")
     if row["macs"] is not None and row["macs"] != dense["macs"]:
-        parts.append(f"MACs cut {cut(dense['macs'], row['macs'])}%")
-        parts.append(f"channels cut {cut(dense['channels'], row['channels'])}%")
+        parts.append(f"MACs cut {format_cut(dense['macs'], row['macs'])}%")
+        parts.append(f"channels cut {format_cut(dense['channels'], row['channels'])}%")
     parts.append(f"{row['images_per_second']:,.0f} images/s")
     return "  ".join(parts)
 
@@ -152,7 +152,7 @@ def _job_cells(job: Job) -> list[str]:
     if row is None:
         return ["-", "-", "-", time]
     epochs = job.cell.config.train.epochs + job.cell.config.finetune.epochs
-    return [f"{row['epoch'] + 1}/{epochs}", percent(row["test_top1"]), count(row["macs"]), time]
+    return [f"{row['epoch'] + 1}/{epochs}", format_percent(row["test_top1"]), format_count(row["macs"]), time]
 
 
 def _job_facts(job: Job) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from softprune.cli.output import count, cut, percent, print_table
+from softprune.cli.output import format_count, format_cut, format_percent, print_table
 
 
 def print_result(result: Mapping[str, Any]) -> None:
@@ -17,12 +17,12 @@ def print_result(result: Mapping[str, Any]) -> None:
         rows.append(
             [
                 row["variant"],
-                _with_sign(percent(row["top1"])),
-                _with_sign(percent(row["top5"])),
-                count(row["params"]),
-                _with_sign(cut(dense["params"], row["params"])),
-                count(row["macs"]),
-                _with_sign(cut(dense["macs"], row["macs"])),
+                _with_sign(format_percent(row["top1"])),
+                _with_sign(format_percent(row["top5"])),
+                format_count(row["params"]),
+                _with_sign(format_cut(dense["params"], row["params"])),
+                format_count(row["macs"]),
+                _with_sign(format_cut(dense["macs"], row["macs"])),
                 "-" if size is None else f"{size / 1024:,.0f} KiB",
                 "-" if latency is None else f"{latency:.2f} ms",
             ]

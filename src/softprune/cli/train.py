@@ -7,7 +7,7 @@ import typer
 
 from softprune.cli.app import command
 from softprune.cli.options import DataDir, Device, Run, TimeLimit, parse_time
-from softprune.cli.output import count, say
+from softprune.cli.output import format_count, say
 from softprune.config.recipes import load_recipe, recipe_names
 from softprune.config.settings import RunConfig
 from softprune.train.stop_signal import EXIT_STOPPED
@@ -144,7 +144,7 @@ def _print_plan(config: RunConfig, out: Path | None, device: str) -> None:
     steps = max(len(data.train) // config.data.batch_size, 1)
     fine = f", then {config.finetune.epochs} of fine-tuning" if config.finetune.epochs else ""
     facts = {
-        "network": f"{config.model.name}: {count(cost.params)} parameters, {count(cost.macs)} MACs",
+        "network": f"{config.model.name}: {format_count(cost.params)} parameters, {format_count(cost.macs)} MACs",
         "prunable": f"{len(found.sites)} BatchNorms ({len(found.frozen)} frozen)",
         "data": f"{config.data.name}: {len(data.train):,} training and {len(data.test):,} test images, "
         f"{data.num_classes} classes",

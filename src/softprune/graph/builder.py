@@ -109,7 +109,7 @@ class GraphBuilder:
 
     def opaque(self, node: Node, reason: str) -> Any:
         """Freeze what reaches `node`, and what leaves it."""
-        reached = [value for argument in node.all_input_nodes for value in flatten(self.value(argument))]
+        reached = [value for argument in node.all_input_nodes for value in values_in(self.value(argument))]
         for value in reached:
             self.table.pin(value.atoms, reason)
 
@@ -253,9 +253,10 @@ class GraphBuilder:
         return Value(tuple(tensor.shape), loose.atoms.reshape(layout))
 
 
-def flatten(value: Any) -> list[Value]:
+def values_in(value: Any) -> list[Value]:
+    """Return the Values in a nested list or tuple."""
     if isinstance(value, Value):
         return [value]
     if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in flatten(item)]
+        return [leaf for item in value for leaf in values_in(item)]
     return []

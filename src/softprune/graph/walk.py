@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from softprune.graph.builder import GraphBuilder, Value, flatten
+from softprune.graph.builder import GraphBuilder, Value, values_in
 from softprune.graph.exported import Aliases, Capture
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.ops import ConstantOp, OpaqueOp
@@ -72,7 +72,7 @@ def _placeholder(builder: GraphBuilder, node: Node) -> None:
 
 def _output(builder: GraphBuilder, node: Node) -> None:
     for argument in node.all_input_nodes:
-        for value in flatten(builder.value(argument)):
+        for value in values_in(builder.value(argument)):
             builder.outputs.append(value.atoms.ravel())
             builder.table.pin(value.atoms, "they are an output of the model")
 
@@ -107,7 +107,7 @@ def _keep_unasked(builder: GraphBuilder, node: Node) -> None:
     """Keep whole what an operator reads and its rule asks nothing about: the grid to sample at, a blur's kernel."""
     for given in node.all_input_nodes:
         if given not in builder.asked:
-            for value in flatten(builder.value(given)):
+            for value in values_in(builder.value(given)):
                 builder.table.pin(
                     value.atoms,
                     f"{node.target} in {builder.where(node)} reads them beside its data",
