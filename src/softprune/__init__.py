@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from softprune import bench, data, export, models
     from softprune.costs import Cost, cost
+    from softprune.distillation import distillation_loss
     from softprune.errors import SoftpruneError
     from softprune.inspection import Inspection, inspect
     from softprune.masks import MaskConfig
@@ -36,6 +37,7 @@ __all__ = [
     "bench",
     "cost",
     "data",
+    "distillation_loss",
     "export",
     "inspect",
     "load",
@@ -70,6 +72,7 @@ _DEFINED_IN = {
     "Summary": "methods",
     "apply_plan": "surgery",
     "cost": "costs",
+    "distillation_loss": "distillation",
     "inspect": "inspection",
     "load": "surgery",
     "remap_optimizer": "surgery",

@@ -69,9 +69,10 @@ def figures(pruner, compact):
 def test_the_target_is_met_in_one_run(target):
     model, pruner, optimizer = build(target=target)
     train(model, pruner, optimizer)
-    assert pruner.budget.settled
+    assert pruner.budget.is_final
     assert float(pruner.strength) == 0.0
     compact = pruner.compact()
+    assert not pruner._dead_kept(model), "no kept channel is dead"
     (key,) = target
     kept = figures(pruner, compact)[key]
     assert 0.99 * pruner.budget.limit <= kept <= pruner.budget.limit
@@ -79,76 +80,111 @@ def test_the_target_is_met_in_one_run(target):
     torch.testing.assert_close(compact.eval()(x), model.eval()(x))
 
 
-def test_the_strength_moves_until_the_decision_settles():
+def test_the_cut_is_finalised_at_the_latest_and_then_only_removes():
     model, pruner, optimizer = build()
-    first = float(pruner.strength)
     train(model, pruner, optimizer, 0, 6)
-    assert float(pruner.strength) not in (0.0, first)
-    assert not pruner.budget.settled
-    train(model, pruner, optimizer, 6, pruner.budget.settle_at)
-    assert pruner.budget.settled
-    before = pruner.masks()
-    train(model, pruner, optimizer, pruner.budget.settle_at, STEPS)
-    assert all(torch.equal(before[name], mask) for name, mask in pruner.masks().items())
+    assert float(pruner.strength) > 0
+    assert not pruner.budget.is_final
+    train(model, pruner, optimizer, 6, pruner.budget.latest)
+    assert pruner.budget.is_final
+    allowed = pruner.budget.channels.allowed
+    train(model, pruner, optimizer, pruner.budget.latest, STEPS)
+    for name, mask in pruner.masks().items():
+        assert not (mask & ~allowed[name]).any()
 
 
-def test_a_target_that_is_met_is_settled_there_and_then():
+def kill(model, pruner, share):
+    """Let channels of every site die, as training would."""
+    with torch.no_grad():
+        for site in pruner.sites:
+            first = round((1 - share) * site.width)
+            model.get_submodule(site.name).bias[first:] = -3.0
+            model.get_submodule(site.name).weight[first:] = 0.1
+
+
+def test_a_target_that_is_met_is_finalised_there_and_then():
     model, pruner, _ = build(total_steps=1000)
     budget = pruner.budget
-    with torch.no_grad():
-        for site in pruner.sites:  # most channels are silent: the method's own decision is below the limit
-            model.get_submodule(site.name).bias[1:] = -3.0
-            model.get_submodule(site.name).weight[1:] = 0.1
-    assert budget.look(200) > 0
-    assert not budget.settled, "not in the first quarter"
-    assert budget.look(260) == 0
-    assert budget.settled
+    kill(model, pruner, 0.5)  # the method's own decision is below the limit
+    assert budget.update(100) > 0
+    assert not budget.is_final, "not in the first fifth"
+    assert 0 < budget.update(260) < float(pruner.strength)
+    assert budget.is_final
     assert 0.99 * budget.limit <= sp.cost(pruner.compact(), EXAMPLE[:1]).macs <= budget.limit
-    assert (budget.settle_at, budget.next_look(260)) == (260, 1000)
+    assert (budget.finalised_step, budget.next_update(260)) == (260, 280)
     other = build(total_steps=1000)[1]
+    other.model.load_state_dict(model.state_dict())
     other.load_state_dict(pruner.state_dict())
-    assert (other.budget.settle_at, other.budget.settled) == (260, True)
+    assert (other.budget.finalised_step, other.budget.is_final) == (260, True)
     masks = pruner.masks()
     assert all(torch.equal(masks[name], mask) for name, mask in other.masks().items())
 
 
-def test_a_run_that_is_rolled_back_looks_again():
-    model, pruner, optimizer = build()
-    train(model, pruner, optimizer, 0, 7)
-    states = copy.deepcopy((model.state_dict(), pruner.state_dict(), optimizer.state_dict()))
-    train(model, pruner, optimizer, 7)
-    assert pruner.budget.settled
-    for part, state in zip((model, pruner, optimizer), states, strict=True):
-        part.load_state_dict(state)
-    assert not pruner.budget.settled
-    looks = []
-    look = pruner.budget.look
-    pruner.budget.look = lambda step: looks.append(step) or look(step)
-    train(model, pruner, optimizer, 7)
-    fresh, other, other_optimizer = build()
-    for part, state in zip((fresh, other, other_optimizer), states, strict=True):
-        part.load_state_dict(state)
-    want = []
-    look_there = other.budget.look
-    other.budget.look = lambda step: want.append(step) or look_there(step)
-    train(fresh, other, other_optimizer, 7)
-    assert looks == want
+def test_room_left_by_an_overshoot_is_filled_with_regrown_channels():
+    model, pruner, _ = build(total_steps=1000)
+    kill(model, pruner, 0.8)
+    alive = {name: mask.clone() for name, mask in pruner.masks().items()}
+    pruner.budget.update(260)
+    status = pruner.status
+    assert status.regrown > 10
+    assert 0.99 * status.limit <= status.cost <= status.limit
+    assert not pruner._dead_kept(model)
+    assert all((pruner.masks()[name] & mask).equal(mask) for name, mask in alive.items()), "the living stay"
+    assert status.finalised_step == 260
 
 
-@pytest.mark.parametrize(("total", "settle_at"), [(1000, 900), (200, 150), (60, 30), (2, 1)])
-def test_weights_have_time_to_adapt_to_the_decision(total, settle_at):
-    _, pruner, _ = build(total_steps=total)
-    assert pruner.budget.settle_at == settle_at
-    looks = [step for step in range(1, total + 1) if pruner.budget.next_look(step - 1) == step]
-    assert looks[-1] == total
-    assert settle_at in looks
-    assert len(looks) <= 111
+def test_room_left_at_the_end_stays_unused_and_is_reported(caplog):
+    model, pruner, _ = build(total_steps=1000)
+    kill(model, pruner, 0.8)
+    with caplog.at_level("WARNING", logger="softprune"):
+        pruner.decide()
+    assert pruner.status.unused > 0.1
+    assert "more channels have died than the target asks for" in caplog.text
+    assert not pruner._dead_kept(model)
 
 
-def test_settled_masks_rule_training_too():
+def test_a_kept_channel_that_dies_is_no_longer_kept():
+    model, pruner, _ = build(total_steps=1000)
+    kill(model, pruner, 0.5)
+    pruner.budget.update(260)
+    name, mask = next((name, mask) for name, mask in pruner.masks().items() if mask.sum() > 2)
+    channel = int(torch.nonzero(mask)[0])
+    bn = model.get_submodule(name)
+    with torch.no_grad():
+        bn.bias[channel], bn.weight[channel] = -3.0, 0.1
+    assert not pruner.masks()[name][channel]
+    assert not pruner._dead_kept(model)
+    pruner.budget.update(950)  # too late to regrow
+    assert not pruner.budget.channels.allowed[name][channel]
+
+
+def test_channels_that_the_target_needs_are_protected_before_they_die():
+    model, pruner, _ = build(total_steps=1000)
+    budget = pruner.budget
+    with torch.no_grad():
+        for site in pruner.sites:  # one half nearly dead, the other half nearer still
+            bn = model.get_submodule(site.name)
+            bn.weight.fill_(0.3)
+            bn.bias.fill_(-0.42)
+            bn.bias[: site.width // 2] = -0.38
+    budget.update(10)
+    weights = torch.cat(list(budget.channels.weights.values()))
+    assert (weights < 0).sum() > 20
+    assert (weights == 1).sum() > 20
+    kept = budget.channels.scores()
+    for name, weight in budget.channels.weights.items():
+        if (weight < 0).any() and (weight == 1).any():
+            assert kept[name][weight < 0].min() >= kept[name][weight == 1].max()
+
+
+def test_sampling_continues_in_kept_channels_and_ends_in_removed_ones():
     model, pruner, _ = build()
-    pruner.decide()
     bn = model.inner[1]
+    with torch.no_grad():  # alive, and often off
+        bn.bias.fill_(-0.3)
+        bn.weight.fill_(0.25)
+        bn.weight[:20] = 1.0
+    pruner.decide()
     dropped = ~pruner.masks()["inner.1"]
     assert dropped.any()
     out = []
@@ -156,9 +192,50 @@ def test_settled_masks_rule_training_too():
     model.train()
     model(torch.randn(8, 1, 6, 6))
     assert (out[-1][:, dropped] == 0).all()
-    assert (out[-1][:, ~dropped].abs().amax((0, 2, 3)) > 0).all()
-    # Bank and gate draw the same, whoever is asked.
-    assert torch.equal(bn.gate.sample(bn), (~dropped).float())
+    # Bank and gate draw the same, and kept channels are still random.
+    sample = bn.gate.sample(bn)
+    assert (sample[dropped] == 0).all()
+    assert 0 < sample[~dropped].min() < 0.999
+
+
+def test_a_run_that_is_rolled_back_updates_again():
+    model, pruner, optimizer = build()
+    train(model, pruner, optimizer, 0, 7)
+    states = copy.deepcopy((model.state_dict(), pruner.state_dict(), optimizer.state_dict()))
+    train(model, pruner, optimizer, 7)
+    assert pruner.budget.is_final
+    for part, state in zip((model, pruner, optimizer), states, strict=True):
+        part.load_state_dict(state)
+    assert not pruner.budget.is_final
+    updates = []
+    update = pruner.budget.update
+    pruner.budget.update = lambda step: updates.append(step) or update(step)
+    train(model, pruner, optimizer, 7)
+    fresh, other, other_optimizer = build()
+    for part, state in zip((fresh, other, other_optimizer), states, strict=True):
+        part.load_state_dict(state)
+    want = []
+    update_there = other.budget.update
+    other.budget.update = lambda step: want.append(step) or update_there(step)
+    train(fresh, other, other_optimizer, 7)
+    assert updates == want
+
+
+@pytest.mark.parametrize(
+    ("total", "latest", "trim_at"), [(1000, 600, 900), (200, 120, 150), (60, 30, 30), (2, 1, 1)]
+)
+def test_weights_have_time_to_adapt_to_the_cut(total, latest, trim_at):
+    _, pruner, _ = build(total_steps=total)
+    budget = pruner.budget
+    assert (budget.latest, budget.trim_at) == (latest, trim_at)
+    steps, step = [], 0
+    while (following := budget.next_update(step)) is not None:
+        steps.append(step := following)
+        if step >= latest:
+            budget.finalised_step = latest
+    assert steps[-1] == total
+    assert {latest, trim_at} <= set(steps)
+    assert len(steps) <= 111
 
 
 def test_compiled_code_sees_strength_and_decision_change_in_place():
@@ -177,10 +254,10 @@ def test_compiled_code_sees_strength_and_decision_change_in_place():
 
     compiled = torch.compile(objective, backend=backend)
     losses = []
-    for settle in (False, True):
-        if settle:
+    for final in (False, True):
+        if final:
             pruner.decide()
-        pruner.strength = 0.01 + settle
+        pruner.strength = 0.01 + final
         pruner.clock.forward.zero_()
         expected = objective()
         pruner.clock.forward.zero_()
@@ -197,7 +274,7 @@ def test_a_trial_cut_leaves_the_training_as_it_was(caplog):
         trial = pruner.compact()
     assert f"a trial at step 6 of total_steps={pruner.budget.total_steps}" in caplog.text
     assert sp.cost(trial, EXAMPLE[:1]).macs <= pruner.budget.limit
-    assert not pruner.budget.settled
+    assert not pruner.budget.is_final
     train(model, pruner, optimizer, 6)
     other, undisturbed, optimizer = build()
     train(other, undisturbed, optimizer)
@@ -205,7 +282,7 @@ def test_a_trial_cut_leaves_the_training_as_it_was(caplog):
         assert torch.equal(value, theirs), name
 
 
-def test_a_settled_cut_is_not_changed_by_cutting_an_average(monkeypatch):
+def test_a_final_cut_is_not_changed_by_cutting_an_average(monkeypatch):
     model, pruner, optimizer = build()
     average = copy.deepcopy(model)
     train(model, pruner, optimizer)
@@ -215,27 +292,27 @@ def test_a_settled_cut_is_not_changed_by_cutting_an_average(monkeypatch):
     compact = pruner.compact(average)
     assert sp.cost(compact, EXAMPLE[:1]).macs <= pruner.budget.limit
     assert all(torch.equal(mask, before[name]) for name, mask in pruner.masks().items())
-    assert pruner.budget.settled
+    assert pruner.budget.is_final
 
 
-def test_a_settled_cut_is_not_changed_by_taking_it(monkeypatch):
+def test_a_final_cut_is_not_changed_by_taking_it(monkeypatch):
     model, pruner, optimizer = build()
     train(model, pruner, optimizer)
-    before = copy.deepcopy(pruner.state_dict()["budget"]["decision"])
+    before = copy.deepcopy(pruner.state_dict()["budget"]["allowed"])
     # As if the cut were far below the limit: more would fit.
     monkeypatch.setattr(pruner.budget, "limit", 2 * pruner.budget.limit)
     pruner.compact()
-    after = pruner.state_dict()["budget"]["decision"]
+    after = pruner.state_dict()["budget"]["allowed"]
     assert all(torch.equal(mask, after[name]) for name, mask in before.items())
 
 
-def test_an_early_decision_goes_on_softly_too():
+def test_after_an_early_decision_training_continues_softly():
     model, pruner, optimizer = build()
     train(model, pruner, optimizer, 0, 6)
     pruner.decide()
-    assert pruner.budget.settled
+    assert pruner.budget.is_final
     train(model, pruner, optimizer, 6, 7)
-    assert not pruner.budget.settled
+    assert not pruner.budget.is_final
 
 
 def test_a_loop_that_ends_early_still_gets_a_cut_that_fits():
@@ -281,8 +358,6 @@ def test_a_state_of_another_target_is_refused():
     _, other, _ = build(masks=sp.MaskConfig(s=3.0))
     with pytest.raises(CheckpointError, match=r"same masks. Their 's' is 3\.0; got 2\.0"):
         other.load_state_dict(pruner.state_dict())
-    older = {key: value for key, value in pruner.state_dict().items() if key != "masks"}
-    other.load_state_dict(older)
     plain = sp.SoftPruner(Net(), EXAMPLE)
     with pytest.raises(CheckpointError, match="with a target"):
         plain.load_state_dict(pruner.state_dict())
@@ -307,21 +382,21 @@ def test_an_average_of_weights_evaluates_with_the_decision_as_soon_as_it_is_in_f
     model, pruner, optimizer = build()
     average = torch.optim.swa_utils.AveragedModel(model)
     train(model, pruner, optimizer)
-    assert pruner.budget.settled
+    assert pruner.budget.is_final
     for site in pruner.graph.sites:
         module = average.module.get_submodule(site.name)
         assert torch.equal(module.gate.hard(module), pruner.masks()[site.name])
     elsewhere = copy.deepcopy(model).to("meta")  # a copy that goes to another device goes alone
-    assert elsewhere.get_submodule(pruner.graph.sites[0].name).gate.override.is_meta
-    assert bool(pruner.budget.decision.in_force)
+    assert elsewhere.get_submodule(pruner.graph.sites[0].name).gate.allowed.is_meta
+    assert bool(pruner.budget.channels.decision.in_force)
 
 
-def test_living_channels_that_go_are_said(caplog):
+def test_living_channels_that_are_removed_are_reported(caplog):
     _, pruner, _ = build()
     with caplog.at_level(logging.WARNING, "softprune"):
         pruner.decide()  # nothing has died yet
-    assert "are alive" in caplog.text
-    assert "more steps" in caplog.text
+    assert "are still alive but must be removed" in caplog.text
+    assert "Train longer" in caplog.text
     caplog.clear()
     model, pruner, _ = build()
     for site in pruner.graph.sites:
@@ -330,10 +405,10 @@ def test_living_channels_that_go_are_said(caplog):
             model.get_submodule(site.name).weight[: site.width // 2] = 0.1
     with caplog.at_level(logging.WARNING, "softprune"):
         pruner.decide()
-    assert "are alive" not in caplog.text
+    assert "still alive" not in caplog.text
 
 
-def test_a_cut_that_weights_made_costlier_is_mended():
+def test_a_cut_that_weights_made_costlier_is_made_smaller():
     _, pruner, _ = build()
     pruner.decide()
     before = {name: int(mask.sum()) for name, mask in pruner.masks().items()}
@@ -344,7 +419,7 @@ def test_a_cut_that_weights_made_costlier_is_mended():
     assert 0 < sum(before.values()) - sum(int(mask.sum()) for mask in after.values()) <= 6
 
 
-def test_rounding_holds_and_a_gap_is_told(caplog):
+def test_rounding_holds_and_a_gap_is_reported(caplog):
     _, pruner, _ = build(round_to=8)
     with caplog.at_level(logging.WARNING, logger="softprune"):
         compact = pruner.compact()
@@ -384,11 +459,11 @@ def test_floors_are_those_of_inspect():
         sp.SoftPruner(Net(), EXAMPLE, target={"macs": floor - 1}, total_steps=10)
 
 
-def test_without_a_target_gates_have_no_override():
+def test_without_a_target_gates_allow_everything():
     model = Net()
     pruner = sp.SoftPruner(model, EXAMPLE)
     gates = [module.gate for module in model.modules() if hasattr(module, "gate")]
-    assert all(isinstance(gate, SoftGate) and gate.override is None for gate in gates)
+    assert all(isinstance(gate, SoftGate) and gate.allowed is None for gate in gates)
     assert float(pruner.strength) == pytest.approx(1e-4)
 
 

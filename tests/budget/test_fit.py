@@ -61,7 +61,7 @@ def test_channels_stay_in_the_order_of_their_probability():
     fit = fitter(seed=3)
     masks = fit.masks(fit.fit().counts)
     for name, mask in masks.items():
-        column = torch.from_numpy(fit.alive[fit.names.index(name)])
+        column = torch.from_numpy(fit.scores[fit.names.index(name)])
         assert column[mask].min() > column[~mask].max()
 
 
@@ -73,10 +73,12 @@ def test_the_rank_is_the_same_from_anywhere():
         assert fitter(widths=(200, 300, 100), seed=1).rank(near) == exact
 
 
-def test_the_edge_lies_between_the_last_that_stays_and_the_first_that_goes():
-    fit = fitter(seed=2)
-    rank = fit.rank()
-    assert fit.row[rank] <= fit.edge(rank) <= fit.row[rank - 1]
+def test_no_more_than_the_most_of_a_site_are_kept_unless_its_floor_asks_for_them():
+    generator = torch.Generator().manual_seed(0)
+    scores = {f"s{i}": torch.rand(32, generator=generator) for i in range(3)}
+    cost = chain_cost((9, 9, 9, 1))
+    search = CutSearch(scores, dict.fromkeys(scores, 4), 2, cost, 1e9, most={"s0": 7, "s1": 1})
+    assert search.fit().counts == (6, 4, 32)
 
 
 def test_a_cut_in_force_is_mended_not_made_anew():

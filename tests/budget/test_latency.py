@@ -135,17 +135,17 @@ def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, c
         }
         return made_up_table(layers=layers, norms={}, dense_ms=3.5, batch=batch)
 
-    monkeypatch.setattr("softprune.methods.scp.measure_latency", fake_table)
+    monkeypatch.setattr("softprune.budget.measures.measure_latency", fake_table)
     pruner = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10, latency_batch=2)
     assert pruner.budget.dense == pytest.approx(3.5)
     with caplog.at_level("INFO", logger="softprune"):
         pruner.decide()
         pruner.compact()
     assert "measured; dense" in caplog.text
-    kept = pruner.budget.latency(pruner.plan())
+    kept = pruner.budget.measure.of_plan(pruner.plan())
     assert 0.98 * 2.8 < kept <= 2.8
     other = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10)
-    assert other.budget.latency != pruner.budget.latency
+    assert other.budget.measure.table != pruner.budget.measure.table
     other.load_state_dict(pruner.state_dict())
-    assert other.budget.latency == pruner.budget.latency
+    assert other.budget.measure.table == pruner.budget.measure.table
     assert other.budget.limit == pruner.budget.limit

@@ -15,6 +15,8 @@ from softprune.errors import ConfigError
         ({"params": "30 %"}, 1000, 300),
         ({"params": 60_000}, 100_000, 60_000),
         ({"params": "60_000"}, 100_000, 60_000),
+        ({"flops": 0.5}, 1001, 500),
+        ({"macs": "2_000 MACs"}, 10_000, 2_000),
         ({"channels": 0.6}, 10, 6),
         ({"latency": 0.7}, 2.0, 1.4),
         ({"latency": 3.5}, 5.0, 3.5),

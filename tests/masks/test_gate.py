@@ -13,6 +13,7 @@ from softprune.masks import (
     Clock,
     FixedGate,
     MaskConfig,
+    MaskDecision,
     SoftGate,
     dead_probability,
     hard_mask,
@@ -20,6 +21,7 @@ from softprune.masks import (
     relaxed_sample,
     round_up,
     sparsity_loss,
+    sparsity_terms,
 )
 from softprune.rng import channel_words
 
@@ -57,12 +59,30 @@ def test_samples_repeat_within_a_forward_and_change_with_it():
     assert not torch.equal(first, gate.sample(bn))
 
 
-def test_an_override_decides():
+def test_a_decision_in_force_forces_channels_off_and_keeps_no_dead_one():
     bn = random_bn(4)
-    gate = SoftGate(CONFIG, Clock(), 0, round_to=4)
-    gate.override = torch.tensor([True, False, False, True])
+    with torch.no_grad():
+        bn.bias.copy_(torch.tensor([1.0, 1.0, -9.0, -9.0]))
+        bn.weight.fill_(0.5)
+    gate = SoftGate(CONFIG, Clock(), 0)
+    gate.allowed = torch.tensor([True, False, True, False])
+    gate.decision = MaskDecision()
     gate.to(torch.device("cpu"))
-    assert gate.hard(bn) is gate.override
+    assert gate.hard(bn).tolist() == [True, True, False, False]
+    soft = gate.sample(bn)
+    gate.decision.in_force.fill_(True)
+    assert gate.hard(bn).tolist() == [True, False, False, False]
+    assert torch.equal(gate.sample(bn), torch.where(gate.allowed, soft, 0.0))
+    gate.min_channels = 2
+    assert gate.hard(bn).tolist() == [True, False, True, False], "a floor takes what is allowed"
+
+
+def test_a_weight_scales_each_channels_sparsity_loss():
+    bn = random_bn(4)
+    gate = SoftGate(CONFIG, Clock(), 0)
+    gate.weight = torch.tensor([1.0, 0.0, -1.0, 2.0])
+    terms = sparsity_terms(bn.bias, bn.weight, CONFIG)
+    torch.testing.assert_close(gate.loss(bn), (terms * gate.weight).sum())
 
 
 def test_rounded_gates_keep_the_likeliest():

@@ -63,6 +63,6 @@ def test_a_target_is_met_by_the_cut_that_it_was_counted_with() -> None:
         with pytest.raises(ConfigError, match=r"must be an integer|must be True or False"):
             pruner.compact(**bad)  # type: ignore[arg-type]
     assert pruner.budget is not None
-    assert not pruner.budget.settled  # nothing was decided by a refused call
+    assert not pruner.budget.is_final  # nothing was decided by a refused call
     limit = 0.5 * sp.cost(models.build("resnet20", 10), EXAMPLE[:1]).macs
     assert sp.cost(pruner.compact(round_to=1), EXAMPLE[:1]).macs <= limit

@@ -3,16 +3,23 @@
 from softprune.budget.budget import Budget
 from softprune.budget.controller import Controller, first_strength
 from softprune.budget.latency import LatencyTable, measure_latency, time_ms
-from softprune.budget.measures import Measure
+from softprune.budget.limit import BudgetStatus, Limit
+from softprune.budget.measures import MEASURES, Macs, Measure
 from softprune.budget.search import Cut, CutSearch
+from softprune.budget.weighting import CostWeights
 from softprune.config.target import Target, TargetLike, read_target
 
 __all__ = [
+    "MEASURES",
     "Budget",
+    "BudgetStatus",
     "Controller",
+    "CostWeights",
     "Cut",
     "CutSearch",
     "LatencyTable",
+    "Limit",
+    "Macs",
     "Measure",
     "Target",
     "TargetLike",

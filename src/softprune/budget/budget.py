@@ -1,57 +1,66 @@
-"""A target in pursuit: look at the network now and then, move the strength, and settle the cut that fits."""
+"""A budget: adjusts the strength during training, protects channels, and finalises a cut that meets the target."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from softprune.budget.channels import Channels, Masks, present
 from softprune.budget.controller import Controller
-from softprune.budget.latency import LatencyTable
-from softprune.budget.measures import Measure
-from softprune.budget.search import CLOSE, Cut, CutSearch
-from softprune.config.target import TargetLike, read_target
+from softprune.budget.limit import BudgetStatus, Limit
+from softprune.budget.search import CLOSE, Cut
+from softprune.budget.weighting import CostWeights
+from softprune.config.target import TargetLike
 from softprune.distributed import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph
-from softprune.masks import MaskDecision, MaskedBatchNorm, SoftGate, alive_probability
+from softprune.graph.example import Example
+from softprune.masks import SoftGate
 
 logger = logging.getLogger(__name__)
 
-SETTLE = 0.1
-"""The share of the training, at its end, in which the decision is in force and the weights adapt to it ..."""
-SETTLE_STEPS = 50
-"""... but so many steps at least, in which running statistics forget the masks before, and half of all at most."""
+EARLIEST, LATEST = 0.2, 0.6
+"""The shares of the training between which the cut is finalised, as soon as the target is met."""
+TRIM = 0.1
+"""The share of the training, at its end, in which channels are only removed ..."""
+ADAPT_STEPS = 50
+"""... but this many steps at least, so that running statistics adapt to the masks, and half of all at most."""
+REGROW = 0.75
+"""The share of the training after which no channel is regrown: it could not learn any more."""
+HOLD = 0.25
+"""The strength after finalising, as a share of the strength before."""
 MANY_ALIVE = 0.05
-"""Share of all channels that may go although they are alive before it is said."""
-EARLIEST = 0.25
-"""The share of the training before which nothing is settled, however soon the target is met."""
-_LOOKS = 100
+"""The share of all channels that may be removed although they are alive before a warning says so."""
+_UPDATES = 100
 
 
-class Budget:
-    """Keeps one figure of a network below a limit at the end of a training of known length.
+class Budget(Limit):
+    """Keeps one figure of a network within a limit at the end of a training of known length.
 
-    At first the masks are soft, and :meth:`look` moves the strength. Once the method's own decision is within the
-    limit, and in the last tenth (see ``SETTLE``) in any case, the cut that fits is settled: the masks are its masks
-    from there on, in training as in evaluation, and the sparsity loss ends. Left alone, masks would go on to fall
-    silent, and what is silent learns nothing any more: room left under the limit could only be filled with ballast.
+    Until the cut is finalised, :meth:`update` moves the strength, and channels that the target needs are protected:
+    their sparsity loss weakens, and turns around, before they die. As soon as the method's own decision is within the
+    limit (see `EARLIEST` and `LATEST`), the cut is finalised: the removed channels are off from there on, in training
+    as in evaluation. The kept ones are sampled as before, under a lower strength. In the last tenth (`TRIM`) channels
+    are only removed. A kept channel is never dead by the method's own rule, except where a floor or a multiple needs
+    one.
 
     Args:
-        target: One of macs, params, channels, latency with its amount, such as ``{"macs": 0.5}``.
+        target: One quantity with its amount, such as ``{"macs": 0.5}``.
         total_steps: Optimizer steps of the whole training.
         graph: The network's channel graph.
         network: The network, with masked sites.
+        example: What the network is called with.
         floors: The fewest channels that each site keeps.
-        lines: Sites of which only the channels that all of them keep are left.
+        coupled: Groups of sites of which only the channels that all of them keep remain.
         round_to: Keep a multiple of this many channels.
-        latency: The measured table, for a target of that kind.
+        batch: Samples per call, for a latency target.
+        cost_weighting: See :class:`softprune.SoftPruner`.
     """
 
     def __init__(
@@ -61,221 +70,291 @@ class Budget:
         *,
         graph: ChannelGraph,
         network: nn.Module,
+        example: Example,
         floors: Mapping[str, int],
-        lines: Iterable[Sequence[str]] = (),
+        coupled: Iterable[Sequence[str]] = (),
         round_to: int = 1,
-        latency: LatencyTable | None = None,
+        batch: int | None = None,
+        cost_weighting: float = 0.0,
     ) -> None:
-        self.target = read_target(target)
         if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
             raise ConfigError(
-                "`target` needs `total_steps`, the number of optimizer steps of the whole training, to arrive in time. "
+                "`target` needs `total_steps`, the number of optimizer steps of the whole training. "
                 f"Got total_steps = {total_steps!r}."
             )
+        super().__init__(
+            target,
+            graph=graph,
+            network=network,
+            example=example,
+            floors=floors,
+            coupled=coupled,
+            round_to=round_to,
+            batch=batch,
+        )
         self.total_steps = total_steps
-        self.graph, self.network = graph, network
-        self.floors, self.lines, self.round_to = dict(floors), [*lines], round_to
-        self._use(latency)
-        self._check_possible()
+        adapt = min(ADAPT_STEPS, total_steps // 2)
+        self.every = max(1, total_steps // _UPDATES)
+        self.trim_at = total_steps - max(round(TRIM * total_steps), adapt)
+        self.latest = min(round(LATEST * total_steps), total_steps - adapt)
+        self.channels = Channels(graph, network)
         self.controller = Controller(total_steps)
-        self.every = max(1, total_steps // _LOOKS)
-        self.settle_at = self._latest()
+        self.cost_weights = CostWeights(cost_weighting, self.measure, self.channels.widths)
+        self.finalised_step: int | None = None
+        self.margin: float | None = None
+        self.regrown = 0
         self._near: int | None = None
-        self.decision = MaskDecision(next(network.parameters()).device)
-        for site in graph.sites:
-            gate = self._gate(site.name)
-            gate.override = torch.ones(site.width, dtype=torch.bool, device=self.decision.in_force.device)
-            gate.decision = self.decision
-
-    def _use(self, latency: LatencyTable | None) -> None:
-        self.latency = latency
-        self.measure = Measure(self.target.key, self.graph, round_to=self.round_to, latency=latency)
-        self.dense = self.measure.dense(self.network)
-        self.limit = self.target.limit(self.dense)
-
-    def _check_possible(self) -> None:
-        if self.limit >= self.dense:
-            raise ConfigError(
-                f"A target must be below the dense network's own figure, {self.target.figure(self.dense)}. "
-                f"Got {self.target.figure(self.limit)}; train without a target instead."
-            )
-        widths = {site.name: torch.zeros(site.width) for site in self.graph.sites}
-        smallest = CutSearch(widths, self.floors, self.round_to, self._cost, self.limit, self.lines)
-        floor = smallest.cost(smallest.at_rank(0))
-        if floor > self.limit:
-            raise ConfigError(
-                f"A target must be within reach: at least {self.target.figure(floor)} "
-                f"({100 * floor / self.dense:.1f}%) stay if every site goes to its floor. Got "
-                f"{self.target.figure(self.limit)}; softprune.inspect says what is frozen and why, and min_channels, "
-                "round_to, include and exclude raise the floor."
-            )
+        self._scores: Masks | None = None
 
     # --- the training ------------------------------------------------------------------------------------------
 
     @property
-    def settled(self) -> bool:
-        """Whether a decision is in force (reads the device)."""
-        return bool(self.decision.in_force)
+    def is_final(self) -> bool:
+        """Whether a cut is in force (reads the device)."""
+        return self.channels.in_force
 
-    def next_look(self, step: int) -> int | None:
-        """The step after `step` behind which :meth:`look` is due; None if there is no more."""
-        if step < self.settle_at:
-            return min((step // self.every + 1) * self.every, self.settle_at)
-        return self.total_steps if step < self.total_steps else None
-
-    def look(self, step: int) -> float:
-        """Take stock when `step` steps are done; returns the strength from here on.
-
-        With several processes all must call it, and the first one's answer is everybody's: running statistics, and
-        with them what folds, differ a little.
-        """
-        if step >= self.settle_at:
-            self.settle(step=step)
-            broadcast_from_rank0_(*(self._override(site.name).view(torch.uint8) for site in self.graph.sites))
-            return 0.0
-        if self.settled:
-            self.decision.in_force.fill_(False)  # decided before its time, and training goes on
-        fitter = self._fitter(self.network)
-        self._near = fitter.rank(self._near, within=1 + len(fitter.row) // 200)
-        margin = torch.tensor(
-            _log_odds(fitter.edge(self._near)) - _log_odds(self._threshold()), dtype=torch.float64
-        )
-        margin = margin.to(self.decision.in_force.device)
-        broadcast_from_rank0_(margin)
-        if float(margin) <= 0 and step >= EARLIEST * self.total_steps:
-            self.settle_at = step  # the target is met
-            return self.look(step)
-        strength = self.controller.update(step, float(margin))
-        logger.debug("step %d: margin %.3f, strength %.3g", step, float(margin), strength)
-        return strength
+    def next_update(self, step: int) -> int | None:
+        """Return the next step after `step` at which :meth:`update` is due; None if there is none."""
+        if step >= self.total_steps:
+            return None
+        if self.finalised_step is None:
+            return min((step // self.every + 1) * self.every, max(self.latest, step + 1))
+        due = (step // (2 * self.every) + 1) * 2 * self.every
+        return min(self.trim_at if step < self.trim_at < due else due, self.total_steps)
 
     @torch.no_grad()
-    def settle(self, network: nn.Module | None = None, *, step: int | None = None) -> None:
-        """Put the cut that fits into force, or make sure that the one in force still fits.
+    def update(self, step: int) -> float:
+        """Update weights, and the cut, when `step` steps are done; return the strength from here on.
 
-        What a constant folds into depends on the weights, so a cut's cost may change, if rarely, while they go on
-        learning.
+        With several processes all must call this together; the costs of rank 0 count, since running statistics, and
+        with them what folds, differ a little.
         """
-        network = network or self.network
-        before = self._decision() if self.settled else None
-        fitter = self._fitter(network, before)
-        if before is None:
-            cut = fitter.fit()
+        scores = self.channels.scores()
+        if self.finalised_step is None:
+            strength = self._pursue(step, scores)
+        elif step < self.trim_at:
+            strength = self._hold(step, scores)
         else:
-            counts = tuple(int(mask.sum()) for mask in before.values())
-            cut = Cut(counts, fitter.cost(counts))
-            if cut.cost <= self.limit and (step is None or cut.cost >= (1 - CLOSE) * self.limit):
-                return  # only a look, which training follows or ends with, makes use of what is left
-            cut = fitter.refine(cut)
-        masks = fitter.masks(cut.counts)
-        alive = 0 if before is not None else self._alive_outside(network, masks)
-        for name, mask in masks.items():
-            self._override(name).copy_(mask)
-        self.decision.in_force.fill_(True)
-        self._report(cut, step, alive)
+            strength = self._trim(step)
+        self._scores = scores
+        return strength
+
+    def _pursue(self, step: int, scores: Masks) -> float:
+        self.channels.in_force = False  # decided before its time, and training continues
+        search = self.search(scores)
+        near = torch.tensor(search.rank(self._near, within=1 + len(search.row) // 200, close=CLOSE / 2))
+        broadcast_from_rank0_(near := near.to(self.channels.decision.in_force.device))
+        self._near = int(near)
+        keep = search.masks(search.at_rank(self._near))
+        self.margin = max(
+            (float(score[~keep[name]].max()) for name, score in scores.items() if not keep[name].all()),
+            default=0.0,
+        )
+        if step >= self.latest or (self.margin <= 0 and step >= EARLIEST * self.total_steps):
+            self._finalise(step, scores)
+            return self._hold(step, self.channels.scores())
+        factors, endangered = self.channels.protection(scores, self._scores, keep)
+        self._set_weights(self.cost_weights.apply(factors, self.network, keep))
+        strength = self.controller.update(step, self.margin, endangered)
+        logger.debug("step %d: margin %.3f, strength %.3g", step, self.margin, strength)
+        return strength
+
+    def _finalise(self, step: int, scores: Masks) -> None:
+        """Put the cut into force, with regrown channels where more have died than the target asks for."""
+        regrows = step <= REGROW * self.total_steps
+        search = self.search(scores, most=None if regrows else _count_alive(scores))
+        cut = search.fit()
+        masks = self._agree(search.masks(cut.counts))
+        self._report(cut, step, scores, masks)
+        self.channels.allowed = masks
+        self.channels.in_force = True
+        self.finalised_step = step
+        if regrows:
+            self._regrow(step, masks, scores)
+
+    def _regrow(self, step: int, allowed: Masks, scores: Masks) -> None:
+        dead = {name: allowed[name] & (score <= 0) for name, score in scores.items()}
+        count = self.channels.regrow(dead, step)
+        if count:
+            self.regrown += count
+            logger.info("regrew %d channels after step %d", count, step)
+
+    def _hold(self, step: int, scores: Masks) -> float:
+        """Keep the kept channels alive: those about to die are pushed back, and the others are left alone then."""
+        allowed = self.channels.allowed
+        died = any(bool((allowed[name] & (score <= 0)).any()) for name, score in scores.items())
+        factors, endangered = self.channels.protection(scores, self._scores, allowed)
+        if step <= REGROW * self.total_steps:
+            self._regrow(step, allowed, scores)
+        if died or endangered > 0.01:
+            factors = {name: factor.clamp(max=0.0) for name, factor in factors.items()}
+        # What is pushed back is so with the strength that it was pushed down with.
+        factors = {
+            name: torch.where(factor < 0, factor / HOLD, factor) * allowed[name]
+            for name, factor in factors.items()
+        }
+        self._set_weights(self.cost_weights.apply(factors, self.network, allowed))
+        return HOLD * self.controller.strength
+
+    def _trim(self, step: int) -> float:
+        """Remove dead channels, and more if the cut no longer fits; the sparsity loss only protects from here on."""
+        self._fit(self.network, step)
+        allowed = self.channels.allowed
+        factors, _ = self.channels.protection(self.channels.scores(), None, allowed)
+        factors = {name: factor.clamp(max=0.0) * allowed[name] for name, factor in factors.items()}
+        self._set_weights(factors)
+        protects = step < self.total_steps and any(bool((factor < 0).any()) for factor in factors.values())
+        return HOLD * self.controller.strength if protects else 0.0
+
+    @torch.no_grad()
+    def finalise(self, network: nn.Module | None = None) -> None:
+        """Put a cut that fits into force now, or make sure that the one in force still fits.
+
+        The cost of a cut can change while the weights learn: what folds into a bias depends on them.
+        """
+        if self.is_final:
+            self._fit(network or self.network)
+            return
+        scores = self.channels.scores(network)
+        search = self.search(scores, network, most=_count_alive(scores))
+        cut = search.fit()
+        masks = self._agree(search.masks(cut.counts))
+        self._report(cut, None, scores, masks)
+        self.channels.allowed = masks
+        self.channels.in_force = True
+
+    def _fit(self, network: nn.Module, step: int | None = None) -> None:
+        """Remove channels from the cut in force that died, and more if it does not fit."""
+        allowed, scores = self.channels.allowed, self.channels.scores(network)
+        alive = {name: int((allowed[name] & (score > 0)).sum()) for name, score in scores.items()}
+        only = {name: torch.where(allowed[name], score, score - 1e6) for name, score in scores.items()}
+        search = self.search(only, network, most=alive)
+        counts = search.at_rank(len(search.row))
+        cut = Cut(counts, search.cost(counts))
+        if cut.cost > self.limit:
+            cut = search.refine(cut)
+        masks = self._agree(search.masks(cut.counts))
+        if any(not torch.equal(masks[name], allowed[name]) for name in masks):
+            self.channels.allowed = masks
+            if step is not None:
+                self._report(cut, step, scores, masks)
+
+    def _set_weights(self, weights: Masks) -> None:
+        self.channels.weights = weights
+        broadcast_from_rank0_(*(present(self.channels.gate(name).weight) for name in weights))
+
+    def _agree(self, masks: Masks) -> Masks:
+        """Return the masks of rank 0."""
+        device = self.channels.decision.in_force.device
+        moved = {name: mask.to(device) for name, mask in masks.items()}
+        broadcast_from_rank0_(*(mask.view(torch.uint8) for mask in moved.values()))
+        return {name: mask.cpu() for name, mask in moved.items()}
 
     @contextmanager
-    def on_trial(self, step: int, *, of_a_copy: bool = False) -> Iterator[None]:
-        """What is settled inside before its time, at step `step`, or of a copy, whose weights may fold differently, is
-        undone behind: the training is left as it was."""
-        if step >= self.settle_at and not of_a_copy:
+    def tentative(self, *, of_a_copy: bool = False) -> Iterator[None]:
+        """Undo at the end what is decided inside, if it is before its time or for a copy of the network."""
+        if self.finalised_step is not None and not of_a_copy:
             yield
             return
-        decision, in_force = self._decision(), self.settled
+        allowed, in_force = self.channels.allowed, self.is_final
         try:
             yield
         finally:
-            for name, mask in decision.items():
-                self._override(name).copy_(mask)
-            self.decision.in_force.fill_(in_force)
+            self.channels.allowed = allowed
+            self.channels.in_force = in_force
 
-    def _alive_outside(self, network: nn.Module, masks: Mapping[str, Tensor]) -> int:
-        """Channels that go although SCP itself would keep them."""
-        count = 0
-        for name, mask in masks.items():
-            bn = network.get_submodule(name)
-            assert isinstance(bn, _BatchNorm)
-            count += int((~self._gate(name).dead(bn) & ~mask.to(bn.weight.device)).sum())
-        return count
-
-    def _report(self, cut: Cut, step: int | None, alive: int) -> None:
-        figure = self.target.figure
+    def _report(self, cut: Cut, step: int | None, scores: Masks, masks: Masks) -> None:
+        figure, width = self.target.figure, sum(self.channels.widths.values())
         logger.info(
-            "settled%s on %s of %s (%.2f%%), limit %s",
+            "final cut%s: %s of %s (%.2f%%), limit %s",
             "" if step is None else f" after step {step}",
             figure(cut.cost),
             figure(self.dense),
             100 * cut.cost / self.dense,
             figure(self.limit),
         )
-        width = sum(site.width for site in self.graph.sites)
-        if alive > MANY_ALIVE * width:
+        alive = sum(int(((score > 0) & ~masks[name]).sum()) for name, score in scores.items())
+        if self.finalised_step is None and alive > MANY_ALIVE * width:
             logger.warning(
-                "of the channels that go %d are alive, %.0f%% of all: the training was too short or too gentle for "
-                "this target, and the network has little time left to get over the loss. Give it more steps, a larger "
-                "learning rate (rather SGD's, as in the paper, than Adam's), or a larger target",
-                alive,
+                "softprune: %s channels (%.0f%%) are still alive but must be removed to meet the target. Train longer, "
+                "raise the learning rate (SGD's, as in the paper, prunes faster than Adam's), or relax the target",
+                f"{alive:,}",
                 100 * alive / width,
             )
         if cut.cost > self.limit:
             logger.warning(
-                "no cut fits: %s stay at least, over the limit of %s", figure(cut.cost), figure(self.limit)
+                "softprune: no cut fits the target: at least %s stay, the limit is %s",
+                figure(cut.cost),
+                figure(self.limit),
             )
         elif cut.cost < (1 - CLOSE) * self.limit:
             logger.warning(
-                "the nearest cut found leaves %s, more than %g%% under the limit of %s: single channels%s are that big",
+                "softprune: the cut leaves %s, more than %g%% under the limit of %s: %s",
                 figure(cut.cost),
                 100 * CLOSE,
                 figure(self.limit),
-                "" if self.round_to == 1 else f", kept in multiples of {self.round_to},",
+                "more channels have died than the target asks for"
+                if self.round_to == 1
+                else f"channels are kept in multiples of {self.round_to}",
             )
 
     @torch.no_grad()
-    def impose(self, copy: nn.Module) -> None:
-        """Let a copy of the network (an EMA, say) evaluate with the decision in force here, if its gates are ours."""
-        for site in self.graph.sites:
-            gate = getattr(copy.get_submodule(site.name), "gate", None)
-            if isinstance(gate, SoftGate) and gate.override is not None and gate.decision is not None:
-                gate.override.copy_(self._override(site.name))
-                gate.decision.in_force.copy_(self.decision.in_force)
+    def copy_to(self, network: nn.Module) -> None:
+        """Let a copy of the network, an EMA for example, evaluate with the cut that is in force here."""
+        for name, mask in self.channels.allowed.items():
+            gate = getattr(network.get_submodule(name), "gate", None)
+            if isinstance(gate, SoftGate) and gate.allowed is not None and gate.decision is not None:
+                gate.allowed.copy_(mask)
+                gate.decision.in_force.copy_(self.channels.decision.in_force)
+
+    def status(self, masks: Mapping[str, Tensor], strength: float) -> BudgetStatus:
+        return replace(
+            super().status(masks, strength),
+            margin=self.margin,
+            finalised_step=self.finalised_step,
+            regrown=self.regrown,
+        )
 
     # --- state -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to resume exactly."""
+        """Return everything needed to resume exactly."""
         return {
             "key": self.target.key,
             "limit": self.limit,
             "total_steps": self.total_steps,
             "controller": self.controller.state_dict(),
+            "cost_weights": self.cost_weights.state_dict(),
             "near": self._near,
-            "settle_at": self.settle_at,
-            "settled": self.settled,
-            "decision": {name: mask.cpu() for name, mask in self._decision().items()},
-            # What is measured comes out a little different each time.
-            "latency": None if self.latency is None else self.latency.to_dict(),
+            "margin": self.margin,
+            "finalised_step": self.finalised_step,
+            "regrown": self.regrown,
+            "in_force": self.is_final,
+            "allowed": self.channels.allowed,
+            "weights": self.channels.weights,
+            "scores": self._scores,
+            "measure": self.measure.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken, in place."""
+        """Resume from :meth:`state_dict`, in place."""
         self.check_state(state)
-        if self.latency is not None and state.get("latency") is not None:
-            self._use(LatencyTable.from_dict(state["latency"]))
+        self.measure.load_state_dict(state["measure"])
+        self.set_limit()
         self._check_same(state, "limit", self.limit)
         self.controller.load_state_dict(state["controller"])
-        self._near, self.settle_at = state["near"], state.get("settle_at", self._latest())
-        for name, mask in state["decision"].items():
-            self._override(name).copy_(mask)
-        self.decision.in_force.fill_(state["settled"])
+        self.cost_weights.load_state_dict(state["cost_weights"])
+        self._near, self.margin, self.regrown = state["near"], state["margin"], state["regrown"]
+        self.finalised_step, self._scores = state["finalised_step"], state["scores"]
+        self.channels.allowed, self.channels.weights = state["allowed"], state["weights"]
+        self.channels.in_force = state["in_force"]
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise unless a state is of this target and length of training."""
+        """Raise a CheckpointError unless a state is of this target and length of training."""
         self._check_same(state, "key", self.target.key)
         self._check_same(state, "total_steps", self.total_steps)
-        if self.latency is None:
+        if not self.measure.is_timed:
             self._check_same(state, "limit", self.limit)
-
-    # --- inside ------------------------------------------------------------------------------------------------
 
     def _check_same(self, state: dict[str, Any], key: str, value: object) -> None:
         if state.get(key) != value:
@@ -284,55 +363,6 @@ class Budget:
                 f"{state.get(key)!r}. Make the pruner as that of the checkpoint was made."
             )
 
-    def _latest(self) -> int:
-        """The step behind which the decision is settled in any case."""
-        return self.total_steps - max(
-            round(SETTLE * self.total_steps), min(SETTLE_STEPS, self.total_steps // 2)
-        )
 
-    def _gate(self, name: str) -> SoftGate:
-        bn = self.network.get_submodule(name)
-        assert isinstance(bn, MaskedBatchNorm)
-        assert isinstance(bn.gate, SoftGate)
-        return bn.gate
-
-    def _override(self, name: str) -> Tensor:
-        override = self._gate(name).override
-        assert override is not None
-        return override
-
-    def _decision(self) -> dict[str, Tensor]:
-        return {site.name: self._override(site.name).clone() for site in self.graph.sites}
-
-    def _threshold(self) -> float:
-        """The probability of being alive below which SCP drops a channel."""
-        return 1 - self._gate(self.graph.sites[0].name).config.c
-
-    def _cost(self, masks: Mapping[str, Tensor]) -> float:
-        return self.measure(self.network, masks)
-
-    @torch.no_grad()
-    def _fitter(self, network: nn.Module, first: Mapping[str, Tensor] | None = None) -> CutSearch:
-        """The channels of `network` in a row by how likely they are alive, those in `first` before the others."""
-        alive = {}
-        for site in self.graph.sites:
-            gate, bn = self._gate(site.name), network.get_submodule(site.name)
-            assert isinstance(bn, _BatchNorm)
-            # In float64 even channels 38 standard deviations below the threshold have their order.
-            shift, scale = bn.bias.double(), bn.weight.double()
-            alive[site.name] = alive_probability(shift, scale, gate.config, gate.activation)
-            if first is not None:
-                alive[site.name] += first[site.name]
-        return CutSearch(
-            alive,
-            self.floors,
-            self.round_to,
-            lambda masks: self.measure(network, masks),
-            self.limit,
-            self.lines,
-        )
-
-
-def _log_odds(probability: float) -> float:
-    probability = min(max(probability, 1e-300), 1 - 1e-12)
-    return math.log(probability) - math.log1p(-probability)
+def _count_alive(scores: Masks) -> dict[str, int]:
+    return {name: int((score > 0).sum()) for name, score in scores.items()}

@@ -1,8 +1,8 @@
-"""The strength during training: moved so that the target's own edge channel dies when half of the steps are done.
+"""The strength during training: constant while the cut arrives in time, raised when it is late.
 
-What is controlled is not the cost itself, which stands still for long and then falls in steps, but the margin of
-the channel at the target's edge: how far the log-odds of its being alive lie above the threshold at which SCP drops
-a channel. The margin moves smoothly from the first step on, and the target is met when it is zero.
+What is controlled is not the cost itself, which changes in steps, but the margin of the most alive channel that must
+be removed: 1 for an untrained channel, 0 at the threshold at which SCP drops a channel. The target is met when the
+margin is 0.
 """
 
 from __future__ import annotations
@@ -10,65 +10,80 @@ from __future__ import annotations
 import math
 from typing import Any
 
-REACH = 0.5
-"""The share of the training after which the margin should be zero: the paper's networks are sparse by then, and
-learning rates usually fall afterwards."""
-_INTEGRAL = 20.0
-_PROPORTIONAL = 5.0
-_FASTEST = math.log(2.0)
-"""The strength at most doubles or halves from one look to the next ..."""
-_LAG = 5
-"""... or within so many steps, where looks are closer: momentum lets nothing show sooner."""
-_RANGE = math.log(1000.0)
-"""How far the strength may move from where it began."""
-_CEILING = math.log(0.02)
-"""Where the sparsity loss outweighs what the task has to say about a channel, and all of them die alike."""
+REACH = 1 / 3
+"""The share of the training after which the margin should be 0: features are still forming there, and learning rates
+usually fall later."""
+_WATCH = 0.05
+"""The share of the training at its beginning in which the strength stays as it is."""
+_RAISE = 0.1
+"""The largest change of the strength's logarithm in one hundredth of the training ..."""
+_RAISE_LATE = 0.3
+"""... and after `REACH`."""
+_BRAKE = 0.1
+"""How much it falls in one hundredth of the training while too many channels are about to die."""
+_CROWD = 0.02
+"""The share of the channels to keep that may be about to die before the strength falls."""
+_CEILING = 0.02
+"""Above, the sparsity loss outweighs the task loss for every channel, and all of them die alike."""
+_FIRST_CEILING = 0.008
+"""The largest first strength: a training of less than 150 steps must learn something before channels die."""
 
 
 def first_strength(total_steps: int) -> float:
-    """Where to begin: a strength that would silence an untrained channel, which learns nothing, about in time.
+    """Return the strength of the first step.
 
-    With a learning rate of 0.1 and momentum 0.9, a step moves `beta + 1.64 |gamma|` of an idle channel by 4.3 times
-    the strength, from 1.6 down to 0.05.
+    5e-5 is typical of runs at a fixed strength. With a learning rate of 0.1 and momentum 0.9, a step moves
+    ``beta + 1.64 |gamma|`` of an idle channel by 4.3 times the strength; the second term lets it fall from 1.6 to 0.05
+    in the first third of a short training.
     """
-    return min(max(1.0 / total_steps, 1e-6), 1e-2)
+    return min(5e-5 + 1.2 / total_steps, _FIRST_CEILING)
 
 
 class Controller:
-    """A proportional-integral rule on the logarithm of the strength."""
+    """Moves the strength between a quarter of its first value and a ceiling."""
 
     def __init__(self, total_steps: int) -> None:
         self.total_steps = total_steps
-        self._start = math.log(first_strength(total_steps))
-        self.level = self._start
-        self._first: float | None = None
+        self.strength = first_strength(total_steps)
         self._last: tuple[float, float] | None = None
+        self._speed: float | None = None
 
-    @property
-    def strength(self) -> float:
-        """The strength in force."""
-        return math.exp(self.level)
+    def update(self, step: int, margin: float, endangered: float) -> float:
+        """Return the strength from `step` on.
 
-    def update(self, step: int, margin: float) -> float:
-        """Look at the margin when `step` steps are done; returns the new strength."""
+        Args:
+            step: Steps done.
+            margin: The margin of the most alive channel that must be removed.
+            endangered: The share of the channels to keep that would die soon.
+        """
         done = step / self.total_steps
-        if self._first is None:
-            self._first = margin
-        error = margin - self._first * max(0.0, 1 - done / REACH)
-        if self._last is not None:
-            then, before = self._last
-            change = _INTEGRAL * error * (done - then) + _PROPORTIONAL * (error - before)
-            fastest = _FASTEST * min(1.0, (done - then) * self.total_steps / _LAG)
-            self.level += min(max(change, -fastest), fastest)
-            self.level = min(max(self.level, self._start - _RANGE), self._start + _RANGE, _CEILING)
-        self._last = (done, error)
+        if self._last is not None and done > self._last[0]:
+            passed = done - self._last[0]
+            speed = (self._last[1] - margin) / passed
+            self._speed = speed if self._speed is None else 0.5 * (self._speed + speed)
+            self.strength *= math.exp(min(100 * passed, 5.0) * self._change(done, margin, endangered))
+            lowest = first_strength(self.total_steps) / 4
+            self.strength = min(max(self.strength, lowest), _CEILING)
+        self._last = (done, margin)
         return self.strength
 
+    def _change(self, done: float, margin: float, endangered: float) -> float:
+        """Return the change of the strength's logarithm for one hundredth of the training."""
+        if endangered > _CROWD:
+            return -_BRAKE
+        if done < _WATCH or margin <= 0 or self._speed is None:
+            return 0.0
+        if done >= REACH:
+            return _RAISE_LATE
+        # How much faster the margin would have to fall to be 0 in time.
+        needed = margin / (REACH - done)
+        return _RAISE * min(max(1 - self._speed / needed, 0.0), 1.0)
+
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return {"level": self.level, "first": self._first, "last": self._last}
+        """Return plain numbers."""
+        return {"strength": self.strength, "last": self._last, "speed": self._speed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
-        self.level, self._first = float(state["level"]), state["first"]
+        """Resume from :meth:`state_dict`."""
+        self.strength, self._speed = float(state["strength"]), state["speed"]
         self._last = None if state["last"] is None else (float(state["last"][0]), float(state["last"][1]))

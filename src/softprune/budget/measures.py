@@ -1,51 +1,151 @@
-"""A figure of the network that given masks would leave, read off the exact plan."""
+"""The measures of a budget: what a network would cost after a cut. One entry each in :data:`MEASURES`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from softprune.config.target import Key
+from softprune.budget.latency import LatencyTable, measure_latency
+from softprune.config.target import QUANTITIES
+from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph
+from softprune.graph.example import Example
 from softprune.plan import PrunePlan, make_plan
 
 
-class PlanCost(Protocol):
-    """A figure of a plan that the plan itself does not know, such as a latency."""
-
-    def __call__(self, plan: PrunePlan) -> float: ...
-
-
 class Measure:
-    """The figure named `key` of what masks would leave of a network.
+    """A figure of the network that given masks would leave, read from the exact plan.
 
     Args:
-        key: "macs", "params", "channels" (of the sites) or "latency".
         graph: The network's channel graph.
+        network: The network, for measures that time it.
+        example: What it is called with.
         round_to: As in the pruner.
-        latency: Tells the latency of a plan; needed for that key alone.
+        batch: Samples per call, for measures that time the network.
     """
 
+    is_timed: ClassVar[bool] = False
+    """Whether it runs the network, with a batch size that matters."""
+
     def __init__(
-        self, key: Key, graph: ChannelGraph, *, round_to: int = 1, latency: PlanCost | None = None
+        self,
+        graph: ChannelGraph,
+        network: nn.Module,
+        example: Example,
+        *,
+        round_to: int = 1,
+        batch: int | None = None,
     ) -> None:
-        assert (key == "latency") == (latency is not None)
-        self.key, self.graph, self.round_to, self._latency = key, graph, round_to, latency
+        self.graph, self.round_to = graph, round_to
+
+    def of_plan(self, plan: PrunePlan) -> float:
+        """Return the figure of the network that `plan` leaves."""
+        raise NotImplementedError
 
     def __call__(self, network: nn.Module, masks: Mapping[str, Tensor]) -> float:
-        """The figure after a cut by `masks`; constants that fold depend on the weights of `network`."""
-        if self.key == "channels":
-            return float(sum(int(mask.sum()) for mask in masks.values()))
-        plan = make_plan(self.graph, network, masks, round_to=self.round_to)
-        if self._latency is not None:
-            return self._latency(plan)
-        return float(plan.macs if self.key == "macs" else plan.params)
+        """Return the figure after a cut by `masks`; constants that fold depend on the weights of `network`."""
+        return self.of_plan(make_plan(self.graph, network, masks, round_to=self.round_to))
 
     def dense(self, network: nn.Module) -> float:
-        """The figure before any cut."""
+        """Return the figure before any cut."""
         return self(
             network, {site.name: torch.ones(site.width, dtype=torch.bool) for site in self.graph.sites}
         )
+
+    def report(self, plan: PrunePlan, compact: nn.Module, example: Example) -> None:
+        """Log how the compact network compares with the figure, where it can be measured."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what another instance needs to give the same figures."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from :meth:`state_dict`."""
+
+
+class Macs(Measure):
+    """Multiply-accumulate operations per sample."""
+
+    def of_plan(self, plan: PrunePlan) -> float:
+        return float(plan.macs)
+
+
+class Flops(Measure):
+    """Floating-point operations per sample: two per multiply-accumulate."""
+
+    def of_plan(self, plan: PrunePlan) -> float:
+        return 2.0 * plan.macs
+
+
+class Params(Measure):
+    """Parameters."""
+
+    def of_plan(self, plan: PrunePlan) -> float:
+        return float(plan.params)
+
+
+class Channels(Measure):
+    """Channels of the sites, as the summary counts them."""
+
+    def of_plan(self, plan: PrunePlan) -> float:
+        return float(sum(len(kept) for kept in plan.sites.values()))
+
+    def __call__(self, network: nn.Module, masks: Mapping[str, Tensor]) -> float:
+        return float(sum(int(mask.sum()) for mask in masks.values()))
+
+
+class Latency(Measure):
+    """Milliseconds per call, by a table that is measured on this machine."""
+
+    is_timed = True
+
+    def __init__(
+        self,
+        graph: ChannelGraph,
+        network: nn.Module,
+        example: Example,
+        *,
+        round_to: int = 1,
+        batch: int | None = None,
+    ) -> None:
+        super().__init__(graph, network, example, round_to=round_to)
+        self.table = measure_latency(graph, network, example, batch=batch)
+
+    def of_plan(self, plan: PrunePlan) -> float:
+        return self.table(plan)
+
+    def report(self, plan: PrunePlan, compact: nn.Module, example: Example) -> None:
+        self.table.report(plan, compact, example)
+
+    def state_dict(self) -> dict[str, Any]:
+        # Another measurement would differ a little.
+        return self.table.to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.table = LatencyTable.from_dict(state)
+
+
+MEASURES: dict[str, type[Measure]] = {
+    "macs": Macs,
+    "flops": Flops,
+    "params": Params,
+    "channels": Channels,
+    "latency": Latency,
+}
+"""The measure of every quantity that a target can name; the keys are those of `softprune.config.target`."""
+assert MEASURES.keys() == QUANTITIES.keys()
+
+
+def check_batch(key: str, batch: int | None) -> None:
+    """Raise a ConfigError if a batch size is given to a measure that does not time the network, or is no number."""
+    timed = [name for name, measure in MEASURES.items() if measure.is_timed]
+    if batch is not None and key not in timed:
+        raise ConfigError(
+            f"`latency_batch` goes with a target of {' or '.join(timed)}. Got {batch!r} and a target of {key}; leave "
+            f"it out, or pass target={{{timed[0]!r}: ...}}."
+        )
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+        raise ConfigError(f"`latency_batch` is a whole number from 1 on. Got {batch!r}.")

@@ -1,8 +1,7 @@
-"""The cut that fits: as many of the channels most likely alive as the limit allows.
+"""The cut that fits: as many of the best channels as the limit allows.
 
-All channels stand in one row by how likely they are alive, so the family of cuts contains the method's own decision
-(whose edge is the probability 1 - c). Within a site the kept channels are always the likeliest, hence a cut is a
-number of channels for each site.
+All channels are ranked by one score, so the family of cuts contains the method's own decision. Within a site the kept
+channels are always the best ones, hence a cut is a number of channels for each site.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Cost = Callable[[Mapping[str, Tensor]], float]
 CLOSE = 0.01
 """How far under the limit a cut may end, as a share of it."""
 _PATIENCE = 400
-"""Cuts that may be looked at to get closer than that."""
+"""Cuts that may be tried to get closer than that."""
 
 
 @dataclass(frozen=True)
@@ -36,31 +35,38 @@ class Cut:
 
 
 class CutSearch:
-    """Finds cuts at a limit, for one moment's probabilities.
+    """Finds cuts at a limit, for the scores of one moment.
 
     Args:
-        alive: The probability that each channel is alive, by site.
+        scores: The score of each channel, by site; channels with the largest are kept.
         floors: The fewest channels that each site keeps.
         round_to: Keep a multiple of this many channels.
-        cost: What masks would cost.
+        cost: The cost of given masks.
         limit: What must not be exceeded.
-        lines: Sites of which only the channels that all of them keep are left: their floor holds for these.
+        coupled: Groups of sites of which only the channels that all of them keep remain; their floor counts these.
+        most: The most channels that each site keeps; by default its width. Floors go before.
     """
 
     def __init__(
         self,
-        alive: Mapping[str, Tensor],
+        scores: Mapping[str, Tensor],
         floors: Mapping[str, int],
         round_to: int,
         cost: Cost,
         limit: float,
-        lines: Iterable[Sequence[str]] = (),
+        coupled: Iterable[Sequence[str]] = (),
+        most: Mapping[str, int] | None = None,
     ) -> None:
-        self.names = list(alive)
-        columns = [alive[name].detach().double().cpu().numpy() for name in self.names]
-        self.alive = columns
+        self.names = list(scores)
+        columns = [scores[name].detach().double().cpu().numpy() for name in self.names]
+        self.scores = columns
         self.widths = [len(column) for column in columns]
         self.floors = [floors[name] for name in self.names]
+        most = most or {}
+        self.most = [
+            self._most(most.get(name, width), floors[name], width, round_to)
+            for name, width in zip(self.names, self.widths, strict=True)
+        ]
         self.round_to, self.limit, self._cost = round_to, limit, cost
         self._inner = [np.argsort(-column, kind="stable") for column in columns]
         row = np.concatenate(columns)
@@ -69,14 +75,20 @@ class CutSearch:
         self._site = np.repeat(np.arange(len(columns)), self.widths)[self.order]
         self._known: dict[Counts, float] = {}
         self._common: dict[str, Tensor] = {}
-        for line in lines:
-            first = keep_common([alive[name].detach().cpu() for name in line], floors[line[0]])
-            self._common |= dict.fromkeys(line, first)
+        for group in coupled:
+            first = keep_common([scores[name].detach().cpu() for name in group], floors[group[0]])
+            self._common |= dict.fromkeys(group, first)
+
+    @staticmethod
+    def _most(most: int, floor: int, width: int, round_to: int) -> int:
+        if most < width:  # a multiple, unless the floor asks for more
+            most = max(most // round_to, -(-floor // round_to)) * round_to
+        return min(most, width)
 
     # --- cuts --------------------------------------------------------------------------------------------------
 
     def masks(self, counts: Counts) -> dict[str, Tensor]:
-        """The cut as masks, True where a channel stays."""
+        """Return the cut as masks, True where a channel stays."""
         masks = {}
         for name, count, order in zip(self.names, counts, self._inner, strict=True):
             mask = torch.zeros(len(order), dtype=torch.bool)
@@ -85,54 +97,60 @@ class CutSearch:
         return masks
 
     def cost(self, counts: Counts) -> float:
-        """What the cut costs."""
+        """Return the cost of the cut."""
         if counts not in self._known:
             self._known[counts] = self._cost(self.masks(counts))
         return self._known[counts]
 
     def at_rank(self, rank: int) -> Counts:
-        """The cut that keeps the first `rank` channels of the row, and what floors and multiples add."""
+        """Return the cut that keeps the `rank` best channels, and what floors and multiples add."""
         wanted = np.bincount(self._site[:rank], minlength=len(self.names)).tolist()
         return tuple(self._allowed(site, count) for site, count in enumerate(wanted))
 
     def _allowed(self, site: int, count: int) -> int:
         count = -(-max(count, self.floors[site]) // self.round_to) * self.round_to
-        return min(count, self.widths[site])
+        return min(count, self.most[site])
 
     # --- searching ---------------------------------------------------------------------------------------------
 
-    def rank(self, near: int | None = None, *, within: int = 1) -> int:
-        """The longest stretch of the row that stays within the limit, by bisection; 0 if none does.
+    def rank(self, near: int | None = None, *, within: int = 1, close: float = 0.0) -> int:
+        """Return how many of the best channels fit into the limit, by bisection; 0 if none does.
 
         Args:
-            near: Where it was a little while ago, which saves most of the search.
+            near: The answer of a short while ago, which saves most of the search.
             within: Stop when the answer is known up to this many channels.
+            close: Stop at a cost that is under the limit by this share of it at most.
         """
         low, high = 0, len(self.row) + 1
         if near is not None:
             reach = max(8, len(self.row) // 64)
-            below, above = max(near - reach, 0), min(near + reach, len(self.row))
-            if self.cost(self.at_rank(below)) > self.limit:
-                high = below
-            elif self.cost(self.at_rank(above)) > self.limit:
-                low, high = below, above
-            else:
+            for step in (0, reach, 4 * reach):
+                below, above = max(near - step, low), min(near + step, len(self.row))
+                if self.cost(self.at_rank(below)) > self.limit:
+                    high = min(high, below)
+                    continue
+                low = below
+                if self._is_close(low, close):
+                    return low
+                if self.cost(self.at_rank(above)) > self.limit:
+                    high = min(high, above)
+                    break
                 low = above
         while high - low > within:
             middle = (low + high) // 2
             if self.cost(self.at_rank(middle)) <= self.limit:
                 low = middle
+                if self._is_close(low, close):
+                    return low
             else:
                 high = middle
         return low
 
-    def edge(self, rank: int) -> float:
-        """The probability at which the row is cut: between the last channel that stays and the first that goes."""
-        around = self.row[max(rank - 1, 0) : rank + 1]
-        return float(np.exp(np.log(np.maximum(around, 1e-300)).mean()))
+    def _is_close(self, rank: int, close: float) -> bool:
+        return (1 - close) * self.limit <= self.cost(self.at_rank(rank)) <= self.limit
 
     def fit(self) -> Cut:
-        """The best cut found that is not over the limit."""
+        """Return the best cut found that is not over the limit."""
         counts = self.at_rank(self.rank())
         return self.refine(Cut(counts, self.cost(counts)))
 
@@ -151,7 +169,7 @@ class CutSearch:
             if less is not None and taker != giver:
                 others = set(range(len(self.names))) - {taker}
                 cut = max(cut, self._grown(less, others), key=lambda trial: trial.cost)
-        return self._grown(cut)  # what an exchange has left over may do for a third site
+        return self._grown(cut)  # a third site may use what an exchange has left
 
     def _shrunk(self, cut: Cut) -> Cut:
         while cut.cost > self.limit:
@@ -167,15 +185,15 @@ class CutSearch:
         shut = set(closed)
         while True:
             site = max(
-                (s for s in range(len(self.names)) if s not in shut and cut.counts[s] < self.widths[s]),
-                key=lambda s: self.alive[s][self._inner[s][cut.counts[s]]],
+                (s for s in range(len(self.names)) if s not in shut and cut.counts[s] < self.most[s]),
+                key=lambda s: self.scores[s][self._inner[s][cut.counts[s]]],
                 default=None,
             )
             if site is None:
                 return cut
             counts = self._changed(cut.counts, site, cut.counts[site] + 1)
             cost = self.cost(counts)
-            # A channel that costs nothing is read by nobody: bringing it back would change nothing.
+            # A channel that costs nothing is not read: bringing it back would change nothing.
             if cut.cost < cost <= self.limit:
                 cut = Cut(counts, cost)
             else:
@@ -194,6 +212,6 @@ class CutSearch:
         return (*counts[:site], self._allowed(site, count), *counts[site + 1 :])
 
     def _by_last(self, counts: Counts) -> list[int]:
-        """Sites that keep something, by how little alive their last kept channel is."""
+        """Return the sites that keep something, those with the lowest last kept channel first."""
         some = [site for site, count in enumerate(counts) if count]
-        return sorted(some, key=lambda site: self.alive[site][self._inner[site][counts[site] - 1]])
+        return sorted(some, key=lambda site: self.scores[site][self._inner[site][counts[site] - 1]])

@@ -317,7 +317,6 @@ NOT_YET = (
     "data.cutmix",
     "data.randaugment",
     "optimizer.name",
-    "method.cost_weighting",
     "train.dense_epochs",
     "distill.teacher",
 )

@@ -1,4 +1,4 @@
-"""What a user asks for: one figure of the network, and how much of it may stay."""
+"""What a user asks of a budget: one quantity of the network, and how much of it may stay."""
 
 from __future__ import annotations
 
@@ -6,65 +6,86 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, get_args
 
 from softprune.errors import ConfigError, nearest
 
-Key = Literal["macs", "params", "channels", "latency"]
 Amount = float | str
-"""A share to keep (0.5 or "50%"), or the figure itself (any number above 1; "0.8 ms" for a latency)."""
+"""A share to keep (0.5 or "50%"), or the figure itself (any number above 1, or with its unit: "0.8 ms")."""
 TargetLike = Mapping[str, Amount]
 
-UNITS: dict[str, str] = {"macs": "MACs", "params": "parameters", "channels": "channels", "latency": "ms"}
-_FEWEST = {"macs": 100, "params": 100, "channels": 2, "latency": 0}
-"""Figures below are no network's: who wrote one meant a share or a percentage."""
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something that a target can limit. `softprune.budget.measures` has one measure for each."""
+
+    unit: str
+    smallest: float
+    """A smaller figure is no network's: it was meant as a share or a percentage."""
+    is_whole: bool = True
+    """Whether figures are whole numbers."""
+
+    def text(self, value: float) -> str:
+        """Return a figure with its unit."""
+        return f"{value:,.0f} {self.unit}" if self.is_whole else f"{value:.4g} {self.unit}"
+
+
+QUANTITIES: dict[str, Quantity] = {
+    "macs": Quantity("MACs", 100),
+    "flops": Quantity("FLOPs", 200),
+    "params": Quantity("parameters", 100),
+    "channels": Quantity("channels", 2),
+    "latency": Quantity("ms", 0, is_whole=False),
+}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A target as it was asked for; the dense network turns a share into a limit."""
+    """A target as it was given; the dense network turns a share into a limit."""
 
-    key: Key
+    key: str
     amount: float
     is_share: bool
 
+    @property
+    def quantity(self) -> Quantity:
+        """What it limits."""
+        return QUANTITIES[self.key]
+
     def limit(self, dense: float) -> float:
-        """The figure that must not be exceeded, for a network whose dense figure is `dense`."""
+        """Return the figure that must not be exceeded, for a network whose dense figure is `dense`."""
         limit = self.amount * dense if self.is_share else self.amount
-        return limit if self.key == "latency" else float(math.floor(limit))
+        return float(math.floor(limit)) if self.quantity.is_whole else limit
 
     def figure(self, value: float) -> str:
-        """A figure of this kind in words."""
-        return f"{value:.4g} ms" if self.key == "latency" else f"{value:,.0f} {UNITS[self.key]}"
+        """Return a figure of this kind with its unit."""
+        return self.quantity.text(value)
 
 
 def read_target(target: TargetLike) -> Target:
-    """Check what the user wrote, such as ``{"macs": 0.5}``."""
+    """Check a target such as ``{"macs": 0.5}``."""
+    keys = ", ".join(QUANTITIES)
     if not isinstance(target, Mapping) or len(target) != 1:
         raise ConfigError(
-            f"`target` must be one key with its amount, such as {{'macs': 0.5}}. Got {target!r}; "
-            f"choose one of {', '.join(get_args(Key))}."
+            f"`target` must be one key with its amount, such as {{'macs': 0.5}}. Got {target!r}; choose one of {keys}."
         )
     key, amount = next(iter(target.items()))
-    if key not in get_args(Key):
-        raise ConfigError(
-            f"`target` must name one of {', '.join(get_args(Key))}. Got {key!r}.{nearest(str(key), get_args(Key))}"
-        )
-    value, is_share = _amount(key, amount)
-    return Target(key, value, is_share)  # type: ignore[arg-type]
+    if key not in QUANTITIES:
+        raise ConfigError(f"`target` must name one of {keys}. Got {key!r}.{nearest(str(key), QUANTITIES)}")
+    return Target(key, *_amount(key, amount))
 
 
 def _amount(key: str, amount: Amount) -> tuple[float, bool]:
+    quantity = QUANTITIES[key]
     wrong = ConfigError(
-        f"The amount of a target is a share to keep, between 0 and 1 or as a percentage, or the figure itself: "
-        f"0.5, '50%' or {'3.5 (or 0.8 ms in quotes)' if key == 'latency' else '60000000'}. "
+        "The amount of a target is a share to keep, between 0 and 1 or as a percentage, or the figure itself: "
+        f"0.5, '50%' or {'60000000' if quantity.is_whole else f'3.5 (or 0.8 {quantity.unit} in quotes)'}. "
         f"Got {key} = {amount!r}."
     )
     unit = ""
     value: float
     if isinstance(amount, str):
         text = amount.strip().lower()
-        unit = next((end for end in ("%", "ms") if text.endswith(end)), "")
+        unit = next((end for end in ("%", quantity.unit.lower()) if text.endswith(end)), "")
         try:
             value = float(text.removesuffix(unit).replace("_", "").replace(",", ""))
         except ValueError:
@@ -75,14 +96,14 @@ def _amount(key: str, amount: Amount) -> tuple[float, bool]:
         value = float(amount)
     if unit == "%":
         value /= 100
-    if not math.isfinite(value) or value <= 0 or (unit == "ms" and key != "latency"):
+    if not math.isfinite(value) or value <= 0:
         raise wrong
     is_share = unit == "%" or (unit == "" and value <= 1)
     if is_share and value >= 1:
         raise ConfigError(f"A target must keep less than the whole network. Got {key} = {amount!r}.")
-    if not is_share and value < _FEWEST[key]:
+    if not is_share and value < quantity.smallest:
         raise ConfigError(
             f"A share to keep is below 1; anything above is the figure itself. Got {key} = {amount!r}, which is read "
-            f"as {value:g} {UNITS[key]}; write 0.5 or '50%' for half of the network."
+            f"as {value:g} {quantity.unit}; write 0.5 or '50%' for half of the network."
         )
     return value, is_share

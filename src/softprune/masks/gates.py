@@ -18,7 +18,7 @@ from softprune.masks.functional import (
     dead_probability,
     hard_mask,
     relaxed_sample,
-    sparsity_loss,
+    sparsity_terms,
 )
 from softprune.rng import Clock, channel_words, logistic_noise
 
@@ -78,11 +78,14 @@ class SoftGate:
         min_channels: Keep at least this many channels.
     """
 
-    override: Tensor | None
-    """If set, booleans that :meth:`hard` returns instead of its own decision (a budget's last trim)."""
+    allowed: Tensor | None
+    """Channels that a budget allows while its decision is in force; all others are off, in training too."""
 
     decision: MaskDecision | None
-    """If set, the override holds only while this is in force, and then in training too."""
+    """Says whether `allowed` is in force."""
+
+    weight: Tensor | None
+    """Factor of each channel's sparsity loss; None for 1. Changes in place."""
 
     def __init__(
         self,
@@ -102,8 +105,9 @@ class SoftGate:
         self.activation = activation
         self.round_to = round_to
         self.min_channels = min_channels
-        self.override = None
+        self.allowed = None
         self.decision = None
+        self.weight = None
 
     @property
     def gate_statistics(self) -> GateStatistics:
@@ -113,38 +117,40 @@ class SoftGate:
         dead = dead_probability(bn.bias, bn.weight, self.config, self.activation)
         words = channel_words(self.clock.seed, self.site, bn.num_features, dead.device)
         n = relaxed_sample(dead, logistic_noise(self.clock, words, dead.dtype), self.config)
-        if self.decision is None or self.override is None:
-            return n
-        return torch.where(self.decision.in_force, self.override.to(n.dtype), n)
+        return self._among_allowed(n, 0.0)
 
     @torch.no_grad()
     def hard(self, bn: _BatchNorm, coupled: Sequence[tuple[SoftGate, _BatchNorm]] | None = None) -> Tensor:
-        if self.override is None:
-            return self.own_decision(bn, coupled)
-        if self.decision is None:
-            return self.override
-        return torch.where(self.decision.in_force, self.override, self.own_decision(bn, coupled))
+        """Return the kept channels: those alive, filled up to the floor and to a multiple of `round_to`.
 
-    @torch.no_grad()
-    def own_decision(
-        self, bn: _BatchNorm, coupled: Sequence[tuple[SoftGate, _BatchNorm]] | None = None
-    ) -> Tensor:
-        """:meth:`hard` without regard to an override.
+        While a budget's decision is in force, only channels that it allows are kept.
 
-        `coupled`: the other BatchNorms coupled to this one, with their gates: only channels that all keep are left.
-        By default those that `bn` knows. All of them have the same `min_channels`.
+        Args:
+            bn: The BatchNorm.
+            coupled: The other BatchNorms coupled to this one, with their gates: only channels that all keep are left.
+                By default those that `bn` knows. All of them have the same `min_channels`.
         """
-        keep = ~self.dead(bn)
+        keep = self._among_allowed(~self.dead(bn), False)
         if self.round_to == 1 and self.min_channels == 0:
             return keep
-        alive = self.alive(bn)
+        alive = self._chance(bn)
         if coupled is None:
             coupled = [(other.gate, other) for other in getattr(bn, "coupled", ())]
         if self.min_channels and coupled:
             keep = keep | keep_common(
-                [alive, *(gate.alive(other) for gate, other in coupled)], self.min_channels
+                [alive, *(gate._chance(other) for gate, other in coupled)], self.min_channels
             )
         return round_up(keep, alive, self.round_to, self.min_channels)
+
+    def _among_allowed(self, value: Tensor, otherwise: float) -> Tensor:
+        """Return `value` with `otherwise` in channels that a decision in force does not allow."""
+        if self.decision is None or self.allowed is None:
+            return value
+        return torch.where(self.decision.in_force & ~self.allowed, otherwise, value).to(value.dtype)
+
+    def _chance(self, bn: _BatchNorm) -> Tensor:
+        """Return how likely each channel is alive; -1 where it may not be kept."""
+        return self._among_allowed(self.alive(bn), -1.0)
 
     def alive(self, bn: _BatchNorm) -> Tensor:
         """How likely each channel is alive."""
@@ -155,21 +161,24 @@ class SoftGate:
         return ~hard_mask(dead_probability(bn.bias, bn.weight, self.config, self.activation), self.config)
 
     def loss(self, bn: _BatchNorm) -> Tensor | None:
-        return sparsity_loss(bn.bias, bn.weight, self.config, self.activation)
+        terms = sparsity_terms(bn.bias, bn.weight, self.config, self.activation)
+        return (terms if self.weight is None else terms * self.weight).sum()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SoftGate:
-        """Copy everything except the override, which belongs to the decision."""
+        """Copy everything except a budget's tensors: what it decides for the model holds for a copy."""
         made = copy.copy(self)
         memo[id(self)] = made
         for name, value in vars(self).items():
-            if name != "override":
+            if name not in ("allowed", "weight"):
                 setattr(made, name, copy.deepcopy(value, memo))
         return made
 
     def to(self, device: torch.device) -> None:
         self.clock.to(device)
-        if self.override is not None:
-            self.override = self.override.to(device)
+        if self.allowed is not None:
+            self.allowed = self.allowed.to(device)
+        if self.weight is not None:
+            self.weight = self.weight.to(device)
         if self.decision is not None:
             self.decision.to(device)
 

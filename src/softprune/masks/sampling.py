@@ -14,7 +14,7 @@ from torch import Tensor
 from softprune.config.masks import MaskConfig
 from softprune.errors import ModelError
 from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold
-from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss
+from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss, sparsity_terms
 from softprune.masks.gates import MaskDecision, SoftGate
 from softprune.rng import Clock, channel_words, logistic_noise
 
@@ -29,11 +29,20 @@ class Group:
     clock: Clock
     words: Tensor
     decision: MaskDecision | None
+    weighted: bool
 
-    def overrides(self) -> Tensor:
-        """Return the final masks of all sites, concatenated."""
+    def allowed(self) -> Tensor:
+        """Return the channels that a budget allows at all sites, concatenated."""
         gates = (module.gate for module in self.modules)
-        return torch.cat([g.override for g in gates if isinstance(g, SoftGate) and g.override is not None])
+        return torch.cat([g.allowed for g in gates if isinstance(g, SoftGate) and g.allowed is not None])
+
+    def loss(self, beta: Tensor, gamma: Tensor) -> Tensor:
+        """Return the sparsity loss of all sites, given their concatenated parameters."""
+        if not self.weighted:
+            return sparsity_loss(beta, gamma, self.config, self.activation)
+        gates = (module.gate for module in self.modules)
+        weights = [g.weight for g in gates if isinstance(g, SoftGate) and g.weight is not None]
+        return (sparsity_terms(beta, gamma, self.config, self.activation) * torch.cat(weights)).sum()
 
     def parameters(self) -> tuple[Tensor, Tensor]:
         """Return beta and gamma of all BatchNorms, concatenated."""
@@ -49,7 +58,7 @@ def draw_chain(group: Group, beta: Tensor, gamma: Tensor) -> Folded:
     dead = dead_probability(beta, gamma, group.config, group.activation)
     n = relaxed_sample(dead, logistic_noise(group.clock, group.words, dead.dtype), group.config)
     if group.decision is not None:
-        n = torch.where(group.decision.in_force, group.overrides().to(n.dtype), n)
+        n = torch.where(group.decision.in_force & ~group.allowed(), 0.0, n)
     return fold(n, gamma, beta)
 
 
@@ -119,10 +128,7 @@ class MaskBank:
             rows = [group.parameters() for group in groups]
         else:
             groups, rows = self._groups, self._gathered
-        losses = [
-            sparsity_loss(*row, group.config, group.activation)
-            for group, row in zip(groups, rows, strict=True)
-        ]
+        losses = [group.loss(*row) for group, row in zip(groups, rows, strict=True)]
         if not losses:
             raise ModelError("A sparsity loss needs at least one site with a SoftGate. Got none.")
         total = losses[0]
@@ -155,13 +161,20 @@ def _key(module: MaskedBatchNorm) -> tuple[Any, ...]:
     if not isinstance(gate, SoftGate):
         return (gate,)
     weight = module.weight
-    shared = gate.clock, gate.clock.seed, gate.config, gate.activation, _decision(gate)
+    shared = (
+        gate.clock,
+        gate.clock.seed,
+        gate.config,
+        gate.activation,
+        _decision(gate),
+        gate.weight is not None,
+    )
     return gate, *shared, weight.device, weight.dtype
 
 
 def _decision(gate: SoftGate) -> MaskDecision | None:
-    """What may put the gate's override into force in training."""
-    return None if gate.override is None else gate.decision
+    """Return what puts the gate's allowed channels into force."""
+    return None if gate.allowed is None else gate.decision
 
 
 def _group(modules: list[MaskedBatchNorm]) -> Group:
@@ -171,4 +184,12 @@ def _group(modules: list[MaskedBatchNorm]) -> Group:
         for gate, module in zip(gates, modules, strict=True)
     ]
     first = gates[0]
-    return Group(modules, first.config, first.activation, first.clock, torch.cat(words), _decision(first))
+    return Group(
+        modules,
+        first.config,
+        first.activation,
+        first.clock,
+        torch.cat(words),
+        _decision(first),
+        first.weight is not None,
+    )

@@ -88,8 +88,8 @@ class AffinePruner(Pruner):
         if not self._float16_seen and not torch.compiler.is_compiling() and _autocast_float16():
             self._float16_seen = True
             logger.warning(
-                "float16 is usually trained with a GradScaler, which does not unscale the gradients of what method %r "
-                "learns beside the network. Train in float32 or bfloat16",
+                "softprune: float16 is usually trained with a GradScaler, which does not unscale the gradients of what "
+                "method %r learns beside the network. Train in float32 or bfloat16",
                 self.name,
             )
         return super().loss(task)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from softprune.budget import BudgetStatus
 from softprune.costs import fastest_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
@@ -78,7 +79,8 @@ class Pruner(CuttableModel):
             raise nothing_to_prune(model, self.graph.frozen)
         if self.graph.unreached:
             logger.warning(
-                "the example does not lead to %s%s: what only they read may be cut away. Pass an example that does",
+                "softprune: the example does not lead to %s%s: what only they read may be cut away. "
+                "Pass an example that does",
                 ", ".join(self.graph.unreached[:3]),
                 " ..." if len(self.graph.unreached) > 3 else "",
             )
@@ -98,6 +100,8 @@ class Pruner(CuttableModel):
         self._optimizer_hooks: OptimizerHooks | None = None
         self._begun = False
         self._losses = 0
+        self._loss_called = self._loss_warned = False
+        self._foreign_steps = 0
         self._network = MaskedModel(
             model,
             {site.name: self._gate(number, site) for number, site in enumerate(self.graph.sites)},
@@ -135,6 +139,11 @@ class Pruner(CuttableModel):
         In your own loop it runs after each optimizer step. A loop whose steps run without the host sets
         `updates_on_step` to False and calls this method after every step.
         """
+
+    @property
+    def status(self) -> BudgetStatus | None:
+        """Where the budget is, for metrics and reports; None for a pruner without a target."""
+        return None
 
     def end_epoch(self, epoch: int) -> None:
         """Call after every epoch; most methods do nothing there."""
@@ -184,6 +193,7 @@ class Pruner(CuttableModel):
         check_loss(task)
         if not self.model.training or not torch.is_grad_enabled():
             return task
+        self._loss_called = True
         if not torch.compiler.is_compiling():
             self._network.check_in_place()
             self._check_attached()
@@ -196,12 +206,22 @@ class Pruner(CuttableModel):
 
     def _check_attached(self) -> None:
         """Steps are counted on the optimizer: without one the noise never changes and targets are never reached."""
-        if self._optimizer_hooks is None and self.updates_on_step:
+        if not self.updates_on_step:
+            return
+        if self._optimizer_hooks is None:
             self._losses += 1
             if self._losses == 2:
                 logger.warning(
-                    "no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before the "
-                    "first step"
+                    "softprune: no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before "
+                    "the first step"
+                )
+        elif self._optimizer_hooks.stepped_by_another():
+            self._foreign_steps += 1
+            # Loading a checkpoint changes the weights once; another optimizer does so between any two losses.
+            if self._foreign_steps > 1:
+                raise ConfigError(
+                    "a pruner counts the steps of the optimizer that it is attached to. Got weights that another one "
+                    "changes; after replacing the optimizer call pruner.release() and pruner.attach(new_optimizer)."
                 )
 
     def attach(self, optimizer: Optimizer) -> None:
@@ -238,6 +258,14 @@ class Pruner(CuttableModel):
         return undecayed_biases(self.model, weight_decay)
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._foreign_steps = 0
+        if self.penalised and self.updates_on_step and not self._loss_called and not self._loss_warned:
+            self._loss_warned = True
+            logger.warning(
+                "softprune: an optimizer step ran without pruner.loss(...), so nothing was added to the task loss: "
+                "call loss = pruner.loss(task_loss) before loss.backward()"
+            )
+        self._loss_called = False
         # GradScaler calls a fused optimizer even when it skips the step; the flag is then on the optimizer.
         skipped = getattr(optimizer, "found_inf", None)
         self.after_step()
@@ -252,6 +280,12 @@ class Pruner(CuttableModel):
         """Return the plain model with its weights as they are now. The pruner can no longer be used."""
         self.release()
         return self._network.detach()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a pruner cannot be pickled or copied: it belongs to one model and one optimizer. Save "
+            "pruner.state_dict() and load it into a new pruner, or save pruner.compact()."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume exactly, beside the model's and the optimizer's own state."""

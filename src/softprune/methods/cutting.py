@@ -82,6 +82,7 @@ class CuttableModel:
         self, model: nn.Module | None, round_to: int | None, gathers: bool
     ) -> tuple[nn.Module, dict[str, Tensor]]:
         """Return the network that a cut starts from, and the masks."""
+        self._network.check_unchanged()
         network = self._network_of(model)
         check_values(network)
         check_cut(round_to, gathers)
@@ -136,12 +137,13 @@ class CuttableModel:
         compact = apply_plan(plan, network)
         if plan.macs == 0:
             logger.warning(
-                "every path to an output is dead and the network is a constant; %s",
+                "softprune: every path to an output is dead and the network is a constant; %s",
                 "lower the strength" if self.penalised else "prune less",
             )
         if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
             logger.warning(
-                "%s: the compact network is as large as the dense one", self._why_whole(network, masks)
+                "softprune: %s: the compact network is as large as the dense one",
+                self._why_whole(network, masks),
             )
         return compact
 

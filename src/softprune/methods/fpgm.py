@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
-from softprune.methods.options import PrunerOptions
-from softprune.methods.ranking import Ratio, drop_lowest, ratio_per_site
+from softprune.methods.options import RankingOptions
+from softprune.methods.ranking import Ratio, drop_lowest, ratio_or_target, ratio_per_site
 from softprune.methods.sfp import Evaluation, ZeroingPruner
 from softprune.selection import Globs
 
@@ -32,12 +32,13 @@ class FpgmPruner(ZeroingPruner):
     Args:
         model: Any network in which convolutions feed BatchNorms; masked in place.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        ratio_dist: The share of filters that goes by distance (the authors' rate_dist), or shares by glob.
-        ratio_norm: The share that goes by norm before (the authors' 1 - rate_norm), or shares by glob.
+        ratio_dist: The share of filters to remove by distance (the authors' rate_dist), or shares by glob;
+            0.4 by default.
+        ratio_norm: The share to remove by norm before (the authors' 1 - rate_norm), or shares by glob; 0 by default.
         mask_gradients: Whether gradients of zeroed filters are masked. The authors' VGG script does not.
         evaluation: "strict": a zeroed filter's channel is zero in evaluation. "authors": its BatchNorm's constant
             stays, as in the authors' code.
-        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
+        options: `target` and those of every method; see :class:`softprune.methods.options.RankingOptions`.
     """
 
     name = "fpgm"
@@ -47,13 +48,14 @@ class FpgmPruner(ZeroingPruner):
         model: nn.Module,
         example: ExampleLike,
         *,
-        ratio_dist: Ratio = 0.4,
-        ratio_norm: Ratio = 0.0,
+        ratio_dist: Ratio | None = None,
+        ratio_norm: Ratio | None = None,
         mask_gradients: bool = True,
         evaluation: Evaluation = "strict",
-        **options: Unpack[PrunerOptions],
+        **options: Unpack[RankingOptions],
     ) -> None:
-        self._ratio_norm, self._ratio_dist = ratio_norm, ratio_dist
+        self._ratio_norm = ratio_or_target(options, 0.0, ratio_norm=ratio_norm)
+        self._ratio_dist = ratio_or_target(options, 0.4, ratio_dist=ratio_dist)
         if not isinstance(mask_gradients, bool):
             raise ConfigError(f"`mask_gradients` must be True or False. Got {mask_gradients!r}.")
         self.mask_gradients = mask_gradients
@@ -71,6 +73,9 @@ class FpgmPruner(ZeroingPruner):
                     f"{self.norm_ratios[name]:g} and {self.distance_ratios[name]:g} for '{name}'; make one smaller."
                 )
         return graph
+
+    def _scores(self, filters: Tensor) -> Tensor:
+        return summed_distances(filters)
 
     def _select(self, site: Site, filters: Tensor) -> Tensor:
         keep = drop_lowest(filters.norm(dim=1), int(site.width * self.norm_ratios[site.name]))

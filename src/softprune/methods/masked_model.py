@@ -36,6 +36,7 @@ class MaskedModel:
         for name, bn in self.norms.items():
             bn.coupled = tuple(self.norms[other] for other in coupled.get(name, ()))
         self.hooks = hook_root_(model, clock, self.norms.values())
+        self._shapes = _shapes(model)
         self._detached = False
 
     def detach(self) -> nn.Module:
@@ -77,15 +78,31 @@ class MaskedModel:
                     f"Got a {type(model).__name__}."
                 )
             model = inner
-        ours, theirs = (
-            {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-            for network in (self.model, model)
-        )
-        if ours != theirs:
-            name = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
+        theirs = _shapes(model)
+        if self._shapes != theirs:
+            name = _first_difference(self._shapes, theirs)
             raise ModelError(
                 "`model` must be a copy of the network that is being pruned, with parameters of the same names and "
                 f"shapes. Got {theirs.get(name, 'no such parameter')} for '{name}', which is "
-                f"{ours.get(name, 'no parameter')} there."
+                f"{self._shapes.get(name, 'no parameter')} there."
             )
         return model
+
+    def check_unchanged(self) -> None:
+        """Raise a ModelError if the network's layers are no longer those that the pruner was made for."""
+        now = _shapes(self.model)
+        if now != self._shapes:
+            name = _first_difference(self._shapes, now)
+            raise ModelError(
+                "the network must stay as it was when the pruner was made. "
+                f"'{name}' was {self._shapes.get(name, 'absent')} and is now {now.get(name, 'absent')}; replace "
+                "layers, a classifier for example, before making the pruner."
+            )
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def _first_difference(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str:
+    return next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))

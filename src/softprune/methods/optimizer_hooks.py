@@ -31,10 +31,20 @@ class OptimizerHooks:
     ) -> None:
         self.optimizer = optimizer
         self._trained = trained
+        self._version = trained._version
         self._handles = [
             optimizer.register_step_pre_hook(self._hook(lambda _: before())),
-            optimizer.register_step_post_hook(self._hook(after)),
+            optimizer.register_step_post_hook(self._hook(lambda stepped: self._after(stepped, after))),
         ]
+
+    def _after(self, optimizer: Optimizer, after: Callable[[Optimizer], None]) -> None:
+        after(optimizer)
+        self._version = self._trained._version
+
+    def stepped_by_another(self) -> bool:
+        """Return whether the weights have changed since the last call other than in a step of the optimizer."""
+        before, self._version = self._version, self._trained._version
+        return before != self._version
 
     def remove(self) -> None:
         """Remove the hooks from the optimizer."""
@@ -83,8 +93,8 @@ def warn_of_decay(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) ->
     names = [name for name, bn in sites.items() if id(bn.bias) in decayed]
     if names:
         logger.warning(
-            "weight decay acts on the shifts of %d masked BatchNorms (%s%s): it holds dead channels back and "
-            "changes the method; use pruner.parameter_groups(weight_decay=...)",
+            "softprune: weight decay acts on the shifts of %d masked BatchNorms (%s%s): it holds dead channels back "
+            "and changes the method; use pruner.parameter_groups(weight_decay=...)",
             len(names),
             ", ".join(names[:3]),
             " ..." if len(names) > 3 else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict, get_args, get_type_hints
 
+from softprune.config.target import TargetLike
 from softprune.selection import Globs
 
 RoundTo = int | Literal["auto"]
@@ -30,6 +31,16 @@ class PrunerOptions(SiteOptions, total=False):
     min_channels: int
     """Keep at least this many channels at every site. Where emptying a site would cut every path to an output, one
     channel stays in any case. Sites with a depthwise convolution between them keep this many in common. Default: 0."""
+
+
+class RankingOptions(PrunerOptions, total=False):
+    """The options of methods that rank channels: a target in place of their ratio."""
+
+    target: TargetLike | None
+    """Instead of a ratio, a budget that the cut meets: ``{"macs": 0.5}`` keeps at most half of the MACs. See
+    :class:`softprune.SoftPruner`."""
+    latency_batch: int | None
+    """Samples per call at which a latency target is measured; the example's by default."""
 
 
 def keywords_of(build: type) -> tuple[str, ...]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from softprune.budget import BudgetStatus, Limit
+from softprune.config.target import TargetLike
 from softprune.errors import ConfigError, few_of
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate, round_up
 from softprune.masks.gates import keep_common
 from softprune.methods.base import Pruner
+from softprune.methods.options import PrunerOptions, RankingOptions
 from softprune.selection import Globs, read_graph
 
 Ratio = float | Mapping[str, float]
@@ -46,6 +49,20 @@ def check_ratio(value: object, name: str = "ratio") -> float:
     return float(value)
 
 
+def ratio_or_target(options: RankingOptions, default: float, **ratios: Ratio | None) -> Ratio:
+    """Return the ratio that is given, or the default; raise a ConfigError if there is a target beside it."""
+    target = options.get("target")
+    for name, ratio in ratios.items():
+        if ratio is not None:
+            if target is not None:
+                raise ConfigError(
+                    f"`{name}` and `target` exclude each other: a target decides how much is removed. "
+                    f"Got {name} = {ratio!r} and target = {target!r}; give one of them."
+                )
+            return ratio
+    return default
+
+
 def ratio_per_site(ratio: Ratio, sites: Iterable[str], name: str = "ratio") -> dict[str, float]:
     """Return the share of every site. Of several matching globs the last one counts."""
     names = list(sites)
@@ -63,6 +80,14 @@ def ratio_per_site(ratio: Ratio, sites: Iterable[str], name: str = "ratio") -> d
             )
         shares.update(dict.fromkeys(matching, check_ratio(share, name)))
     return shares
+
+
+def within_site(scores: Tensor) -> Tensor:
+    """Return scores by rank within the site, from 1 down: a cut over all sites then removes the same share of each."""
+    order = torch.argsort(scores, descending=True, stable=True)
+    ranks = torch.empty(len(scores), dtype=torch.float64)
+    ranks[order.cpu()] = 1 - torch.arange(len(scores), dtype=torch.float64) / len(scores)
+    return ranks
 
 
 def fed_by_filters(
@@ -88,6 +113,49 @@ def filters_of(network: nn.Module, feeders: Mapping[str, str], site: str) -> Ten
 
 class StoredPruner(Pruner):
     """A pruner whose gates hold their masks; they change in place, so that a captured CUDA graph sees the change."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        strength: float = 0.0,
+        target: TargetLike | None = None,
+        latency_batch: int | None = None,
+        **options: Unpack[PrunerOptions],
+    ) -> None:
+        if target is None and latency_batch is not None:
+            raise ConfigError(f"`latency_batch` goes with a `target`. Got {latency_batch!r} without one.")
+        super().__init__(model, example, strength=strength, **options)
+        self._limit: Limit | None = None
+        if target is None:
+            return
+        try:
+            self._limit = Limit(
+                target,
+                graph=self.graph,
+                network=self.model,
+                example=self.example,
+                floors={site.name: self.floor(site) for site in self.sites},
+                coupled=self.coupled,
+                round_to=self.round_to,
+                batch=latency_batch,
+            )
+        except BaseException:
+            self.detach()
+            raise
+
+    @property
+    def status(self) -> BudgetStatus | None:
+        """Where the budget is; None without a target."""
+        return None if self._limit is None else self._limit.status(self.masks(), float(self.strength))
+
+    @torch.no_grad()
+    def _meet_target(self, network: nn.Module, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the masks of the highest scores that meet the target."""
+        assert self._limit is not None
+        masks = self._limit.masks(self._fold_gates(network), scores)
+        return {name: mask.to(self._stored(name).device) for name, mask in masks.items()}
 
     def _gate(self, number: int, site: Site) -> Gate:
         return FixedGate(torch.ones(site.width, dtype=torch.bool), masked_training=True)
@@ -138,6 +206,8 @@ class StoredPruner(Pruner):
 class OneShotPruner(StoredPruner):
     """A method that trains the whole network and decides once, afterwards.
 
+    A target replaces the ratio: the channels with the lowest scores are removed until it is met.
+
     Until :meth:`decide`, the model trains and evaluates whole, while `masks()`, `plan()`, `summary()` and `compact()`
     show what a decision now would be. From :meth:`decide` on, the model trains and evaluates with the final masks.
     """
@@ -146,6 +216,10 @@ class OneShotPruner(StoredPruner):
 
     def _choose(self, network: nn.Module) -> dict[str, Tensor]:
         """Return the decision, from the weights of `network`."""
+        raise NotImplementedError
+
+    def _ranking(self, network: nn.Module) -> dict[str, Tensor]:
+        """Return scores that can be compared over all sites, for a decision that meets a target."""
         raise NotImplementedError
 
     @property
@@ -163,7 +237,10 @@ class OneShotPruner(StoredPruner):
             return super().masks(model)
         self._network.check_in_place()
         with torch.no_grad():
-            return self._keep_coupled(self._choose(self._network_of(model)))
+            network = self._network_of(model)
+            if self._limit is not None:
+                return self._meet_target(network, self._ranking(network))
+            return self._keep_coupled(self._choose(network))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "decided": self._final}

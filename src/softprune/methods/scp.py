@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softprune.budget import Budget, TargetLike, measure_latency
+from softprune.budget import Budget, BudgetStatus, CostWeights, Macs, TargetLike
+from softprune.budget.channels import present
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.masks import Gate, MaskConfig, SoftGate
 from softprune.methods.base import Pruner
 from softprune.methods.options import PrunerOptions
-from softprune.methods.validation import check_cut, check_values
+from softprune.methods.validation import check_cut, check_state, check_values
 
 logger = logging.getLogger(__name__)
 
+_KEYS = {"budget": "a target", "cost_weights": "cost_weighting"}
+
 
 class SoftPruner(Pruner):
-    """SCP at work on a model.
+    """Soft Channel Pruning (Kang and Han, ICML 2020) of a model.
 
     Args:
         model: Any network with BatchNorms that an activation follows; masked in place.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         strength: The paper's lambda, the weight of the sparsity loss (1e-4 for VGG on CIFAR-10, the default).
-        target: Instead of a strength, a budget: ``{"macs": 0.5}`` keeps at most half of the MACs; also params,
-            channels and latency, and as an amount "50%" or the figure itself. The strength then finds itself.
-        total_steps: Optimizer steps of the whole training, which a target needs to arrive in time.
+        target: Instead of a strength, a budget: ``{"macs": 0.5}`` keeps at most half of the MACs. The quantity is one
+            of macs, flops (two per MAC), params, channels and latency; the amount is a share, "50%" or the figure
+            itself. The strength is then adjusted during training; :attr:`status` shows it.
+        total_steps: Optimizer steps of the whole training, which a target needs.
         latency_batch: Samples per call at which a latency target is measured; the example's by default.
+        cost_weighting: Exponent ``a`` of the cost in the sparsity loss: the strength of each channel is proportional to
+            (what its removal frees) ** a, with mean 1. What is freed is the target's quantity, or MACs without one.
+            0 is the paper's loss. Larger values prune costly layers more; 0.5 is a good start.
         masks: The constants of the masks; the defaults are the authors'.
         options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
@@ -49,58 +56,69 @@ class SoftPruner(Pruner):
         target: TargetLike | None = None,
         total_steps: int | None = None,
         latency_batch: int | None = None,
+        cost_weighting: float = 0.0,
         masks: MaskConfig | None = None,
         **options: Unpack[PrunerOptions],
     ) -> None:
         if target is not None and strength is not None:
             raise ConfigError(
-                "`strength` and `target` exclude each other: a target moves the strength by itself. "
+                "`strength` and `target` exclude each other: a target adjusts the strength itself. "
                 f"Got strength = {strength!r} and target = {target!r}; give one of them."
             )
-        if target is None and total_steps is not None:
-            raise ConfigError(f"`total_steps` goes with a `target`. Got {total_steps!r} without one.")
-        if latency_batch is not None and not _is_timed(target):
-            raise ConfigError(
-                f"`latency_batch` goes with a latency target. Got {latency_batch!r} and target = {target!r}; leave it "
-                "out, or pass target={'latency': ...}."
-            )
-        if latency_batch is not None and (not isinstance(latency_batch, int) or latency_batch < 1):
-            raise ConfigError(f"`latency_batch` is a whole number from 1 on. Got {latency_batch!r}.")
+        for name, value in (("total_steps", total_steps), ("latency_batch", latency_batch)):
+            if target is None and value is not None:
+                raise ConfigError(f"`{name}` goes with a `target`. Got {value!r} without one.")
         if masks is not None and not isinstance(masks, MaskConfig):
             raise ConfigError(
                 f"`masks` must be a MaskConfig. Got {masks!r}; pass softprune.MaskConfig(...), or None for the "
                 "authors' constants."
             )
         self.mask_config = masks or MaskConfig()
-        super().__init__(
-            model,
-            example,
-            strength=1e-4 if strength is None else strength,
-            **options,
-        )
+        super().__init__(model, example, strength=1e-4 if strength is None else strength, **options)
         self.budget: Budget | None = None
-        if target is not None:
-            try:
-                self.budget = self._make_budget(target, total_steps, latency_batch)
-            except BaseException:
-                self.detach()
-                raise
-            self.strength = self.budget.controller.strength
-        self._calls_until_look = 0
+        self._cost_weights: CostWeights | None = None
+        self._steps_until_update = 0
+        try:
+            if target is not None:
+                self.budget = self._make_budget(target, total_steps, latency_batch, cost_weighting)
+                self.strength = self.budget.controller.strength
+            elif cost_weighting != 0:
+                self._weigh_costs(cost_weighting)
+        except BaseException:
+            self.detach()
+            raise
 
-    def _make_budget(self, target: TargetLike, total_steps: int | None, latency_batch: int | None) -> Budget:
+    def _make_budget(
+        self, target: TargetLike, total_steps: int | None, batch: int | None, cost_weighting: float
+    ) -> Budget:
         return Budget(
             target,
             total_steps,
             graph=self.graph,
             network=self.model,
+            example=self.example,
             floors={site.name: self.floor(site) for site in self.sites},
-            lines=self.coupled,
+            coupled=self.coupled,
             round_to=self.round_to,
-            latency=measure_latency(self.graph, self.model, self.example, batch=latency_batch)
-            if _is_timed(target)
-            else None,
+            batch=batch,
+            cost_weighting=cost_weighting,
         )
+
+    def _weigh_costs(self, exponent: float) -> None:
+        measure = Macs(self.graph, self.model, self.example, round_to=self.round_to)
+        self._cost_weights = CostWeights(exponent, measure, {site.name: site.width for site in self.sites})
+        for site in self.sites:
+            self._soft_gate(site.name).weight = torch.ones(site.width, device=self.clock.step.device)
+        self._refresh_cost_weights()
+
+    def _refresh_cost_weights(self) -> None:
+        if self._cost_weights is not None:
+            self._cost_weights.refresh(self.model, {name: mask.cpu() for name, mask in self.masks().items()})
+            for name, factor in self._cost_weights.factors.items():
+                present(self._soft_gate(name).weight).fill_(factor)
+
+    def end_epoch(self, epoch: int) -> None:
+        self._refresh_cost_weights()
 
     def _gate(self, number: int, site: Site) -> Gate:
         return SoftGate(
@@ -113,9 +131,9 @@ class SoftPruner(Pruner):
         )
 
     def _hard(self, name: str, network: nn.Module) -> Tensor:
-        # A copy may be without masks, and does not know then what is tied.
-        tied = [(self._soft_gate(other), network.get_submodule(other)) for other in self.coupled_to(name)]
-        return self._soft_gate(name).hard(network.get_submodule(name), tied)  # type: ignore[arg-type]
+        # A copy may be without masks, and does not know then what is coupled.
+        coupled = [(self._soft_gate(other), network.get_submodule(other)) for other in self.coupled_to(name)]
+        return self._soft_gate(name).hard(network.get_submodule(name), coupled)  # type: ignore[arg-type]
 
     def _soft_gate(self, name: str) -> SoftGate:
         gate = self._masked[name].gate
@@ -125,31 +143,39 @@ class SoftPruner(Pruner):
     def _extra_loss(self) -> Tensor:
         return self.strength * self._hooks.bank.loss()
 
-    # --- a target --------------------------------------------------------------------------------------------------
+    # --- a target ------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> BudgetStatus | None:
+        """Where the budget is; None without a target. Counts the cost of a cut now, so call it once per epoch."""
+        if self.budget is None:
+            return None
+        return self.budget.status(self.masks(), float(self.strength))
 
     def update_strength(self, step: int) -> None:
-        if self.budget is not None and step > 0 and self.budget.next_look(step - 1) == step:
-            strength = self.budget.look(step)
+        if self.budget is not None and step > 0 and self.budget.next_update(step - 1) == step:
+            self._network.check_unchanged()
+            strength = self.budget.update(step)
             if not math.isfinite(strength):
-                check_values(self.model)  # training has diverged, which it says
+                check_values(self.model)  # raises: training has diverged
             self.strength = strength
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
         super()._after_optimizer_step(optimizer)
         if self.budget is None or not self.updates_on_step:
             return
-        self._calls_until_look -= 1
-        if self._calls_until_look > 0:
+        self._steps_until_update -= 1
+        if self._steps_until_update > 0:
             return
-        # Reading the clock waits for the device, hence only when a look is due at the earliest.
+        # Reading the clock waits for the device, hence only when an update may be due.
         step = int(self.clock.step)
         self.update_strength(step)
-        following = self.budget.next_look(step)
-        self._calls_until_look = self.budget.total_steps if following is None else following - step
+        following = self.budget.next_update(step)
+        self._steps_until_update = self.budget.total_steps if following is None else following - step
 
     def decide(self) -> dict[str, Tensor]:
         if self.budget is not None:
-            self.budget.settle()
+            self.budget.finalise()
         return super().decide()
 
     def compact(
@@ -163,54 +189,60 @@ class SoftPruner(Pruner):
                     f"{self.round_to}. Got gathers={gathers!r}, round_to={round_to!r}; give `round_to` to the pruner "
                     "itself, and for a cut without gathers train with a strength instead of a target."
                 )
-            return self._fitting(self.budget, model)
+            return self._compact_to_target(self.budget, model)
         return super().compact(model, round_to=round_to, gathers=gathers)
 
-    def _fitting(self, budget: Budget, model: nn.Module | None) -> nn.Module:
-        """The cut that fits the budget; before its time a trial, which changes nothing of the training."""
-        step = int(self.clock.step)
-        if step < budget.settle_at and not budget.settled:
+    def _compact_to_target(self, budget: Budget, model: nn.Module | None) -> nn.Module:
+        """Return a compact network that meets the target; before its time a trial, which changes nothing."""
+        if budget.finalised_step is None and not budget.is_final:
             logger.warning(
-                "this cut is a trial at step %d of total_steps=%d; the network trains with the cut that fits from step "
-                "%d on at the latest. If training ends here, call pruner.decide() first: until then the masked network "
-                "evaluates without it",
-                step,
+                "softprune: this cut is a trial at step %d of total_steps=%d; the network trains with the final cut "
+                "from step %d on at the latest. If training ends here, call pruner.decide() first: until then the "
+                "masked network evaluates without it",
+                int(self.clock.step),
                 budget.total_steps,
-                budget.settle_at,
+                budget.latest,
             )
-        network = self.model if model is None else self._network_of(model)
-        with budget.on_trial(step, of_a_copy=network is not self.model):
-            budget.settle(network)
-            budget.impose(network)
+        network = self._network_of(model)
+        with budget.tentative(of_a_copy=network is not self.model):
+            budget.finalise(network)
+            budget.copy_to(network)
             compact = super().compact(model)
-            if budget.latency is not None:
-                budget.latency.report(self.plan(model), compact, self.example)
+            budget.measure.report(self.plan(model), compact, self.example)
         if network is not self.model:
-            budget.impose(network)
+            budget.copy_to(network)
         return compact
 
     def state_dict(self) -> dict[str, Any]:
-        budget = {} if self.budget is None else {"budget": self.budget.state_dict()}
-        return {**super().state_dict(), "masks": self.mask_config.model_dump(), **budget}
+        state = {**super().state_dict(), "masks": self.mask_config.model_dump()}
+        if self.budget is not None:
+            state["budget"] = self.budget.state_dict()
+        if self._cost_weights is not None:
+            state["cost_weights"] = self._cost_weights.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if isinstance(state, dict) and ("budget" in state) != (self.budget is not None):
-            raise CheckpointError(
-                "a pruner's state must be of a pruner with the same target. "
-                f"Got one {'with' if 'budget' in state else 'without'} a target; make the pruner as that of the "
-                "checkpoint was made."
-            )
-        if isinstance(state, dict):  # before anything is changed
-            self._check_masks(state.get("masks", {}))  # older states have none
-            if self.budget is not None:
-                self.budget.check_state(state["budget"])
+        check_state(state, {"masks"})
+        for key, own in (("budget", self.budget), ("cost_weights", self._cost_weights)):
+            if (key in state) != (own is not None):
+                raise CheckpointError(
+                    "a pruner's state must be of a pruner with the same target and cost_weighting. "
+                    f"Got one {'with' if key in state else 'without'} {_KEYS[key]}; make the pruner as that of the "
+                    "checkpoint was made."
+                )
+        self._check_masks(state["masks"])
+        if self.budget is not None:
+            self.budget.check_state(state["budget"])
         super().load_state_dict(state)
         if self.budget is not None:
             self.budget.load_state_dict(state["budget"])
-            self._calls_until_look = 0
+            self._steps_until_update = 0
+        if self._cost_weights is not None:
+            self._cost_weights.load_state_dict(state["cost_weights"])
+            self._refresh_cost_weights()
 
     def _check_masks(self, saved: dict[str, Any]) -> None:
-        """A training must go on with the masks that it began with."""
+        """Raise a CheckpointError unless the saved masks are these: a training resumes with the masks it began with."""
         if not isinstance(saved, dict):
             raise CheckpointError(
                 f"a pruner's state must be what state_dict() returned. Got {saved!r} for its masks."
@@ -222,7 +254,3 @@ class SoftPruner(Pruner):
                     f"a pruner's state must be of the same masks. Their {name!r} is {here.get(name)!r}; got {value!r}. "
                     "Make the pruner with the MaskConfig of the checkpoint's."
                 )
-
-
-def _is_timed(target: TargetLike | None) -> bool:
-    return isinstance(target, Mapping) and "latency" in target

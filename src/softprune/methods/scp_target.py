@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune.graph import ExampleLike
-from softprune.masks import MaskConfig, SoftGate, alive_probability, channel_words, sparsity_terms
+from softprune.masks import MaskConfig, SoftGate, channel_words, sparsity_terms
 from softprune.methods.options import PrunerOptions
 from softprune.methods.ranking import check_ratio
 from softprune.methods.scp import SoftPruner
@@ -18,8 +18,9 @@ class TargetSoftPruner(SoftPruner):
     """SCP's target-ratio training (section "Target channel pruning ratio" of the paper).
 
     The sparsity loss acts on the share ``ratio`` of all channels alone, those most likely dead at the moment. When
-    it has risen since the step before, a step descends on it alone; otherwise on the joint loss. Both is arithmetic
-    on the device: the task's loss is multiplied by 0 or 1, so that every parameter has a gradient in every step.
+    it has risen since the step before, over the chosen channels that are still alive, a step descends on it alone;
+    otherwise on the joint loss. The task's loss is multiplied by 0 or 1 on the device, so that every parameter has a
+    gradient in every step.
 
     Args:
         model: Any network with BatchNorms that an activation follows; masked in place.
@@ -44,42 +45,44 @@ class TargetSoftPruner(SoftPruner):
         **options: Unpack[PrunerOptions],
     ) -> None:
         self.ratio = check_ratio(ratio)
-        super().__init__(
-            model,
-            example,
-            strength=strength,
-            masks=masks,
-            **options,
-        )
+        super().__init__(model, example, strength=strength, masks=masks, **options)
         device = self.clock.step.device
         words = [channel_words(self.clock.seed, number, site.width) for number, site in enumerate(self.sites)]
         self._shuffle = torch.argsort(torch.cat(words), stable=True).to(device)
         self.target = round(self.ratio * len(self._shuffle))
-        # Of the step before and of this one; nothing has risen above infinity.
-        self._before = torch.full((), torch.inf, device=device)
+        # The terms of the step before and of this one; nothing rises above infinity.
+        self._before = torch.full((len(self._shuffle),), torch.inf, device=device)
         self._now = self._before.clone()
 
-    def _chosen_terms(self) -> Tensor:
-        """The sparsity loss of the channels most likely dead."""
-        terms, alive = [], []
+    def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sparsity loss of every channel, which channels are chosen, and which of those are still alive."""
+        terms, alive, dead = [], [], []
         for bn in self._masked.values():
             gate = bn.gate
             assert isinstance(gate, SoftGate)
             terms.append(sparsity_terms(bn.bias, bn.weight, gate.config, gate.activation))
-            alive.append(
-                alive_probability(bn.bias.detach(), bn.weight.detach(), gate.config, gate.activation)
-            )
+            alive.append(gate.alive(bn).detach())
+            dead.append(gate.dead(bn))
         # Untrained channels are all alike. In the order of the layers the first layers would be chosen whole.
-        lots = self._shuffle
-        order = lots[torch.argsort(torch.cat(alive)[lots], stable=True)]
-        return torch.cat(terms)[order[: self.target]].sum()
+        order = self._shuffle[torch.argsort(torch.cat(alive)[self._shuffle], stable=True)]
+        chosen = torch.zeros_like(order, dtype=torch.bool)
+        chosen[order[: self.target]] = True
+        return torch.cat(terms), chosen, chosen & ~torch.cat(dead)
+
+    def _extra_loss(self) -> Tensor:
+        self._follow_device()
+        terms, chosen, _ = self._terms()
+        return self.strength * torch.where(chosen, terms, 0.0).sum()
 
     def _total_loss(self, task: Tensor) -> Tensor:
         self._follow_device()
-        sparse = self._chosen_terms()
-        self._now.copy_(sparse.detach())
-        joint = (sparse.detach() <= self._before).to(task.dtype)
-        return task * joint.to(task.device) + (self.strength * sparse).to(task.device)
+        terms, chosen, pending = self._terms()
+        self._now.copy_(terms.detach())
+        # The shift of a dead channel falls in every step: counted too, it would hide that the others rise.
+        rise = torch.where(pending, terms.detach() - self._before, 0.0).sum()
+        joint = (rise <= 0).to(task.dtype)
+        sparse = self.strength * torch.where(chosen, terms, 0.0).sum()
+        return task * joint.to(task.device) + sparse.to(task.device)
 
     def _follow_device(self) -> None:
         device = self.clock.step.device
@@ -91,8 +94,8 @@ class TargetSoftPruner(SoftPruner):
         self._before.copy_(self._now)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "sparsity": float(self._before)}
+        return {**super().state_dict(), "sparsity": self._before.to("cpu", copy=True)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._before.fill_(state["sparsity"])
+        self._before.copy_(state["sparsity"])

@@ -11,14 +11,16 @@ from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate
 from softprune.methods.optimizer_hooks import all_decayed
-from softprune.methods.options import PrunerOptions
+from softprune.methods.options import RankingOptions
 from softprune.methods.ranking import (
     Ratio,
     StoredPruner,
     drop_lowest,
     fed_by_filters,
     filters_of,
+    ratio_or_target,
     ratio_per_site,
+    within_site,
 )
 from softprune.selection import Globs
 
@@ -47,7 +49,7 @@ class ZeroingPruner(StoredPruner):
         example: ExampleLike,
         *,
         evaluation: Evaluation,
-        **options: Unpack[PrunerOptions],
+        **options: Unpack[RankingOptions],
     ) -> None:
         if evaluation not in get_args(Evaluation):
             raise ConfigError(
@@ -69,14 +71,21 @@ class ZeroingPruner(StoredPruner):
         """Booleans, False for the filters of a layer (one per row) that are to be zero."""
         raise NotImplementedError
 
+    def _scores(self, filters: Tensor) -> Tensor:
+        """Return the score of each filter of a layer: those with the smallest are zeroed to meet a target."""
+        raise NotImplementedError
+
     @torch.no_grad()
     def zero_filters(self) -> None:
         """Select anew, and set what was selected to zero."""
-        chosen = {
-            site.name: self._select(site, filters_of(self.model, self.feeders, site.name))
-            for site in self.sites
-        }
-        masks = self._keep_coupled(chosen)
+        filters = {site.name: filters_of(self.model, self.feeders, site.name) for site in self.sites}
+        if self._limit is not None:
+            scores = {name: within_site(self._scores(rows)) for name, rows in filters.items()}
+            masks = self._meet_target(self.model, scores)
+        else:
+            masks = self._keep_coupled(
+                {site.name: self._select(site, filters[site.name]) for site in self.sites}
+            )
         self._store(masks)
         for name, keep in masks.items():
             weight = self.model.get_submodule(self.feeders[name]).weight
@@ -114,10 +123,10 @@ class SfpPruner(ZeroingPruner):
         model: Any network in which convolutions feed BatchNorms; masked in place.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         ratio: The share of filters that is zero in every layer (the authors' 1 - rate), or shares by glob on the
-            BatchNorms' names.
+            BatchNorms' names; 0.4 by default.
         evaluation: "strict": a zeroed filter's channel is zero in evaluation. "authors": its BatchNorm's constant
             stays, as in the authors' code.
-        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
+        options: `target` and those of every method; see :class:`softprune.methods.options.RankingOptions`.
     """
 
     name = "sfp"
@@ -127,11 +136,11 @@ class SfpPruner(ZeroingPruner):
         model: nn.Module,
         example: ExampleLike,
         *,
-        ratio: Ratio = 0.4,
+        ratio: Ratio | None = None,
         evaluation: Evaluation = "strict",
-        **options: Unpack[PrunerOptions],
+        **options: Unpack[RankingOptions],
     ) -> None:
-        self._ratio = ratio
+        self._ratio = ratio_or_target(options, 0.4, ratio=ratio)
         super().__init__(model, example, evaluation=evaluation, **options)
 
     def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
@@ -139,6 +148,9 @@ class SfpPruner(ZeroingPruner):
         self.ratios = ratio_per_site(self._ratio, [site.name for site in graph.sites])
         return graph
 
+    def _scores(self, filters: Tensor) -> Tensor:
+        return filters.norm(dim=1)
+
     def _select(self, site: Site, filters: Tensor) -> Tensor:
-        norms = filters.norm(dim=1)
+        norms = self._scores(filters)
         return self._filled(site, drop_lowest(norms, int(site.width * self.ratios[site.name])), norms)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.graph import ExampleLike
-from softprune.methods.options import PrunerOptions
-from softprune.methods.ranking import OneShotPruner, check_ratio, drop_lowest
+from softprune.methods.options import RankingOptions
+from softprune.methods.ranking import OneShotPruner, check_ratio, drop_lowest, ratio_or_target
 from softprune.methods.validation import is_positive
 
 Count = Literal["scp", "pytorch", "torch"]
@@ -42,11 +42,11 @@ class SlimmingPruner(OneShotPruner):
         model: Any network with BatchNorms that an activation follows; masked in place.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         strength: Weight of the penalty (1e-4 for VGG, 1e-5 for ResNet-164 and DenseNet-40).
-        ratio: The share of channels that goes.
+        ratio: The share of channels to remove; 0.7 by default.
         count: How the ratio becomes a number: "scp", "pytorch" or "torch"; see :func:`dropped_count`.
         initial_scale: Set the scales to this when training begins (the authors' networks start at 0.5). None leaves
             them, as is right for a network that is trained already.
-        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
+        options: `target` and those of every method; see :class:`softprune.methods.options.RankingOptions`.
     """
 
     name = "slimming"
@@ -58,10 +58,10 @@ class SlimmingPruner(OneShotPruner):
         example: ExampleLike,
         *,
         strength: float = 1e-4,
-        ratio: float = 0.7,
+        ratio: float | None = None,
         count: Count = "scp",
         initial_scale: float | None = None,
-        **options: Unpack[PrunerOptions],
+        **options: Unpack[RankingOptions],
     ) -> None:
         if count not in get_args(Count):
             raise ConfigError(f"`count` must be one of {', '.join(get_args(Count))}. Got {count!r}.")
@@ -69,7 +69,8 @@ class SlimmingPruner(OneShotPruner):
             raise ConfigError(
                 f"`initial_scale` must be a number above 0, or None. Got {initial_scale!r}; the authors' is 0.5."
             )
-        self.ratio, self.count, self._initial_scale = check_ratio(ratio), count, initial_scale
+        self.ratio = check_ratio(ratio_or_target(options, 0.7, ratio=ratio))
+        self.count, self._initial_scale = count, initial_scale
         super().__init__(model, example, strength=strength, **options)
 
     @torch.no_grad()
@@ -87,9 +88,12 @@ class SlimmingPruner(OneShotPruner):
         self.strength = 0.0
         return super().decide()
 
+    def _ranking(self, network: nn.Module) -> dict[str, Tensor]:
+        weights = {site.name: network.get_submodule(site.name).weight for site in self.sites}
+        return {name: weight.detach().abs() for name, weight in weights.items() if isinstance(weight, Tensor)}
+
     def _choose(self, network: nn.Module) -> dict[str, Tensor]:
-        weights = [network.get_submodule(site.name).weight for site in self.sites]
-        scales = [weight.detach().abs() for weight in weights if isinstance(weight, Tensor)]
+        scales = list(self._ranking(network).values())
         widths = [site.width for site in self.sites]
         keep = drop_lowest(torch.cat(scales), dropped_count(self.ratio, sum(widths), self.count))
         return {

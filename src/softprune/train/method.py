@@ -66,14 +66,17 @@ def make_pruner(
 ) -> Pruner:
     """The method that ``config`` names, at work on ``network`` for ``total_steps`` steps.
 
-    Strength, masks and the like go to the methods that have them; with a target, the strength finds itself.
+    Strength, masks and the like go to the methods that have them; scp with a target adjusts the strength itself.
     """
     check_method(config)
     budget: dict[str, Any] = {"target": config.target, "total_steps": total_steps}
     if "latency" in config.target:
         budget["latency_batch"] = config.latency_batch
+    adjusts = config.target and "total_steps" in REGISTRY[config.name].keywords
     settings: dict[str, Any] = {
-        **(budget if config.target else {"strength": config.strength}),
+        **(budget if config.target else {}),
+        **({} if adjusts else {"strength": config.strength}),
+        "cost_weighting": config.cost_weighting,
         "masks": masks,
         "include": config.include or None,
         "exclude": config.exclude or None,

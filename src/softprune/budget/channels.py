@@ -1,0 +1,163 @@
+"""The channels of a masked network as a budget sees them: scores, weights of the sparsity loss, regrowing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.graph import ChannelGraph
+from softprune.masks import MaskDecision, MaskedBatchNorm, SoftGate, alive_probability
+from softprune.rng import channel_words
+
+SAFE = 0.35
+"""The predicted score below which the sparsity loss of a channel that is to be kept weakens; it is 0 at half of it
+and turns around below."""
+_LOOK_AHEAD = 2.0
+"""The intervals between updates over which a score is extrapolated, since momentum outlasts a change of the loss."""
+_REGROWN_SCALE = 0.1
+"""The scale of a regrown channel: small, so that it disturbs little, and clearly alive."""
+
+Masks = dict[str, Tensor]
+
+
+class Channels:
+    """Reads and writes what a budget needs of every site's channels, in place.
+
+    Args:
+        graph: The network's channel graph.
+        network: The network, its sites masked by :class:`SoftGate`.
+    """
+
+    def __init__(self, graph: ChannelGraph, network: nn.Module) -> None:
+        self.graph, self.network = graph, network
+        self.names = [site.name for site in graph.sites]
+        self.widths = {site.name: site.width for site in graph.sites}
+        self.decision = MaskDecision(next(network.parameters()).device)
+        for name, width in self.widths.items():
+            gate, device = self.gate(name), self.decision.in_force.device
+            gate.allowed = torch.ones(width, dtype=torch.bool, device=device)
+            gate.weight = torch.ones(width, device=device)
+            gate.decision = self.decision
+
+    def gate(self, name: str) -> SoftGate:
+        """Return the gate of a site."""
+        bn = self.network.get_submodule(name)
+        assert isinstance(bn, MaskedBatchNorm)
+        assert isinstance(bn.gate, SoftGate)
+        return bn.gate
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the allowed channels are in force (reads the device)."""
+        return bool(self.decision.in_force)
+
+    @in_force.setter
+    def in_force(self, value: bool) -> None:
+        self.decision.in_force.fill_(value)
+
+    @property
+    def allowed(self) -> Masks:
+        """Copies of the channels that are allowed, by site."""
+        return {name: present(self.gate(name).allowed).to("cpu", copy=True) for name in self.names}
+
+    @allowed.setter
+    def allowed(self, masks: Mapping[str, Tensor]) -> None:
+        for name, mask in masks.items():
+            present(self.gate(name).allowed).copy_(mask)
+
+    @property
+    def weights(self) -> Masks:
+        """Copies of the factors of the sparsity loss, by site."""
+        return {name: present(self.gate(name).weight).to("cpu", copy=True) for name in self.names}
+
+    @weights.setter
+    def weights(self, weights: Mapping[str, Tensor]) -> None:
+        for name, weight in weights.items():
+            present(self.gate(name).weight).copy_(weight)
+
+    @torch.no_grad()
+    def scores(self, network: nn.Module | None = None) -> Masks:
+        """Return how far each channel is from being dropped: 1 when untrained, 0 and below when dead.
+
+        It is the log-odds of being alive above SCP's threshold, in units of an untrained channel's, so that sites
+        with different activations can be compared.
+        """
+        network = network or self.network
+        found = {}
+        for name in self.names:
+            gate, bn = self.gate(name), network.get_submodule(name)
+            assert isinstance(bn, _BatchNorm)
+            threshold = _log_odds(torch.tensor(1 - gate.config.c, dtype=torch.float64))
+            untrained = alive_probability(
+                torch.zeros(1, dtype=torch.float64),
+                torch.ones(1, dtype=torch.float64),
+                gate.config,
+                gate.activation,
+            )
+            above = _log_odds(gate.alive(bn).double().cpu()) - threshold
+            # The gate's own rule decides, to the last bit.
+            above = torch.where(gate.dead(bn).cpu(), above.clamp(max=0.0), above.clamp(min=1e-9))
+            found[name] = above / (_log_odds(untrained) - threshold)
+        return found
+
+    def protection(self, scores: Masks, before: Masks | None, keep: Masks) -> tuple[Masks, float]:
+        """Return the factors that keep the channels of `keep` from dying, and the share of them that would.
+
+        Args:
+            scores: The scores now.
+            before: The scores at the last update, for the speed at which they fall.
+            keep: The channels that the target needs.
+        """
+        factors, endangered, kept = {}, 0, 0
+        for name, score in scores.items():
+            falls = torch.zeros_like(score) if before is None else (score - before[name]).clamp(max=0.0)
+            predicted = score + _LOOK_AHEAD * falls
+            factor = (2 * predicted / SAFE - 1).clamp(-1.0, 1.0)
+            factors[name] = torch.where(keep[name], factor, 1.0).float()
+            endangered += int((keep[name] & (factor < 0)).sum())
+            kept += int(keep[name].sum())
+        return factors, endangered / max(kept, 1)
+
+    @torch.no_grad()
+    def regrow(self, masks: Masks, step: int) -> int:
+        """Bring the channels in `masks` back to life: a small scale, no shift, a fresh filter. Return their number.
+
+        The filter is a function of seed, step, site and channel, so that a resumed run and every process draw the
+        same one.
+        """
+        count = 0
+        for number, name in enumerate(self.names):
+            chosen = masks[name]
+            if not chosen.any():
+                continue
+            bn = self.network.get_submodule(name)
+            assert isinstance(bn, _BatchNorm)
+            place = chosen.to(bn.weight.device)
+            bn.weight[place], bn.bias[place] = _REGROWN_SCALE, 0.0
+            self._refill_filters(name, place, (self.gate(name).clock.seed, step, number))
+            count += int(chosen.sum())
+        return count
+
+    def _refill_filters(self, name: str, place: Tensor, key: tuple[int, int, int]) -> None:
+        feeder = self.graph.feeder(name)
+        module = None if feeder is None else self.network.get_submodule(feeder)
+        if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
+            return
+        seed, step, number = key
+        word = int(channel_words(seed + step, number, 1)[0]) & 0x7FFFFFFF
+        noise = torch.randn(module.weight.shape, generator=torch.Generator().manual_seed(word))
+        others = module.weight[~place] if bool((~place).any()) else module.weight
+        module.weight[place] = (noise.to(module.weight) * others.square().mean().sqrt())[place]
+
+
+def _log_odds(probability: Tensor) -> Tensor:
+    return torch.logit(probability.clamp(1e-30, 1 - 1e-12))
+
+
+def present(tensor: Tensor | None) -> Tensor:
+    """Return a tensor that a gate with a budget always has."""
+    assert tensor is not None
+    return tensor

@@ -1,0 +1,152 @@
+"""The limit of a target, whether a network can meet it, and cuts that do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.budget.measures import MEASURES, check_batch
+from softprune.budget.search import CLOSE, Counts, CutSearch
+from softprune.config.target import TargetLike, read_target
+from softprune.errors import ConfigError
+from softprune.graph import ChannelGraph
+from softprune.graph.example import Example
+from softprune.surgery import plain_copy
+
+Masks = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class BudgetStatus:
+    """Where a budget is. `pruner.status` returns it; metrics, results and reports show its fields."""
+
+    target: str
+    """What is limited: macs, flops, params, channels or latency."""
+    limit: float
+    """The figure that is not exceeded."""
+    dense: float
+    """The figure of the dense network."""
+    cost: float
+    """The figure of what a cut would leave now."""
+    strength: float
+    """The weight of the sparsity loss."""
+    margin: float | None = None
+    """How far the most alive channel that must be removed is from being dropped: 1 untrained, 0 dropped. None before
+    the first update, and for methods that rank channels."""
+    finalised_step: int | None = None
+    """The step after which the cut was finalised."""
+    regrown: int = 0
+    """Channels that were brought back because more had died than the target asks for."""
+
+    @property
+    def unused(self) -> float:
+        """The share of the limit that the cut leaves unused; negative before the target is met."""
+        return 1 - self.cost / self.limit
+
+
+class Limit:
+    """A target for one network, with the measure and the search that meet it.
+
+    Args:
+        target: One quantity with its amount, such as ``{"macs": 0.5}``.
+        graph: The network's channel graph.
+        network: The network.
+        example: What the network is called with.
+        floors: The fewest channels that each site keeps.
+        coupled: Groups of sites of which only the channels that all of them keep remain.
+        round_to: Keep a multiple of this many channels.
+        batch: Samples per call, for a latency target.
+    """
+
+    def __init__(
+        self,
+        target: TargetLike,
+        *,
+        graph: ChannelGraph,
+        network: nn.Module,
+        example: Example,
+        floors: Mapping[str, int],
+        coupled: Iterable[Sequence[str]] = (),
+        round_to: int = 1,
+        batch: int | None = None,
+    ) -> None:
+        self.target = read_target(target)
+        check_batch(self.target.key, batch)
+        self.graph, self.network = graph, network
+        self.floors, self.coupled, self.round_to = dict(floors), [*coupled], round_to
+        self.measure = MEASURES[self.target.key](graph, network, example, round_to=round_to, batch=batch)
+        self._counts: Counts | None = None
+        self.set_limit()
+        self._check_possible()
+
+    def set_limit(self) -> None:
+        """Compute the dense figure and the limit."""
+        self.dense = self.measure.dense(self.network)
+        self.limit = self.target.limit(self.dense)
+
+    def _check_possible(self) -> None:
+        if self.limit >= self.dense:
+            raise ConfigError(
+                f"A target must be below the dense network's own figure, {self.target.figure(self.dense)}. "
+                f"Got {self.target.figure(self.limit)}; train without a target instead."
+            )
+        scores = {site.name: torch.zeros(site.width) for site in self.graph.sites}
+        smallest = self.search(scores, trained_like(self.network))
+        floor = smallest.cost(smallest.at_rank(0))
+        if floor > self.limit:
+            raise ConfigError(
+                f"A target must be within reach: at least {self.target.figure(floor)} "
+                f"({100 * floor / self.dense:.1f}%) stay if every site goes to its floor. Got "
+                f"{self.target.figure(self.limit)}; softprune.inspect says what is frozen and why, and min_channels, "
+                "round_to, include and exclude raise the floor."
+            )
+
+    def search(
+        self,
+        scores: Mapping[str, Tensor],
+        network: nn.Module | None = None,
+        most: Mapping[str, int] | None = None,
+    ) -> CutSearch:
+        """Return a search among the cuts that keep the channels of the highest scores."""
+
+        def cost(masks: Mapping[str, Tensor]) -> float:
+            return self.measure(network or self.network, masks)
+
+        return CutSearch(scores, self.floors, self.round_to, cost, self.limit, self.coupled, most)
+
+    def masks(self, network: nn.Module, scores: Mapping[str, Tensor]) -> Masks:
+        """Return masks of the highest scores that meet the limit, with the widths of the last call if they still do."""
+        search = self.search(scores, network)
+        counts = self._counts
+        if counts is None or not (1 - CLOSE) * self.limit <= search.cost(counts) <= self.limit:
+            counts = self._counts = search.fit().counts
+        return search.masks(counts)
+
+    def status(self, masks: Mapping[str, Tensor], strength: float) -> BudgetStatus:
+        """Return where the budget is, given the masks and the strength in force."""
+        return BudgetStatus(
+            target=self.target.key,
+            limit=self.limit,
+            dense=self.dense,
+            cost=self.measure(self.network, masks),
+            strength=strength,
+        )
+
+
+def trained_like(network: nn.Module) -> nn.Module:
+    """Return a copy whose BatchNorm shifts are not zero, as after training.
+
+    A new network's shifts are zero, and so are the constants that removed channels leave in later layers. After
+    training some of these constants cannot be folded away, and less can be removed.
+    """
+    made = plain_copy(network)
+    with torch.no_grad():
+        for module in made.modules():
+            if isinstance(module, _BatchNorm) and module.affine:
+                generator = torch.Generator().manual_seed(module.num_features)
+                module.bias.add_(0.1 + torch.rand(module.bias.shape, generator=generator).to(module.bias))
+    return made

@@ -1,0 +1,87 @@
+"""Cost in the sparsity loss: channels whose removal frees more are pushed harder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softprune.budget.measures import Measure
+from softprune.errors import ConfigError
+
+_CAP = 4.0
+"""The largest factor: a few costly layers would lose nearly all of their channels otherwise."""
+_REFRESH = 0.1
+"""The share of the kept channels that must have changed before the factors are computed again."""
+
+
+class CostWeights:
+    """One factor per site: (what removing one of its channels frees) ** exponent, with mean 1 over the channels.
+
+    Args:
+        exponent: 0 for equal factors, 1 for factors proportional to the cost.
+        measure: What is freed.
+        widths: Channels of each site.
+    """
+
+    def __init__(self, exponent: float, measure: Measure, widths: Mapping[str, int]) -> None:
+        if isinstance(exponent, bool) or not isinstance(exponent, int | float) or not 0 <= exponent <= 1:
+            raise ConfigError(
+                "`cost_weighting` is an exponent from 0 (every channel alike) to 1 (proportional to the cost). "
+                f"Got {exponent!r}; try 0.5."
+            )
+        self.exponent, self.measure, self.widths = float(exponent), measure, dict(widths)
+        self.factors = dict.fromkeys(self.widths, 1.0)
+        self._kept: dict[str, int] | None = None
+
+    def refresh(self, network: nn.Module, keep: Mapping[str, Tensor]) -> None:
+        """Compute the factors for the widths of `keep`, unless they have changed little since the last time."""
+        kept = {name: int(mask.sum()) for name, mask in keep.items()}
+        if self.exponent == 0 or not self._has_changed(kept):
+            return
+        whole = self.measure(network, keep)
+        freed = {}
+        for name, mask in keep.items():
+            last = torch.nonzero(mask)[-1:] if kept[name] > 1 else mask.new_zeros(0, dtype=torch.long)
+            if len(last) == 0:  # nothing to remove: as if one channel came back
+                first = torch.nonzero(~mask)[:1]
+                changed = mask.index_fill(0, first.flatten(), True) if len(first) else mask
+            else:
+                changed = mask.index_fill(0, last.flatten(), False)
+            freed[name] = max(abs(whole - self.measure(network, {**keep, name: changed})), 0.0)
+        raised = {name: value**self.exponent for name, value in freed.items()}
+        self.factors = self._normalised(raised)
+        self._kept = kept
+
+    def _normalised(self, raised: Mapping[str, float]) -> dict[str, float]:
+        total = sum(self.widths.values())
+        factors = dict(raised)
+        for _ in range(10):  # capping lowers the mean, which raises the others
+            mean = sum(value * self.widths[name] for name, value in factors.items()) / total
+            if mean == 0:
+                return dict.fromkeys(self.widths, 1.0)
+            factors = {name: min(value / mean, _CAP) for name, value in factors.items()}
+        return factors
+
+    def _has_changed(self, kept: Mapping[str, int]) -> bool:
+        if self._kept is None:
+            return True
+        moved = sum(abs(kept[name] - before) for name, before in self._kept.items())
+        return moved > _REFRESH * sum(self.widths.values())
+
+    def apply(
+        self, factors: Mapping[str, Tensor], network: nn.Module, keep: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return `factors` times the cost factor of each site, refreshed for the channels of `keep`."""
+        self.refresh(network, keep)
+        return {name: factor * self.factors[name] for name, factor in factors.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"factors": dict(self.factors), "kept": None if self._kept is None else dict(self._kept)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from :meth:`state_dict`."""
+        self.factors, self._kept = dict(state["factors"]), state["kept"]

@@ -1,0 +1,55 @@
+"""Knowledge distillation: a loss that teaches a network the predictions of another one.
+
+teacher = dense_network.eval()
+with torch.no_grad():
+    targets = teacher(images)
+loss = pruner.loss(softprune.distillation_loss(model(images), targets, labels))
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from softprune.errors import ConfigError
+
+
+def distillation_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    labels: Tensor,
+    *,
+    weight: float = 0.5,
+    temperature: float = 2.0,
+) -> Tensor:
+    """Return ``(1 - weight) * cross_entropy + weight * temperature * KL(teacher || student)``.
+
+    Both distributions of the divergence are softened by the temperature. The factor is the temperature, not its
+    square as in Hinton et al. (2015): the gradient with respect to the logits is then the difference of two
+    probability vectors, as that of the cross-entropy is, and the loss can replace the cross-entropy at the same
+    learning rate. With the square, a temperature of 4 acts like an up to four times larger learning rate.
+
+    Args:
+        student_logits: Outputs of the network that learns, (batch, classes).
+        teacher_logits: Outputs of the teacher for the same inputs. They get no gradient.
+        labels: Class indices, or class probabilities.
+        weight: Share of the teacher, from 0 to 1.
+        temperature: Larger values show more of what the teacher knows about the wrong classes. Above 0.
+    """
+    if not 0 <= weight <= 1:
+        raise ConfigError(f"`weight` is the teacher's share of the loss, from 0 to 1. Got {weight!r}.")
+    if not temperature > 0:
+        raise ConfigError(f"`temperature` must be above 0. Got {temperature!r}; try 2.")
+    if student_logits.shape != teacher_logits.shape:
+        raise ConfigError(
+            "teacher and student must have outputs of one shape. Got "
+            f"{tuple(teacher_logits.shape)} and {tuple(student_logits.shape)}; use a teacher with the same classes."
+        )
+    task = F.cross_entropy(student_logits, labels)
+    if weight == 0:
+        return task
+    # In float32 at least: the softened probabilities of half precision are too coarse.
+    student = F.log_softmax(student_logits.float() / temperature, dim=1)
+    teacher = F.log_softmax(teacher_logits.detach().float() / temperature, dim=1)
+    divergence = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    # "batchmean" divides by the batch alone; dense predictions are averaged over positions too.
+    positions = student[0, 0].numel()
+    return (1 - weight) * task + weight * temperature / positions * divergence

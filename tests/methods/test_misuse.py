@@ -1,0 +1,97 @@
+"""Common mistakes in a training loop are noticed."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from method_networks import Chain, batch, sgd, train
+from torch import nn
+
+from softprune.errors import ConfigError, ModelError
+from softprune.methods import L1Pruner, SoftPruner
+
+
+def step(pruner: SoftPruner, optimizer: torch.optim.Optimizer, *, forget: bool = False) -> None:
+    images, labels = batch()
+    loss = F.cross_entropy(pruner.model.train()(images), labels)
+    (loss if forget else pruner.loss(loss)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_forgotten_loss_is_noticed_by_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    optimizer = sgd(pruner)
+    step(pruner, optimizer)
+    assert "without pruner.loss" not in caplog.text
+    step(pruner, optimizer, forget=True)
+    step(pruner, optimizer, forget=True)
+    assert caplog.text.count("without pruner.loss") == 1
+    assert "softprune" in caplog.records[-1].getMessage()
+
+
+def test_a_method_without_a_penalty_needs_no_loss(caplog: pytest.LogCaptureFixture) -> None:
+    pruner = L1Pruner(Chain(), batch()[0])
+    optimizer = sgd(pruner)
+    F.cross_entropy(pruner.model(batch()[0]), batch()[1]).backward()
+    optimizer.step()
+    assert "without pruner.loss" not in caplog.text
+
+
+def test_a_replaced_optimizer_is_noticed() -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    sgd(pruner)
+    other = torch.optim.SGD(pruner.parameter_groups(), lr=0.1)
+    step(pruner, other)
+    step(pruner, other)
+    with pytest.raises(ConfigError, match=r"after replacing the optimizer call pruner.release"):
+        step(pruner, other)
+    pruner.release()
+    pruner.attach(other)
+    for _ in range(4):
+        step(pruner, other)
+    assert int(pruner.clock.step) == 4
+
+
+def test_loading_weights_between_steps_is_no_other_optimizer() -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    optimizer = sgd(pruner)
+    saved = copy.deepcopy(pruner.model.state_dict())
+    for _ in range(4):
+        step(pruner, optimizer)
+        pruner.model.load_state_dict(saved)
+
+
+def test_accumulated_losses_are_no_other_optimizer() -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    optimizer = sgd(pruner)
+    for _ in range(3):
+        for _ in range(3):
+            pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1])).backward()
+        optimizer.step()
+
+
+def test_a_head_replaced_after_the_pruner_was_made() -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    train(pruner, sgd(pruner), 1)
+    pruner.model[-1] = nn.Linear(3, 7)  # type: ignore[operator]
+    for call in (pruner.plan, pruner.compact, pruner.summary):
+        with pytest.raises(ModelError, match=r"replace layers, a classifier for example, before"):
+            call()
+
+
+@pytest.mark.parametrize("dump", [pickle.dumps, copy.deepcopy])
+def test_a_pruner_is_not_pickled(dump: object) -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    with pytest.raises(TypeError, match=r"Save pruner.state_dict\(\)"):
+        dump(pruner)  # type: ignore[operator]
+
+
+def test_the_penalty_is_what_the_loss_adds() -> None:
+    pruner = SoftPruner(Chain(), batch()[0], strength=0.01)
+    task = torch.tensor(2.0, requires_grad=True)
+    torch.testing.assert_close(pruner.penalty, pruner.loss(task).detach() - 2.0)
+    assert not pruner.penalty.requires_grad
+    assert L1Pruner(Chain(), batch()[0]).penalty == 0

@@ -1,0 +1,83 @@
+"""Targets of the methods that rank channels: met at their cut."""
+
+from typing import Any
+
+import pytest
+import torch
+from method_networks import batch, sgd, train
+from torch import nn
+
+import softprune as sp
+from softprune.errors import ConfigError
+from softprune.methods import REGISTRY, Pruner
+
+METHODS = ("l1", "fpgm", "sfp", "slimming", "random")
+
+
+class Net(nn.Sequential):
+    """Wide enough that one channel costs less than one percent."""
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((3, 40), (40, 60), (60, 50)):
+            layers += [
+                nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(),
+            ]
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(50, 5))
+
+
+def build(method: str, **settings: Any) -> Pruner:
+    torch.manual_seed(0)
+    return REGISTRY[method].build(Net(), batch()[0], **settings)
+
+
+@pytest.mark.parametrize(
+    "target", [{"macs": 0.5}, {"params": "40%"}, {"channels": 90}, {"flops": 0.7}], ids=str
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_target_is_met_at_the_cut(method: str, target: dict[str, Any]) -> None:
+    pruner = build(method, target=target)
+    optimizer = sgd(pruner)
+    for epoch in range(2):
+        train(pruner, optimizer, 2, first=2 * epoch)
+        pruner.end_epoch(epoch)
+    pruner.decide()
+    status = pruner.status
+    assert status is not None
+    assert 0.99 * status.limit <= status.cost <= status.limit
+    cost = sp.cost(pruner.compact(), batch()[0][:1])
+    if "macs" in target:
+        assert cost.macs == status.cost
+    if "flops" in target:
+        assert 2 * cost.macs == status.cost
+
+
+def test_layers_lose_the_same_share() -> None:
+    masks = build("l1", target={"macs": 0.5}).decide()
+    shares = [float(mask.float().mean()) for mask in masks.values()]
+    assert max(shares) - min(shares) < 0.1
+
+
+def test_the_weakest_filters_are_removed() -> None:
+    pruner = build("l1", target={"macs": 0.5})
+    masks = pruner.decide()
+    for (name, mask), conv in zip(masks.items(), (0, 3, 6), strict=True):
+        weight = pruner.model.get_submodule(str(conv)).weight
+        assert isinstance(weight, torch.Tensor)
+        norms = weight.detach().flatten(1).abs().sum(1)
+        assert norms[mask].min() >= norms[~mask].max(), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_ratio_beside_a_target_and_an_unreachable_target_are_refused(method: str) -> None:
+    option = "ratio_dist" if method == "fpgm" else "ratio"
+    with pytest.raises(ConfigError, match=f"`{option}` and `target` exclude each other"):
+        build(method, target={"macs": 0.5}, **{option: 0.3})
+    model = Net()
+    with pytest.raises(ConfigError, match="within reach"):
+        REGISTRY[method].build(model, batch()[0], target={"macs": 1e-5})
+    assert type(model[1]) is nn.BatchNorm2d
+    with pytest.raises(ConfigError, match="`latency_batch` goes with a `target`"):
+        build(method, latency_batch=2)
