@@ -17,6 +17,18 @@ OVERFLOW = """
   .filter((e) => !e.closest('.scroll') && !e.closest('.hidden') && e.getClientRects().length)
   .filter((e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 90))
 """
+# Tables that are wider than their box, on a page whose folded parts are open.
+SCROLLING = """
+(() => { for (const part of document.querySelectorAll('details')) part.open = true;
+  return [...document.querySelectorAll('.scroll')].filter((e) => e.getClientRects().length)
+    .filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.getAttribute('aria-label')); })()
+"""
+# Text of a chart that leaves the drawing.
+CUT_OFF = """
+[...document.querySelectorAll('.chart svg text, svg.chart text')].filter((e) => e.getClientRects().length)
+  .filter((e) => { const box = e.getBoundingClientRect(), svg = e.closest('svg').getBoundingClientRect();
+    return box.left < svg.left - 1 || box.right > svg.right + 1; }).map((e) => e.textContent)
+"""
 CENTRE = """
 (() => {{ const box = document.querySelector({selector!r}).getBoundingClientRect();
   return [box.left + box.width * {across}, box.top + box.height * {down}]; }})()
@@ -54,6 +66,8 @@ def test_a_run_renders_without_errors_and_fits(
     assert chromium.requests == [page.resolve().as_uri()]
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width
     assert chromium.evaluate(OVERFLOW) == []
+    assert chromium.evaluate(CUT_OFF) == []
+    assert chromium.evaluate(SCROLLING) == []
     picture = chromium.screenshot(tmp_path / "page.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 50_000  # a blank page is a few kilobytes
@@ -175,6 +189,9 @@ def test_the_comparison_renders_and_hides_runs(
     assert chromium.problems == []
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width
     assert chromium.evaluate(OVERFLOW) == []
+    assert chromium.evaluate(CUT_OFF) == []
+    wide = ["Our figures and the paper's"] if width > 760 else []  # 23 columns scroll in their box
+    assert chromium.evaluate(SCROLLING) == wide
     assert len(chromium.screenshot(tmp_path / "comparison.png").read_bytes()) > 50_000
     muted = "document.querySelectorAll('#epochs .line.muted-series').length"
     assert chromium.evaluate(muted) == 0

@@ -249,3 +249,53 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(make_run: Make) -> None:
         render_run(folder)
     assert (folder / "report.html").read_text() == before
     assert not list(folder.glob(".*"))
+
+
+def test_every_page_states_the_precision(make_run: Make, tmp_path: Path) -> None:
+    folder, record = make_run()
+    assert "<dt>precision</dt><dd>bfloat16</dd>" in render_run(folder).read_text()
+    other, _ = make_run("other", seed=1)
+    record["config"]["train"]["precision"] = "tf32"
+    record["environment"]["device"] = "CPU (some processor)"
+    (folder / "result.json").write_text(json.dumps(record))
+    page = render_comparison([folder, other], tmp_path / "c.html").read_text()
+    assert "<dt>precision</dt><dd>bfloat16, float32</dd>" in page
+    assert "different precisions" in page
+
+
+def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
+    folder, record = make_run()
+    assert 'id="target"' not in render_run(folder).read_text()
+    limit = record["dense"]["macs"] // 2
+    record["config"]["method"]["target"] = {"macs": 0.5}
+    for position, row in enumerate(record["epochs"]):
+        row["strength"] = 1e-5 * (1 + position)
+    for macs, verdict in ((limit - 1, "meets"), (limit + 1, "exceeds")):
+        record["compact"]["macs"] = macs
+        (folder / "result.json").write_text(json.dumps(record))
+        page = plain(render_run(folder).read_text())
+        assert f"At most {limit:,} MACs, 50.0 % of the dense network." in page
+        assert f"{macs:,}, 100.0 % of the limit, and {verdict} it" in page
+        assert 'id="target"' in page
+        assert ">sparsity strength<" in page
+        assert "target removed" in page
+
+
+def test_the_dense_baseline_the_loss_and_the_learning_rate_are_drawn(make_run: Make) -> None:
+    folder, _ = make_run()
+    page = render_run(folder).read_text()
+    assert "dense test top-1" not in page
+    assert ">loss<" in page
+    assert ">learning rate<" in page
+    make_run("run/dense", level=0, method="dense")
+    assert "dense test top-1" in render_run(folder).read_text()
+
+
+def test_latency_has_its_device_and_a_remark_where_nothing_is_gained(make_run: Make) -> None:
+    folder, record = make_run()
+    page = render_run(folder).read_text()
+    assert "one forward of 64 images on NVIDIA H200" in page
+    assert "not faster" not in page
+    record["table"][2]["latency_ms"] = record["table"][0]["latency_ms"]
+    (folder / "result.json").write_text(json.dumps(record))
+    assert "not faster" in render_run(folder).read_text()

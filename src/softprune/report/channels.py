@@ -106,7 +106,7 @@ def distributions(run: Run, decisions: Decisions) -> dict[str, Any]:
 
 def _frame(width: int, name: str, rule: Rule) -> dict[str, Any]:
     split = 260.0 if name == "narrow" else 690.0
-    shares = Scale(0.0, 1.0, split + 16.0, width - 8.0)
+    shares = Scale(0.0, 1.0, split + 16.0, width - 14.0)
     values = [0.0, 1.0] if name == "narrow" else [0.0, 0.5, 1.0]
     return {
         "name": name,

@@ -19,6 +19,7 @@ from softprune.report.paper_table import PaperRow, paper_rows
 from softprune.report.pareto import pareto_views
 from softprune.report.tables import EXPLANATION, table_cells
 from softprune.report.text import MINUS, PLUS_MINUS, UNKNOWN, cut, known_as
+from softprune.report.training import precision_of
 from softprune.runs.reading import load_run
 from softprune.runs.records import Epoch, Moment, Run
 
@@ -50,6 +51,7 @@ def comparison_page(runs: Sequence[Run], out: Path, titles: Mapping[str, str] | 
     runs, repeats = distinct(runs)
     groups = group_runs(with_baselines(runs))
     heading = _heading(runs, groups)
+    precisions = ", ".join(sorted({precision_of(run) for run in runs} - {""}))
     seeds = sorted({run.seed for run in runs if run.seed is not None})
     return render_page(
         "comparison.html",
@@ -57,7 +59,11 @@ def comparison_page(runs: Sequence[Run], out: Path, titles: Mapping[str, str] | 
         version="",
         refresh=0,
         heading=heading,
-        run_facts=[("runs", str(len(runs))), ("seeds", ", ".join(map(str, seeds)))],
+        run_facts=[
+            ("runs", str(len(runs))),
+            ("seeds", ", ".join(map(str, seeds))),
+            ("precision", precisions),
+        ],
         notes=_notes(runs, repeats),
         groups=groups,
         summary=_summary(groups, out),
@@ -79,6 +85,8 @@ def _heading(runs: Sequence[Run], groups: Sequence[Group]) -> str:
 def _notes(runs: Sequence[Run], repeats: Sequence[Repeat]) -> list[str]:
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
     notes += map(str, repeats)
+    if len({precision_of(run) for run in runs}) > 1:
+        notes.append("These runs were trained in different precisions; the table of all runs has them.")
     if len({run.data for run in runs}) > 1:
         notes.append("These runs use different data. Their accuracies cannot be compared.")
     return notes
@@ -93,21 +101,24 @@ def _against_dense(run: Run) -> float | None:
     return None if compact is None or dense is None else compact - dense
 
 
-COLUMNS: tuple[tuple[str, int, Callable[[Run], float | None]], ...] = (
-    ("Dense top-1", 2, lambda run: run.dense_top1),
-    ("Best top-1", 2, lambda run: _top1(run.best)),
-    ("Compact top-1", 2, lambda run: run.shipped_top1),
-    ("Against dense", 2, _against_dense),
-    ("MACs cut %", 1, lambda run: cut(run.dense.macs, run.compact.macs)),
-    ("Params cut %", 1, lambda run: cut(run.dense.params, run.compact.params)),
-    ("Channels cut %", 1, lambda run: cut(run.dense.channels, run.compact.channels)),
-    ("Paper FLOPs cut %", 1, lambda run: cut(run.dense.paper_flops, run.compact.paper_flops)),
+COLUMNS: tuple[tuple[str, int, str, Callable[[Run], float | None]], ...] = (
+    ("Dense top-1", 2, "n", lambda run: run.dense_top1),
+    ("Best top-1", 2, "n spare", lambda run: _top1(run.best)),
+    ("Compact top-1", 2, "n", lambda run: run.shipped_top1),
+    ("Against dense", 2, "n", _against_dense),
+    ("MACs cut %", 1, "n", lambda run: cut(run.dense.macs, run.compact.macs)),
+    ("Params cut %", 1, "n spare", lambda run: cut(run.dense.params, run.compact.params)),
+    ("Channels cut %", 1, "n spare", lambda run: cut(run.dense.channels, run.compact.channels)),
+    ("Paper FLOPs cut %", 1, "n spare", lambda run: cut(run.dense.paper_flops, run.compact.paper_flops)),
 )
-RUN_COLUMNS = ["Seed", "Best top-1", "Compact top-1", "Against dense", "MACs cut", "Params cut", "Time"]
+RUN_COLUMNS = (
+    *(("Seed", "n"), ("Best top-1", "n spare"), ("Compact top-1", "n"), ("Against dense", "n")),
+    *(("MACs cut", "n"), ("Params cut", "n spare"), ("Precision", "spare"), ("Time", "n spare")),
+)
 
 
 def _summary(groups: Sequence[Group], out: Path) -> dict[str, Any]:
-    columns = [column for column in COLUMNS if any(over(group, column[2]).n for group in groups)]
+    columns = [column for column in COLUMNS if any(over(group, column[3]).n for group in groups)]
     lead = "The best epoch is chosen by test accuracy; compact is the network that was written."
     if any(run.baseline_top1 is not None for group in groups for run in group.runs):
         lead += " Runs without a dense baseline are compared with the dense runs of the same training among these."
@@ -115,12 +126,15 @@ def _summary(groups: Sequence[Group], out: Path) -> dict[str, Any]:
         lead += f" Mean {PLUS_MINUS} sample standard deviation over seeds."
     return {
         "lead": lead,
-        "head": [(label, "n") for label, _, _ in columns],
+        "head": [(label, kind) for label, _, kind, _ in columns],
         "rows": [
-            {"n": len(group.runs), "spreads": [(over(group, get), digits) for _, digits, get in columns]}
+            {
+                "n": len(group.runs),
+                "spreads": [(over(group, get), digits, kind) for _, digits, kind, get in columns],
+            }
             for group in groups
         ],
-        "run_head": [("Run", ""), *((label, "n") for label in RUN_COLUMNS)],
+        "run_head": [("Run", ""), *RUN_COLUMNS],
         "runs": [_run_row(run, index, out) for index, group in enumerate(groups) for run in group.runs],
     }
 
@@ -139,6 +153,7 @@ def _run_row(run: Run, group: int, out: Path) -> dict[str, Any]:
         "macs": cut(run.dense.macs, run.compact.macs),
         "params": cut(run.dense.params, run.compact.params),
         "seconds": run.wall_seconds,
+        "precision": precision_of(run),
     }
 
 

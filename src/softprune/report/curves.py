@@ -133,7 +133,7 @@ def _drawing(
     end_labels: bool,
 ) -> dict[str, Any]:
     labelled = end_labels and not canvas.narrow
-    left, right = (44, canvas.width - 10) if canvas.narrow else (50, canvas.width - (142 if labelled else 12))
+    left, right = (44, canvas.width - 10) if canvas.narrow else (50, canvas.width - (156 if labelled else 12))
     epochs = [epoch for line in lines for epoch in line.at]
     first, last = min(epochs), max(epochs)
     scale_x = Scale(first, max(last, first + 1), left, right)

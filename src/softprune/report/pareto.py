@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from softprune.report.grouping import Group, spread
-from softprune.report.scales import CANVASES, Canvas, Scale, apart, limits, num, ticks
+from softprune.report.scales import CANVASES, Canvas, Scale, limits, line_path, ticks
 from softprune.runs.records import Run
 
 
@@ -59,7 +60,8 @@ def _drawing(canvas: Canvas, groups: Sequence[Group], get: Callable[[Run], Spot 
     scale_y = Scale(low, min(high, 100.0), bottom, top)
     drawn = [_group(index, spots, scale_x, scale_y) for index, spots in enumerate(runs) if spots]
     best = front([group["mean"] for group in drawn])
-    path = "M" + "L".join(f"{num(scale_x(spot.macs))} {num(scale_y(spot.top1))}" for spot in best)
+    corners = [(scale_x(spot.macs), scale_y(spot.top1)) for spot in best]
+    rings = [(scale_x(spot.macs), scale_y(spot.top1), spot) for spot in dense]
     millions = Scale(0.0, scale_x.high / 1e6, left, right)
     return {
         "canvas": canvas,
@@ -70,10 +72,12 @@ def _drawing(canvas: Canvas, groups: Sequence[Group], get: Callable[[Run], Spot 
         "bottom": bottom,
         "x_marks": millions.marks(ticks(0.0, millions.high, 4 if canvas.narrow else 8)),
         "y_marks": scale_y.marks(ticks(scale_y.low, scale_y.high, 6)),
-        "front": path if len(best) > 1 else "",
-        "dense": [(scale_x(spot.macs), scale_y(spot.top1), spot) for spot in dense],
+        "front": line_path(corners) if len(best) > 1 else "",
+        "dense": rings,
         "groups": drawn,
-        "labels": [] if canvas.narrow else _labels(drawn, groups, scale_x, scale_y),
+        "labels": []
+        if canvas.narrow
+        else _labels(drawn, groups, _obstacles(drawn, rings, corners), (left, right, top, bottom)),
     }
 
 
@@ -90,13 +94,51 @@ def _group(index: int, spots: Sequence[Spot], scale_x: Scale, scale_y: Scale) ->
 
 
 def _labels(
-    drawn: Sequence[dict[str, Any]], groups: Sequence[Group], scale_x: Scale, scale_y: Scale
+    drawn: Sequence[dict[str, Any]],
+    groups: Sequence[Group],
+    obstacles: Sequence[tuple[float, float]],
+    frame: tuple[float, float, float, float],
 ) -> list[dict[str, Any]]:
-    heights = apart([group["y"] for group in drawn], 17, scale_y.end, scale_y.start)
-    labels = []
-    for group, y in zip(drawn, heights, strict=True):
-        late = group["x"] > 0.6 * scale_x.end
-        labels.append(
-            {"index": group["index"], "x": group["x"] + (-12 if late else 12), "y": y - 8, "end": late}
-        )
+    """A label beside each mean, at the place that covers the fewest points, lines and labels."""
+    left, right, top, bottom = frame
+    taken, labels = list(obstacles), []
+    for group in drawn:
+        width = 7.2 * len(groups[group["index"]].label)
+        best: tuple[float, float, float, bool] | None = None
+        for dy in (-8.0, 5.0, 18.0, -22.0, 32.0, -36.0):
+            for end in (False, True):
+                x, y = group["x"] + (-12 if end else 12), group["y"] + dy
+                start = x - width if end else x
+                if start < left or start + width > right or y - 12 < top or y + 4 > bottom:
+                    continue
+                covered = sum(
+                    start - 4 <= px <= start + width + 4 and y - 14 <= py <= y + 6 for px, py in taken
+                )
+                # Places near the point come first.
+                cost = covered + abs(dy) / 100
+                if best is None or cost < best[0]:
+                    best = (cost, x, y, end)
+        if best is not None:
+            _, x, y, end = best
+            labels.append({"index": group["index"], "x": x, "y": y, "end": end})
+            start = x - width if end else x
+            taken += [(start + width * step / 8, y - 4) for step in range(9)]
     return labels
+
+
+def _obstacles(
+    drawn: Sequence[dict[str, Any]],
+    dense: Sequence[tuple[float, float, Spot]],
+    front: Sequence[tuple[float, float]],
+) -> list[tuple[float, float]]:
+    """Points on everything that a label must not cover."""
+    found = [(x, y) for x, y, _ in dense]
+    lines = list(pairwise(front))
+    for group in drawn:
+        found += [(group["x"], group["y"]), *group["points"]]
+        if group["whiskers"]:
+            low, high, bottom, top = group["whiskers"]
+            lines += [((low, group["y"]), (high, group["y"])), ((group["x"], bottom), (group["x"], top))]
+    for (x1, y1), (x2, y2) in lines:
+        found += [(x1 + (x2 - x1) * step / 20, y1 + (y2 - y1) * step / 20) for step in range(21)]
+    return found

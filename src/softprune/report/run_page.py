@@ -9,7 +9,7 @@ from typing import Any
 
 from softprune.io import write_atomically
 from softprune.report.channels import distributions, plane
-from softprune.report.curves import ACCURACY, REMOVED, Mark, Panel, Series, curves, events_of
+from softprune.report.curves import ACCURACY, REMOVED, Mark, Series, curves, events_of
 from softprune.report.decisions import decide, rule_of
 from softprune.report.layers import ROWS_SHOWN, flows, segments, skylines
 from softprune.report.page import render_page
@@ -25,11 +25,23 @@ from softprune.report.text import (
     short,
     to_the_minute,
 )
+from softprune.report.training import (
+    baseline_of,
+    line_of,
+    precision_of,
+    target_line,
+    target_section,
+    training_section,
+)
 from softprune.runs.reading import load_run
-from softprune.runs.records import Epoch, Run, Totals, Variant
+from softprune.runs.records import Run, Totals, Variant
 
 LARGEST = 14
 """Modules in the open table of MACs; all of them are in a folded one."""
+LATENCY_BATCH = 64
+"""Images per forward in the latencies of a record."""
+SAME_LATENCY = 0.97
+"""Above this share of the dense latency the compact network counts as not faster."""
 MEANINGS = {
     "dense": "the network without masks",
     "masked": "dropped channels multiplied by zero",
@@ -49,6 +61,8 @@ EPOCH_COLUMNS = (
     *("Epoch", "lr", "Train loss", "Train top-1", "Test loss", "Test top-1", "Test top-5"),
     *("Channels", "Parameters", "MACs"),
 )
+SPARE = ("lr", "Train loss", "Train top-1", "Test top-5", "Parameters")
+"""Columns without room on a phone."""
 
 
 def render_run(
@@ -85,6 +99,8 @@ def run_page(run: Run, titles: Mapping[str, str] | None = None, refresh: int = 0
         headline=_views(run),
         variants=_variants(run),
         epochs=_epochs(run),
+        target=target_section(run),
+        training=training_section(run),
         widths=_widths(run),
         macs=_macs(run),
         decisions=decisions,
@@ -100,6 +116,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("epochs", str(len(run.epochs)) if run.epochs else ""),
         ("trained in", "" if run.wall_seconds is None else duration(run.wall_seconds)),
         ("images/s", "" if run.images_per_second is None else count(run.images_per_second)),
+        ("precision", precision_of(run)),
         ("on", str(run.environment.get("device") or "")),
         ("finished", to_the_minute(run.finished)),
     ]
@@ -136,7 +153,7 @@ def _views(run: Run) -> list[View]:
 
 
 def _variants(run: Run) -> dict[str, Any]:
-    """The table dense / masked / compact: (text, value, change against dense) of every cell."""
+    """The table dense / masked / compact: (text, text on a phone, value, change against dense) of every cell."""
     base = run.variant("dense") or run.variant("masked")
     masked, compact = run.variant("masked"), run.variant("compact")
     lead = "The network before pruning, the network during training, and the network you deploy."
@@ -153,10 +170,11 @@ def _variants(run: Run) -> dict[str, Any]:
     rows = []
     for row in run.table:
         more = ", then fine-tuned" if row.name == "compact" and run.finetuned else ""
-        cells = [
-            (write(getattr(row, key)), getattr(row, key), _against(row, base, key))
-            for _, key, write in columns
-        ]
+        cells = []
+        for _, key, write in columns:
+            value = getattr(row, key)
+            phone = short(value) if write is count else write(value)
+            cells.append((write(value), phone, value, _against(row, base, key)))
         known = row.name in MEANINGS
         meaning = MEANINGS.get(row.name, "") + more
         rows.append({"name": row.name, "known": known, "meaning": meaning, "cells": cells})
@@ -165,7 +183,18 @@ def _variants(run: Run) -> dict[str, Any]:
         "rows": rows,
         "columns": [(label, "n") for label, _, _ in columns],
         "names": [(row.name, "n") for row in run.table],
+        "latency": _latency(run),
     }
+
+
+def _latency(run: Run) -> dict[str, Any]:
+    """The conditions of the latencies, and whether the compact network is not faster."""
+    dense, compact = run.variant("dense") or run.variant("masked"), run.variant("compact")
+    if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
+        return {"caption": "", "slow": False}
+    device = run.environment.get("device") or "the device of the run"
+    slow = run.method != "dense" and compact.latency_ms > SAME_LATENCY * dense.latency_ms
+    return {"caption": f"Latency: one forward of {LATENCY_BATCH} images on {device}.", "slow": slow}
 
 
 def _against(row: Variant, base: Variant | None, key: str) -> str:
@@ -177,22 +206,23 @@ def _against(row: Variant, base: Variant | None, key: str) -> str:
 
 
 def _epochs(run: Run) -> dict[str, Any] | None:
-    dense = run.dense
+    dense, baseline = run.dense, baseline_of(run)
     lines = [
-        _line(run, "test top-1", "s-test", ACCURACY, lambda row: row.test_top1),
-        _line(run, "train top-1", "s-train", ACCURACY, lambda row: row.train_top1),
-        _line(
-            run, "parameters removed", "s-params", REMOVED, lambda row: cut(dense.params, row.totals.params)
-        ),
-        _line(
-            run,
-            "channels removed",
-            "s-channels",
-            REMOVED,
-            lambda row: cut(dense.channels, row.totals.channels),
-        ),
-        _line(run, "MACs removed", "s-macs", REMOVED, lambda row: cut(dense.macs, row.totals.macs)),
+        line_of(run, "test top-1", "s-test", ACCURACY, lambda row: row.test_top1),
+        line_of(run, "train top-1", "s-train", ACCURACY, lambda row: row.train_top1),
     ]
+    if baseline is not None:
+        lines.append(line_of(baseline, "dense test top-1", "s-dense", ACCURACY, lambda row: row.test_top1))
+    shares: tuple[tuple[str, str, Callable[[Totals], float | None]], ...] = (
+        ("parameters", "s-params", lambda totals: cut(dense.params, totals.params)),
+        ("channels", "s-channels", lambda totals: cut(dense.channels, totals.channels)),
+        ("MACs", "s-macs", lambda totals: cut(dense.macs, totals.macs)),
+    )
+    for name, style, share in shares:
+        values = tuple(share(row.totals) for row in run.epochs)
+        at = tuple(row.number for row in run.epochs)
+        lines.append(Series(f"{name} removed", style, REMOVED, at, values))
+    lines += target_line(run)
     if not any(line.known for line in lines):
         return None
     events, best, last = events_of(run.epochs), run.best, run.epochs[-1]
@@ -208,13 +238,8 @@ def _epochs(run: Run) -> dict[str, Any] | None:
         "lead": "Above, the accuracy of the network with its masks; below, the share that they remove. "
         + ("Dotted lines mark changes of the training." if events else "Both share one axis."),
         "chart": curves("epochs", lines, title, description, events, mark, end_labels=True),
-        "columns": [(label, "n") for label in EPOCH_COLUMNS],
+        "columns": [(label, "n spare" if label in SPARE else "n") for label in EPOCH_COLUMNS],
     }
-
-
-def _line(run: Run, label: str, style: str, panel: Panel, get: Callable[[Epoch], float | None]) -> Series:
-    numbers, values = (row.number for row in run.epochs), (get(row) for row in run.epochs)
-    return Series(label, style, panel, tuple(numbers), tuple(values))
 
 
 def _widths(run: Run) -> dict[str, Any]:

@@ -58,7 +58,8 @@ class Scale:
 
     def marks(self, values: Sequence[float]) -> list[tuple[float, str]]:
         """(pixel, label) of ticks."""
-        return [(self(value), tick_label(value, values)) for value in values]
+        together = (lambda value: [value]) if self.warp == "log" else (lambda value: values)
+        return [(self(value), tick_label(value, together(value))) for value in values]
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
@@ -75,8 +76,9 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 
 def tick_label(value: float, values: Sequence[float]) -> str:
     """The text of a tick, with as many decimals as the whole axis needs; tiny values with an exponent."""
-    if 0 < max(map(abs, values)) < 1e-3:
-        return f"{value:g}".replace("-", MINUS)
+    if 0 < max(map(abs, values)) < 1e-2 and value != 0:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}".replace("-", MINUS)
     digits = next((d for d in range(7) if all(abs(round(v, d) - v) < 1e-9 for v in values)), 6)
     return f"{value:,.{digits}f}".replace("-", MINUS)
 

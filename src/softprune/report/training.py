@@ -1,0 +1,141 @@
+"""How a run was trained: precision, dense baseline, loss, learning rate, and the path to its target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from softprune.config.target import Target, read_target
+from softprune.errors import SoftpruneError
+from softprune.report.curves import REMOVED, Panel, Series, curves, events_of
+from softprune.report.text import count, cut, percent, significant
+from softprune.runs.reading import load_run
+from softprune.runs.records import Epoch, Run
+
+PRECISIONS = {"bf16": "bfloat16", "tf32": "float32 with TF32", "fp32": "float32"}
+LOSS = Panel("loss", "value", 120.0)
+RATE = Panel("learning rate", "log", 90.0)
+STRENGTH = Panel("sparsity strength", "log", 90.0)
+MARGIN = Panel("margin to the target, %", "value", 90.0)
+
+
+def precision_of(run: Run) -> str:
+    """The precision of the training in words. A CPU has no TF32."""
+    setting = run.config.get("train", {}).get("precision", "")
+    if setting == "tf32" and str(run.environment.get("device", "")).startswith("CPU"):
+        setting = "fp32"
+    return PRECISIONS.get(setting, setting)
+
+
+def baseline_of(run: Run) -> Run | None:
+    """The dense baseline that the run trained first, in RUN/dense, or None."""
+    try:
+        return load_run(run.path / "dense")
+    except SoftpruneError:
+        return None
+
+
+def target_of(run: Run) -> tuple[Target, float] | None:
+    """The target of a run and its limit, or None. The limit of a latency as a share is unknown."""
+    setting = run.config.get("method", {}).get("target")
+    if not setting:
+        return None
+    try:
+        target = read_target(setting)
+    except SoftpruneError:
+        return None
+    dense = None if target.key == "latency" else getattr(run.dense, target.key)
+    if dense is None:
+        return None if target.is_share else (target, target.amount)
+    return target, target.limit(dense)
+
+
+def target_line(run: Run) -> list[Series]:
+    """The target as a line of the panel of removed shares, where it is a count."""
+    found = target_of(run)
+    if found is None or found[0].key == "latency" or not run.epochs:
+        return []
+    target, limit = found
+    share = cut(getattr(run.dense, target.key), limit)
+    numbers = (run.epochs[0].number, run.epochs[-1].number)
+    return [Series("target removed", "s-target", REMOVED, numbers, (share, share))]
+
+
+def target_section(run: Run) -> dict[str, Any] | None:
+    """The target, whether it is met, and the path of strength and margin to it."""
+    found = target_of(run)
+    if found is None:
+        return None
+    target, limit = found
+    lead = f"At most {target.figure(limit)}"
+    if target.is_share:
+        lead += f", {percent(100 * target.amount)} of the dense network"
+    lead += ". "
+    reached = None if target.key == "latency" else getattr(run.compact, target.key)
+    if reached is not None:
+        verdict = "meets" if reached <= limit else "exceeds"
+        what = "The network so far" if run.in_progress else "The compact network"
+        lead += (
+            f"{what} has {count(reached)}, {percent(100 * reached / limit)} of the limit, and {verdict} it. "
+        )
+    finalised, events = finalised_at(run), events_of(run.epochs)
+    if finalised is not None:
+        step, epoch = finalised
+        lead += f"The removed channels were finalised at step {count(step)}, in epoch {epoch}."
+        events = sorted([*events, (epoch, "finalised")])
+    lines = [
+        line_of(run, "strength", "s-macs", STRENGTH, lambda row: row.strength),
+        line_of(run, "margin", "s-params", MARGIN, _margin),
+    ]
+    if not any(line.known for line in lines):
+        return {"lead": lead, "chart": None}
+    last = next((row.strength for row in reversed(run.epochs) if row.strength is not None), None)
+    description = f"strength {significant(last)} in the last epoch"
+    return {
+        "lead": lead,
+        "chart": curves("target", lines, "The path to the target", description, events, end_labels=True),
+    }
+
+
+def finalised_at(run: Run) -> tuple[int, int] | None:
+    """(step, epoch) from which the removed channels were fixed, or None."""
+    result = getattr(run, "result", None)
+    step = getattr(result, "finalised_step", None)
+    if step is None:
+        return None
+    epoch = next((row.number for row in run.epochs if getattr(row, "step", 0) >= step), run.epochs[-1].number)
+    return int(step), epoch
+
+
+def training_section(run: Run) -> dict[str, Any] | None:
+    """Loss, learning rate and, where it varies without a target, the strength."""
+    lines = [
+        line_of(run, "test loss", "s-test", LOSS, lambda row: row.test_loss),
+        line_of(run, "train loss", "s-train", LOSS, lambda row: row.train_loss),
+        line_of(run, "learning rate", "s-macs", RATE, lambda row: row.lr),
+    ]
+    strength = line_of(run, "strength", "s-params", STRENGTH, lambda row: row.strength)
+    if len(set(strength.known)) > 1 and target_of(run) is None:
+        lines.append(strength)
+    if not any(line.known for line in lines):
+        return None
+    last = run.epochs[-1]
+    description = (
+        f"In epoch {last.number}: train loss {significant(last.train_loss)}, lr {significant(last.lr)}"
+    )
+    return {
+        "chart": curves(
+            "training", lines, "Loss and learning rate", description, events_of(run.epochs), end_labels=True
+        )
+    }
+
+
+def _margin(row: Epoch) -> float | None:
+    margin = getattr(row, "margin", None)
+    return None if margin is None else 100 * margin
+
+
+def line_of(run: Run, label: str, style: str, panel: Panel, get: Callable[[Epoch], float | None]) -> Series:
+    """A line over the epochs of a run."""
+    numbers, values = (row.number for row in run.epochs), (get(row) for row in run.epochs)
+    return Series(label, style, panel, tuple(numbers), tuple(values))
