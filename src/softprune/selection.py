@@ -14,7 +14,7 @@ from softprune.errors import ConfigError, ModelError, few_of
 from softprune.graph import ChannelGraph, ExampleLike, trace
 from softprune.masks import check_unmasked
 from softprune.plan import dense_macs
-from softprune.surgery import prove
+from softprune.surgery import probe_cuts
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def read_graph(
     included = None if include is None else _listed("include", include)
     excluded = [] if exclude is None else _listed("exclude", exclude)
     graph = _with_unread(trace(model, example), model)
-    graph = prove(graph.with_every_norm() if every_norm else graph, model)
+    graph = probe_cuts(graph.with_every_norm() if every_norm else graph, model)
     return graph.only(_chosen(graph, included, excluded))
 
 

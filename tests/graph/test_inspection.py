@@ -15,7 +15,7 @@ from softprune.graph.rules.registry import ACTIVATIONS
 from softprune.inspection import floor_masks
 from softprune.masks import KNOWN_ACTIVATIONS
 from softprune.plan import make_plan, required_sites
-from softprune.plan.required import _alive, _on_every_path
+from softprune.plan.coupling import _live_outputs, _on_every_path
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan
 
@@ -258,5 +258,5 @@ def test_a_network_never_becomes_a_constant() -> None:
 def test_both_ways_to_ask_whether_a_site_is_on_every_path_agree(name: str) -> None:
     graph = trace(TOPOLOGIES[name].build(), TOPOLOGIES[name].example())
     sites = frozenset(site.name for site in graph.sites)
-    alone = {site for site in sites if _alive(graph, sites - {site}) != _alive(graph, sites)}
+    alone = {site for site in sites if _live_outputs(graph, sites - {site}) != _live_outputs(graph, sites)}
     assert _on_every_path(graph) == alone

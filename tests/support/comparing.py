@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from softprune.graph import ChannelGraph, Example
 from softprune.plan import PrunePlan, make_plan, required_sites
 from softprune.surgery import apply_plan
-from softprune.surgery.verify import compare, mask_sites_, outputs_of
+from softprune.surgery.comparison import compare, outputs_of
+from softprune.surgery.verify import mask_sites_
 
 
 def random_masks(graph: ChannelGraph, seed: int, *, deaths: float = 0.0) -> dict[str, Tensor]:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.errors import ModelError, VerificationError
-from softprune.surgery.verify import compare, verify
+from softprune.surgery.comparison import compare
+from softprune.surgery.verify import verify
 
 
 class Plain(nn.Module):

@@ -16,8 +16,8 @@ from softprune.graph.example import first_floating
 from softprune.masks import check_unmasked
 from softprune.module_state import first_uninitialised
 from softprune.surgery.apply import duplicated
-from softprune.surgery.verify import compare as distance
-from softprune.surgery.verify import outputs_of
+from softprune.surgery.comparison import compare as distance
+from softprune.surgery.comparison import outputs_of
 
 logger = logging.getLogger(__name__)
 

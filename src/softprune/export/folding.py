@@ -20,7 +20,7 @@ from softprune.graph.exported import Capture, capture
 from softprune.graph.modules import ConstantOutput, is_known_batch_norm, is_timm_batch_norm
 from softprune.graph.rules.registry import operator_name
 from softprune.surgery.apply import HISTORY
-from softprune.surgery.verify import outputs_of
+from softprune.surgery.comparison import outputs_of
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from softprune.errors import ConfigError
 from softprune.export.program import dynamic_shapes, exported
 from softprune.export.writing import ExportReport, Format, Runtime, write_checked
 from softprune.graph import Example, ExampleLike
-from softprune.surgery.verify import outputs_of
+from softprune.surgery.comparison import outputs_of
 
 
 def to_onnx(

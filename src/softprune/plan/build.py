@@ -1,4 +1,4 @@
-"""From hard masks to a plan."""
+"""Make a plan from hard masks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import IntArray
-from softprune.graph.ops import ConstantOp, LayerCall, LayerOp, NormOp, SelectOp
-from softprune.plan.constants import FloatArray, constants
+from softprune.graph.dataflow import OpVisitor
+from softprune.graph.ops import ConstantOp, LayerOp, NormOp, SelectOp, Use
+from softprune.plan.constants import constants
 from softprune.plan.cuts import Indices, ModuleCut, ParameterCut
 from softprune.plan.liveness import Liveness, depthwise
 from softprune.plan.plan import PrunePlan, class_name, model_shapes
@@ -29,42 +30,36 @@ def make_plan(
 ) -> PrunePlan:
     """Decide what every module keeps, given the hard mask (True = keep) of each site.
 
-    `model` is the dense model with its current weights: a dropped channel behind a second BatchNorm is a constant
-    that depends on them. Sites without a mask keep everything. The result is exact: no channel that matters to an
-    output goes. Widths are filled up to a multiple of `round_to` by channels that are silent. Without `gathers` no
-    layer reads a part of a shared stream through an index: it reads all, and silences what is masked.
+    The plan is exact: it removes no channel that affects an output.
+
+    Args:
+        graph: The channel graph of `model`.
+        model: The dense model with its current weights. A dropped channel after a second BatchNorm is a constant that
+            depends on them.
+        masks: The masks by site. Sites without a mask keep everything.
+        round_to: Widths are filled up to this multiple with dead channels.
+        gathers: Whether a layer may read a part of a shared stream through a op. Otherwise it reads all of it, and
+            masked channels are zeroed.
     """
     hard = _checked_masks(graph, masks)
     values = constants(graph, model, hard)
-    live = Liveness(graph, values, round_to, gathers).settle()
-    modules: dict[str, ModuleCut] = {}
-    aliases: dict[str, str] = {}
-    for record in graph.ops:
-        layer = record.layer if isinstance(record, LayerCall) else record
-        if isinstance(layer, LayerOp):
-            modules[layer.name] = _cut_mix(layer, live, values)
-            aliases.update(dict.fromkeys(layer.aliases, layer.name))
-        elif isinstance(layer, NormOp):
-            modules[layer.name] = _cut_norm(layer, live, hard.get(layer.name))
-        elif isinstance(layer, SelectOp):
-            modules[layer.name] = _cut_gather(layer, live)
-        elif isinstance(layer, ConstantOp):
-            modules[layer.name] = _cut_source(layer, live)
+    live = Liveness(graph, values, round_to, gathers).solve()
+    cuts = _Cuts(live, hard)
+    cuts.forward(graph.ops)
+    modules = cuts.modules
     parameters = {
-        loose.name: ParameterCut(
-            dim=loose.dim, width=len(loose.atoms), kept=_kept(live.is_present(loose.atoms))
-        )
-        for loose in graph.free_parameters
-        if loose.dim >= 0 and not live.is_present(loose.atoms).all()
+        each.name: ParameterCut(dim=each.dim, width=len(each.atoms), kept=_kept(live.is_present(each.atoms)))
+        for each in graph.free_parameters
+        if each.dim >= 0 and not live.is_present(each.atoms).all()
     }
     return PrunePlan(
         model=class_name(model),
         dense=model_shapes(model),
         sites={name: _kept(mask) for name, mask in hard.items()},
         modules=modules,
-        aliases=aliases,
+        aliases=cuts.aliases,
         parameters=parameters,
-        macs=sum(_macs(mix, modules[mix.name]) for mix in graph.layers)
+        macs=sum(_macs(layer, modules[layer.name]) for layer in graph.layers)
         + sum(charge.macs * int(live.is_present(charge.atoms).sum()) for charge in graph.extra_macs)
         + graph.unread_macs,
         dense_macs=dense_macs(graph),
@@ -72,16 +67,41 @@ def make_plan(
         dense_params=sum(parameter.numel() for parameter in model.parameters()),
         floored=tuple(dict.fromkeys(live.floored)),
         constants={
-            mix.name: values[mix.outputs if modules[mix.name].void else mix.inputs]
-            for mix in graph.layers
-            if modules[mix.name].void or modules[mix.name].folded
+            layer.name: values[layer.outputs if modules[layer.name].void else layer.inputs]
+            for layer in graph.layers
+            if modules[layer.name].void or modules[layer.name].folded
         },
     )
 
 
+class _Cuts(OpVisitor):
+    """What every module keeps."""
+
+    def __init__(self, live: Liveness, masks: Mapping[str, NDArray[np.bool_]]) -> None:
+        self.live, self.masks = live, masks
+        self.modules: dict[str, ModuleCut] = {}
+        self.aliases: dict[str, str] = {}
+
+    def layer(self, op: LayerOp, use: Use) -> None:
+        self.modules[op.name] = _cut_layer(op, self.live)
+        self.aliases.update(dict.fromkeys(op.aliases, op.name))
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        self.modules[op.name] = _cut_norm(op, self.live, self.masks.get(op.name))
+
+    def select(self, op: SelectOp) -> None:
+        self.modules[op.name] = _cut_select(op, self.live)
+
+    def constant(self, op: ConstantOp) -> None:
+        kept, width = _kept(self.live.is_present(op.outputs)), len(op.outputs)
+        self.modules[op.name] = ModuleCut(
+            kind="source", width_in=width, width_out=width, inputs=kept, outputs=kept
+        )
+
+
 def dense_macs(graph: ChannelGraph) -> int:
-    """MACs per sample of the whole network."""
-    mixed = sum(_dense_macs(mix) for mix in graph.layers)
+    """Return the MACs per sample of the whole network."""
+    mixed = sum(_dense_macs(layer) for layer in graph.layers)
     return mixed + sum(charge.macs * len(charge.atoms) for charge in graph.extra_macs) + graph.unread_macs
 
 
@@ -105,7 +125,7 @@ def _kept(flags: NDArray[np.bool_]) -> Indices:
 
 
 def _positions(wanted: IntArray, there: IntArray) -> Indices:
-    """Where the channels `wanted` sit in a compact tensor that holds the channels `there`."""
+    """Return the positions of the channels `wanted` in a compact tensor that holds the channels `there`."""
     return tuple(np.searchsorted(there, wanted).tolist())
 
 
@@ -127,48 +147,42 @@ def _cut_norm(norm: NormOp, live: Liveness, mask: NDArray[np.bool_] | None) -> M
     )
 
 
-def _cut_gather(gather: SelectOp, live: Liveness) -> ModuleCut:
-    source = np.flatnonzero(live.is_present(gather.source))
-    outputs = live.is_present(gather.outputs)
-    where = {int(atom): position for position, atom in enumerate(gather.source[source])}
+def _cut_select(op: SelectOp, live: Liveness) -> ModuleCut:
+    source = np.flatnonzero(live.is_present(op.source))
+    outputs = live.is_present(op.outputs)
+    where = {int(atom): position for position, atom in enumerate(op.source[source])}
     return ModuleCut(
         kind="select",
-        width_in=len(gather.source),
-        width_out=len(gather.outputs),
+        width_in=len(op.source),
+        width_out=len(op.outputs),
         inputs=tuple(source.tolist()),
         outputs=_kept(outputs),
-        select=tuple(where[int(atom)] for atom in gather.inputs[outputs]),
+        select=tuple(where[int(atom)] for atom in op.inputs[outputs]),
         source_width=len(source),
     )
 
 
-def _cut_source(source: ConstantOp, live: Liveness) -> ModuleCut:
-    kept = _kept(live.is_present(source.outputs))
-    width = len(source.outputs)
-    return ModuleCut(kind="source", width_in=width, width_out=width, inputs=kept, outputs=kept)
-
-
-def _cut_mix(mix: LayerOp, live: Liveness, values: FloatArray) -> ModuleCut:
-    come = np.flatnonzero(live.is_present(mix.inputs))
-    outputs = _kept(live.is_present(mix.outputs))
-    widths = {"kind": mix.kind, "width_in": len(mix.inputs), "width_out": len(mix.outputs)}
-    if live.is_void(mix):
+def _cut_layer(layer: LayerOp, live: Liveness) -> ModuleCut:
+    come = np.flatnonzero(live.is_present(layer.inputs))
+    outputs = _kept(live.is_present(layer.outputs))
+    widths = {"kind": layer.kind, "width_in": len(layer.inputs), "width_out": len(layer.outputs)}
+    if live.is_void(layer):
         return ModuleCut(**widths, inputs=(), outputs=outputs, void=True)  # type: ignore[arg-type]
     groups = 1
-    if mix.groups == 1:
-        kept = come[~live.can_miss(mix)[come]] if live.selects(mix) else come
-        kept = kept if len(kept) else come[:1]  # zeros alone: one of them is enough
+    if layer.groups == 1:
+        kept = come[~live.dispensable(layer)[come]] if live.selects(layer) else come
+        kept = kept if len(kept) else come[:1]  # all of them are zero: one is enough
         extra = -len(kept) % live.round_to
         if extra and len(kept) < len(come):
             kept = np.sort(np.concatenate([kept, np.setdiff1d(come, kept)[:extra]]))
-    elif depthwise(mix):
-        multiplier = len(mix.outputs) // len(mix.inputs)
+    elif depthwise(layer):
+        multiplier = len(layer.outputs) // len(layer.inputs)
         kept = np.unique(np.array(outputs, dtype=np.int64) // multiplier)
         groups = len(kept)
     else:
-        kept, groups = _grouped_inputs(mix, live)
-    missing = np.setdiff1d(np.arange(len(mix.inputs)), kept)
-    constant = values[mix.inputs[missing]]
+        kept, groups = _grouped_inputs(layer, live)
+    missing = np.setdiff1d(np.arange(len(layer.inputs)), kept)
+    constant = live.values[layer.inputs[missing]]
     selects = len(kept) != len(come)
     return ModuleCut(
         **widths,  # type: ignore[arg-type]
@@ -177,31 +191,33 @@ def _cut_mix(mix: LayerOp, live: Liveness, values: FloatArray) -> ModuleCut:
         groups=groups,
         select=_positions(kept, come) if selects else None,
         source_width=len(come) if selects else 0,
-        folded=mix.groups == 1 and bool((np.nan_to_num(constant) != 0).any()),
+        folded=layer.groups == 1 and bool((np.nan_to_num(constant) != 0).any()),
     )
 
 
-def _grouped_inputs(mix: LayerOp, live: Liveness) -> tuple[IntArray, int]:
-    """The inputs of a grouped convolution after the cut: equally many in every group that is left."""
-    size = len(mix.inputs) // mix.groups
-    remaining = live.groups_left(mix)
-    present = live.is_present(mix.inputs).reshape(mix.groups, -1)
-    count = max(1, *(len(live.group_inputs(mix, group)) for group in remaining))
+def _grouped_inputs(layer: LayerOp, live: Liveness) -> tuple[IntArray, int]:
+    """Return the inputs of a grouped convolution after the cut, equally many in every remaining group."""
+    size = len(layer.inputs) // layer.groups
+    remaining = live.groups_left(layer)
+    present = live.is_present(layer.inputs).reshape(layer.groups, -1)
+    count = max(1, *(len(live.group_inputs(layer, group)) for group in remaining))
     kept: list[IntArray] = []
     for group in remaining:
-        chosen = live.group_inputs(mix, group)
+        chosen = live.group_inputs(layer, group)
         spare = np.setdiff1d(np.flatnonzero(present[group]), chosen)
         chosen = np.sort(np.concatenate([chosen, spare[: count - len(chosen)]]))
         kept.append(group * size + chosen)
     return np.concatenate(kept), len(remaining)
 
 
-def _dense_macs(mix: LayerOp) -> int:
-    return mix.positions * mix.kernel * len(mix.inputs) * len(mix.outputs) // mix.groups
+def _dense_macs(layer: LayerOp) -> int:
+    return layer.positions * layer.kernel * len(layer.inputs) * len(layer.outputs) // layer.groups
 
 
-def _macs(mix: LayerOp, cut: ModuleCut) -> int:
-    return 0 if cut.void else mix.positions * mix.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
+def _macs(layer: LayerOp, cut: ModuleCut) -> int:
+    return (
+        0 if cut.void else layer.positions * layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
+    )
 
 
 def _params(
@@ -211,19 +227,19 @@ def _params(
     parameters: Mapping[str, ParameterCut],
 ) -> int:
     total = sum(parameter.numel() for parameter in model.parameters())
-    for mix in graph.layers:
-        cut, names = modules[mix.name], (mix.name, *mix.aliases)
+    for layer in graph.layers:
+        cut, names = modules[layer.name], (layer.name, *layer.aliases)
         layers: list[Any] = [model.get_submodule(name) for name in names]
         biases = {id(layer.bias): layer.bias for layer in layers if layer.bias is not None}
         total -= layers[0].weight.numel() + sum(bias.numel() for bias in biases.values())
         if not cut.void:
-            total += mix.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
+            total += layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
             total += len(cut.outputs) * max(len(biases), int(cut.folded))
     for norm in graph.norms:
         if model.get_submodule(norm.name).weight is not None:
             total -= 2 * (len(norm.outputs) - len(modules[norm.name].outputs))
     own = dict(model.named_parameters())
-    for name, loose in parameters.items():
+    for name, parameter in parameters.items():
         if name in own:
-            total -= own[name].numel() - own[name].numel() // loose.width * len(loose.kept)
+            total -= own[name].numel() - own[name].numel() // parameter.width * len(parameter.kept)
     return total

@@ -1,7 +1,7 @@
-"""Zero flows forward: which channels are constant over batch and space once the masks are hard, and at what value.
+"""Which channels are constant over batch and space under the hard masks, and at what value.
 
-A dropped channel is exactly zero. Behind a further BatchNorm a zero becomes another constant, behind an activation
-that constant's image, and a layer that reads only constants gives constants. Everything is float64.
+A dropped channel is exactly zero. After a further BatchNorm a zero becomes another constant, an activation maps a
+constant to a constant, and a layer that reads only constants returns constants. All values are float64.
 """
 
 from __future__ import annotations
@@ -16,50 +16,74 @@ from torch import Tensor, nn
 
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import PAD, IntArray
+from softprune.graph.dataflow import ForwardAnalysis
 from softprune.graph.ops import (
     BinaryOp,
     ChannelwiseOp,
     ConstantOp,
     Evaluate,
     FreeParameter,
-    LayerCall,
     LayerOp,
-    SelectOp,
+    NormOp,
+    Use,
 )
 
 FloatArray = NDArray[np.float64]
 
 
 def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray[np.bool_]]) -> FloatArray:
-    """The constant value of every atom; NaN where the atom is live."""
-    values: FloatArray = np.full(len(graph.classes), np.nan)
-    values[PAD] = 0.0
-    for loose in graph.free_parameters:
-        values[loose.atoms] = _loose_values(loose, model)
-    trained = (
-        np.concatenate([loose.atoms for loose in graph.free_parameters])
-        if graph.free_parameters
-        else np.zeros(0, int)
-    )
-    for record in graph.ops:
-        if isinstance(record, LayerCall):
-            layer, use = record.layer, record.use
-            if isinstance(layer, LayerOp):
-                module = model.get_submodule(use.module)
-                values[use.outputs] = _mixed(layer, module, values[use.inputs], len(use.outputs))
-                continue
-            values[use.outputs] = _normalised(model.get_submodule(layer.name), values[use.inputs])
-            if layer.name in masks:
-                values[use.outputs[~masks[layer.name]]] = 0.0
-        elif isinstance(record, ChannelwiseOp):
-            values[record.outputs] = _mapped(record, values[record.inputs])
-        elif isinstance(record, BinaryOp):
-            values[record.outputs] = _joined(record, values, trained)
-        elif isinstance(record, SelectOp):
-            values[record.outputs] = values[record.inputs]
-        elif isinstance(record, ConstantOp):
-            values[record.outputs] = record.values.numpy()
-    return values
+    """Return the constant value of every atom; NaN for atoms that are not constant."""
+    found = _Constants(graph, model, masks)
+    found.forward(graph.ops)
+    return found.values
+
+
+class _Constants(ForwardAnalysis):
+    def __init__(self, graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray[np.bool_]]) -> None:
+        self.model, self.masks = model, masks
+        self.values: FloatArray = np.full(len(graph.classes), np.nan)
+        self.values[PAD] = 0.0
+        self.trained = np.zeros(len(graph.classes), dtype=bool)
+        for parameter in graph.free_parameters:
+            self.values[parameter.atoms] = _parameter_values(parameter, model)
+            self.trained[parameter.atoms] = True
+        super().__init__(self.values)
+
+    def layer(self, op: LayerOp, use: Use) -> None:
+        module = self.model.get_submodule(use.module)
+        self.values[use.outputs] = _layer_constants(op, module, self.values[use.inputs], len(use.outputs))
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        self.values[use.outputs] = _normalised(self.model.get_submodule(op.name), self.values[use.inputs])
+        if op.name in self.masks:
+            self.values[use.outputs[~self.masks[op.name]]] = 0.0
+
+    def channelwise(self, op: ChannelwiseOp) -> None:
+        inputs = self.values[op.inputs].ravel()
+        out: FloatArray = np.full(inputs.shape, np.nan)
+        if op.evaluate is not None:
+            known = ~np.isnan(inputs)
+            if known.any():
+                out[known] = _evaluated(op.evaluate, inputs[known])
+        elif op.keeps_zero:
+            out[inputs == 0] = 0.0
+        self.values[op.outputs] = out.reshape(op.inputs.shape)
+
+    def binary(self, op: BinaryOp) -> None:
+        left, right = self.values[op.left], self.values[op.right]
+        out: FloatArray = np.full(left.shape, np.nan)
+        known = ~np.isnan(left) & ~np.isnan(right)
+        if known.any():
+            out[known] = _evaluated(op.evaluate, left[known], right[known])
+        if op.absorbs_zero:
+            # A parameter that is zero now, such as a layer scale at its start, may change in training.
+            dead_left = (left == 0) & ~self.trained[op.left]
+            dead_right = (right == 0) & ~self.trained[op.right]
+            out[dead_left | dead_right] = 0.0
+        self.values[op.outputs] = out
+
+    def constant(self, op: ConstantOp) -> None:
+        self.values[op.outputs] = op.values.numpy()
 
 
 def _array(tensor: Tensor) -> FloatArray:
@@ -78,22 +102,22 @@ def _normalised(module: Any, inputs: FloatArray) -> FloatArray:
     return out
 
 
-def _mixed(record: LayerOp, module: Any, inputs: FloatArray, width: int) -> FloatArray:
+def _layer_constants(op: LayerOp, module: Any, inputs: FloatArray, width: int) -> FloatArray:
     out: FloatArray = np.full(width, np.nan)
-    by_group = inputs.reshape(record.groups, -1)
+    by_group = inputs.reshape(op.groups, -1)
     zero = (by_group == 0).all(axis=1)
-    # Zero padding around a constant other than zero gives a border: no constant any more.
-    constant = zero if record.padded else ~np.isnan(by_group).any(axis=1)
+    # Zero padding around a constant other than zero adds a border, so that the output is not constant.
+    constant = zero if op.padded else ~np.isnan(by_group).any(axis=1)
     if not constant.any():
         return out
     bias = _array(module.bias) if module.bias is not None else np.zeros(width)
-    out = out.reshape(record.groups, -1)
-    out[constant] = bias.reshape(record.groups, -1)[constant]
+    out = out.reshape(op.groups, -1)
+    out[constant] = bias.reshape(op.groups, -1)[constant]
     live = constant & ~zero
     if live.any():
         weight = _array(module.weight)
         weight = weight.reshape(*weight.shape[:2], -1).sum(axis=2)
-        grouped = weight.reshape(record.groups, -1, weight.shape[1])
+        grouped = weight.reshape(op.groups, -1, weight.shape[1])
         sums = np.einsum("goi,gi->go", grouped, np.nan_to_num(by_group))
         out[live] += sums[live]
     return out.ravel()
@@ -101,46 +125,20 @@ def _mixed(record: LayerOp, module: Any, inputs: FloatArray, width: int) -> Floa
 
 def _evaluated(evaluate: Evaluate, *columns: FloatArray) -> FloatArray:
     out = _array(evaluate(*(torch.from_numpy(column.copy()) for column in columns)))
-    return np.where(np.isfinite(out), out, np.nan)  # the reciprocal of zero, say: nothing to calculate with
+    return np.where(np.isfinite(out), out, np.nan)  # such as the reciprocal of zero
 
 
-def _mapped(record: ChannelwiseOp, inputs: FloatArray) -> FloatArray:
-    flat = inputs.ravel()
-    out: FloatArray = np.full(flat.shape, np.nan)
-    if record.evaluate is not None:
-        known = ~np.isnan(flat)
-        if known.any():
-            out[known] = _evaluated(record.evaluate, flat[known])
-    elif record.keeps_zero:
-        out[flat == 0] = 0.0
-    return out.reshape(inputs.shape)
-
-
-def _joined(record: BinaryOp, values: FloatArray, trained: IntArray) -> FloatArray:
-    left, right = values[record.left], values[record.right]
-    out: FloatArray = np.full(left.shape, np.nan)
-    known = ~np.isnan(left) & ~np.isnan(right)
-    if known.any():
-        out[known] = _evaluated(record.evaluate, left[known], right[known])
-    if record.absorbs_zero:
-        # A parameter that is zero now (a layer scale at its start, say) may be something else tomorrow.
-        silent_left = (left == 0) & ~np.isin(record.left, trained)
-        silent_right = (right == 0) & ~np.isin(record.right, trained)
-        out[silent_left | silent_right] = 0.0
-    return out
-
-
-def _loose_values(loose: FreeParameter, model: nn.Module) -> FloatArray | float:
-    """A parameter outside of layers, as far as it is one number per channel."""
-    path, _, attribute = loose.name.rpartition(".")
+def _parameter_values(parameter: FreeParameter, model: nn.Module) -> FloatArray | float:
+    """Return the values of a parameter outside layers; NaN unless it has one number per channel."""
+    path, _, attribute = parameter.name.rpartition(".")
     tensor: Tensor = getattr(model.get_submodule(path), attribute)
-    if not tensor.is_floating_point() or (loose.dim < 0 and tensor.numel() != 1):
+    if not tensor.is_floating_point() or (parameter.dim < 0 and tensor.numel() != 1):
         return np.nan
     return _array(tensor).ravel()
 
 
-def mixed_constant(weight: Tensor, kept: IntArray, values: FloatArray) -> Tensor:
-    """What the inputs that are not `kept`, constant at `values`, add to each output of a layer with one group."""
+def constant_contribution(weight: Tensor, kept: IntArray, values: FloatArray) -> Tensor:
+    """Return what the inputs outside `kept`, constant at `values`, add to each output of a layer with one group."""
     dropped = np.setdiff1d(np.arange(len(values)), kept)
     columns = weight.detach().to("cpu", torch.float64)
     columns = columns.reshape(*columns.shape[:2], -1).sum(dim=2)

@@ -1,62 +1,178 @@
-"""Sites in a line, with nothing but channelwise operators between them: a depthwise convolution, say.
-
-Of such sites only the channels that all of them keep are left.
-"""
+"""How the masks of several sites act together: coupled sites, and sites that must keep a channel."""
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
+from numpy.typing import NDArray
 
 from softprune.graph import ChannelGraph
-from softprune.graph.ops import ChannelwiseOp, LayerCall, LayerOp, SelectOp
+from softprune.graph.channels import PAD, IntArray
+from softprune.graph.dataflow import ForwardAnalysis, per_group
+from softprune.graph.ops import BinaryOp, ConstantOp, LayerOp, NormOp, OpaqueOp, Use
 
-NOBODY = -1
+NONE = -1
+ALL = -1
+"""All bits set: a constant does not depend on the input, whichever sites are dead."""
 
 
 def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
-    """The lines of two or more sites, each in order of execution; channels have the same order in all of a line."""
-    widths = {site.name: site.width for site in graph.sites}
-    numbers = {name: number for number, name in enumerate(widths)}
-    names = list(widths)
-    lines: dict[int, list[str]] = {}
-    # For every atom, the first site of the line that it comes from, and its channel there.
-    leader = np.full(len(graph.classes), NOBODY)
-    channel = np.full(len(graph.classes), NOBODY)
-    for record in graph.ops:
-        if (
-            isinstance(record, LayerCall)
-            and not isinstance(record.layer, LayerOp)
-            and record.layer.name in numbers
-        ):
-            name, use = record.layer.name, record.use
-            own = np.arange(len(use.outputs))
-            first = int(leader[use.inputs[0]]) if len(use.inputs) else NOBODY
-            is_next = (
-                first != NOBODY
-                and widths[names[first]] == len(own)
-                and bool((leader[use.inputs] == first).all())
-                and bool((channel[use.inputs] == own).all())
-            )
-            if is_next and not any(name in line for line in lines.values()):
-                lines.setdefault(first, [names[first]]).append(name)
-            leader[use.outputs] = first if is_next else numbers[name]
-            channel[use.outputs] = own
-        elif isinstance(record, (ChannelwiseOp, SelectOp)) or (
-            isinstance(record, LayerCall) and _is_channelwise(record)
-        ):
-            inputs, outputs = (
-                (record.use.inputs, record.use.outputs)
-                if isinstance(record, LayerCall)
-                else (
-                    record.inputs,
-                    record.outputs,
-                )
-            )
-            leader[outputs], channel[outputs] = leader[inputs], channel[inputs]
-    return tuple(tuple(line) for line in lines.values())
+    """Return the groups of sites that only channelwise operators connect, such as a depthwise convolution.
+
+    A channel remains only if all sites of its group keep it. Each group is in order of execution, and its sites have
+    their channels in the same order.
+    """
+    found = _Couplings(graph)
+    found.forward(graph.ops)
+    return tuple(tuple(group) for group in found.groups.values())
 
 
-def _is_channelwise(call: LayerCall) -> bool:
-    """One input, one output for each group; or a BatchNorm that is no site."""
-    layer, use = call.layer, call.use
-    return not isinstance(layer, LayerOp) or layer.groups == len(use.inputs) == len(use.outputs)
+class _Couplings(ForwardAnalysis):
+    """For every atom, the first site of the group it comes from, and its channel there."""
+
+    def __init__(self, graph: ChannelGraph) -> None:
+        self.widths = {site.name: site.width for site in graph.sites}
+        self.names = list(self.widths)
+        self.first = np.full(len(graph.classes), NONE)
+        self.channel = np.full(len(graph.classes), NONE)
+        self.groups: dict[int, list[str]] = {}
+        super().__init__(self.first, self.channel)
+
+    def layer(self, op: LayerOp, use: Use) -> None:
+        if op.groups == len(use.inputs) == len(use.outputs):
+            self.copy(use.inputs, use.outputs)
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        if op.name not in self.widths:
+            self.copy(use.inputs, use.outputs)
+            return
+        channels = np.arange(len(use.outputs))
+        first = int(self.first[use.inputs[0]]) if len(use.inputs) else NONE
+        coupled = (
+            first != NONE
+            and self.widths[self.names[first]] == len(channels)
+            and bool((self.first[use.inputs] == first).all())
+            and bool((self.channel[use.inputs] == channels).all())
+        )
+        if coupled and not any(op.name in group for group in self.groups.values()):
+            self.groups.setdefault(first, [self.names[first]]).append(op.name)
+        self.first[use.outputs] = first if coupled else self.names.index(op.name)
+        self.channel[use.outputs] = channels
+
+
+def required_sites(graph: ChannelGraph) -> frozenset[str]:
+    """Return the sites that must keep a channel, so that no output of the network becomes a constant.
+
+    These are the sites on every path to an output. Where paths run in parallel, so that no site is on all of them, the
+    sites of one path are added.
+    """
+    required = _on_every_path(graph)
+    every = frozenset(site.name for site in graph.sites)
+    wanted = _live_outputs(graph, every)
+    if _live_outputs(graph, required) == wanted:
+        return required
+    kept = set(every)
+    for site in graph.sites:
+        if site.name not in required and _live_outputs(graph, kept - {site.name}) == wanted:
+            kept.remove(site.name)
+    return frozenset(kept)
+
+
+def _live_outputs(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
+    """Return for each output of the network whether it depends on the inputs if only the sites `kept` are alive."""
+    found = _Dependence(graph, {site.name for site in graph.sites} - kept)
+    found.forward(graph.ops)
+    return [bool(found.depends[atoms].any()) for atoms in graph.outputs]
+
+
+class _Dependence(ForwardAnalysis):
+    """Which atoms depend on the inputs, and which are constant whichever sites are dead."""
+
+    def __init__(self, graph: ChannelGraph, dead: Set[str]) -> None:
+        self.dead = dead
+        self.is_constant = np.zeros(len(graph.classes), dtype=bool)
+        self.is_constant[_constant_atoms(graph)] = True
+        self.depends = ~self.is_constant
+        super().__init__(self.depends, self.is_constant)
+
+    def layer(self, op: LayerOp, use: Use) -> None:
+        self.depends[use.outputs] = per_group(op, use, lambda atoms: self.depends[atoms].any())
+        self.is_constant[use.outputs] = per_group(op, use, lambda atoms: self.is_constant[atoms].all())
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        self.copy(use.inputs, use.outputs)
+        if op.name in self.dead:
+            self.depends[use.outputs] = False
+
+    def binary(self, op: BinaryOp) -> None:
+        left, right = self.depends[op.left], self.depends[op.right]
+        depends = left | right
+        if op.absorbs_zero:  # a constant factor changes nothing; a dead one makes the product zero
+            depends &= (left | self.is_constant[op.left]) & (right | self.is_constant[op.right])
+        self.depends[op.outputs] = depends
+        self.is_constant[op.outputs] = self.is_constant[op.left] & self.is_constant[op.right]
+
+    def constant(self, op: ConstantOp) -> None:
+        self.depends[op.outputs], self.is_constant[op.outputs] = False, True
+
+    def opaque(self, op: OpaqueOp) -> None:
+        self.depends[op.outputs] = any(self.depends[atoms].any() for atoms in op.inputs)
+        self.is_constant[op.outputs] = all(self.is_constant[atoms].all() for atoms in op.inputs)
+
+
+def _on_every_path(graph: ChannelGraph) -> frozenset[str]:
+    """Return the sites whose death alone makes an output of the network constant."""
+    found = _Bottlenecks(graph)
+    found.forward(graph.ops)
+    met = 0
+    for atoms in graph.outputs:
+        mask = found.common(atoms)
+        met |= 0 if mask == ALL else mask
+    return frozenset(name for name, bit in found.bits.items() if met & bit)
+
+
+class _Bottlenecks(ForwardAnalysis):
+    """For every atom, the sites on all paths from the inputs to it, one bit each."""
+
+    def __init__(self, graph: ChannelGraph) -> None:
+        self.bits = {site.name: 1 << number for number, site in enumerate(graph.sites)}
+        self.through: NDArray[np.object_] = np.zeros(len(graph.classes), dtype=object)
+        self.through[_constant_atoms(graph)] = ALL
+        super().__init__(self.through)
+
+    def common(self, atoms: IntArray) -> int:
+        met = ALL
+        for mask in set(self.through[atoms.ravel()].tolist()):
+            met &= mask
+        return met
+
+    def layer(self, op: LayerOp, use: Use) -> None:
+        self.through[use.outputs] = per_group(op, use, self.common)
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        self.through[use.outputs] = [mask | self.bits.get(op.name, 0) for mask in self.through[use.inputs]]
+
+    def binary(self, op: BinaryOp) -> None:
+        left, right = self.through[op.left], self.through[op.right]
+        met = left & right
+        if op.absorbs_zero:  # one dead factor is enough; a constant factor changes nothing
+            met = np.where(left == ALL, right, np.where(right == ALL, left, left | right))
+        self.through[op.outputs] = met
+
+    def constant(self, op: ConstantOp) -> None:
+        self.through[op.outputs] = ALL
+
+    def opaque(self, op: OpaqueOp) -> None:
+        met = ALL
+        for atoms in op.inputs:
+            met &= self.common(atoms)
+        self.through[op.outputs] = met
+
+
+def _constant_atoms(graph: ChannelGraph) -> IntArray:
+    """Return the atoms that no input reaches: padding, constants and parameters outside layers."""
+    parameters = (parameter.atoms.ravel() for parameter in graph.free_parameters)
+    return np.concatenate([[PAD], *(atoms.ravel() for atoms in graph.constants), *parameters]).astype(
+        np.int64
+    )

@@ -1,8 +1,8 @@
-"""Unread flows backward: which channels somebody still needs, and which must be there for the shapes' sake.
+"""Which channels of every tensor remain, given the constants: the analysis runs from the outputs to the inputs.
 
-Two facts per class of atoms: *demanded* (a layer that is still computed reads it, and it is no constant the layer
-can do without) and *present* (demanded, or tied to something demanded, or filling up a group, a floor or a multiple).
-Both only grow, so a few sweeps settle them.
+Two facts per class of atoms. A channel is *demanded* if a layer that is still computed reads it and cannot do without
+it. It is *present* if it is demanded, or tied to a demanded one, or fills up a group, a floor or a multiple. Both sets
+only grow, so that the iteration ends.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass
 class Liveness:
-    """The settled facts, and how to ask for them."""
+    """The two facts for every channel of a graph; call :meth:`solve` before asking."""
 
     graph: ChannelGraph
     values: FloatArray
-    """Constants per atom, NaN for live ones."""
+    """The constant value of every atom, NaN for atoms that are not constant."""
     round_to: int = 1
     gathers: bool = True
-    """Whether layers may read a part of their input through an index."""
+    """Whether layers may read a part of their input through a gather."""
     floored: list[str] = field(default_factory=list)
-    """Modules that kept one channel although nobody reads them."""
+    """Modules that keep one channel although nothing reads it."""
     demanded: BoolArray = field(init=False)
     present: BoolArray = field(init=False)
 
@@ -51,36 +51,36 @@ class Liveness:
         return self.demanded[self.graph.classes[atoms]]
 
     def selects(self, layer: LayerOp | NormOp) -> bool:
-        """Whether `layer` may read a part of what comes in."""
+        """Return whether `layer` may read a part of its input through a gather."""
         return self.gathers and layer.selectable
 
-    def can_miss(self, mix: LayerOp) -> BoolArray:
-        """The inputs that `mix` can do without: zeros, and constants that fold into its bias."""
-        folds = mix.replaceable and not mix.padded and mix.groups == 1 and not mix.aliases
-        first = self.values[mix.inputs]
-        missable = ~np.isnan(first) if folds else first == 0
-        for use in mix.uses[1:]:
-            missable &= self.values[use.inputs] == first
-        return missable
+    def dispensable(self, layer: LayerOp) -> BoolArray:
+        """Return the inputs that `layer` can do without: zeros, and constants that fold into its bias."""
+        folds = layer.replaceable and not layer.padded and layer.groups == 1 and not layer.aliases
+        first = self.values[layer.inputs]
+        dispensable = ~np.isnan(first) if folds else first == 0
+        for use in layer.uses[1:]:
+            dispensable &= self.values[use.inputs] == first
+        return dispensable
 
-    def is_void(self, mix: LayerOp) -> bool:
-        """Whether `mix` has nothing to compute: nobody demands it, or it gives a constant whatever comes in."""
-        if not mix.replaceable:
+    def is_void(self, layer: LayerOp) -> bool:
+        """Return whether `layer` computes nothing: no output is demanded, or all outputs are constant."""
+        if not layer.replaceable:
             return False
-        if not any(self.is_demanded(use.outputs).any() for use in mix.uses):
+        if not any(self.is_demanded(use.outputs).any() for use in layer.uses):
             return True
-        if not self.can_miss(mix).all():
+        if not self.dispensable(layer).all():
             return False
-        outputs = [self.values[use.outputs] for use in mix.uses]
+        outputs = [self.values[use.outputs] for use in layer.uses]
         return all(np.array_equal(other, outputs[0]) for other in outputs) and not np.isnan(outputs[0]).any()
 
-    # --- settling ----------------------------------------------------------------------------------------------
+    # --- solving -----------------------------------------------------------------------------------------------
 
-    def settle(self) -> Liveness:
-        """Grow both facts until every rule holds."""
+    def solve(self) -> Liveness:
+        """Grow both sets until every rule holds."""
         while True:
             self._propagate()
-            if self._fill_balances() | self._fill_groups() | self._fill_multiples():
+            if self._fill_equal_widths() | self._fill_groups() | self._fill_multiples():
                 continue
             if not self._floor():
                 return self
@@ -89,74 +89,76 @@ class Liveness:
         while True:
             before = (int(self.demanded.sum()), int(self.present.sum()))
             for layer in self._backwards():
-                self._ask(layer)
+                self._propagate_to_inputs(layer)
             self.present |= self.demanded
             if before == (int(self.demanded.sum()), int(self.present.sum())):
                 return
 
     def _backwards(self) -> Iterator[LayerOp | NormOp | SelectOp]:
-        """What reads channels, from the outputs to the inputs."""
-        for record in reversed(self.graph.ops):
-            layer = record.layer if isinstance(record, LayerCall) else record
+        """Yield what reads channels, from the outputs to the inputs."""
+        for op in reversed(self.graph.ops):
+            layer = op.layer if isinstance(op, LayerCall) else op
             if isinstance(layer, (LayerOp, NormOp, SelectOp)):
                 yield layer
 
-    def _ask(self, layer: LayerOp | NormOp | SelectOp) -> None:
-        """Pass on what is demanded and present behind `layer` to what comes into it."""
+    def _propagate_to_inputs(self, layer: LayerOp | NormOp | SelectOp) -> None:
+        """Pass what is demanded and present in the outputs of `layer` on to its inputs."""
         if isinstance(layer, LayerOp):
             self._demand_inputs(layer)
             return
-        self._follow(layer.inputs, layer.outputs)
+        self._propagate_channelwise(layer.inputs, layer.outputs)
         if isinstance(layer, NormOp) and not self.selects(layer):
-            # No place for an index: what comes in goes out, zeroed where it was masked.
+            # No gather fits here: every input channel is an output channel, zeroed where it is masked.
             self.present[self.graph.classes[layer.outputs[self.is_present(layer.inputs)]]] = True
 
-    def _follow(self, inputs: IntArray, outputs: IntArray) -> None:
-        """Channel by channel: what leaves must have come in."""
+    def _propagate_channelwise(self, inputs: IntArray, outputs: IntArray) -> None:
+        """Channelwise: what is in the outputs must be in the inputs."""
         classes = self.graph.classes
         self.demanded[classes[inputs[self.is_demanded(outputs)]]] = True
         self.present[classes[inputs[self.is_present(outputs)]]] = True
 
-    def _demand_inputs(self, mix: LayerOp) -> None:
+    def _demand_inputs(self, layer: LayerOp) -> None:
         classes = self.graph.classes
-        if depthwise(mix):
-            multiplier = len(mix.outputs) // len(mix.inputs)
-            outputs = mix.outputs.reshape(-1, multiplier)[:, 0]
-            self.present[classes[mix.inputs[self.is_present(outputs)]]] = True
-            if not self.selects(mix):
-                self.present[classes[outputs[self.is_present(mix.inputs)]]] = True
-            if not self.is_void(mix):
-                self.demanded[classes[mix.inputs[self.is_demanded(outputs) & ~self.can_miss(mix)]]] = True
+        if depthwise(layer):
+            multiplier = len(layer.outputs) // len(layer.inputs)
+            outputs = layer.outputs.reshape(-1, multiplier)[:, 0]
+            self.present[classes[layer.inputs[self.is_present(outputs)]]] = True
+            if not self.selects(layer):
+                self.present[classes[outputs[self.is_present(layer.inputs)]]] = True
+            if not self.is_void(layer):
+                self.demanded[classes[layer.inputs[self.is_demanded(outputs) & ~self.dispensable(layer)]]] = (
+                    True
+                )
             return
-        if self.is_void(mix):
+        if self.is_void(layer):
             return
-        needed = ~self.can_miss(mix)
-        read = self.is_demanded(mix.outputs).reshape(mix.groups, -1).any(axis=1)
-        needed &= np.repeat(read, len(mix.inputs) // mix.groups)
-        self.demanded[classes[mix.inputs[needed]]] = True
-        if not needed.any() and not self.is_present(mix.inputs).any():
-            self.present[classes[mix.inputs[0]]] = True  # it is called, so it must read something
+        needed = ~self.dispensable(layer)
+        read = self.is_demanded(layer.outputs).reshape(layer.groups, -1).any(axis=1)
+        needed &= np.repeat(read, len(layer.inputs) // layer.groups)
+        self.demanded[classes[layer.inputs[needed]]] = True
+        if not needed.any() and not self.is_present(layer.inputs).any():
+            self.present[classes[layer.inputs[0]]] = True  # a layer that is called reads at least one channel
 
-    def _fill_balances(self) -> bool:
+    def _fill_equal_widths(self) -> bool:
         changed = False
-        for balance in self.graph.equal_widths:
-            counts = [int(self.is_present(piece).sum()) for piece in balance.pieces]
-            for piece, count in zip(balance.pieces, counts, strict=True):
+        for widths in self.graph.equal_widths:
+            counts = [int(self.is_present(piece).sum()) for piece in widths.pieces]
+            for piece, count in zip(widths.pieces, counts, strict=True):
                 changed |= self._add(piece, max(counts) - count)
         return changed
 
     def _fill_groups(self) -> bool:
-        """The groups of a grouped convolution that remain have equally many inputs, and equally many outputs."""
+        """Give the remaining groups of a grouped convolution equally many inputs, and equally many outputs."""
         changed = False
-        for mix in self.graph.layers:
-            if mix.groups == 1 or depthwise(mix) or self.is_void(mix):
+        for layer in self.graph.layers:
+            if layer.groups == 1 or depthwise(layer) or self.is_void(layer):
                 continue
-            inputs, outputs = mix.inputs.reshape(mix.groups, -1), mix.outputs.reshape(mix.groups, -1)
-            remaining = self.groups_left(mix)
+            inputs, outputs = layer.inputs.reshape(layer.groups, -1), layer.outputs.reshape(layer.groups, -1)
+            remaining = self.groups_left(layer)
             if not remaining:
                 continue
             most_outputs = max(int(self.is_present(outputs[group]).sum()) for group in remaining)
-            most_inputs = max(1, *(len(self.group_inputs(mix, group)) for group in remaining))
+            most_inputs = max(1, *(len(self.group_inputs(layer, group)) for group in remaining))
             for group in remaining:
                 changed |= self._add(
                     outputs[group], most_outputs - int(self.is_present(outputs[group]).sum())
@@ -164,50 +166,50 @@ class Liveness:
                 changed |= self._add(inputs[group], most_inputs - int(self.is_present(inputs[group]).sum()))
         return changed
 
-    def groups_left(self, mix: LayerOp) -> list[int]:
-        """The groups of `mix` that are still computed."""
-        present = self.is_present(mix.outputs).reshape(mix.groups, -1).any(axis=1)
-        if not self.selects(mix):
-            present |= self.is_present(mix.inputs).reshape(mix.groups, -1).any(axis=1)
+    def groups_left(self, layer: LayerOp) -> list[int]:
+        """Return the groups of `layer` that are still computed."""
+        present = self.is_present(layer.outputs).reshape(layer.groups, -1).any(axis=1)
+        if not self.selects(layer):
+            present |= self.is_present(layer.inputs).reshape(layer.groups, -1).any(axis=1)
         return np.flatnonzero(present).tolist()
 
-    def group_inputs(self, mix: LayerOp, group: int) -> IntArray:
-        """The inputs that one group must read, by their number within the group."""
-        present = self.is_present(mix.inputs).reshape(mix.groups, -1)[group]
-        if self.selects(mix):
-            present = present & ~self.can_miss(mix).reshape(mix.groups, -1)[group]
+    def group_inputs(self, layer: LayerOp, group: int) -> IntArray:
+        """Return the inputs that one group must read, by their position in the group."""
+        present = self.is_present(layer.inputs).reshape(layer.groups, -1)[group]
+        if self.selects(layer):
+            present = present & ~self.dispensable(layer).reshape(layer.groups, -1)[group]
         return np.flatnonzero(present)
 
     def _fill_multiples(self) -> bool:
         if self.round_to == 1:
             return False
         changed = False
-        for mix in self.graph.layers:
-            if self.is_void(mix) or (mix.groups > 1 and not depthwise(mix)):
+        for layer in self.graph.layers:
+            if self.is_void(layer) or (layer.groups > 1 and not depthwise(layer)):
                 continue
-            changed |= self._add(mix.outputs, -int(self.is_present(mix.outputs).sum()) % self.round_to)
+            changed |= self._add(layer.outputs, -int(self.is_present(layer.outputs).sum()) % self.round_to)
         for norm in self.graph.norms:
-            # The others have the width of what comes in; and what nobody demands may be as narrow as it likes.
+            # The others have the width of their input; what nothing demands may have any width.
             if self.selects(norm) and self.is_demanded(norm.outputs).any():
                 here = norm.outputs[self.is_present(norm.inputs)]
                 changed |= self._add(here, -int(self.is_present(here).sum()) % self.round_to)
         return changed
 
     def _floor(self) -> bool:
-        """Nothing can be called without channels: who kept none keeps one."""
+        """Keep one channel of every module that kept none: nothing can be called without channels."""
         changed = False
         for layer in self._backwards():
             if not self.is_present(layer.outputs).any():
-                # Channel by channel, the one that comes in anyway; argmax of booleans is the first True, or 0.
+                # A channelwise operator keeps one that is present anyway; argmax of booleans is the first True, or 0.
                 choice = 0 if isinstance(layer, LayerOp) else int(self.is_present(layer.inputs).argmax())
                 self.present[self.graph.classes[layer.outputs[choice]]] = True
                 self.floored.append(layer.name)
-                self._ask(layer)
+                self._propagate_to_inputs(layer)
                 changed = True
-        for record in self.graph.ops:
-            if isinstance(record, ConstantOp) and not self.is_present(record.outputs).any():
-                self.present[self.graph.classes[record.outputs[0]]] = True
-                self.floored.append(record.name)
+        for op in self.graph.ops:
+            if isinstance(op, ConstantOp) and not self.is_present(op.outputs).any():
+                self.present[self.graph.classes[op.outputs[0]]] = True
+                self.floored.append(op.name)
                 changed = True
         return changed
 
@@ -218,6 +220,6 @@ class Liveness:
         return len(absent) > 0
 
 
-def depthwise(mix: LayerOp) -> bool:
-    """One input channel per group: channels pass one by one."""
-    return mix.groups > 1 and mix.groups == len(mix.inputs)
+def depthwise(layer: LayerOp) -> bool:
+    """Return whether each group has one input channel."""
+    return layer.groups > 1 and layer.groups == len(layer.inputs)

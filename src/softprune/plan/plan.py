@@ -1,4 +1,4 @@
-"""The decision as data: which inputs and outputs each module keeps. Versioned JSON, validated when read."""
+"""The plan: which inputs and outputs each module keeps. Versioned JSON, validated when read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from softprune.errors import PlanError
-from softprune.plan.cuts import Indices, ModuleCut, ParameterCut, Shapes
-from softprune.plan.validation import check_plan, is_of_kind
+from softprune.plan.cuts import Indices, ModuleCut, ParameterCut, Shapes, check_cuts, is_of_kind
 
 FORMAT = "softprune.plan"
 VERSION = 1
@@ -41,14 +40,14 @@ class PrunePlan:
     params: int = 0
     dense_params: int = 0
     floored: tuple[str, ...] = ()
-    """Modules that keep one channel though nobody reads it, since emptying them is not possible."""
+    """Modules that keep one channel although nothing reads it, since a module cannot be empty."""
 
     constants: dict[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
-    """Constant inputs of layers that fold them, constant outputs of void ones, at the weights the plan was made
-    for. Not stored: a saved network's weights have them folded already."""
+    """Constant inputs of layers that fold them, constant outputs of void layers, at the weights the plan was made for.
+    Not stored: in the weights of a saved network they are folded already."""
 
     def to_json(self) -> str:
-        """The plan as text; `from_json` reads it back."""
+        """Return the plan as text; :meth:`from_json` reads it."""
         body = asdict(replace(self, constants={}))
         del body["constants"]
         text = json.dumps(body, separators=(",", ":"), sort_keys=True)
@@ -60,7 +59,7 @@ class PrunePlan:
 
     @classmethod
     def from_json(cls, text: str) -> PrunePlan:
-        """Read a plan and check that it is one: format, version, checksum, types and ranges."""
+        """Read a plan and check its format, version, checksum, types and ranges."""
         if not isinstance(text, str):
             raise PlanError(
                 f"a plan is read from its text. Got {type(text).__name__}; pass what to_json() returned."
@@ -119,12 +118,12 @@ class PrunePlan:
             dense_params=_count(body["dense_params"]),
             floored=tuple(_text(name) for name in body["floored"]),
         )
-        check_plan(plan)
+        check_cuts(plan.dense, plan.sites, plan.modules, plan.aliases, plan.parameters)
         return plan
 
     def check_fits(self, model: nn.Module) -> None:
         """Raise a PlanError unless `model` is the dense model that this plan was made for."""
-        # The module that defines a class may be called otherwise in another program (__main__, say).
+        # The module that defines a class may have another name in another program, such as __main__.
         if type(model).__qualname__.rpartition(".")[2] != self.model.rpartition(".")[2]:
             raise PlanError(
                 f"this plan is for {self.model}. Got a model of class {class_name(model)}; "
@@ -140,7 +139,7 @@ class PrunePlan:
         self._check_modules(model)
 
     def _check_modules(self, model: nn.Module) -> None:
-        """Shapes do not tell everything: each name must be a module of the kind that the plan cuts, and only once."""
+        """Raise unless each name is a module of the kind that the plan cuts, and no module has two names."""
         found = dict(model.named_modules(remove_duplicate=False))
         names: dict[int, str] = {}
         for name, target in {**{name: name for name in self.modules}, **self.aliases}.items():
@@ -161,12 +160,12 @@ class PrunePlan:
 
 
 def class_name(model: nn.Module) -> str:
-    """The qualified class name that a plan records."""
+    """Return the qualified class name that a plan records."""
     return f"{type(model).__module__}.{type(model).__qualname__}"
 
 
 def model_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all parameters and buffers: what a plan recognises its model by."""
+    """Return names and shapes of all parameters and buffers, by which a plan recognises its model."""
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return {name: tuple(tensor.shape) for name, tensor in tensors}
 
@@ -180,7 +179,7 @@ def _shown(document: object) -> str:
 
 
 def _count(value: Any) -> int:
-    """A whole number as JSON writes it; int() would also take 1.9, "1" and true."""
+    """Return a whole number of JSON; int() would also accept 1.9, "1" and true."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"numbers must be whole and not negative, got {reprlib.repr(value)}")
     return value

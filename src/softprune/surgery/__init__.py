@@ -2,7 +2,7 @@
 
 from softprune.surgery.apply import apply_plan, plain_copy, plans_of
 from softprune.surgery.optimizer import remap_optimizer
-from softprune.surgery.probe import prove
+from softprune.surgery.probe import probe_cuts
 from softprune.surgery.saved import (
     Origin,
     check_saved_shapes,
@@ -22,7 +22,7 @@ __all__ = [
     "load",
     "plain_copy",
     "plans_of",
-    "prove",
+    "probe_cuts",
     "read_origin",
     "read_plans",
     "remap_optimizer",

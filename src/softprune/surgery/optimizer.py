@@ -11,8 +11,7 @@ from torch.optim import LBFGS, Optimizer
 
 from softprune.errors import PlanError
 from softprune.plan import PrunePlan
-from softprune.surgery.apply import plans_of
-from softprune.surgery.slicing import slice_named
+from softprune.surgery.apply import plans_of, slice_named
 
 logger = logging.getLogger(__name__)
 

@@ -1,30 +1,32 @@
-"""Prove a cut: the compact network computes what the masked one computed, in float64."""
+"""Verify a cut: the compact network computes what the masked network computes, in float64."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from softprune.errors import ModelError, VerificationError
+from softprune.errors import ModelError, VerificationError, few_of
 from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.masks import FixedGate, mask_
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import apply_plan, duplicated, plain_copy, plans_of
-from softprune.surgery.inputs import random_inputs
-from softprune.surgery.quick import one_thread
+from softprune.surgery.comparison import (
+    by_sample,
+    compare,
+    foreign_parameters,
+    one_thread,
+    outputs_of,
+    random_inputs,
+)
 
 TOLERANCE = 1e-10
 """Largest difference allowed in float64, relative to the largest output."""
 OWN_TOLERANCE = 1e-5
 """The same for networks that run in their own dtype only."""
-FAINT = 1e-5
-"""An output's scale is at least this share of the largest output's."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,11 @@ class Certificate:
     """What was compared, and how close it was."""
 
     max_difference: float
-    """Largest |masked - compact| of the output that was furthest off, over all inputs tried."""
+    """Largest |masked - compact| of the output that differs most, over all inputs."""
     scale: float
     """Largest value of that output in the masked network."""
     inputs: tuple[str, ...]
-    """Shapes of the inputs tried."""
+    """Shapes of the inputs."""
     tolerance: float = TOLERANCE
     dtype: str = "float64"
 
@@ -56,38 +58,40 @@ def verify(
     tolerance: float = TOLERANCE,
     seed: int = 0,
 ) -> Certificate:
-    """Compare both networks in float64 and eval mode on `example` and on one random input of another size.
+    """Compare both networks in float64 and eval mode on `example` and on a random input of another size.
 
-    The random input has another batch size, too, or no more than that where the network takes no other size. A network
-    whose forward() insists on its own dtype is compared in that, to `OWN_TOLERANCE`. Raises a VerificationError that
-    names the first module which differs. Neither network is changed.
+    The random input also has another batch size, and samples of several scales. A network whose forward() runs in its
+    own dtype only is compared in that dtype, to `OWN_TOLERANCE`. Raise a VerificationError that names the first module
+    that differs. Neither network is changed.
     """
     for network in (masked, compact):
         check_is_module(network)
     try:
-        return _certify(_copy(masked, torch.float64), _copy(compact, torch.float64), example, tolerance, seed)
+        copies = _copy(masked, torch.float64), _copy(compact, torch.float64)
+        return _certify(*copies, example, tolerance, seed, (masked, compact))
     except _WrongDtype:
-        return _certify(_copy(masked), _copy(compact), example, max(tolerance, OWN_TOLERANCE), seed)
+        copies = _copy(masked), _copy(compact)
+        return _certify(*copies, example, max(tolerance, OWN_TOLERANCE), seed, (masked, compact))
 
 
 @one_thread()
 def verify_plan(
     plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike
 ) -> Certificate:
-    """Prove that `network` with hard `masks` and `network` cut by `plan` are equal, as :func:`verify` does.
+    """Verify that `network` with hard `masks` equals `network` cut by `plan`, as :func:`verify` does.
 
-    Constants that fold into a float32 bias are rounded there, so the proof is made on a float64 cut.
+    Constants that fold into a float32 bias are rounded there, so that a float64 network is cut.
     """
     try:
-        return _certify(*_both(plan, network, masks, torch.float64), example, TOLERANCE)
+        return _certify(*_both(plan, network, masks, torch.float64), example, TOLERANCE, 0, (network,))
     except _WrongDtype:
-        return _certify(*_both(plan, network, masks), example, OWN_TOLERANCE)
+        return _certify(*_both(plan, network, masks), example, OWN_TOLERANCE, 0, (network,))
 
 
 def _both(
     plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, nn.Module]:
-    """The network with masks, and the network cut."""
+    """Return the network with masks, and the cut network."""
     reference = plain_copy(network).to(dtype).eval() if dtype is not None else plain_copy(network).eval()
     candidate = apply_plan(plan, reference)
     mask_sites_(reference, masks)
@@ -95,7 +99,7 @@ def _both(
 
 
 def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Put fixed masks on the BatchNorms of a plain model, in place."""
+    """Mask the BatchNorms of a plain model with fixed masks, in place."""
     for name, mask in masks.items():
         mask_(model.get_submodule(name), FixedGate(mask))  # type: ignore[arg-type]
 
@@ -110,20 +114,33 @@ class _WrongDtype(Exception):
 
 
 def _certify(
-    reference: nn.Module, candidate: nn.Module, example: ExampleLike, tolerance: float, seed: int = 0
+    reference: nn.Module,
+    candidate: nn.Module,
+    example: ExampleLike,
+    tolerance: float,
+    seed: int,
+    originals: Sequence[nn.Module],
 ) -> Certificate:
+    """Compare two copies of networks; neither may read a parameter of the `originals`."""
     given = Example.of(example).to_model(reference)
     worst, scale, tried = 0.0, 0.0, []
     for attempt, expected in _accepted(reference, given, seed):
         shape = _shapes(attempt)
         try:
             got = outputs_of(candidate, attempt)
+            foreign = [name for each in originals for name in foreign_parameters(candidate, attempt, each)]
         except Exception as error:
             raise VerificationError(
                 f"a compact network must run wherever the masked one does. Got {type(error).__name__} on input "
                 f"{shape}: {error}. Nothing was changed; please report the network."
             ) from error
-        difference, size = compare(expected, got)
+        if foreign:
+            raise VerificationError(
+                "a compact network must compute with its own parameters. Got one that reads "
+                f"{few_of('', foreign)} of the original: a function in its forward() keeps the original's modules, "
+                "such as `model.forward = lambda x: ...`. Nothing was changed; write it as a method of a module."
+            )
+        difference, size = compare(by_sample(expected, attempt), by_sample(got, attempt))
         if not difference <= tolerance * max(size, 1e-30):
             culprit = _first_difference(reference, candidate, attempt, tolerance)
             raise VerificationError(
@@ -139,8 +156,8 @@ def _certify(
 
 
 def _accepted(reference: nn.Module, given: Example, seed: int) -> list[tuple[Example, list[Tensor]]]:
-    """The example and the first random input that the reference takes, with its outputs."""
-    # More than two samples would cost time and show nothing new, but some networks take one batch size only.
+    """Return the example and the first random input that the reference takes, with its outputs."""
+    # More than two samples take time and show nothing new, but some networks take one batch size only.
     for example in (given.first(2), given):
         try:
             found = [(example, outputs_of(reference, example))]
@@ -162,55 +179,12 @@ def _accepted(reference: nn.Module, given: Example, seed: int) -> list[tuple[Exa
     return found
 
 
-def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
-    """All tensors that one call of `model` returns; what it does to its inputs in place, it does to copies."""
-    call = example.map(torch.clone)
-    with torch.no_grad():
-        output = model(*call.args, **call.kwargs)
-    return [leaf for leaf in pytree.tree_leaves(_plain(output)) if isinstance(leaf, Tensor)]
-
-
-def _plain(output: Any) -> Any:
-    """Model outputs that are dict-like (Hugging Face) as dicts."""
-    return dict(output) if hasattr(output, "keys") and not isinstance(output, dict) else output
-
-
-def compare(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:
-    """(difference, scale) of the output that is furthest off, relative to its own scale.
-
-    Infinities and NaNs must be the same ones; the difference is infinite where they, the shapes or the number of
-    outputs differ.
-    """
-    if len(expected) != len(got) or any(a.shape != b.shape for a, b in zip(expected, got, strict=True)):
-        return math.inf, 1.0
-    pairs = [_difference(a.double(), b.double()) for a, b in zip(expected, got, strict=True) if a.numel()]
-    if not pairs:
-        return 0.0, 0.0
-    # An output that cancels to nearly nothing beside large ones is rounded as those are.
-    least = FAINT * max(scale for _, scale in pairs)
-    pairs = [(difference, max(scale, least)) for difference, scale in pairs]
-    return max(pairs, key=lambda pair: pair[0] / max(pair[1], 1e-30))
-
-
-def _difference(expected: Tensor, got: Tensor) -> tuple[float, float]:
-    """(largest difference, largest value) over what is finite."""
-    finite = expected.isfinite()
-    if not torch.equal(finite, got.isfinite()) or not torch.allclose(
-        expected[~finite], got[~finite], equal_nan=True
-    ):
-        return math.inf, 1.0
-    if not finite.any():
-        return 0.0, 0.0
-    expected, got = expected[finite], got[finite]
-    return (expected - got).abs().max().item(), expected.abs().max().item()
-
-
 def _shapes(example: Example) -> str:
     return ", ".join("x".join(map(str, tensor.shape)) for tensor in example.tensors())
 
 
 def _first_difference(reference: nn.Module, candidate: nn.Module, example: Example, tolerance: float) -> str:
-    """The first cut module, in order of execution, whose kept outputs differ."""
+    """Return the first cut module, in order of execution, whose kept outputs differ."""
     if not plans_of(candidate):
         return "the model's own forward"
     plan = plans_of(candidate)[-1]
@@ -231,7 +205,7 @@ def _first_difference(reference: nn.Module, candidate: nn.Module, example: Examp
 
 
 def _outputs(model: nn.Module, names: Sequence[str], example: Example) -> dict[str, Any]:
-    """The output of each module's first call, in the order of the calls."""
+    """Return the output of each module's first call, in order of the calls."""
     outputs: dict[str, Any] = {}
 
     def remember(name: str) -> Any:

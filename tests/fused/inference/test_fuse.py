@@ -18,7 +18,7 @@ from softprune import models
 from softprune.errors import ConfigError, ModelError
 from softprune.fused.inference import fuse
 from softprune.graph import Example
-from softprune.surgery.verify import compare, outputs_of
+from softprune.surgery.comparison import compare, outputs_of
 
 
 @pytest.mark.parametrize(

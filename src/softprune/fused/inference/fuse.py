@@ -28,8 +28,8 @@ from softprune.export.program import export_error, exportable, exported
 from softprune.fused.inference.convolutions import ConvolutionGraph
 from softprune.fused.inference.rewrites import fuse_epilogues, pad_odd_widths, read_in_blocks
 from softprune.graph import Example, ExampleLike
-from softprune.surgery.verify import compare as distance
-from softprune.surgery.verify import outputs_of
+from softprune.surgery.comparison import compare as distance
+from softprune.surgery.comparison import outputs_of
 
 logger = logging.getLogger(__name__)
 

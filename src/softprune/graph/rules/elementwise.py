@@ -92,7 +92,7 @@ def spatial(builder: GraphBuilder, node: Node) -> Any:
     rank = re.search(r"([123])d", operator_name(node))
     # Without a batch dimension, or with one too few, the operator's space is where the channels are.
     if value.along(1) is None or (rank is not None and len(value.shape) != int(rank[1]) + 2):
-        return builder.opaque(node, f"{node.target} in {builder.where(node)} layers them")
+        return builder.opaque(node, f"{node.target} in {builder.where(node)} mixes them")
     evaluate = identity if OPERATORS[operator_name(node)].keeps_constants else None
     return _record(builder, node, value, evaluate)
 
@@ -159,7 +159,7 @@ def along_space(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(node.args[0])
     dim = argument(node, 1, "dim")
     if not isinstance(dim, int) or _differ_along(builder, value, dim % len(value.shape)):
-        return builder.opaque(node, f"{node.target} in {builder.where(node)} layers them")
+        return builder.opaque(node, f"{node.target} in {builder.where(node)} mixes them")
     return _record(builder, node, value, None, keeps_zero=OPERATORS[operator_name(node)].at_zero == 0)
 
 

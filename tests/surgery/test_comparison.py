@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from softprune.surgery.quick import one_thread
+from softprune.surgery.comparison import one_thread
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from softprune.plan import ModuleCut
-from softprune.surgery.slicing import slice_tensor
+from softprune.surgery.apply import slice_tensor
 
 
 def by_hand(weight: Tensor, cut: ModuleCut, groups: int) -> Tensor:

@@ -1,0 +1,211 @@
+"""Run two networks and compare their outputs: inputs, settings of the run, and the measure of difference."""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from softprune.graph import Example
+
+FAINT = 1e-5
+"""The scale of an output is at least this share of the largest output's scale."""
+
+# --- inputs ----------------------------------------------------------------------------------------------------
+
+Resize = Callable[[int], int]
+
+SCALES = (1.0, 30.0, 0.1)
+"""The samples of a random input have these scales in turn: a cut may be exact only near inputs of one scale."""
+
+
+def random_inputs(example: Example, seed: int) -> Iterator[Example]:
+    """Yield random inputs of another batch size, in order of preference: smaller, larger, as large as `example`.
+
+    The last one has the batch size of `example`, for networks that take no other.
+    """
+    batch = example.batch_size()
+    base = example if batch is None else example.with_batch(3 if batch != 3 else 4)
+    for resize in (smaller, larger, None):
+        yield noise(base, seed, resize)
+    if batch is not None:
+        yield noise(example, seed)
+
+
+def noise(example: Example, seed: int, resize: Resize | None = None) -> Example:
+    """Return `example` with random numbers in its floating tensors, sample by sample in the scales of `SCALES`.
+
+    `resize` gives each spatial size. A volume is never enlarged: its cost grows with the cube of its sizes.
+    """
+    batched = example.batch_size() is not None
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        space: Sequence[int] = tensor.shape[2:]
+        resized = space if resize is None else [resize(size) for size in space]
+        if len(space) < 3 or math.prod(resized) < math.prod(space):
+            space = resized
+        shape: Sequence[int] = (*tensor.shape[:2], *space)
+        values = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        if batched:
+            for number, scale in enumerate(SCALES):
+                values[number :: len(SCALES)] *= scale
+        return values.to(tensor.device, tensor.dtype)
+
+    return example.map(drawn)
+
+
+def smaller(size: int) -> int:
+    """Return a spatial size below `size` with many factors of two, since networks halve it repeatedly."""
+    if size > 64:
+        return 32 * max(round(size / 64), 2)
+    return max(8 * (3 * size // 32), 8) if size > 16 else larger(size)
+
+
+def smallest(size: int) -> int:
+    """Return the spatial size of probes."""
+    return 64 if size > 64 else smaller(size)
+
+
+def larger(size: int) -> int:
+    """Return a spatial size above `size`."""
+    return size + 32 if size > 64 else size + 8
+
+
+# --- settings --------------------------------------------------------------------------------------------------
+
+
+class _Nested(threading.local):
+    """How many times this thread has entered `one_thread`."""
+
+    depth = 0
+
+
+_nested = _Nested()
+_lock = threading.Lock()
+_found: list[int] = []
+"""The numbers of threads to restore, one for each thread inside `one_thread`."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run on one thread. With more, each of many small operations waits for the slowest thread, on a busy machine a
+    hundred times longer."""
+    # The number that one thread sets also applies to threads started later, which must not restore 1.
+    if _nested.depth == 0:
+        with _lock:
+            found = max(torch.get_num_threads(), *_found, 1)
+            _found.append(found)
+            torch.set_num_threads(1)
+    _nested.depth += 1
+    try:
+        yield
+    finally:
+        _nested.depth -= 1
+        if _nested.depth == 0:
+            with _lock:
+                _found.remove(found)
+                torch.set_num_threads(found)
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Switch oneDNN off: it compiles a kernel for every new shape, and a probe uses each new shape once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about its own other flags
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+# --- outputs ---------------------------------------------------------------------------------------------------
+
+
+def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
+    """Return all tensors that one call of `model` returns. In-place changes of inputs affect copies only."""
+    call = example.map(torch.clone)
+    with torch.no_grad():
+        output = model(*call.args, **call.kwargs)
+    return [leaf for leaf in pytree.tree_leaves(_plain(output)) if isinstance(leaf, Tensor)]
+
+
+def _plain(output: Any) -> Any:
+    """Convert dict-like outputs (of Hugging Face models) to dicts."""
+    return dict(output) if hasattr(output, "keys") and not isinstance(output, dict) else output
+
+
+def by_sample(outputs: Sequence[Tensor], example: Example) -> list[Tensor]:
+    """Split outputs with a batch dimension into samples, each of which then has its own scale in :func:`compare`."""
+    batch = example.batch_size()
+    pieces: list[Tensor] = []
+    for output in outputs:
+        pieces += output.unbind(0) if output.ndim > 1 and output.shape[0] == batch else [output]
+    return pieces
+
+
+def foreign_parameters(model: nn.Module, example: Example, original: nn.Module) -> list[str]:
+    """Return the names of `original`'s parameters that a call of its copy `model` reads.
+
+    A deep copy shares what it cannot copy: functions, and the modules that they keep. Such a copy computes with the
+    layers of the original.
+    """
+    names = {parameter.untyped_storage().data_ptr(): name for name, parameter in original.named_parameters()}
+    for parameter in model.parameters():
+        names.pop(parameter.untyped_storage().data_ptr(), None)
+    names.pop(0, None)  # tensors without elements
+    with _StorageReads() as reads:
+        outputs_of(model, example)
+    return sorted(names[pointer] for pointer in reads.pointers & names.keys())
+
+
+class _StorageReads(TorchDispatchMode):
+    """Notes the storage of every tensor that an operator reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pointers: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+                self.pointers.add(leaf.untyped_storage().data_ptr())
+        return func(*args, **(kwargs or {}))
+
+
+def compare(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:
+    """Return (difference, scale) of the output that differs most, relative to its own scale.
+
+    Infinities and NaNs must be the same ones; the difference is infinite where they, the shapes or the number of
+    outputs differ.
+    """
+    if len(expected) != len(got) or any(a.shape != b.shape for a, b in zip(expected, got, strict=True)):
+        return math.inf, 1.0
+    pairs = [_difference(a.double(), b.double()) for a, b in zip(expected, got, strict=True) if a.numel()]
+    if not pairs:
+        return 0.0, 0.0
+    # An output that cancels to nearly zero beside large ones has their rounding errors.
+    least = FAINT * max(scale for _, scale in pairs)
+    pairs = [(difference, max(scale, least)) for difference, scale in pairs]
+    return max(pairs, key=lambda pair: pair[0] / max(pair[1], 1e-30))
+
+
+def _difference(expected: Tensor, got: Tensor) -> tuple[float, float]:
+    """Return the largest difference and the largest value over finite elements."""
+    finite = expected.isfinite()
+    if not torch.equal(finite, got.isfinite()) or not torch.allclose(
+        expected[~finite], got[~finite], equal_nan=True
+    ):
+        return math.inf, 1.0
+    if not finite.any():
+        return 0.0, 0.0
+    expected, got = expected[finite], got[finite]
+    return (expected - got).abs().max().item(), expected.abs().max().item()
