@@ -20,8 +20,8 @@ from softprune.runs.checkpoint import read_newest
 from softprune.runs.environment import describe_environment
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network
-from softprune.train.cutting import restore_stage
 from softprune.train.run import open_data
+from softprune.train.stage import restored_stage
 
 
 def main() -> None:
@@ -40,9 +40,9 @@ def main() -> None:
     config = folder.read_config()
     world = join_world(options.device)
     data = open_data(config, world.device, options.data_dir)
-    stage = restore_stage(config, data, world, read_newest(folder.checkpoints)[1])
+    stage = restored_stage(config, data, world, read_newest(folder.checkpoints)[1]).stage
     compact = sp.load(folder.compact, build_network(config.model.name, data.num_classes).to(world.device))
-    with stage.judged() as masked:
+    with stage.eval_weights() as masked:
         masked_logits = _logits(masked, data.test)
     compact_logits = _logits(compact, data.test)
     labels = data.test.labels

@@ -41,8 +41,7 @@ from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
 from softprune.methods import SoftPruner
 from softprune.methods.optimizer_hooks import undecayed_biases
-from softprune.train.optim import make_sgd
-from softprune.train.schedule import Schedule
+from softprune.train.optim import Schedule, make_sgd
 from softprune.train.step import StepOptions, TrainStep
 
 MODELS = ("vgg16", "resnet56", "vgg19", "densenet40", "resnet164")

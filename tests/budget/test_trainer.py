@@ -11,8 +11,8 @@ from softprune.config.recipes import load_recipe
 from softprune.config.settings import MethodConfig, RunConfig, TrainConfig
 from softprune.errors import ConfigError
 from softprune.runs.checkpoint import read_newest
+from softprune.train.control import Listener
 from softprune.train.method import check_method
-from softprune.train.progress import Listener
 from softprune.train.run import resume, start
 
 NETWORK = """
@@ -47,7 +47,7 @@ class StopAfter(Listener):
     def __init__(self, monkeypatch, steps):
         self.left = steps
         monkeypatch.setattr(
-            "softprune.train.stop_signal.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None
+            "softprune.train.control.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None
         )
 
     def on_step(self, done):

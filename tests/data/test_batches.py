@@ -25,44 +25,46 @@ def _arrays(augmentation=None):
     )
 
 
-def _batch(feed, position, clock):
-    feed.before_step()
-    pieces = [feed.batch(*piece, clock) for piece in feed.pieces(torch.tensor([position]))]
+def _batch(batches, position, clock):
+    batches.before_step()
+    pieces = [
+        batches.batch(*micro_batch, clock) for micro_batch in batches.micro_batches(torch.tensor([position]))
+    ]
     return torch.cat([images for images, _ in pieces]), torch.cat([labels for _, labels in pieces])
 
 
 def test_batches_follow_the_sampler():
     bundle = _arrays()
     sampler = EpochSampler(size=20, batch_size=6)
-    feed = make_batches(bundle, sampler, device=CPU)
-    assert isinstance(feed, ArrayBatches)
-    feed.begin(2, 0)
+    batches = make_batches(bundle, sampler, device=CPU)
+    assert isinstance(batches, ArrayBatches)
+    batches.begin(2, 0)
     for position in (0, 3):
-        images, labels = _batch(feed, position, Clock())
+        images, labels = _batch(batches, position, Clock())
         expected = sampler.indices(2)[position]
         assert torch.equal(images, bundle.train.images[expected])
         assert torch.equal(labels, bundle.train.labels[expected])
-        assert feed.indices(position) == expected.tolist()
+        assert batches.indices(position) == expected.tolist()
 
 
-def test_pieces_and_processes_see_the_same_augmented_images():
+def test_micro_batches_and_processes_see_the_same_augmented_images():
     bundle = _arrays(Augmentation(pad=1, flip=True))
     clock = Clock()
     clock.step.fill_(9)
 
     def epoch_batch(pieces=1, rank=0, world_size=1):
         sampler = EpochSampler(size=20, batch_size=8, rank=rank, world_size=world_size)
-        feed = make_batches(bundle, sampler, device=CPU, pieces=pieces)
-        feed.begin(0, 0)
-        return _batch(feed, 1, clock)[0]
+        batches = make_batches(bundle, sampler, device=CPU, accumulate=pieces)
+        batches.begin(0, 0)
+        return _batch(batches, 1, clock)[0]
 
     whole = epoch_batch()
     assert torch.equal(epoch_batch(pieces=4), whole)
     assert torch.equal(torch.cat([epoch_batch(rank=rank, world_size=2) for rank in range(2)]), whole)
 
 
-def test_pieces_must_be_equal():
-    with pytest.raises(ConfigError, match="equal pieces"):
+def test_micro_batches_must_be_equal():
+    with pytest.raises(ConfigError, match="equal micro-batches"):
         make_batches(_arrays(), EpochSampler(size=20, batch_size=6), device=CPU, pieces=4)
 
 
@@ -76,12 +78,12 @@ def test_images_from_folders(tmp_path):
                 Image.new("RGB", (20, 20), colour).save(tmp_path / split / name / f"{i}.png")
     bundle = load_data("folder", tmp_path, image_size=8)
     sampler = EpochSampler(size=6, batch_size=2)
-    feed = make_batches(bundle, sampler, device=CPU, pieces=2)
-    assert isinstance(feed, LoaderBatches)
-    feed.begin(1, 1)
-    images, labels = _batch(feed, 1, Clock())
+    batches = make_batches(bundle, sampler, device=CPU, accumulate=2)
+    assert isinstance(batches, LoaderBatches)
+    batches.begin(1, 1)
+    images, labels = _batch(batches, 1, Clock())
     expected = sampler.indices(1)[1]
     assert torch.equal(labels, bundle.train.labels[expected])
     red = torch.tensor([80.0 * (int(index) % 3) for index in expected])
     assert torch.allclose(images[:, 0, 0, 0], (red - 123.675) / 58.395)
-    assert feed.indices(1) == expected.tolist()
+    assert batches.indices(1) == expected.tolist()

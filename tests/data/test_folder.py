@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from softprune.data import FolderLoader, load_data
-from softprune.data.folder import BrokenImage
+from softprune.data.images import BrokenImage
 from softprune.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
@@ -101,7 +101,7 @@ def test_an_image_that_cannot_be_resized_is_named(root, monkeypatch):
         raise ValueError("height and width must be > 0")
 
     train = _load(root).train
-    monkeypatch.setattr("softprune.data.folder._crop", odd)
+    monkeypatch.setattr("softprune.data.images._crop", odd)
     assert train[10, 0] == BrokenImage(str(root / "train" / "cat" / "2.png"), "height and width must be > 0")
 
 
@@ -122,7 +122,7 @@ def _failing(items):
     ],
 )
 def test_whatever_stops_the_loader_is_an_error_of_the_data(root, monkeypatch, workers, collate, found):
-    monkeypatch.setattr("softprune.data.loader.collate", collate)
+    monkeypatch.setattr("softprune.data.images.collate", collate)
     loader = FolderLoader(_load(root).train, workers=workers)
     with pytest.raises(DataError, match=found):
         list(loader.batches(torch.tensor([[0], [1]]), torch.zeros(2, 1)))

@@ -13,8 +13,8 @@ from softprune.config.settings import RunConfig
 from softprune.data import load_data
 from softprune.errors import ConfigError
 from softprune.runs.networks import build_network
-from softprune.train.cutting import compact_run
-from softprune.train.eval_step import EvalStep
+from softprune.train.evaluate import EvalStep
+from softprune.train.restore import compact_run
 from softprune.train.run import start
 
 Tiny = Callable[..., RunConfig]

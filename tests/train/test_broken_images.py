@@ -19,7 +19,7 @@ from softprune.errors import DataError
 from softprune.io import unwritable
 from softprune.methods.sfp import SfpPruner
 from softprune.runs.checkpoint import read_newest
-from softprune.train.progress import Listener
+from softprune.train.control import Listener
 from softprune.train.run import resume, start
 from softprune.train.trainer import Trainer
 

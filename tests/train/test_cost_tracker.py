@@ -9,17 +9,16 @@ from torch import nn
 from softprune import SoftPruner, cost, models
 from softprune.costs import paper
 from softprune.data import load_data
-from softprune.train.cost_tracker import CostTracker
-from softprune.train.site_history import SiteHistory
+from softprune.train.metrics import CostTracker, SiteHistory
 
 
 def test_the_papers_counting_reads_the_network_once(monkeypatch: pytest.MonkeyPatch) -> None:
     data, dense = load_data("digits"), models.build("digits_net", 10)
     forwards = []
-    accounts = CostTracker(dense, data)
+    tracker = CostTracker(dense, data)
     network = models.build("digits_net", 10)
     pruner = SoftPruner(network, data.example())
-    book = SiteHistory.of(pruner)
+    sites = SiteHistory.of(pruner)
     for share in (0.0, 0.25, 0.5):
         with torch.no_grad():
             for site in pruner.sites:
@@ -27,7 +26,7 @@ def test_the_papers_counting_reads_the_network_once(monkeypatch: pytest.MonkeyPa
                 bn.bias[: int(share * site.width)] = -9.0
         with monkeypatch.context() as patch:
             patch.setattr(paper, "count_exact", lambda *given: forwards.append(given))
-            kept = accounts.kept(pruner, book)
+            kept = tracker.kept(pruner, sites)
         counted = cost(dense, data.example(1), counting="paper", masks=pruner.masks())
         expected = {"flops": counted.flops, "params": counted.params, "channels": counted.channels}
         assert kept["paper"] == expected

@@ -21,7 +21,7 @@ from softprune.data.sampler import EpochSampler
 from softprune.masks import Clock
 from softprune.runs.checkpoint import read_newest
 from softprune.runs.networks import initial_network
-from softprune.train.eval_step import EvalStep
+from softprune.train.evaluate import EvalStep
 from softprune.train.method import make_pruner
 from softprune.train.optim import make_sgd
 from softprune.train.stage import learning_rate
@@ -54,24 +54,24 @@ def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torc
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=config.optimizer.weight_decay), lr=0.1)
     pruner.attach(optimizer)
     sampler = EpochSampler(size=len(data.train), batch_size=config.data.batch_size, seed=config.seed)
-    feed = make_batches(data, sampler, device=torch.device("cpu"), pieces=2)
+    batches = make_batches(data, sampler, device=torch.device("cpu"), accumulate=2)
     rate = learning_rate(config, sampler.steps)
     clock = Clock(config.seed)  # of the images
     pruner.strength.fill_(config.method.strength)
     rows = []
     for epoch in range(config.train.epochs):
-        feed.begin(epoch, 0)
+        batches.begin(epoch, 0)
         model.train()
         total = 0.0
         for position in range(sampler.steps):
             step = epoch * sampler.steps + position
             optimizer.param_groups[0]["lr"].fill_(rate(step))
             optimizer.zero_grad()
-            for half, piece in enumerate(feed.pieces(torch.tensor([position]))):
+            for half, micro_batch in enumerate(batches.micro_batches(torch.tensor([position]))):
                 if half == 1:
                     buffers = {name: value.clone() for name, value in model.named_buffers()}
                     pruner.clock.forward.zero_()
-                images, labels = feed.batch(*piece, clock)
+                images, labels = batches.batch(*micro_batch, clock)
                 task = F.cross_entropy(model(images), labels)
                 (pruner.loss(task) / 2).backward()
                 total += task.item() / 2 / sampler.steps

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from softprune.train.ema import WeightAverage
+from softprune.train.optim import WeightAverage
 
 
 def test_the_average_follows_its_definition_and_swaps_in() -> None:

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from softprune.data import ArrayDataset, load_data
-from softprune.train import eval_step
-from softprune.train.eval_step import EvalStep
+from softprune.train import evaluate as eval_step
+from softprune.train.evaluate import EvalStep
 
 
 def _network():

@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from softprune.config.settings import RunConfig
 from softprune.errors import ConfigError
-from softprune.train.events import EventWriter
-from softprune.train.progress import Listener
+from softprune.train.control import Listener
+from softprune.train.metrics import EventWriter
 from softprune.train.run import resume, start
 
 Scalars = dict[str, list[tuple[int, float]]]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from softprune.train import latency
-from softprune.train.latency import latency_ms
+from softprune.train import evaluate as latency
+from softprune.train.evaluate import latency_ms
 
 
 class _Slow(nn.Module):
@@ -47,7 +47,7 @@ def test_a_recorded_forward_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(latency, "capture_graph", capture)
     network = _Slow().eval()
-    latency._recorded(network, torch.zeros(1))()
+    latency._captured_forward(network, torch.zeros(1))()
     assert (len(network.modes), calls) == (1, ["replay"])
 
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(
     monkeypatch.setattr(latency, "capture_graph", capture)
     network = _Slow().eval()
     with caplog.at_level(logging.INFO):
-        latency._recorded(network, torch.zeros(1))()
+        latency._captured_forward(network, torch.zeros(1))()
     assert len(network.modes) == 1
     assert "cannot be recorded: operation not permitted" in caplog.text
 

@@ -14,9 +14,9 @@ from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
 from softprune.fused import training as convolutions
 from softprune.methods import REGISTRY, RandomPruner
+from softprune.train import compiled as compiled_module
 from softprune.train import step as step_module
-from softprune.train.optim import make_sgd
-from softprune.train.schedule import Schedule
+from softprune.train.optim import Schedule, make_sgd
 from softprune.train.step import StepOptions, TrainStep
 
 STRONG = {"scp": 0.1, "scp-target": 0.1, "slimming": 0.01, "sss": 1.0, "variational": 1e-5}
@@ -64,11 +64,11 @@ def trained(method: str, device: torch.device, **options: Any) -> tuple[str | No
     pruner.updates_on_step = False
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=2e-4), lr=0.1)
     pruner.attach(optimizer)
-    feed = make_batches(bundle, EpochSampler(size=28, batch_size=8, seed=3), device=device)
+    batches = make_batches(bundle, EpochSampler(size=28, batch_size=8, seed=3), device=device)
     step = TrainStep(
         model,
         optimizer,
-        feed,
+        batches,
         schedule=Schedule(base=0.1, kind="step", milestones=(5,)),
         pruner=pruner,
         strength=Schedule(base=STRONG[method], warmup_steps=3) if method in STRONG else None,
@@ -115,7 +115,7 @@ def test_steps_with_fitted_convolutions_are_the_eager_ones(monkeypatch: pytest.M
     monkeypatch.setattr(hardware, "TENSOR_CORE_CHANNELS", 4)  # the network here is narrow
     wide: list[Any] = []
     monkeypatch.setattr(
-        step_module, "rewrite_graph", lambda graph: wide.append(convolutions.rewrite_graph(graph)) or wide[-1]
+        compiled_module, "rewrite_graph", lambda graph: wide.append(convolutions.rewrite_graph(graph)) or wide[-1]
     )
     cpu = torch.device("cpu")
     _, eager = trained("scp", cpu, mode="eager")
@@ -134,11 +134,11 @@ def test_what_cannot_be_fitted_is_compiled_as_it_is(
     def broken(graph: Any) -> Any:
         raise RuntimeError("no room\nfor zeros")
 
-    monkeypatch.setattr(step_module, "rewrite_graph", broken)
+    monkeypatch.setattr(compiled_module, "rewrite_graph", broken)
     cpu = torch.device("cpu")
     mode, compiled = trained("scp", cpu, mode="compile", compile_backend="aot_eager", fit_convolutions=True)
     assert mode == "compile"
-    assert "stay as they are: RuntimeError: no room for zeros" in caplog.text
+    assert "leaves convolutions as they are: RuntimeError: no room for zeros" in caplog.text
     torch.testing.assert_close(compiled, trained("scp", cpu, mode="eager")[1], rtol=1e-4, atol=1e-6)
 
 

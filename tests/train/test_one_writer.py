@@ -7,8 +7,8 @@ import pytest
 from tiny import metrics
 
 from softprune.errors import CheckpointError
-from softprune.train.cutting import compact_run
-from softprune.train.progress import Listener
+from softprune.train.control import Listener
+from softprune.train.restore import compact_run
 from softprune.train.run import resume, start
 
 Tiny = Callable[..., object]

@@ -12,26 +12,26 @@ from softprune.data import load_data
 from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
 from softprune.masks import Clock
-from softprune.train.recalibration import recalibrate
+from softprune.train.stage import recalibrate
 
 
 def test_statistics_are_those_of_the_batches() -> None:
     data = load_data("digits")
     sampler = EpochSampler(size=len(data.train), batch_size=200)
-    feed = make_batches(data, sampler, device=torch.device("cpu"), pieces=2)
+    batches = make_batches(data, sampler, device=torch.device("cpu"), accumulate=2)
     network = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5))
     network.eval()
     norm = network[0]
     norm.running_mean.fill_(99.0)
-    recalibrate(network, feed, 10)  # more than an epoch of 8 steps
+    recalibrate(network, batches, 10)  # more than an epoch of 8 steps
 
     means, variances = [], []
     clock = Clock(0)
     for number in range(10):
         epoch, position = divmod(number, sampler.steps)
-        feed.begin(epoch, 0)
-        for piece in feed.pieces(torch.tensor([position])):
-            images = feed.batch(*piece, clock)[0]
+        batches.begin(epoch, 0)
+        for micro_batch in batches.micro_batches(torch.tensor([position])):
+            images = batches.batch(*micro_batch, clock)[0]
             means.append(images.mean())
             variances.append(images.var())
         clock.end_step()
@@ -46,7 +46,7 @@ import sys
 import torch
 from softprune.data import load_data
 from softprune.data.batches import make_batches
-from softprune.train.recalibration import recalibrate
+from softprune.train.stage import recalibrate
 from softprune.data.sampler import EpochSampler
 
 rank, folder = int(sys.argv[1]), sys.argv[2]

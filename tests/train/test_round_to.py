@@ -15,8 +15,8 @@ from softprune.distributed import World
 from softprune.errors import ConfigError
 from softprune.runs.checkpoint import read_newest
 from softprune.runs.networks import initial_network
+from softprune.train.control import Listener
 from softprune.train.method import make_pruner
-from softprune.train.progress import Listener
 from softprune.train.run import resume, start
 from softprune.train.stage import Stage
 
@@ -45,7 +45,7 @@ def test_it_is_a_whole_number_or_auto(wrong: str, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(dump_config(config))
     assert read_config(tmp_path / "config.toml") == config
     with pytest.raises(
-        ConfigError, match='round_to must be a whole number, 1 or more, or "auto". Got .+' + wrong[1:]
+        ConfigError, match='round_to must be a whole number, at least 1, or "auto". Got .*' + wrong[1:]
     ):
         load_recipe("digits", [f"method.round_to={wrong}"])
 
@@ -54,7 +54,7 @@ class _StopAfter(Listener):
     def __init__(self, patch: pytest.MonkeyPatch, steps: int) -> None:
         self.left = steps
         patch.setattr(
-            "softprune.train.stop_signal.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None
+            "softprune.train.control.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None
         )
 
     def on_step(self, done: int) -> None:
@@ -84,7 +84,7 @@ def test_a_run_that_goes_on_elsewhere_keeps_its_multiple(
 class _Second(World):
     """The second of two processes, whose machine likes another multiple than the first one's."""
 
-    def share(self, value):
+    def broadcast(self, value):
         return 4
 
     def wrap(self, model):

@@ -18,7 +18,7 @@ from softprune.data import ArrayDataset, load_data
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.runs.checkpoint import read_newest, save_checkpoint
 from softprune.runs.networks import build_network
-from softprune.train.progress import Listener
+from softprune.train.control import Listener
 from softprune.train.run import Outcome, dense_config, resume, start
 from softprune.train.trainer import Trainer
 
@@ -30,7 +30,7 @@ class StopAt(Listener):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
         self.left = after
-        monkeypatch.setattr("softprune.train.stop_signal.StopSignal.reason", lambda _: self.reason())
+        monkeypatch.setattr("softprune.train.control.StopSignal.reason", lambda _: self.reason())
 
     def reason(self) -> str | None:
         return "a test" if self.left <= 0 else None
@@ -327,9 +327,9 @@ def test_weights_are_looked_at_before_an_epoch_is_written(tiny: Tiny, tmp_path: 
                 torch.nn.init.constant_(trainers[0].stage.network[3].weight, float("nan"))
 
     trainers: list[Trainer] = []
-    made = Trainer._begin_clock
+    made = Trainer.run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_begin_clock", lambda trainer: (trainers.append(trainer), made(trainer))[1])
+        patch.setattr(Trainer, "run", lambda trainer: (trainers.append(trainer), made(trainer))[1])
         with pytest.raises(
             SoftpruneError, match="There is no checkpoint yet: start anew with `softprune train"
         ):

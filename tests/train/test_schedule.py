@@ -7,8 +7,8 @@ import pytest
 
 from softprune.config.settings import RunConfig
 from softprune.errors import ConfigError
-from softprune.train import schedule as module
-from softprune.train.schedule import Schedule
+from softprune.train import optim as module
+from softprune.train.optim import Schedule
 from softprune.train.stage import learning_rate
 
 

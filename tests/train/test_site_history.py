@@ -4,7 +4,7 @@ import torch
 
 from softprune import SoftPruner, models
 from softprune.surgery import plans_of
-from softprune.train.site_history import SiteHistory
+from softprune.train.metrics import SiteHistory
 
 
 def _kill(model: torch.nn.Module, name: str, channels: list[int]) -> None:
@@ -19,19 +19,19 @@ def test_two_cuts_are_told_in_terms_of_the_dense_network() -> None:
     model = models.build("digits_net", 10)
     pruner = SoftPruner(model, example)
     first, second = pruner.sites[0].name, pruner.sites[1].name
-    book = SiteHistory.of(pruner)
+    sites = SiteHistory.of(pruner)
     _kill(model, first, [0, 3])
-    book.note(model)
+    sites.note(model)
     compact = pruner.compact()
-    book.cut(plans_of(compact)[-1])
+    sites.cut(plans_of(compact)[-1])
 
     again = SoftPruner(compact, example)
     _kill(compact, first, [1])  # the dense network's channel 2, since 0 is gone
     with torch.no_grad():
         compact.get_submodule(first).weight[0] = 0.25  # channel 1
-    book.note(compact)
-    restored = SiteHistory.from_state(book.state_dict())
-    for told in (book, restored):
+    sites.note(compact)
+    restored = SiteHistory.from_state(sites.state_dict())
+    for told in (sites, restored):
         masks = told.dense_masks(again.masks())
         assert masks[first].logical_not().nonzero().flatten().tolist() == [0, 2, 3]
         assert bool(masks[second].all())

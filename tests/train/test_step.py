@@ -16,8 +16,7 @@ from softprune.masks import Clock, MaskConfig, SoftGate, mask_
 from softprune.masks.model import hook_root_
 from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.train import step as step_module
-from softprune.train.optim import make_sgd
-from softprune.train.schedule import Schedule
+from softprune.train.optim import Schedule, make_sgd
 from softprune.train.step import NonFiniteLoss, StepOptions, TrainStep
 
 CPU = torch.device("cpu")
@@ -121,7 +120,7 @@ class _Run:
         self.step = TrainStep(
             self.model,
             self.optimizer,
-            make_batches(bundle, sampler, device=device, pieces=pieces),
+            make_batches(bundle, sampler, device=device, accumulate=pieces),
             schedule=Schedule(base=0.1, kind="step", milestones=(5,)),
             pruner=self.pruner,
             strength=Schedule(base=0.02, warmup_steps=6) if pruned else None,
@@ -149,13 +148,13 @@ class _Run:
 def test_is_what_a_plain_loop_computes():
     run, plain = _Run(), _Run()
     model, optimizer, pruner = plain.model, plain.optimizer, plain.pruner
-    clock, feed, number = Clock(seed=3), plain.step.feed, 0
+    clock, batches, number = Clock(seed=3), plain.step.batches, 0
     losses = []
     for epoch in range(2):
-        feed.begin(epoch, 0)
+        batches.begin(epoch, 0)
         for position in range(4):
             clock.step.fill_(number)
-            images, labels = feed.batch(*feed.pieces(torch.tensor([position]))[0], clock)
+            images, labels = batches.batch(*batches.micro_batches(torch.tensor([position]))[0], clock)
             optimizer.param_groups[0]["lr"].fill_(0.1 if number < 5 else 0.01)
             pruner.strength.fill_(0.02 * min(1, (number + 1) / 6))
             optimizer.zero_grad()
@@ -262,7 +261,7 @@ def test_unknown_mode():
         _Run(mode="fast").train()
 
 
-def test_accumulated_pieces_give_the_whole_batchs_gradient():
+def test_accumulated_micro_batches_give_the_whole_batchs_gradient():
     """Without BatchNorm, which normalises each piece by itself, pieces change nothing but rounding."""
     results = []
     for pieces in (1, 4):
@@ -314,7 +313,7 @@ def test_a_loss_that_is_not_finite_names_its_step_and_images(check_every):
     images = torch.randn(SIZE, 1, 4, 4)
     images[7] = float("nan")
     run = _Run(images=images)
-    order = run.step.feed.sampler.indices(0)
+    order = run.step.batches.sampler.indices(0)
     position = int((order == 7).any(1).nonzero()[0])
     done = []
     with pytest.raises(NonFiniteLoss, match=rf"step {position} \(epoch 0, batch {position}\)") as caught:
@@ -339,7 +338,7 @@ def test_a_strength_needs_a_pruner():
         TrainStep(
             run.model,
             run.optimizer,
-            run.step.feed,
+            run.step.batches,
             schedule=Schedule(base=0.1),
             strength=Schedule(base=1.0),
         )
@@ -366,7 +365,7 @@ def test_an_average_of_weights_that_would_move_is_refused():
         TrainStep(
             run.model,
             run.optimizer,
-            run.step.feed,
+            run.step.batches,
             schedule=Schedule(base=0.1),
             average=run.average,
             options=StepOptions(channels_last=True),

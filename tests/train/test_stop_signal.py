@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from softprune.train.stop_signal import StopSignal
+from softprune.train.control import StopSignal
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -138,7 +138,7 @@ def compact(
     Read the result with `softprune.load`. --round-to and --no-gathers change the speed of the network, not what it
     computes; they need --out. `softprune bench` compares the variants.
     """
-    from softprune.train.cutting import compact_run
+    from softprune.train.restore import compact_run
 
     path, before, after = compact_run(
         run, out, device=device, data_dir=data_dir, round_to=round_to, gathers=gathers
@@ -163,7 +163,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Test the networks of a run, masked and compact, or a compact network."""
-    from softprune.train.assessment import evaluate_folder
+    from softprune.train.restore import evaluate_folder
 
     rows = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data)
     if as_json:

@@ -18,7 +18,7 @@ from softprune.plan.plan import model_shapes
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network, known_origin
 from softprune.surgery import check_saved_shapes, load, read_plans, saved_path
-from softprune.train.cutting import refuse_dense
+from softprune.train.restore import refuse_dense
 from softprune.train.run import open_data
 
 

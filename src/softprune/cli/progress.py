@@ -19,7 +19,7 @@ from softprune.cli.output import (
     say,
 )
 from softprune.sweep.runner import Job, SweepListener
-from softprune.train.progress import Listener
+from softprune.train.control import Listener
 
 
 class _EpochLines(Listener):

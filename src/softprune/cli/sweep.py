@@ -9,7 +9,7 @@ from softprune.cli.app import command
 from softprune.cli.options import DataDir, TimeLimit, parse_time
 from softprune.cli.output import error_line, print_table, say
 from softprune.cli.reports import print_comparison
-from softprune.train.stop_signal import EXIT_STOPPED
+from softprune.train.control import EXIT_STOPPED
 
 EXIT_FAILED = 1
 """Some runs of the sweep failed."""

@@ -10,7 +10,7 @@ from softprune.cli.options import DataDir, Device, Run, TimeLimit, parse_time
 from softprune.cli.output import format_count, say
 from softprune.config.recipes import load_recipe, recipe_names
 from softprune.config.settings import RunConfig
-from softprune.train.stop_signal import EXIT_STOPPED
+from softprune.train.control import EXIT_STOPPED
 
 if TYPE_CHECKING:
     from softprune.train.run import Outcome

@@ -1,17 +1,21 @@
-"""Data sets: the embedded digits, CIFAR-10 and CIFAR-100, and images in folders."""
+"""Data sets and batches: the embedded digits, CIFAR-10 and CIFAR-100, images in folders, and their batch pipeline."""
 
-from softprune.data.bundle import ArrayDataset, Augmentation, DataBundle
-from softprune.data.folder import FolderDataset
-from softprune.data.loader import FolderLoader
+from softprune.data.batches import BatchSource, make_batches
+from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
+from softprune.data.images import FolderDataset, FolderLoader
 from softprune.data.registry import DATASETS, DataEntry, load_data
+from softprune.data.sampler import EpochSampler
 
 __all__ = [
     "DATASETS",
     "ArrayDataset",
     "Augmentation",
+    "BatchSource",
     "DataBundle",
     "DataEntry",
+    "EpochSampler",
     "FolderDataset",
     "FolderLoader",
     "load_data",
+    "make_batches",
 ]

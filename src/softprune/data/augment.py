@@ -7,7 +7,7 @@ it is the same after a resume, on any number of processes, eager, compiled and i
 import torch
 from torch import Tensor
 
-from softprune.data import ArrayDataset, Augmentation
+from softprune.data.datasets import ArrayDataset, Augmentation
 from softprune.rng import Clock, channel_words, uniform_noise
 
 # In place of a site's number: far above any, so that masks and images never share their noise.

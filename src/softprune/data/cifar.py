@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from softprune.data.bundle import ArrayDataset, Augmentation, DataBundle
+from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
 from softprune.data.download import fetch_archive
 from softprune.data.pickles import read_pickle
 from softprune.errors import DataError

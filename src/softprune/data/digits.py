@@ -5,7 +5,7 @@ from importlib import resources
 import numpy as np
 import torch
 
-from softprune.data.bundle import ArrayDataset, Augmentation, DataBundle
+from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
 
 # Of the 1,437 training images, in units of the stored values 0 to 16.
 MEAN, STD = 4.8838, 6.0174

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from softprune.data.bundle import DataBundle
 from softprune.data.cifar import CIFAR10, CIFAR100, Cifar, load_cifar
+from softprune.data.datasets import DataBundle
 from softprune.data.digits import load_digits
 from softprune.data.folder import load_folder
 from softprune.errors import DataError, nearest

@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 
 from softprune.io import unwritable
 from softprune.sweep.grid import LOGS, Cell, Sweep
-from softprune.train.stop_signal import EXIT_STOPPED, StopSignal
+from softprune.train.control import EXIT_STOPPED, StopSignal
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "blocked"]
 """`blocked`: the run that it comes after has failed."""

@@ -1,4 +1,4 @@
-"""Trial steps whose effects are undone, and whole steps recorded as CUDA graphs."""
+"""Trial steps whose effects are undone, and whole steps captured as CUDA graphs."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -7,12 +7,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-# What PyTorch's documentation asks for before a capture.
+# The number that PyTorch's documentation asks for before a capture.
 _WARM_UP_STEPS = 3
 
 
 class Stateful(Protocol):
-    """Something with a state that a step changes."""
+    """An object whose state a step changes."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -20,10 +20,10 @@ class Stateful(Protocol):
 
 
 class Snapshot:
-    """Everything that a step changes, to put back after a trial: the first real step then starts from it.
+    """Everything that a step changes, restored after a trial so that the first real step starts from it.
 
-    Tensors are restored in place. An optimizer's tensors that the trial brought into being are set to zero,
-    which is where momentum and Adam's averages start.
+    Tensors are restored in place. Tensors that the optimizer created in the trial are set to zero, the initial value
+    of momentum and of Adam's averages.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         for tensor, value in self._tensors:
             tensor.copy_(value)
         for tensor in self._current_optimizer_tensors():
@@ -60,12 +60,12 @@ class Snapshot:
 def capture_graph(
     body: Callable[[], None], device: torch.device, *, trial: Callable[[], None], undo: Callable[[], None]
 ) -> torch.cuda.CUDAGraph:
-    """`body` as a CUDA graph: one call replays all of its kernels.
+    """Capture `body` as a CUDA graph: one call replays all of its kernels.
 
-    First `trial`, which does the same as `body`, runs a few times, so that libraries choose their algorithms
-    and compilers compile; then `undo` takes its effects back. Recording itself executes nothing.
+    First run `trial`, which does the same as `body`, a few times, so that libraries choose their algorithms and
+    compilers compile. Then `undo` reverts its effects. The capture itself executes nothing.
     """
-    # Warm-up and recording share a stream: autograd remembers on which stream a gradient is accumulated.
+    # Warm-up and capture share a stream, since autograd records the stream on which a gradient is accumulated.
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -75,7 +75,7 @@ def capture_graph(
     undo()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    # Only this thread's calls must be fit for recording; a loader's thread may pin memory meanwhile.
+    # Only this thread's calls must be capturable; a loader's thread may pin memory meanwhile.
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         body()
     return graph

@@ -1,4 +1,4 @@
-"""The end of a run: the last cut, the compact network's folder, the table, and result.json."""
+"""The end of a run: the last cut, the compact network, the table, and result.json."""
 
 import logging
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from softprune.config.recipes import config_to_dict
 from softprune.costs import Cost
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, origin_of
+from softprune.runs.networks import origin_of
 from softprune.runs.result import RESULT_FORMAT
 from softprune.surgery import save
-from softprune.train.latency import latency_ms
+from softprune.train.evaluate import latency_ms
 from softprune.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -25,27 +25,27 @@ _LATENCY_BATCH = 64
 
 
 def finish(trainer: Trainer) -> dict[str, Any]:
-    """Cut the trained network, measure dense, masked and compact, write everything, return the result.
+    """Cut the trained network, measure dense, masked and compact, write everything, and return the result.
 
-    All processes take part in the measuring; one writes.
+    All processes take part in the measurements; rank 0 writes.
     """
     trainer.listener.on_stage("measuring")
-    config, accounts = trainer.config, trainer.accounts
-    dense = build_network(config.model.name, trainer.data.num_classes).to(trainer.world.device)
+    costs = trainer.costs
     if trainer.stage.pruner is None and trainer.pruned is None:
-        with trainer.stage.judged() as network:
+        with trainer.stage.eval_weights() as network:
             tested = trainer.evaluator(network)
-            table = [_row(trainer, "dense", network, tested.top1, tested.top5, accounts.dense)]
-        return _write(trainer, table, accounts.dense_cost, accounts.dense, network)
+            table = [_row(trainer, "dense", network, tested.top1, tested.top5, costs.dense)]
+        return _write(trainer, table, costs.dense_cost, costs.dense, network)
     baseline = _baseline(trainer.folder)
-    table = [_row(trainer, "dense", dense, baseline.get("top1"), baseline.get("top5"), accounts.dense)]
+    dense = costs.dense_network.to(trainer.world.device)
+    table = [_row(trainer, "dense", dense, baseline.get("top1"), baseline.get("top5"), costs.dense)]
     with _compact(trainer) as compact:
         assert trainer.pruned is not None
         pruned = trainer.pruned
         masks = {site["name"]: _mask(site) for site in pruned["sites"]}
-        counted, totals = accounts.of_network(compact, masks)
+        counted, totals = costs.of_network(compact, masks)
         masked_network = trainer.stage.network if trainer.stage.pruner is not None else None
-        table.append(_row(trainer, "masked", masked_network, pruned["top1"], pruned["top5"], accounts.dense))
+        table.append(_row(trainer, "masked", masked_network, pruned["top1"], pruned["top5"], costs.dense))
         table[-1]["file_bytes"] = table[0]["file_bytes"]
         tested = trainer.evaluator(compact.eval())
         table.append(_row(trainer, "compact", compact, tested.top1, tested.top5, totals))
@@ -53,17 +53,17 @@ def finish(trainer: Trainer) -> dict[str, Any]:
             save(compact, trainer.folder.compact, origin=origin_of(trainer.config, trainer.data))
             exports = set(trainer.folder.path.glob("compact.*")) - {trainer.folder.compact}
             for path in sorted(exports):
-                logger.warning("%s is an export of an earlier cut: export it again", path)
+                logger.warning("softprune: %s is an export of an earlier cut; export it again", path)
     return _write(trainer, table, counted, totals, compact)
 
 
 @contextmanager
 def _compact(trainer: Trainer) -> Iterator[nn.Module]:
-    """The compact network: cut now or, where it was fine-tuned, with the weights that it was judged by."""
+    """Yield the compact network: cut now or, after fine-tuning, with the weights that were evaluated."""
     if trainer.stage.pruner is not None:
-        yield trainer.conclude_pruning()
+        yield trainer.finish_pruning()
     else:
-        with trainer.stage.judged() as network:
+        with trainer.stage.eval_weights() as network:
             yield network
 
 
@@ -75,7 +75,7 @@ def _row(
     top5: float | None,
     totals: dict[str, Any],
 ) -> dict[str, Any]:
-    """One line of the table dense / masked / compact."""
+    """Return one row of the table dense / masked / compact."""
     batch = trainer.data.example(_LATENCY_BATCH, trainer.world.device)
     return {
         "variant": variant,
@@ -100,7 +100,7 @@ def _mask(site: dict[str, Any]) -> Tensor:
 
 
 def _baseline(folder: RunFolder) -> dict[str, Any]:
-    """The dense row of the baseline that the run trained first, if it did."""
+    """Return the row of the baseline that the run trained first, or nothing."""
     baseline = RunFolder(folder.dense)
     return baseline.read_result()["table"][0] if baseline.result.is_file() else {}
 
@@ -110,9 +110,9 @@ def _write(
 ) -> dict[str, Any]:
     config, history = trainer.config, trainer.history
     sessions = trainer.folder.read_sessions() or [trainer.session]
-    # The best epoch of what is shipped: not of a network that was still whole, nor of one before its fine-tuning.
-    shipped = [row for row in history if row["phase"] == history[-1]["phase"] and row["decided"]]
-    tested = [row for row in shipped if row["test_top1"] is not None]
+    # The best epoch of the final network: neither of one that was not cut yet, nor of one before its fine-tuning.
+    final_epochs = [row for row in history if row["phase"] == history[-1]["phase"] and row["decided"]]
+    tested = [row for row in final_epochs if row["test_top1"] is not None]
     images = sum(row["seconds"] * row["images_per_second"] for row in history)
     result = {
         "format": RESULT_FORMAT,
@@ -126,7 +126,7 @@ def _write(
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_seconds": trainer.seconds,
         "images_per_second": images / max(sum(row["seconds"] for row in history), 1e-9),
-        "dense": trainer.accounts.dense,
+        "dense": trainer.costs.dense,
         "compact": totals,
         "best": _moment(max(tested, key=lambda row: row["test_top1"])),
         "last": _moment(next(row for row in reversed(history) if row["test_top1"] is not None)),
@@ -151,11 +151,11 @@ def _moment(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _modules(trainer: Trainer, counted: Cost, final: nn.Module) -> list[dict[str, Any]]:
-    """Convolutions and linear layers before and after; one that vanished costs nothing after."""
-    dense = trainer.accounts.dense_network
+    """Return convolutions and linear layers before and after the cut; a removed one costs nothing after."""
+    dense = trainer.costs.dense_network
     after = dict(final.named_modules())
     modules = []
-    for name, part in trainer.accounts.dense_cost.by_module.items():
+    for name, part in trainer.costs.dense_cost.by_module.items():
         if not part.macs:
             continue
         now = counted.by_module.get(name)

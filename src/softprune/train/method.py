@@ -9,7 +9,7 @@ from softprune.errors import ConfigError, nearest
 from softprune.masks import MaskConfig
 from softprune.methods import REGISTRY, Pruner
 
-# Where a recipe says what every pruner may take: what stands in [method] itself, and what other tables decide.
+# The recipe key of each keyword that every pruner may take.
 _KEYS = {
     **{name: f"method.{name}" for name in MethodConfig.model_fields},
     "masks": "the table [masks], as in masks.delta",
@@ -19,7 +19,7 @@ _KEYS = {
 
 
 def check_method(config: MethodConfig, *, compact_at: int = 0) -> None:
-    """Raise a ConfigError unless ``config`` names a method and settings that it has, and it can do the rest."""
+    """Raise a ConfigError unless ``config`` names a method, options that it has, and features that it supports."""
     if config.name == "dense":
         return
     if config.name not in REGISTRY:
@@ -30,12 +30,12 @@ def check_method(config: MethodConfig, *, compact_at: int = 0) -> None:
     if compact_at and not REGISTRY[config.name].continues:
         able = ", ".join(name for name, entry in REGISTRY.items() if entry.continues)
         raise ConfigError(
-            f"train.compact_at needs a method that goes on behind a cut as before it: {able}. Got "
+            f"train.compact_at needs a method that can continue after a cut: {able}. Got "
             f"{config.name}; use 0 to cut only at the end."
         )
     if config.target and "target" not in REGISTRY[config.name].keywords:
         able = ", ".join(name for name, entry in REGISTRY.items() if "target" in entry.keywords)
-        raise ConfigError(f"method.target needs a method that can pursue one: {able}. Got {config.name}.")
+        raise ConfigError(f"method.target needs a method that can meet one: {able}. Got {config.name}.")
     for option in config.options:
         _check_option(config.name, option)
 
@@ -44,13 +44,13 @@ def _check_option(method: str, option: str) -> None:
     key = _KEYS.get(option)
     if key is not None:
         raise ConfigError(
-            f"method.options must be settings of {method} alone. Got {option!r}, which has a key of its own: "
+            f"method.options must be options of {method}. Got {option!r}, which has a key of its own: "
             f"use {key}."
         )
     own = REGISTRY[method].options
     if option not in own:
         raise ConfigError(
-            f"method.options must be settings of {method} alone: {', '.join(own) or 'there are none'}. "
+            f"method.options must be options of {method}: {', '.join(own) or 'it has none'}. "
             f"Got {option!r}.{nearest(option, own)}"
         )
 
@@ -64,9 +64,9 @@ def make_pruner(
     seed: int,
     total_steps: int,
 ) -> Pruner:
-    """The method that ``config`` names, at work on ``network`` for ``total_steps`` steps.
+    """Return the pruner of the method that ``config`` names, for ``total_steps`` steps of training ``network``.
 
-    Strength, masks and the like go to the methods that have them; scp with a target adjusts the strength itself.
+    Strength, masks and the other settings go to the methods that have them. A target replaces the strength.
     """
     check_method(config)
     budget: dict[str, Any] = {"target": config.target, "total_steps": total_steps}

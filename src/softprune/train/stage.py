@@ -1,8 +1,9 @@
-"""A network in training: with its pruner, optimizer, average of weights and step.
+"""A network in training, with its pruner, optimizer, average of weights and step.
 
 A run has one stage, and a new one after each physical cut.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -10,30 +11,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.config.settings import RunConfig
-from softprune.data import DataBundle
-from softprune.data.batches import make_batches
-from softprune.data.sampler import EpochSampler
-from softprune.distributed import World
+from softprune.data import BatchSource, DataBundle, EpochSampler, make_batches
+from softprune.distributed import World, broadcast_from_rank0_
+from softprune.masks import Clock
 from softprune.methods import Pruner
 from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.module_state import evaluating
-from softprune.train.ema import WeightAverage
+from softprune.plan import PrunePlan
+from softprune.runs.checkpoint import random_state
+from softprune.runs.networks import build_network, initial_network
+from softprune.surgery import apply_plan
 from softprune.train.method import make_pruner
-from softprune.train.optim import make_sgd
-from softprune.train.schedule import Schedule
+from softprune.train.optim import (
+    Schedule,
+    WeightAverage,
+    learning_rate,
+    load_optimizer_state,
+    make_sgd,
+    optimizer_state,
+)
 from softprune.train.step import StepOptions, TrainStep
-
-
-@dataclass(frozen=True, kw_only=True)
-class LateSchedule(Schedule):
-    """A schedule that begins at step ``start`` of the run."""
-
-    start: int = 0
-
-    def __call__(self, step: int) -> float:
-        return super().__call__(step - self.start)
 
 
 class Stage:
@@ -41,11 +41,11 @@ class Stage:
 
     Args:
         config: The run's configuration.
-        network: The network, on the world's device.
+        network: The network; it is moved to the world's device.
         data: The images.
         world: The processes that train.
-        finetune: Whether this is the compact network's fine-tuning, which has no pruner.
-        state: What :meth:`state_dict` returned, to go on from; ``network`` has its weights already.
+        finetune: Whether this is the fine-tuning of the compact network, which has no pruner.
+        state: What :meth:`state_dict` returned, to resume from; ``network`` has its weights already.
         momentum: Optimizer state by parameter name, carried over a cut.
         clock: The pruner's clock, carried over a cut.
         round_to: The multiple that `method.round_to = "auto"` has found, carried over a cut.
@@ -64,20 +64,26 @@ class Stage:
         clock: dict[str, int] | None = None,
         round_to: int | None = None,
     ) -> None:
-        self.network, self.world = network, world
+        network = network.to(world.device)
+        if config.train.sync_batchnorm and world.size > 1 and world.device.type == "cuda":
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         if config.train.channels_last:
-            # It gives the weights new places, which the optimizer and the average must follow from the start.
+            # It replaces the weights' storage, so it comes before the optimizer and the average.
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network, self.world = network, world
         self.pruner: Pruner | None = None
+        if state is not None:
+            momentum = state["optimizer"]
+            round_to = state["pruner"]["round_to"] if state["pruner"] is not None else None
         if not finetune and config.method.name != "dense":
-            self.pruner = self._make_pruner(config, data, round_to if state is None else _multiple(state))
-            self.pruner.updates_on_step = False  # a recorded step has no host; the loop updates
+            self.pruner = self._make_pruner(config, data, round_to)
+            self.pruner.updates_on_step = False  # a captured step runs no Python; the loop updates
             if clock is not None:
                 self.pruner.clock.load_state_dict(clock)
-        if state is not None and self.pruner is not None:
-            self.pruner.load_state_dict(state["pruner"])
+            if state is not None:
+                self.pruner.load_state_dict(state["pruner"])
         self.optimizer = _make_optimizer(config, network, self.pruner, finetune)
-        _load_momentum(self.optimizer, network, momentum if state is None else state["optimizer"])
+        load_optimizer_state(self.optimizer, network, momentum or {})
         if self.pruner is not None:
             self.pruner.attach(self.optimizer)
         self.average = WeightAverage(network, config.train.ema) if config.train.ema else None
@@ -89,10 +95,10 @@ class Stage:
             self.step.load_state_dict(totals)
 
     def _make_pruner(self, config: RunConfig, data: DataBundle, multiple: int | None) -> Pruner:
-        """The run's pruner; what "auto" means is found once in a run, and by the first process alone."""
+        """Return the run's pruner. The meaning of "auto" is found once in a run, by rank 0 alone."""
         method = config.method
-        seeks = method.round_to == "auto" and multiple is None
-        if seeks and not self.world.is_writer:
+        searches = method.round_to == "auto" and multiple is None
+        if searches and not self.world.is_writer:
             multiple = self.world.broadcast(0)
         if method.round_to == "auto" and multiple is not None:
             method = method.replace(round_to=multiple)
@@ -104,17 +110,17 @@ class Stage:
             seed=config.seed,
             total_steps=config.train.epochs * _sampler(config, data, self.world).steps,
         )
-        if seeks and self.world.is_writer:
+        if searches and self.world.is_writer:
             self.world.broadcast(pruner.round_to)
         return pruner
 
     def _make_step(self, config: RunConfig, data: DataBundle, finetune: bool) -> TrainStep:
         sampler = _sampler(config, data, self.world)
-        feed = make_batches(
+        batches = make_batches(
             data,
             sampler,
             device=self.world.device,
-            pieces=config.train.accumulate,
+            accumulate=config.train.accumulate,
             workers=config.data.workers,
         )
         strength = None
@@ -124,7 +130,7 @@ class Stage:
         return TrainStep(
             self.world.wrap(self.network),
             self.optimizer,
-            feed,
+            batches,
             schedule=learning_rate(config, sampler.steps, finetune),
             pruner=self.pruner,
             strength=strength,
@@ -138,10 +144,10 @@ class Stage:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to go on from, but for the network's weights. All processes must call it together."""
+        """Return everything to resume from except the network's weights. All processes must call it together."""
         self.step.check()
         step = self.step.state_dict()
-        # Each process has summed over its share of the images; the checkpoint holds what all have seen.
+        # Each process has summed over its share of the images; the checkpoint holds the sum over all.
         sums = torch.tensor(step["totals"], dtype=torch.float64, device=self.world.device)
         step["totals"] = self.world.sum_(sums).tolist()
         return {
@@ -152,16 +158,84 @@ class Stage:
         }
 
     @contextmanager
-    def judged(self) -> Iterator[nn.Module]:
-        """The network as it is judged and cut: in eval mode, with the averaged weights where there are some."""
+    def eval_weights(self) -> Iterator[nn.Module]:
+        """Yield the network that is evaluated and cut: in eval mode, with the averaged weights if there are any."""
         applied = nullcontext() if self.average is None else self.average.applied()
         with evaluating(self.network), applied:
             yield self.network
 
+    def strength(self, step: int) -> float | None:
+        """Return the sparsity strength in a step: as scheduled or, with a target, the current one."""
+        if self.step.strength is not None:
+            return self.step.strength(step)
+        return None if self.pruner is None or not self.pruner.penalised else float(self.pruner.strength)
 
-def _multiple(state: dict[str, Any]) -> int | None:
-    """The multiple of widths that a checkpoint's pruner had; an older one does not say."""
-    return state["pruner"].get("round_to")
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """What a Trainer starts from."""
+
+    dense: nn.Module
+    """The network before any cut, on the CPU; only its structure is used."""
+    stage: Stage
+    random: dict[str, Any]
+    """State of the random generators for the first step."""
+
+
+def first_stage(config: RunConfig, data: DataBundle, world: World) -> StartingPoint:
+    """Build the network and the pruner of a new run. Whatever is wrong with them is raised here."""
+    network = initial_network(config.model, data.num_classes, config.seed)
+    dense = copy.deepcopy(network)
+    stage = Stage(config, network, data, world)
+    return StartingPoint(dense, stage, random_state(world.device))
+
+
+def restored_stage(config: RunConfig, data: DataBundle, world: World, state: dict[str, Any]) -> StartingPoint:
+    """Build the stage of a checkpoint: the dense definition, its cuts, the weights, and all that training changes."""
+    dense = build_network(config.model.name, data.num_classes)
+    network = dense if state["cuts"] else copy.deepcopy(dense)
+    for plan in state["cuts"]:
+        network = apply_plan(PrunePlan.from_json(plan), network)
+    network.load_state_dict(state["model"])
+    # Two kinds of stage have no pruner: fine-tuning after a cut, and a dense run, which is never fine-tuned.
+    finetune = state["stage"]["pruner"] is None and config.method.name != "dense"
+    stage = Stage(config, network, data, world, finetune=finetune, state=state["stage"])
+    return StartingPoint(dense, stage, state["random"])
+
+
+@torch.no_grad()
+def recalibrate(network: nn.Module, batches: BatchSource, count: int) -> None:
+    """Set every BatchNorm's running statistics to their mean over ``count`` training batches, in place.
+
+    While masks are random, each layer collects its statistics under upstream masks that were drawn, not decided. The
+    compact network needs those of the masks that were decided. Several processes must call this together: each
+    computes its share of the batches, and all take the statistics of rank 0, as in training.
+    """
+    norms = [
+        module
+        for module in network.modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
+    ]
+    momenta = [norm.momentum for norm in norms]
+    clock = Clock(batches.sampler.seed, batches.device)
+    try:
+        with evaluating(network):
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # the cumulative mean
+                norm.train()
+            for number in range(count):
+                epoch, position = divmod(number, batches.sampler.steps)
+                if position == 0:
+                    batches.begin(epoch, 0)
+                batches.before_step()
+                for first, second in batches.micro_batches(torch.tensor([position], device=batches.device)):
+                    network(batches.batch(first, second, clock)[0])
+                clock.end_step()
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+    broadcast_from_rank0_(*(buffer for norm in norms for buffer in norm.buffers()))
 
 
 def _sampler(config: RunConfig, data: DataBundle, world: World) -> EpochSampler:
@@ -172,45 +246,6 @@ def _sampler(config: RunConfig, data: DataBundle, world: World) -> EpochSampler:
         rank=world.rank,
         world_size=world.size,
     )
-
-
-def learning_rate(config: RunConfig, steps: int, finetune: bool = False) -> Schedule:
-    """The learning rate of every step of the run, or of its fine-tuning."""
-    if finetune:
-        return LateSchedule(
-            start=config.train.epochs * steps,
-            base=config.finetune.lr,
-            kind=config.finetune.schedule,
-            milestones=tuple(epoch * steps for epoch in config.finetune.milestones),
-            total_steps=config.finetune.epochs * steps,
-        )
-    schedule = config.schedule
-    return Schedule(
-        base=config.optimizer.lr,
-        kind=schedule.kind,
-        milestones=tuple(epoch * steps for epoch in schedule.milestones),
-        factor=schedule.factor,
-        final=schedule.final,
-        total_steps=config.train.epochs * steps,
-        warmup_steps=round(schedule.warmup_epochs * steps),
-    )
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Momentum and the like by parameter name, so that it survives another order of the parameters."""
-    return {
-        name: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
-        for name, parameter in _named(optimizer, network).items()
-        if parameter in optimizer.state
-    }
-
-
-def _named(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's parameters by name; a method's own, which the network does not know, by number."""
-    names = {id(parameter): name for name, parameter in network.named_parameters()}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    own = (f"method.{number}" for number in range(len(parameters)))
-    return {names[id(p)] if id(p) in names else next(own): p for p in parameters}
 
 
 def _make_optimizer(
@@ -226,13 +261,3 @@ def _make_optimizer(
         momentum=config.optimizer.momentum,
         nesterov=config.optimizer.nesterov,
     )
-
-
-@torch.no_grad()
-def _load_momentum(
-    optimizer: torch.optim.Optimizer, network: nn.Module, state: dict[str, dict[str, Tensor]] | None
-) -> None:
-    parameters = _named(optimizer, network)
-    for name, values in (state or {}).items():
-        for key, value in values.items():
-            optimizer.state[parameters[name]][key].copy_(value)

@@ -1,8 +1,8 @@
 """The training step: batch, augmentation, forward, loss, backward, optimizer and counters, without the host.
 
-Everything that changes from step to step (the batch's indices, the learning rate, the noise) is read from
-tensors on the device by counters on the device. So a step is the same few calls each time, and on CUDA it is
-recorded once and replayed by a single call.
+Everything that changes from step to step (the batch's indices, the learning rate, the noise) is read from tensors on
+the device by counters on the device. Every step therefore makes the same calls, and on CUDA the whole step is captured
+once and replayed by a single call.
 """
 
 import logging
@@ -15,27 +15,20 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo import lookup_backend
 from torch.nn.parallel import DistributedDataParallel
 
 from softprune.config.settings import Mode
-from softprune.data.batches import BatchSource
+from softprune.data import BatchSource
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
-from softprune.fused.training import rewrite_graph
 from softprune.masks import Chain, Clock, draw_chain
+from softprune.train.compiled import StepCompiler, in_short
 from softprune.train.cuda_graph import Snapshot, Stateful, capture_graph
-from softprune.train.optim import match_gradients, match_layout, share_rate
-from softprune.train.schedule import Schedule
+from softprune.train.optim import Schedule, match_gradients, match_layout, share_rate
 
 log = logging.getLogger(__name__)
 
-# From the fastest down: what does not work here is left for the next one.
+# From the fastest down; a mode that does not work is replaced by the next one.
 _LADDER: tuple[Mode, ...] = ("compile+cuda_graph", "cuda_graph", "compile", "eager")
-
-
-# Networks for small images are hundreds of kernels that each keep the GPU busy for microseconds, such as the casts of
-# every weight: here they go side by side into one launch (benchmarks/records/step_time.json, call 4).
-_INDUCTOR_ON_CUDA = {"combo_kernels": True}
 
 
 class Pruning(Protocol):
@@ -53,7 +46,7 @@ class Pruning(Protocol):
 
 
 class Averaging(Stateful, Protocol):
-    """A moving average of the weights; `update` must be tensor operations that a graph can hold."""
+    """A moving average of the weights; `update` must consist of tensor operations that a graph can hold."""
 
     def update(self) -> None: ...
 
@@ -72,22 +65,22 @@ class NonFiniteLoss(SoftpruneError):
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How a step computes; none of it changes what is learned, but for rounding and label smoothing."""
+    """How a step computes. Only label smoothing changes the result by more than rounding."""
 
     mode: Mode = "auto"
-    """How it runs: `compile+cuda_graph` on CUDA and `eager` elsewhere, unless told otherwise."""
+    """How a step runs; `auto` means `compile+cuda_graph` on CUDA and `eager` elsewhere."""
     bf16: bool = False
-    """Convolutions and matrix products in bfloat16 (autocast)."""
+    """Compute convolutions and matrix products in bfloat16 (autocast)."""
     channels_last: bool = False
-    """Images and convolution weights in channels-last memory order."""
+    """Keep images and convolution weights in channels-last memory order."""
     label_smoothing: float = 0.0
-    """Share of the target that is spread evenly over all classes."""
+    """Share of the label that is spread evenly over all classes."""
     compile_backend: str = "inductor"
     """The backend of torch.compile."""
     compile_options: tuple[tuple[str, Any], ...] = ()
     """Settings of the backend."""
     fit_convolutions: bool | None = None
-    """Whether compiled convolutions are rewritten for tensor cores; None: in bfloat16 on CUDA, where it pays."""
+    """Rewrite compiled convolutions for tensor cores; None means in bfloat16 on CUDA, where it is faster."""
 
 
 @dataclass(frozen=True)
@@ -98,38 +91,38 @@ class TrainTotals:
     loss: float
     """Mean cross-entropy."""
     objective: float
-    """Mean of what is minimised: with the sparsity loss."""
+    """Mean of what is minimised, which includes the sparsity loss."""
     top1: float
-    """Percent of the (augmented) images classified right at the time."""
+    """Percentage of the (augmented) images classified correctly at the time."""
 
 
 class TrainStep:
     """Runs training steps: `for position in step.epoch(number): ...`.
 
-    Make it after the optimizer's and the pruner's states are loaded and their hooks attached: recording a
-    step fixes where in memory they are. It takes the optimizer's learning rate over.
+    Create it after the states of optimizer and pruner are loaded and their hooks attached, since capturing a step fixes
+    their addresses. The step controls the optimizer's learning rate.
 
     Args:
-        model: The network, perhaps wrapped in DistributedDataParallel.
+        model: The network, possibly wrapped in DistributedDataParallel.
         optimizer: From :func:`softprune.train.optim.make_sgd`, or any whose rate may be a tensor.
-        feed: Where batches come from.
-        schedule: The learning rate of each step since training began.
-        pruner: Adds its sparsity loss; None trains the network as it is.
-        strength: The pruner's strength in each step; None leaves it alone.
-        average: Updated behind each step.
-        options: How to compute.
+        batches: The source of batches.
+        schedule: The learning rate of each step of the run.
+        pruner: Adds its sparsity loss; None trains the network without pruning.
+        strength: The pruner's strength in each step; None does not change it.
+        average: Updated after each step.
+        options: How a step computes.
     """
 
     mode: Mode | None
-    """How steps run; None until the first one."""
+    """How steps run; None before the first step."""
     startup_seconds: float
-    """What compiling and recording took."""
+    """Time that compiling and capturing took."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        feed: BatchSource,
+        batches: BatchSource,
         *,
         schedule: Schedule,
         pruner: Pruning | None = None,
@@ -138,10 +131,10 @@ class TrainStep:
         options: StepOptions | None = None,
     ) -> None:
         self.options = options or StepOptions()
-        self.model, self.optimizer, self.feed = model, optimizer, feed
+        self.model, self.optimizer, self.batches = model, optimizer, batches
         self.pruner, self.schedule, self.strength, self.average = pruner, schedule, strength, average
-        self.device = feed.device
-        self.steps = feed.sampler.steps
+        self.device = batches.device
+        self.steps = batches.sampler.steps
         self.mode = None
         self.startup_seconds = 0.0
         self._distributed = isinstance(model, DistributedDataParallel)
@@ -149,9 +142,9 @@ class TrainStep:
         self._run: Callable[[], None] = self._first_run
         self._forward: Callable[[Tensor, Tensor], Tensor] = self._loss_of
         self._chain: Chain = draw_chain
-        self._compiled: list[Any] = []
+        self._compiler: StepCompiler | None = None
 
-        self._clock = Clock(feed.sampler.seed, self.device)
+        self._clock = Clock(batches.sampler.seed, self.device)
         self._position = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._rates = torch.zeros(self.steps, device=self.device)
         self._rate = torch.zeros(1, device=self.device)
@@ -159,25 +152,25 @@ class TrainStep:
         self._strengths: Tensor | None = None
         if strength is not None:
             if pruner is None:
-                raise ConfigError("A schedule of the strength needs a pruner. Got none.")
+                raise ConfigError("A strength schedule needs a pruner. Got none; pass `pruner`.")
             self._strengths = torch.zeros(self.steps, device=self.device, dtype=pruner.strength.dtype)
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
         if self.options.channels_last:
             self._order_channels_last()
         if self.device.type == "cuda":
-            # Shapes never change here, so the first step may look for the fastest convolutions.
+            # Shapes never change, so the first step may search for the fastest convolutions.
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
 
     def epoch(self, number: int, start: int = 0, *, check_every: int = 100) -> Iterator[int]:
-        """Run the steps of an epoch from `start` on, and yield each one's position when it is under way.
+        """Run the steps of an epoch from `start`, and yield the position of each step once it is launched.
 
-        Every `check_every` steps, and at the end, it waits for the device and raises NonFiniteLoss if a loss
-        was not finite. Call :meth:`check` before saving anything in between.
+        Every `check_every` steps, and at the end, wait for the device and raise NonFiniteLoss if a loss was not
+        finite. Call :meth:`check` before you save anything in between.
         """
         self._begin(number, start)
         for position in range(start, self.steps):
-            self.feed.before_step()
+            self.batches.before_step()
             self._run()
             self._next = position + 1
             if self._next % check_every == 0 or self._next == self.steps:
@@ -185,17 +178,17 @@ class TrainStep:
             yield position
 
     def check(self) -> None:
-        """Wait for the steps under way, and raise NonFiniteLoss if a loss was not finite, in any process."""
+        """Wait for the launched steps, and raise NonFiniteLoss if a loss was not finite in any process."""
         first = self._first_bad.clone()
         if self._distributed:
             torch.distributed.all_reduce(first, op=torch.distributed.ReduceOp.MAX)
         step = int(first)
         if step >= 0:
             position = step % self.steps
-            raise NonFiniteLoss(step, step // self.steps, position, self.feed.indices(position))
+            raise NonFiniteLoss(step, step // self.steps, position, self.batches.indices(position))
 
     def totals(self) -> TrainTotals:
-        """Sums of the epoch so far (waits for the device)."""
+        """Return the sums of the epoch so far. Waits for the device."""
         sums = self._totals.clone()
         if self._distributed:
             torch.distributed.all_reduce(sums)
@@ -204,13 +197,13 @@ class TrainStep:
         return TrainTotals(int(images), loss / count, objective / count, 100 * correct / count)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands, beyond the states of model, optimizer, pruner and average."""
+        """Return the position in training. Model, optimizer, pruner and average have their own state."""
         return {"epoch": self._epoch, "next": self._next, "totals": self._totals.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict` with `epoch(state["epoch"], start=state["next"])`."""
+        """Restore :meth:`state_dict`; continue with `epoch(state["epoch"], start=state["next"])`."""
         if set(state) != {"epoch", "next", "totals"}:
-            raise CheckpointError(f"A step's state has epoch, next and totals. Got {sorted(state)}.")
+            raise CheckpointError(f"A step's state must have epoch, next and totals. Got {sorted(state)}.")
         self._epoch, self._next = state["epoch"], state["next"]
         self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
@@ -225,7 +218,7 @@ class TrainStep:
         self._rates.copy_(torch.tensor([self.schedule(step) for step in steps]))
         if self.strength is not None and self._strengths is not None:
             self._strengths.copy_(torch.tensor([self.strength(step) for step in steps]))
-        self.feed.begin(epoch, start)
+        self.batches.begin(epoch, start)
         self.model.train()
 
     def _order_channels_last(self) -> None:
@@ -233,19 +226,18 @@ class TrainStep:
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.average is not None and places != [p.data_ptr() for p in self.model.parameters()]:
             raise ConfigError(
-                "A network must be in channels-last order before its average is made, which would otherwise follow "
-                "weights that are no longer there. Got one that is not; call "
-                "network.to(memory_format=torch.channels_last) first."
+                "A network must be in channels-last order before its average is made, since the conversion replaces "
+                "the weights. Got a contiguous one; call network.to(memory_format=torch.channels_last) first."
             )
         match_layout(self.optimizer)
 
     def _loss_of(self, first: Tensor, second: Tensor) -> Tensor:
-        """What is minimised over a piece of the batch; counts it in passing. This is what is compiled."""
+        """Return the objective of a micro-batch, and add it to the totals. This function is compiled."""
         options = self.options
-        images, labels = self.feed.batch(first, second, self._clock)
+        images, labels = self.batches.batch(first, second, self._clock)
         if options.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        # The cache of casted weights would outlive a recording, and each weight is used once anyway.
+        # A cache of cast weights would outlive the capture, and each weight is used only once.
         with torch.autocast(
             self.device.type, dtype=torch.bfloat16, enabled=options.bf16, cache_enabled=False
         ):
@@ -261,18 +253,18 @@ class TrainStep:
         return objective
 
     def _step(self) -> None:
-        """One whole step."""
+        """Run one whole step."""
         torch.index_select(self._rates, 0, self._position, out=self._rate)
         if self._strengths is not None and self.pruner is not None:
             torch.index_select(self._strengths, 0, self._position, out=self.pruner.strength.view(1))
         self.optimizer.zero_grad(set_to_none=True)
-        pieces = self.feed.pieces(self._position)
-        for number, piece in enumerate(pieces, start=1):
-            with self._gradients_stay_here(number < len(pieces)):
+        micro_batches = self.batches.micro_batches(self._position)
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            with self._no_sync(number < len(micro_batches)):
                 if self.pruner is not None:
                     self.pruner.draw_ahead(self._chain)
-                loss = self._forward(*piece)
-                (loss if len(pieces) == 1 else loss / len(pieces)).backward()
+                loss = self._forward(*micro_batch)
+                (loss if len(micro_batches) == 1 else loss / len(micro_batches)).backward()
         if self.device.type == "cuda":
             match_gradients(self.optimizer)
         self.optimizer.step()
@@ -281,14 +273,14 @@ class TrainStep:
         self._clock.end_step()
         self._position.add_(1)
 
-    def _gradients_stay_here(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        """Between the pieces of a batch, processes need not average their gradients."""
+    def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
+        """Skip the averaging of gradients over processes, except after the last micro-batch."""
         if more_to_come and isinstance(self.model, DistributedDataParallel):
             return self.model.no_sync()
         return nullcontext()
 
     def _first_run(self) -> None:
-        """Find the fastest way that works, and take the first step."""
+        """Find the fastest mode that works, and run the first step."""
         began = time.perf_counter()
         asked = self.options.mode
         if asked == "auto":
@@ -296,19 +288,19 @@ class TrainStep:
             if self.device.type == "cuda":
                 asked = "compile" if self._distributed else "compile+cuda_graph"
         if asked not in _LADDER:
-            raise ConfigError(f"A step's mode is auto, {', '.join(_LADDER)}. Got {asked!r}.")
+            raise ConfigError(f"A step's mode must be one of auto, {', '.join(_LADDER)}. Got {asked!r}.")
         for mode in _LADDER[_LADDER.index(asked) :]:
             why_not = self._why_not(mode) or self._try(mode)
             if why_not is None:
                 self.mode = mode
                 break
-            log.warning("training steps cannot run as %s: %s", mode, why_not)
+            log.warning("softprune: training steps cannot run as %s: %s", mode, why_not)
         self.startup_seconds = time.perf_counter() - began
         log.info("training steps run as %s after %.1f s of preparation", self.mode, self.startup_seconds)
         self._run()
 
     def _why_not(self, mode: Mode) -> str | None:
-        """Why a mode cannot be tried."""
+        """Return why a mode cannot be tried, or None."""
         if "cuda_graph" not in mode:
             return None
         if self.device.type != "cuda":
@@ -320,17 +312,17 @@ class TrainStep:
         return None
 
     def _try(self, mode: Mode) -> str | None:
-        """Set steps up to run this way; if that fails, undo it and say why."""
+        """Prepare steps to run in ``mode``. If that fails, undo it and return why."""
         self._forward, self._chain, self._run = self._loss_of, draw_chain, self._step
         if mode == "eager":
             return None
         snapshot = self._snapshot()
         try:
             if "compile" in mode:
-                # What is made at first use must exist before the compiler looks, or it compiles twice.
+                # What is created at first use must exist before the compiler traces, or it compiles twice.
                 self._trial()
                 self._compile()
-            # Every TrainStep compiles the same function anew, which must not count as endless recompiling.
+            # Every TrainStep compiles the same function again, which must not count as endless recompilation.
             with torch._dynamo.config.patch(recompile_limit=1024):
                 if "cuda_graph" in mode:
                     graph = capture_graph(self._step, self.device, trial=self._trial, undo=snapshot.restore)
@@ -343,40 +335,26 @@ class TrainStep:
             self._forward, self._chain, self._run = self._loss_of, draw_chain, self._step
             self.optimizer.zero_grad(set_to_none=True)
             snapshot.restore()
-            return _in_short(error)
+            return in_short(error)
         return None
 
     def _trial(self) -> None:
-        """A step that stays at the current position, where there certainly is a batch."""
+        """Run a step that stays at the current position, whose batch is ready."""
         self._step()
         self._position.sub_(1)
 
     def _compile(self) -> None:
-        options = dict(self.options.compile_options)
-        if self.options.compile_backend == "inductor" and self.device.type == "cuda":
-            options = {**_INDUCTOR_ON_CUDA, **options}
-        backend = lookup_backend(self.options.compile_backend)
-        fit = self._fits()
+        options = self.options
+        self._compiler = StepCompiler(
+            options.compile_backend,
+            dict(options.compile_options),
+            self.device,
+            fit_convolutions=self._fits_convolutions(),
+        )
+        self._forward = self._compiler(self._loss_of)
+        self._chain = self._compiler(draw_chain)
 
-        def keep(graph: Any, inputs: Any) -> Any:
-            # A recorded graph holds no reference to the kernels and constants that it uses, and torch.compile may
-            # drop its entry when an object that it guards dies: the step holds them, to be on the safe side.
-            patches = {"config_patches": options} if options else {}
-            compiled = None
-            try:
-                fit_graph = rewrite_graph(graph) if fit else None
-                compiled = backend(fit_graph, inputs, **patches) if fit_graph is not None else None
-            except Exception as error:
-                log.warning("convolutions stay as they are: %s", _in_short(error))
-            if compiled is None:
-                compiled = backend(graph, inputs, **patches)
-            self._compiled.append(compiled)
-            return compiled
-
-        self._forward = torch.compile(self._loss_of, backend=keep, dynamic=False)
-        self._chain = torch.compile(draw_chain, backend=keep, dynamic=False)
-
-    def _fits(self) -> bool:
+    def _fits_convolutions(self) -> bool:
         asked = self.options.fit_convolutions
         return self.options.bf16 and self.device.type == "cuda" if asked is None else asked
 
@@ -387,9 +365,3 @@ class TrainStep:
             tensors.append(self.pruner.strength)
         others = [other for other in (self.pruner, self.average) if other is not None]
         return Snapshot(tensors, self.optimizer, others)
-
-
-def _in_short(error: Exception) -> str:
-    """The kind of an error and its first two lines: compilers put the cause into the second."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])}"

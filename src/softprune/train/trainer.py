@@ -1,4 +1,4 @@
-"""The one loop: epochs for any method, checkpoints at any moment, physical cuts on the way."""
+"""The training loop: epochs for any method, checkpoints at any step, physical cuts on the way."""
 
 import logging
 import time
@@ -14,33 +14,38 @@ from softprune.data import DataBundle
 from softprune.distributed import World
 from softprune.errors import ConfigError, DataError, SoftpruneError
 from softprune.module_state import non_finite
-from softprune.plan import PrunePlan
 from softprune.runs.checkpoint import random_state, save_checkpoint, set_random_state
 from softprune.runs.environment import describe_session
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, initial_network
-from softprune.runs.resume_hints import check_same_images, describe_images, way_back, way_on
-from softprune.surgery import apply_plan, plans_of, remap_optimizer
-from softprune.train.cost_tracker import CostTracker
-from softprune.train.eval_step import EvalTotals
-from softprune.train.evaluate import Evaluator
-from softprune.train.events import EventWriter
-from softprune.train.progress import Listener
-from softprune.train.recalibration import recalibrate
-from softprune.train.site_history import SiteHistory
-from softprune.train.stage import Stage, optimizer_state
+from softprune.runs.resume_hints import describe_images, way_back, way_on
+from softprune.surgery import plans_of, remap_optimizer
+from softprune.train.control import Listener, StopSignal
+from softprune.train.evaluate import EvalTotals, Evaluator
+from softprune.train.metrics import CostTracker, EventWriter, SiteHistory
+from softprune.train.optim import optimizer_state
+from softprune.train.stage import Stage, StartingPoint, recalibrate
 from softprune.train.step import NonFiniteLoss
-from softprune.train.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
 
-# Several processes agree on whether to stop or save only this often, since asking costs a round trip.
+# Several processes agree on whether to stop or save only every so many steps, since each time costs a round trip.
 _AGREE_EVERY = 10
-_GO_ON, _SAVE, _STOP = 0, 1, 2
+_CONTINUE, _SAVE, _STOP = 0, 1, 2
 
 
 class Trainer:
-    """A run in training. Everything that :meth:`save` writes, a new Trainer with that state goes on from."""
+    """A run in training. A new Trainer resumes from the state that :meth:`save` wrote.
+
+    Args:
+        config: The run's configuration.
+        folder: Where its files are.
+        data: The images.
+        world: The processes that train.
+        start: From :func:`first_stage` or, with ``state``, :func:`restored_stage`.
+        listener: Receives progress events.
+        stop: Says when to stop early.
+        state: A checkpoint to resume from.
+    """
 
     def __init__(
         self,
@@ -48,6 +53,7 @@ class Trainer:
         folder: RunFolder,
         data: DataBundle,
         world: World,
+        start: StartingPoint,
         *,
         listener: Listener,
         stop: StopSignal,
@@ -55,23 +61,22 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.data, self.world = config, folder, data, world
         self.listener, self.stop = listener, stop
-        dense = build_network(config.model.name, data.num_classes)
-        self.accounts = CostTracker(dense, data)
+        self.costs = CostTracker(start.dense, data)
         self.evaluator = Evaluator(data, config, world)
+        self.stage = start.stage
         self.history: list[dict[str, Any]] = []
         self.cuts: list[str] = []
         self.pruned: dict[str, Any] | None = None
         self.epoch = self.batch = 0
-        self.ended = False
+        self.epoch_ended = False
         self.seconds = self.epoch_seconds = 0.0
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self._begin_clock()
+        self._counted_at = self._saved_at = time.monotonic()
         if state is None:
-            network = initial_network(config.model, data.num_classes, config.seed)
-            self.stage = self._stage(network)
-            self.book = SiteHistory() if self.stage.pruner is None else SiteHistory.of(self.stage.pruner)
+            self.sites = SiteHistory.of(self.stage.pruner)
         else:
             self._restore(state)
+        set_random_state(start.random, world.device)
         self.session = describe_session(world.device, world.size, epoch=self.epoch, batch=self.batch)
         self.events: EventWriter | None = None
         if world.is_writer:
@@ -91,11 +96,11 @@ class Trainer:
         return self.epoch >= self.config.train.epochs and self.config.finetune.epochs > 0
 
     def run(self) -> str | None:
-        """Train to the end and return None, or the reason to stop early; either way all is saved."""
+        """Train to the end and return None, or the reason to stop early. Everything is saved either way."""
         try:
             return self._run()
         except DataError as error:
-            raise DataError(f"{error} {self._saved_before_the_error()}") from error
+            raise DataError(f"{error} {self._save_after_error()}") from error
 
     def _run(self) -> str | None:
         while self.epoch < self.total_epochs:
@@ -107,7 +112,7 @@ class Trainer:
                 reason = self._stop_reason()
             if reason is not None:
                 self.save()
-                # torchrun ends all processes as soon as one has ended: none may while the file is written.
+                # torchrun ends all processes as soon as one has ended; none may while the file is written.
                 self.world.barrier()
                 return reason
             if self.epoch == self.total_epochs or self._save_after_epoch():
@@ -142,9 +147,9 @@ class Trainer:
         return None
 
     def _agreed_action(self) -> int:
-        """Whether to go on, save or stop, the same in all processes."""
+        """Return whether to continue, save or stop, the same in all processes."""
         if self.world.size > 1 and self.batch % _AGREE_EVERY:
-            return _GO_ON
+            return _CONTINUE
         return self.world.max(self._own_action())
 
     def _own_action(self) -> int:
@@ -153,38 +158,38 @@ class Trainer:
         records = self.config.records
         if records.checkpoint_steps and self.batch % records.checkpoint_steps == 0:
             return _SAVE
-        old = time.monotonic() - self._saved_at
-        return _SAVE if 0 < records.checkpoint_seconds < old else _GO_ON
+        age = time.monotonic() - self._saved_at
+        return _SAVE if 0 < records.checkpoint_seconds < age else _CONTINUE
 
     def _save_after_epoch(self) -> bool:
         every = self.config.records.checkpoint_epochs
         return every > 0 and self.epoch % every == 0
 
     def _stop_reason(self) -> str | None:
-        """The reason to stop at the end of an epoch, the same in all processes."""
+        """Return the reason to stop at the end of an epoch, the same in all processes."""
         own = self.stop.reason()
         if self.world.max(int(own is not None)) == 0 or self.epoch == self.total_epochs:
             return None
         return own or "another process"
 
     def _end_epoch(self) -> None:
-        """Judge the network, write the epoch's line, and move on to the next."""
+        """Evaluate the network, write the epoch's line, and advance to the next epoch."""
         self._check_weights()
         stage, step = self.stage, self.stage.step
         totals = step.totals()
         self._count_time()
-        if stage.pruner is not None and not self.ended:
-            # Once per epoch, also where a test image that cannot be read stops the run right behind it.
+        if stage.pruner is not None and not self.epoch_ended:
+            # Once per epoch, even if a test image that cannot be read stops the run right afterwards.
             stage.pruner.end_epoch(self.epoch)
-        self.ended = True
+        self.epoch_ended = True
         tested: EvalTotals | None = None
-        with stage.judged() as network:
+        with stage.eval_weights() as network:
             if stage.pruner is not None and self.epoch + 1 == self.config.train.epochs:
-                # A method that decides once, after training, is judged by what it decides.
+                # A method that decides once, after training, is evaluated with its decision.
                 stage.pruner.decide()
             if (self.epoch + 1) % self.config.records.eval_epochs == 0 or self.epoch + 1 in self._must_test():
                 tested = self.evaluator(network)
-            kept = self.accounts.kept(stage.pruner, self.book) if self.pruned is None else self.pruned["kept"]
+            kept = self.costs.kept(stage.pruner, self.sites) if self.pruned is None else self.pruned["kept"]
         last_step = (self.epoch + 1) * step.steps - 1
         row = {
             "epoch": self.epoch,
@@ -192,7 +197,7 @@ class Trainer:
             "phase": "finetune" if self.in_finetuning else "train",
             "decided": stage.pruner is None or stage.pruner.decided,
             "lr": step.schedule(last_step),
-            "strength": _strength(stage, last_step),
+            "strength": stage.strength(last_step),
             "train_loss": totals.loss,
             "train_top1": totals.top1,
             "test_loss": None if tested is None else tested.loss,
@@ -204,12 +209,12 @@ class Trainer:
         }
         self.history.append(row)
         self._count_time()
-        self.epoch, self.batch, self.ended, self.epoch_seconds = self.epoch + 1, 0, False, 0.0
+        self.epoch, self.batch, self.epoch_ended, self.epoch_seconds = self.epoch + 1, 0, False, 0.0
         if self.world.is_writer:
             self.folder.append_metrics(row)
             if self.events is not None:
                 self.events.write(row)
-        self.listener.on_epoch(row, self.accounts.dense)
+        self.listener.on_epoch(row, self.costs.dense)
 
     def _must_test(self) -> set[int]:
         return {self.config.train.epochs, self.total_epochs}
@@ -218,59 +223,59 @@ class Trainer:
         if self.stage.pruner is None:
             return
         if self.epoch == self.config.train.compact_at > 0 and not self.cuts:
-            self._cut_and_go_on()
+            self._cut_and_continue()
         elif self.in_finetuning:
-            network = self.conclude_pruning()
+            network = self.finish_pruning()
             self.listener.on_stage("fine-tuning the compact network")
-            self.stage = self._stage(network.train(), finetune=True)
+            self.stage = Stage(self.config, network.train(), self.data, self.world, finetune=True)
 
-    def _cut_and_go_on(self) -> None:
+    def _cut_and_continue(self) -> None:
         """Cut the network physically, and train the smaller one with the momentum and the noise of the larger."""
         old = self.stage
         assert old.pruner is not None
         self.listener.on_stage(f"cutting the network before epoch {self.epoch + 1}")
         old.pruner.decide()
-        self.book.note(old.network)
+        self.sites.note(old.network)
         network = old.pruner.compact()
         remap_optimizer(old.optimizer, old.network, network)
-        momentum = optimizer_state(old.optimizer, network)
         plan = plans_of(network)[-1]
         self.cuts.append(plan.to_json())
-        self.book.cut(plan)
-        clock, round_to = old.pruner.clock.state_dict(), old.pruner.round_to
-        self.stage = self._stage(network.train(), momentum=momentum, clock=clock, round_to=round_to)
+        self.sites.cut(plan)
+        self.stage = Stage(
+            self.config,
+            network.train(),
+            self.data,
+            self.world,
+            momentum=optimizer_state(old.optimizer, network),
+            clock=old.pruner.clock.state_dict(),
+            round_to=old.pruner.round_to,
+        )
 
-    def conclude_pruning(self) -> nn.Module:
-        """The compact network, cut from the pruned one as it was judged; notes what was pruned."""
+    def finish_pruning(self) -> nn.Module:
+        """Record what was pruned, and return the compact network, cut from the network that was evaluated."""
         pruner = self.stage.pruner
         assert pruner is not None
-        with self.stage.judged() as network:
+        with self.stage.eval_weights() as network:
             masks = pruner.decide()
             tested = self.evaluator(network)
-            self.book.note(network)
-            kept = self.accounts.kept(pruner, self.book)
+            self.sites.note(network)
+            kept = self.costs.kept(pruner, self.sites)
             compact = pruner.compact()
-        # Reads images, which may fail: before anything says that the network was cut.
+        # Reads images, which may fail: before the cut is recorded.
         if self.config.train.recalibrate:
-            recalibrate(compact, self.stage.step.feed, self.config.train.recalibrate)
+            recalibrate(compact, self.stage.step.batches, self.config.train.recalibrate)
         self.pruned = {
             "kept": kept,
             "top1": tested.top1,
             "top5": tested.top5,
             "round_to": pruner.round_to,
-            "sites": self.book.records(masks),
+            "sites": self.sites.records(masks),
         }
         self.cuts.append(plans_of(compact)[-1].to_json())
         return compact
 
-    def _stage(self, network: nn.Module, **carried: Any) -> Stage:
-        network = network.to(self.world.device)
-        if self.config.train.sync_batchnorm and self.world.size > 1 and self.world.device.type == "cuda":
-            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
-        return Stage(self.config, network, self.data, self.world, **carried)
-
     def _check_weights(self) -> None:
-        """Refuse weights that are not finite, in any process: nothing can go on from them."""
+        """Raise if weights are not finite in any process: no training can continue from them."""
         bad = non_finite(self.stage.network)
         if self.world.max(len(bad)) == 0:
             return
@@ -286,20 +291,20 @@ class Trainer:
     def _way_back(self) -> str:
         return way_back(self.folder, finetuning=self.in_finetuning, cut=bool(self.cuts))
 
-    def _saved_before_the_error(self) -> str:
-        """Save the last finished step, as a signal would have it saved, when an image cannot be read. Says the rest."""
+    def _save_after_error(self) -> str:
+        """Save the last finished step when an image cannot be read. Return how to resume."""
         if self.world.size > 1:
-            # Saving takes all processes together, and the others are in the middle of a step.
+            # All processes must save together, and the others are in the middle of a step.
             return f"Several processes cannot save at such a moment. {way_on(self.folder)}"
         try:
             self.save()
-        except Exception as error:  # whatever it is, it must not hide what went wrong first
+        except Exception as error:  # whatever it is, it must not hide the first error
             why = error if isinstance(error, SoftpruneError) else f"{type(error).__name__}: {error}."
             return f"The steps since the last checkpoint could not be saved: {why} {way_on(self.folder)}"
         return f"Every finished step is saved. {way_on(self.folder)}"
 
     def save(self) -> Path | None:
-        """Write a checkpoint. All processes must call it together; one writes."""
+        """Write a checkpoint. All processes must call it together; rank 0 writes."""
         stage = self.stage.state_dict()
         self._check_weights()
         self._count_time()
@@ -311,12 +316,12 @@ class Trainer:
             "data": describe_images(self.data),
             "epoch": self.epoch,
             "batch": self.batch,
-            "ended": self.ended,
+            "epoch_ended": self.epoch_ended,
             "cuts": self.cuts,
             "pruned": self.pruned,
             "model": self.stage.network.state_dict(),
             "stage": stage,
-            "book": self.book.state_dict(),
+            "sites": self.sites.state_dict(),
             "history": self.history,
             "random": random_state(self.world.device),
             "seconds": self.seconds,
@@ -327,38 +332,13 @@ class Trainer:
         return save_checkpoint(self.folder.checkpoints, step, state)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        check_same_images(self.data, state, self.folder)
-        self.epoch, self.batch = state["epoch"], state["batch"]
-        self.ended = state.get("ended", False)  # an older checkpoint lies between two steps
+        self.epoch, self.batch, self.epoch_ended = state["epoch"], state["batch"], state["epoch_ended"]
         self.cuts, self.pruned, self.history = state["cuts"], state["pruned"], state["history"]
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
-        self.started, self.book = state["started"], SiteHistory.from_state(state["book"])
-        network = rebuild_network(self.config, self.data, state)
-        finetune = self.in_finetuning and state["stage"]["pruner"] is None
-        self.stage = self._stage(network, finetune=finetune, state=state["stage"])
-        set_random_state(state["random"], self.world.device)
-
-    def _begin_clock(self) -> None:
-        self._counted_at = self._saved_at = time.monotonic()
+        self.started, self.sites = state["started"], SiteHistory.from_state(state["sites"])
 
     def _count_time(self) -> None:
         now = time.monotonic()
         self.seconds += now - self._counted_at
         self.epoch_seconds += now - self._counted_at
         self._counted_at = now
-
-
-def _strength(stage: Stage, step: int) -> float | None:
-    """The strength in a step: as scheduled or, with a target, as it stands."""
-    if stage.step.strength is not None:
-        return stage.step.strength(step)
-    return None if stage.pruner is None or not stage.pruner.penalised else float(stage.pruner.strength)
-
-
-def rebuild_network(config: RunConfig, data: DataBundle, state: dict[str, Any]) -> nn.Module:
-    """The network of a checkpoint: the dense definition, its cuts, and the weights."""
-    network = build_network(config.model.name, data.num_classes)
-    for plan in state["cuts"]:
-        network = apply_plan(PrunePlan.from_json(plan), network)
-    network.load_state_dict(state["model"])
-    return network

@@ -1,20 +1,37 @@
-"""When to stop early: SIGTERM, SIGINT (Ctrl-C) and a time limit all ask for a stop after the current step."""
+"""The two ways between a run and whoever started it: progress events, and requests to stop. Imports no torch."""
 
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
 EXIT_STOPPED = 75
-"""The exit code of a process that stopped early with everything saved (sysexits' EX_TEMPFAIL: try again)."""
+"""Exit code of a process that stopped early with everything saved (sysexits' EX_TEMPFAIL: try again)."""
+
+
+class Listener:
+    """Receives a run's events. Every method does nothing; override the ones you need."""
+
+    def on_stage(self, text: str) -> None:
+        """A new stage begins: the dense baseline, a cut, fine-tuning, measuring."""
+
+    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
+        """Epoch ``epoch`` (zero-based) of ``epochs`` begins; it has ``steps`` steps."""
+
+    def on_step(self, done: int) -> None:
+        """``done`` steps of the epoch are finished."""
+
+    def on_epoch(self, row: Mapping[str, Any], dense: Mapping[str, Any]) -> None:
+        """An epoch ended: its line of metrics.jsonl, and the cost of the dense network."""
 
 
 class StopSignal:
-    """Holds the reason to stop, once there is one.
+    """Holds the reason to stop after the current step: SIGTERM, SIGINT (Ctrl-C) or a time limit.
 
-    As a context manager it takes over SIGTERM and SIGINT and gives them back on exit. A second SIGINT
-    interrupts at once, for whoever does not want to wait for the step and the checkpoint.
+    As a context manager it handles SIGTERM and SIGINT and restores the previous handlers on exit. A second SIGINT
+    interrupts at once.
     """
 
     def __init__(self, time_limit: float | None = None) -> None:
@@ -24,7 +41,7 @@ class StopSignal:
         self._previous: dict[int, Any] = {}
 
     def reason(self) -> str | None:
-        """Why the run should stop now, in words, or None to go on."""
+        """Return why the run should stop now, or None."""
         if self._signal is not None:
             return self._signal
         if self._deadline is not None and time.monotonic() >= self._deadline:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from softprune.data.images import FolderDataset
 from softprune.errors import DataError
-
-if TYPE_CHECKING:
-    from softprune.data.folder import FolderDataset
 
 
 @dataclass(frozen=True, kw_only=True)

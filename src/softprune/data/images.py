@@ -1,21 +1,130 @@
-"""Batches of images from folders: read ahead by worker processes, in an order that the caller fixes."""
+"""Images in files: decoded, cropped and read ahead by worker processes, in an order that the caller fixes."""
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from softprune.data.folder import BrokenImage, FolderDataset, collate
 from softprune.errors import DataError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 log = logging.getLogger(__name__)
+
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+"""Mean of ImageNet's colours, in units of stored bytes."""
+IMAGENET_STD = (58.395, 57.12, 57.375)
+"""Standard deviation of ImageNet's colours, in units of stored bytes."""
+# The usual ranges of a random crop: its share of the image's area, and the ratio of its sides.
+_CROP_AREA = (0.08, 1.0)
+_CROP_RATIO = (3 / 4, 4 / 3)
+_CROP_TRIES = 10
+
+
+@dataclass(frozen=True)
+class BrokenImage:
+    """What a worker hands over in place of an image that it could not read."""
+
+    path: str
+    reason: str
+
+
+class FolderDataset(torch.utils.data.Dataset[Any]):
+    """One split of an image folder. An item is (uint8 image (3, size, size), label), or BrokenImage.
+
+    Items are asked for as (index, draw): `draw` is the number of this look at an image since training began.
+    With the seed it alone decides how the image is cropped and mirrored, so no generator has a state to save.
+    """
+
+    def __init__(
+        self, root: Path, files: list[bytes], labels: list[int], *, size: int, seed: int, augment: bool
+    ) -> None:
+        self.root = root
+        # One array, not a million Python strings, which forked workers would copy by counting references.
+        self._files = np.array(files)
+        self.labels = torch.tensor(labels, dtype=torch.int64)
+        self.size, self.seed, self.augment = size, seed, augment
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def path(self, index: int) -> Path:
+        """The file of an image."""
+        return self.root / os.fsdecode(self._files[index])
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int] | BrokenImage:
+        from torchvision.transforms.v2 import functional as transforms
+
+        index, draw = item
+        path = self.path(index)
+        try:
+            image = _open(path)
+            if self.augment:
+                image = self._augmented(image, draw, transforms)
+            else:
+                image = evaluation_crop(image, self.size)
+            return transforms.pil_to_tensor(image), int(self.labels[index])
+        except MemoryError:
+            raise  # not the image's fault
+        except Exception as error:  # decoders raise nearly anything, resizing at odd shapes
+            return BrokenImage(str(path), str(error) or type(error).__name__)
+
+    def _augmented(self, image: Image, draw: int, transforms: Any) -> Image:
+        chance = random.Random((self.seed << 64) + draw)
+        top, left, height, width = _crop(image.height, image.width, chance)
+        image = transforms.resized_crop(image, top, left, height, width, [self.size, self.size])
+        return transforms.horizontal_flip(image) if chance.random() < 0.5 else image
+
+
+def evaluation_crop(image: Image, size: int) -> Image:
+    """Return the central square of an image, as the networks are tested on it."""
+    from torchvision.transforms.v2 import functional as transforms
+
+    return transforms.center_crop(transforms.resize(image, [round(size * 256 / 224)]), [size])
+
+
+def _open(path: Path) -> Image:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return image.convert("RGB")
+
+
+def _crop(height: int, width: int, chance: random.Random) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random crop: area and ratio as usual for ImageNet, else the middle."""
+    for _ in range(_CROP_TRIES):
+        area = height * width * chance.uniform(*_CROP_AREA)
+        ratio = np.exp(chance.uniform(*np.log(_CROP_RATIO)))
+        w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        if 0 < w <= width and 0 < h <= height:
+            return chance.randint(0, height - h), chance.randint(0, width - w), h, w
+    w = min(width, round(height * _CROP_RATIO[1]))
+    h = min(height, round(width / _CROP_RATIO[0]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def collate(items: list[tuple[Tensor, int] | BrokenImage]) -> tuple[Tensor, Tensor] | BrokenImage:
+    """A batch, or the first image of it that could not be read."""
+    images, labels = [], []
+    for item in items:
+        if isinstance(item, BrokenImage):
+            return item
+        images.append(item[0])
+        labels.append(item[1])
+    return torch.stack(images), torch.tensor(labels)
 
 
 def _let_workers_end_quietly() -> None:

@@ -1,0 +1,198 @@
+"""What a run records besides accuracy: cost, the fate of each site's channels, and TensorBoard events."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softprune.costs import Cost, PaperCounter, cost
+from softprune.data import DataBundle
+from softprune.errors import ConfigError
+from softprune.methods import Pruner
+from softprune.plan import PrunePlan
+
+
+@dataclass
+class _Site:
+    activation: str
+    live: list[int]
+    """Channels of the dense BatchNorm that the network still has."""
+    beta: list[float]
+    gamma: list[float]
+    """Per dense channel; those cut away keep the values that they were cut with."""
+
+
+class SiteHistory:
+    """The sites of a run in terms of its dense network, also after the network was cut during training."""
+
+    def __init__(self) -> None:
+        self._sites: dict[str, _Site] = {}
+
+    @classmethod
+    def of(cls, pruner: Pruner | None) -> "SiteHistory":
+        """Return the history of a network that was never cut."""
+        history = cls()
+        if pruner is None:
+            return history
+        for site in pruner.sites:
+            width = site.width
+            zeros = [0.0] * width
+            history._sites[site.name] = _Site(site.activation, list(range(width)), zeros, list(zeros))
+        return history
+
+    def dense_masks(self, masks: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return masks of the dense network from masks of the current one: a channel that was cut is False."""
+        dense = {}
+        for name, site in self._sites.items():
+            mask = torch.zeros(len(site.beta), dtype=torch.bool)
+            if site.live:
+                kept = masks[name].cpu() if name in masks else torch.ones(len(site.live), dtype=torch.bool)
+                mask[torch.tensor(site.live)] = kept
+            dense[name] = mask
+        return dense
+
+    def note(self, network: nn.Module) -> None:
+        """Record shift and scale of the channels that the network has now."""
+        modules = dict(network.named_modules())
+        for name, site in self._sites.items():
+            if not site.live:
+                continue
+            bn = modules[name]
+            assert isinstance(bn.weight, Tensor)
+            assert isinstance(bn.bias, Tensor)
+            for channel, beta, gamma in zip(site.live, bn.bias.tolist(), bn.weight.tolist(), strict=True):
+                site.beta[channel], site.gamma[channel] = beta, gamma
+
+    def cut(self, plan: PrunePlan) -> None:
+        """Record that the network was cut by ``plan``."""
+        for name, site in self._sites.items():
+            if site.live and name in plan.modules:
+                module = plan.modules[name]
+                site.live = [] if module.void else [site.live[index] for index in module.outputs]
+
+    def records(self, masks: dict[str, Tensor]) -> list[dict[str, Any]]:
+        """Return the sites of result.json."""
+        dense = self.dense_masks(masks)
+        return [
+            {
+                "name": name,
+                "activation": site.activation,
+                "width": len(site.beta),
+                "kept": int(dense[name].sum()),
+                "beta": site.beta,
+                "gamma": site.gamma,
+                "keep": dense[name].tolist(),
+            }
+            for name, site in self._sites.items()
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint."""
+        return {name: vars(site) for name, site in self._sites.items()}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "SiteHistory":
+        """Return the history that :meth:`state_dict` described."""
+        history = cls()
+        history._sites = {name: _Site(**values) for name, values in state.items()}
+        return history
+
+
+class CostTracker:
+    """Counts the cost of the dense network once, and of what its masks keep on request.
+
+    Args:
+        dense: The network before any cut, on the CPU; only its structure matters.
+        data: Tells the shape of an image.
+    """
+
+    def __init__(self, dense: nn.Module, data: DataBundle) -> None:
+        self.dense_network = dense
+        self._image = data.example(1)
+        self.dense_cost = cost(dense, self._image)
+        self._paper_counter = _paper_counter(dense, self._image)
+        self.dense = self.totals(self.dense_cost, self._paper({}))
+        self._last: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+
+    def of_network(self, network: nn.Module, masks: dict[str, Tensor]) -> tuple[Cost, dict[str, Any]]:
+        """Return the cost of a compact network; ``masks`` are the dense network's, for the paper's counting."""
+        device = next(network.parameters()).device
+        counted = cost(network, self._image.to(device))
+        return counted, self.totals(counted, self._paper(masks))
+
+    def kept(self, pruner: Pruner | None, sites: SiteHistory) -> dict[str, Any]:
+        """Return what a cut at this moment would leave: channels, params, macs and the paper's counting.
+
+        While a method has not decided, that is the whole network, whose accuracy is measured too.
+        """
+        if pruner is None or not pruner.decided:
+            return self.dense
+        masks = sites.dense_masks(pruner.masks())
+        # Late in training masks hardly change, and planning the cut of a deep network is slow.
+        if self._last is not None and all(masks[name].equal(mask) for name, mask in self._last[0].items()):
+            return self._last[1]
+        plan = pruner.plan()
+        masked = sum(len(mask) for mask in masks.values())
+        channels = self.dense_cost.channels - masked + sum(int(mask.sum()) for mask in masks.values())
+        kept = {
+            "channels": channels,
+            "params": plan.params,
+            "macs": plan.macs,
+            "paper": self._paper(masks),
+        }
+        self._last = (masks, kept)
+        return kept
+
+    def _paper(self, masks: dict[str, Tensor]) -> dict[str, int] | None:
+        if self._paper_counter is None:
+            return None
+        counted = self._paper_counter.count(masks)
+        return {"flops": counted.flops, "params": counted.params, "channels": counted.channels}
+
+    @staticmethod
+    def totals(counted: Cost, paper: dict[str, int] | None) -> dict[str, Any]:
+        """Return the entry of result.json for a network."""
+        return {"channels": counted.channels, "params": counted.params, "macs": counted.macs, "paper": paper}
+
+
+def _paper_counter(dense: nn.Module, image: Tensor) -> PaperCounter | None:
+    try:
+        counter = PaperCounter(dense, image)
+        counter.count()
+    except ConfigError:
+        return None  # not one of the paper's networks
+    return counter
+
+
+def find_writer() -> Any:
+    """Return TensorBoard's SummaryWriter class, or raise a ConfigError that says how to install it."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            "records.tensorboard needs the package tensorboard. Got an ImportError: install it with "
+            '`pip install "softprune[tensorboard]"`, or set records.tensorboard = false.'
+        ) from error
+    return SummaryWriter
+
+
+class EventWriter:
+    """Writes each epoch's numbers as TensorBoard scalars.
+
+    Args:
+        folder: The folder of the event files; every start and resume adds one.
+        step: The step that the run resumes from. Events of later steps, which are trained again, are purged.
+    """
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        self._writer = find_writer()(str(folder), purge_step=step + 1)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add one line of metrics.jsonl."""
+        for key, value in row.items():
+            if isinstance(value, int | float) and key not in ("epoch", "step"):
+                self._writer.add_scalar(key, value, row["step"])
+        self._writer.flush()

@@ -1,0 +1,143 @@
+"""Use the network of a run after the fact: evaluate it, or cut it at its newest checkpoint."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from softprune.config.settings import ModelConfig, RunConfig
+from softprune.costs import Cost, cost
+from softprune.distributed import join_world
+from softprune.errors import ConfigError
+from softprune.runs.checkpoint import newest_path, read_newest
+from softprune.runs.folder import RunFolder
+from softprune.runs.networks import build_network, known_origin, origin_of
+from softprune.surgery import load, save, saved_path
+from softprune.train.evaluate import EvalTotals, Evaluator
+from softprune.train.run import open_data, set_arithmetic
+from softprune.train.stage import Stage, recalibrate, restored_stage
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of what :func:`evaluate_folder` returns."""
+
+    name: str
+    totals: EvalTotals
+
+
+def evaluate_folder(
+    path: Path, *, device: str = "auto", data_dir: str | None = None, model: str = "", data: str = ""
+) -> list[Variant]:
+    """Return the test accuracy of a run's network, as trained (masked) and compact, or of a compact network alone.
+
+    A compact network inside its run takes the model and the data from the run's configuration. Elsewhere they come
+    from its record of its origin, or from ``model`` and ``data``.
+    """
+    is_run = (path / "config.toml").is_file()
+    compact = RunFolder(path).compact if is_run else saved_path(path)
+    if not is_run and not compact.is_file():
+        raise ConfigError(
+            "`softprune evaluate` takes the folder of a run (with config.toml) or the .safetensors file of a compact "
+            f"network. Got {path}, which is neither."
+        )
+    config = _config_for(compact, model, data, data_dir)
+    world = join_world(device)
+    set_arithmetic(config, world.device)
+    images = open_data(config, world.device)
+    evaluator = Evaluator(images, config, world)
+    rows = []
+    folder = RunFolder(path)
+    if is_run and newest_path(folder.checkpoints) is not None:
+        stage = restored_stage(config, images, world, read_newest(folder.checkpoints)[1]).stage
+        with stage.eval_weights() as network:
+            name = "masked" if stage.pruner is not None else "trained"
+            rows.append(Variant(name, evaluator(network)))
+    if compact.is_file():
+        dense = build_network(config.model.name, images.num_classes).to(world.device)
+        rows.append(Variant("compact", evaluator(load(compact, dense))))
+    if not rows:
+        raise ConfigError(f"A run must have a checkpoint to evaluate. Got none in {path}; train it first.")
+    return rows
+
+
+def _config_for(compact: Path, model: str, data: str, data_dir: str | None) -> RunConfig:
+    run = compact.parent
+    origin = None if (run / "config.toml").is_file() else known_origin(compact)
+    if origin is not None:
+        model, data = model or origin.model, data or origin.data
+    if (run / "config.toml").is_file():
+        config = RunFolder(run).read_config()
+    elif model and data:
+        config = RunConfig()
+    else:
+        raise ConfigError(
+            "A compact network outside its run needs --model and --data, unless it records that it comes from one of "
+            "softprune's own networks. "
+            f"Got {'only --model' if model else 'only --data' if data else 'neither'}."
+        )
+    if model:
+        config = config.replace(model=ModelConfig(name=model))
+    images = config.data.replace(name=data or config.data.name, dir=data_dir or config.data.dir)
+    return config.replace(data=images)
+
+
+def refuse_dense(config: RunConfig, run: Path) -> None:
+    """Raise a ConfigError for a run without pruning, which has no compact network."""
+    if config.method.name == "dense":
+        raise ConfigError(
+            f"A compact network is cut from a pruned one. Got the dense run {run}; pass the folder of a run with a "
+            'pruning method (method.name other than "dense").'
+        )
+
+
+def compact_run(
+    run: Path,
+    out: Path | None = None,
+    *,
+    device: str = "auto",
+    data_dir: str | None = None,
+    round_to: int | None = None,
+    gathers: bool = True,
+) -> tuple[Path, Cost, Cost]:
+    """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its own cost.
+
+    For a finished run it equals the network that the run wrote, if the device is the same. A run that recalibrated
+    with several processes computed statistics on a share of each batch, here they come from whole batches.
+    `round_to` and `gathers` are those of Pruner.compact.
+    """
+    folder = RunFolder.open(run)
+    config = folder.read_config()
+    refuse_dense(config, run)
+    world = join_world(device)
+    set_arithmetic(config, world.device)
+    data = open_data(config, world.device, data_dir)
+    start = restored_stage(config, data, world, read_newest(folder.checkpoints)[1])
+    stage = start.stage
+    if round_to is not None or not gathers:
+        _check_choice(config, stage, out)
+    with stage.eval_weights() as network:
+        compact = network
+        if stage.pruner is not None:
+            compact = stage.pruner.compact(round_to=round_to, gathers=gathers)
+            if config.train.recalibrate:
+                recalibrate(compact, stage.step.batches, config.train.recalibrate)
+        target = save(compact, out or folder.compact, origin=origin_of(config, data))
+    return target, cost(start.dense, data.example(1)), cost(compact, data.example(1, world.device))
+
+
+def _check_choice(config: RunConfig, stage: Stage, out: Path | None) -> None:
+    """Raise a ConfigError unless the network may be cut in another way than the run cuts it."""
+    if out is None:
+        raise ConfigError(
+            "RUN/compact.safetensors is the network that the run reports. Got a cut with other options and no --out; "
+            "name another file with --out."
+        )
+    if stage.pruner is None:
+        raise ConfigError(
+            "--round-to and --no-gathers take effect when a network is cut. Got a run that was cut already and is in "
+            "its fine-tuning; leave them out, or set method.round_to before training."
+        )
+    if config.train.recalibrate:
+        raise ConfigError(
+            "Recalibrated statistics belong to one cut. Got train.recalibrate together with --round-to or "
+            "--no-gathers; set method.round_to before training."
+        )
