@@ -15,6 +15,7 @@ from tiny import tiny_recipe
 from softprune.config.recipes import dump_config, sweep_names, sweep_title
 from softprune.errors import CheckpointError, ConfigError
 from softprune.runs.folder import RunFolder
+from softprune.sweep.executor import LocalPool
 from softprune.sweep.grid import Cell, Sweep, read_sweep
 from softprune.sweep.runner import Job, SweepListener, SweepRunner
 
@@ -200,7 +201,7 @@ def test_runs_go_side_by_side_and_failures_stop_no_other(
         four__two="done()",
         five="done()",
     )
-    recorder, runner = Recorder(), SweepRunner(sweep, jobs=2)
+    recorder, runner = Recorder(), SweepRunner(sweep, LocalPool(2))
     assert runner.run(recorder) is None
     assert recorder.most == 2
     states = {job.cell.name: job.state for job in runner.jobs}
@@ -242,13 +243,13 @@ def test_a_run_that_outlived_its_sweep_is_waited_for(tmp_path: Path, monkeypatch
     sweep = pretend(tmp_path, monkeypatch, one="time.sleep(1.5); done()")
     orphan = SweepRunner(sweep).jobs[0]
     assert orphan.take()
-    orphan.start(0, [], dict(os.environ))
+    orphan.start(LocalPool())
     orphan.release()  # as if the sweep had been killed: the process alone holds the claim now
     recorder, runner = Recorder(), SweepRunner(sweep)
     assert runner.run(recorder) is None
     assert recorder.events == [("one", "done")]
-    assert orphan.process is not None
-    orphan.process.wait()
+    while not orphan.poll():
+        time.sleep(0.05)
 
 
 def test_signals_reach_the_runs_through_the_sweep(write: Any, tmp_path: Path) -> None:

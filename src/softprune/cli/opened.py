@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from softprune.config.settings import RunConfig
 from softprune.data import DATASETS
 from softprune.data.bundle import ArrayDataset
-from softprune.data.folder import MEAN, STD, evaluation_crop
+from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, evaluation_crop
 from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.models import REGISTRY
 from softprune.plan.plan import model_shapes
@@ -140,5 +140,5 @@ def open_images(
     if isinstance(data.test, ArrayDataset):
         # Some data sets do not store 0 to 255; the digits store 0 to 16.
         return data.test.normalise(batch * (float(data.test.images.max()) / 255)), names
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (MEAN, STD))
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
     return (batch - mean) / std, names

@@ -45,6 +45,7 @@ def sweep(
     """
     seconds = parse_time(time_limit)
     from softprune.cli.progress import sweep_progress
+    from softprune.sweep.executor import LocalPool
     from softprune.sweep.grid import read_sweep
     from softprune.sweep.runner import SweepRunner
 
@@ -56,7 +57,7 @@ def sweep(
         ]
         print_table(f"{len(planned.cells)} runs in {planned.folder}", ["run", "method", "", "after"], rows)
         return
-    runner = SweepRunner(planned, jobs=jobs, devices=_devices(device), data_dir=data_dir)
+    runner = SweepRunner(planned, LocalPool(jobs, _devices(device)), data_dir=data_dir)
     with sweep_progress() as listener:
         reason = runner.run(listener, seconds)
     done = [job.cell.folder.path for job in runner.jobs if job.state == "done"]

@@ -1,4 +1,4 @@
-"""Sweeps: a TOML file that names recipes and a grid of settings, resolved into runs before any of them starts."""
+"""Sweep files: recipes and a grid of settings, resolved into runs before any of them starts."""
 
 import itertools
 import re
@@ -29,7 +29,7 @@ _RUN = ("recipe", "name", "set", "grid", "after")
 _AFTER = "{after}"
 """In a value of `set`, the folder of the run named by `after`."""
 LOGS = "logs"
-"""The folder of a sweep that is no run's."""
+"""Name of the folder for the runs' logs."""
 
 Point = dict[str, Any]
 """One value for each key of a grid."""
@@ -40,10 +40,10 @@ class Cell:
     """One run of a sweep."""
 
     name: str
-    """Unique in the sweep; the run's folder is called so."""
+    """Unique in the sweep; also the name of the run's folder."""
     recipe: str
     settings: tuple[str, ...]
-    """What ``softprune train --set`` takes."""
+    """Settings as ``softprune train --set`` takes them."""
     folder: RunFolder
     config: RunConfig
     point: Point
@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def arguments(self) -> list[str]:
-        """The command that starts the run, or goes on with it."""
+        """Arguments of `softprune` that start the run, or resume it if it was started."""
         if self.folder.config.is_file():
             return ["resume", str(self.folder.path)]
         chosen = [part for setting in self.settings for part in ("--set", setting)]
@@ -61,7 +61,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A grid of runs and where they lie."""
+    """The runs of a sweep and their folder."""
 
     name: str
     folder: Path
@@ -69,7 +69,7 @@ class Sweep:
 
 
 def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: str | None = None) -> Sweep:
-    """The runs of a sweep (a TOML file, or the name of one that ships), all of them checked; nothing is written."""
+    """Return the runs of a sweep (a TOML file, or the name of a built-in one). Check all of them; write nothing."""
     path = Path(sweep)
     if not path.is_file():
         path = sweep_folder() / f"{sweep}.toml"
@@ -117,7 +117,7 @@ def _cells_of(
     for point in _points({**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}):
         after = _after(run.get("after"), point, before)
         values = {**_checked_set(run.get("set", {})), **point}
-        # Runs that differ in their seed alone are repetitions and share a name.
+        # Runs that differ only in their seed are repetitions and share a name.
         shared = {key: value for key, value in point.items() if key != "seed"}
         values["name"] = label + _suffix(shared)
         if data_dir is not None:
@@ -155,7 +155,7 @@ def _cells_of(
 
 
 def _check_started(cell: Cell) -> None:
-    """A run that was started must have been started with these settings."""
+    """Raise a ConfigError if the run was started with other settings."""
     if not cell.folder.config.is_file():
         return
     started = cell.folder.read_config()
@@ -193,7 +193,7 @@ def _points(grid: Mapping[str, list[Any]]) -> list[Point]:
 
 
 def _suffix(point: Point) -> str:
-    """`-strength0.0001-seed2`: the last part of each key, with its value."""
+    """Return the last part of each key with its value, such as `-strength0.0001-seed2`."""
     parts = [f"{key.rpartition('.')[2]}{_shown(value)}" for key, value in point.items()]
     return "".join(f"-{part}" for part in parts)
 
@@ -204,7 +204,7 @@ def _shown(value: Any) -> str:
 
 
 def _after(label: Any, point: Point, before: Sequence[Cell]) -> Cell | None:
-    """The cell that a run waits for: of the run called `label`, the one with the same values in the grid."""
+    """Return the cell that a run waits for: the one of run `label` with the same values in the grid."""
     if label is None:
         return None
     same = [

@@ -1,11 +1,8 @@
-"""Run a sweep: a process for each run, so many at a time; called again, it goes on where it stopped."""
+"""Run a sweep: order, failures, stops and resuming, whatever executes the runs."""
 
 import fcntl
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,61 +10,70 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from softprune.io import unwritable
+from softprune.sweep.executor import Executor, LocalPool, Task
 from softprune.sweep.grid import LOGS, Cell, Sweep
 from softprune.train.control import EXIT_STOPPED, StopSignal
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "blocked"]
 """`blocked`: the run that it comes after has failed."""
 
-_LOOK_EVERY = 0.25
+_POLL_SECONDS = 0.25
 
 
 @dataclass
 class Job:
-    """One run of the sweep at work."""
+    """One run of the sweep and its state."""
 
     cell: Cell
     log: Path
+    data_dir: str | None = None
     state: State = "waiting"
     seconds: float = 0.0
-    """Time at work in this call of the sweep."""
-    process: subprocess.Popen[bytes] | None = None
-    slot: int | None = None
+    """Running time in this call of the sweep."""
+    task: Task | None = None
     _lock: IO[str] | None = field(default=None, repr=False)
     _began: float = 0.0
-    _told: bool = False
+    _asked_to_stop: bool = False
 
     def finished(self) -> bool:
-        """Whether the run has its result."""
+        """Return whether the run has its result."""
         return self.cell.folder.result.is_file()
 
     def last_row(self) -> dict[str, Any] | None:
-        """The newest line of the run's metrics, of its dense baseline's as long as that is being trained."""
+        """Return the newest line of the run's metrics, or of its dense baseline's while that is trained."""
         for path in (self.cell.folder.metrics, self.cell.folder.dense / "metrics.jsonl"):
             try:
                 lines = path.read_text(encoding="utf-8").splitlines()
                 return json.loads(lines[-1])
             except (OSError, IndexError, ValueError):
-                continue  # not there yet, or a line half written
+                continue  # missing, or a line half written
         return None
 
     def last_words(self, lines: int = 3) -> list[str]:
-        """The end of what the run printed: the reason, where it failed."""
+        """Return the end of the run's output, which names the reason if it failed."""
         try:
             text = self.log.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return []
         return [line for line in text.splitlines() if line.strip()][-lines:]
 
+    def arguments(self) -> list[str]:
+        """Return the arguments that start or resume the run."""
+        arguments = self.cell.arguments
+        if self.data_dir is not None and arguments[0] == "resume":
+            arguments += ["--data-dir", self.data_dir]
+        return arguments
+
     def take(self) -> bool:
-        """Claim the run; False while a process of an earlier sweep, or of another one, still works on it."""
-        claim = self.log.with_suffix(".lock")
+        """Lock the run. Return False while a process of an earlier sweep, or of another one, works on it."""
+        path = self.log.with_suffix(".lock")
         try:
-            claim.parent.mkdir(parents=True, exist_ok=True)
-            lock = open(claim, "w", encoding="utf-8")  # noqa: SIM115  (held until the run ends)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = open(path, "w", encoding="utf-8")  # noqa: SIM115  (held until the run ends)
         except OSError as error:
-            raise unwritable(claim, error, "the same command goes on") from error
+            raise unwritable(path, error, "the same command goes on") from error
         try:
+            # Not the package filelock: the run's process must inherit this lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
@@ -75,100 +81,94 @@ class Job:
         self._lock = lock
         return True
 
-    def start(self, slot: int, extra: Sequence[str], environment: dict[str, str]) -> None:
-        """Start the run's process. It inherits the claim, so that the claim outlives us if we are killed."""
-        assert self._lock is not None
-        command = [sys.executable, "-m", "softprune", *self.cell.arguments, *extra]
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=(self._lock.fileno(),),
-                start_new_session=True,  # Ctrl-C reaches us; we tell the runs
-            )
-        self.state, self.slot, self._began, self._told = "running", slot, time.monotonic(), False
-
-    def look(self) -> bool:
-        """Note whether the process has ended; True if it did since the last look."""
-        if self.process is None:
-            return False
-        self.seconds = time.monotonic() - self._began
-        code = self.process.poll()
-        if code is None:
-            return False
-        self.process, self.slot = None, None
-        self.release()
-        # A process that is still starting up has no handler yet, and nothing to save: SIGTERM ends it.
-        stopped = code == EXIT_STOPPED or (self._told and code == -signal.SIGTERM)
-        self.state = "done" if self.finished() else "stopped" if stopped else "failed"
-        return True
-
-    def stop(self) -> None:
-        """Tell the run to save and end."""
-        assert self.process is not None
-        self._told = True
-        self.process.terminate()
-
     def release(self) -> None:
-        """Give the claim back."""
+        """Unlock the run."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
+    def start(self, executor: Executor) -> None:
+        """Start the run, which must be locked."""
+        assert self._lock is not None
+        self.task = executor.start(self.arguments, self.log, self._lock)
+        self.state, self._began, self._asked_to_stop = "running", time.monotonic(), False
+
+    def poll(self) -> bool:
+        """Update the state; return whether the run ended since the last call."""
+        if self.task is None:
+            return False
+        self.seconds = time.monotonic() - self._began
+        code = self.task.poll()
+        if code is None:
+            return False
+        self.task = None
+        self.release()
+        # A process that is still importing has no handler yet, and nothing to save: SIGTERM ends it.
+        stopped = code == EXIT_STOPPED or (self._asked_to_stop and code == -signal.SIGTERM)
+        self.state = "done" if self.finished() else "stopped" if stopped else "failed"
+        return True
+
+    def stop(self) -> None:
+        """Ask the run to save and exit."""
+        assert self.task is not None
+        self._asked_to_stop = True
+        self.task.stop()
+
 
 class SweepListener:
-    """What a sweep tells; does nothing by itself."""
+    """Receives a sweep's events. Every method does nothing; override the ones you need."""
 
     def on_look(self, jobs: Sequence[Job]) -> None:
-        """Some time has passed."""
+        """Called several times a second."""
 
     def on_change(self, job: Job) -> None:
         """A run has started or ended."""
 
 
 class SweepRunner:
-    """Works a sweep off.
+    """Runs a sweep.
 
     Args:
         sweep: What to run.
-        jobs: Runs side by side.
-        devices: Given to the runs in turn, as ``softprune train --device`` takes them.
-        data_dir: Where the data is, if not where the recipes say.
+        executor: Where to run it; one process at a time on this machine by default.
+        data_dir: The folder of the data, if another than the recipes say.
     """
 
     def __init__(
-        self, sweep: Sweep, *, jobs: int = 1, devices: Sequence[str] = ("auto",), data_dir: str | None = None
+        self, sweep: Sweep, executor: Executor | None = None, *, data_dir: str | None = None
     ) -> None:
-        self.sweep, self.slots, self.devices, self.data_dir = sweep, jobs, devices, data_dir
+        self.sweep, self.executor = sweep, executor or LocalPool()
         logs = sweep.folder / LOGS
-        self.jobs = [Job(cell, logs / f"{cell.name}.log") for cell in sweep.cells]
+        self.jobs = [Job(cell, logs / f"{cell.name}.log", data_dir) for cell in sweep.cells]
         self._by_name = {job.cell.name: job for job in self.jobs}
 
     def run(self, listener: SweepListener, time_limit: float | None = None) -> str | None:
-        """Run what is not done yet; None when nothing is left to start, or the reason to stop early."""
+        """Run everything that is not done yet. Return None, or the reason to stop early."""
         for job in self.jobs:
             job.state = "done" if job.finished() else "waiting"
-        with StopSignal(time_limit) as stop:
-            while True:
-                reason = stop.reason()
-                for job in self.jobs:
-                    if job.look():
-                        listener.on_change(job)
-                if reason is not None:
-                    self._stop_all(listener)
-                    return reason
-                self._start_ready(listener)
-                listener.on_look(self.jobs)
-                if not any(job.state in ("waiting", "running") for job in self.jobs):
-                    return None
-                time.sleep(_LOOK_EVERY)
+        try:
+            with StopSignal(time_limit) as stop:
+                while True:
+                    reason = stop.reason()
+                    self._poll(listener)
+                    if reason is not None:
+                        self._stop_all(listener)
+                        return reason
+                    self._start_ready(listener)
+                    listener.on_look(self.jobs)
+                    if not any(job.state in ("waiting", "running") for job in self.jobs):
+                        return None
+                    time.sleep(_POLL_SECONDS)
+        finally:
+            self.executor.close()
+
+    def _poll(self, listener: SweepListener) -> None:
+        for job in self.jobs:
+            if job.poll():
+                listener.on_change(job)
 
     def _start_ready(self, listener: SweepListener) -> None:
-        busy = {job.slot for job in self.jobs if job.slot is not None}
-        free = [slot for slot in range(self.slots) if slot not in busy]
+        free = self.executor.free_slots()
         for job in self.jobs:
             if job.state != "waiting":
                 continue
@@ -177,31 +177,19 @@ class SweepRunner:
                 job.state = "blocked"
                 listener.on_change(job)
             elif (before is None or before.state == "done") and free and job.take():
-                if job.finished():  # by whoever had it until now
+                if job.finished():  # by the process that held the lock until now
                     job.release()
                     job.state = "done"
                 else:
-                    self._start(job, free.pop(0))
+                    job.start(self.executor)
+                    free -= 1
                 listener.on_change(job)
-
-    def _start(self, job: Job, slot: int) -> None:
-        extra = ["--device", self.devices[slot % len(self.devices)]]
-        if self.data_dir is not None and job.cell.arguments[0] == "resume":
-            extra += ["--data-dir", self.data_dir]
-        environment = dict(os.environ)
-        if self.slots > 1:
-            # Each process would otherwise take every core, and all of them wait for each other.
-            share = max(1, (os.cpu_count() or 1) // self.slots)
-            environment.setdefault("OMP_NUM_THREADS", str(share))
-        job.start(slot, extra, environment)
 
     def _stop_all(self, listener: SweepListener) -> None:
         """Let the runs save, and wait for them."""
-        running = [job for job in self.jobs if job.process is not None]
-        for job in running:
-            job.stop()
-        for job in running:
-            assert job.process is not None
-            job.process.wait()
-            if job.look():
-                listener.on_change(job)
+        for job in self.jobs:
+            if job.task is not None:
+                job.stop()
+        while any(job.task is not None for job in self.jobs):
+            self._poll(listener)
+            time.sleep(0.05)

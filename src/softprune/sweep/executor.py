@@ -1,0 +1,93 @@
+"""Where the runs of a sweep are executed: the interface, and a pool of processes on this machine."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Protocol
+
+Arguments = Callable[[], list[str]]
+"""Returns the arguments of `softprune` that start the run, or resume it if it was started."""
+
+
+class Task(Protocol):
+    """A run that an executor has started."""
+
+    def poll(self) -> int | None:
+        """Return the exit code of the run's process, or None while it runs."""
+
+    def stop(self) -> None:
+        """Ask the run to save and exit."""
+
+
+class Executor(Protocol):
+    """Executes runs. A sweep decides what is run and when; an executor decides where."""
+
+    def free_slots(self) -> int:
+        """Return how many more runs can be started now."""
+
+    def start(self, arguments: Arguments, log: Path, lock: IO[str]) -> Task:
+        """Start a run whose output is appended to ``log``.
+
+        ``lock`` is the run's lock file, locked. A process that can outlive the sweep must inherit it.
+        """
+
+    def close(self) -> None:
+        """Release what the executor holds."""
+
+
+class LocalPool:
+    """Runs processes on this machine.
+
+    Args:
+        jobs: Runs side by side.
+        devices: Assigned to the runs in turn, as ``softprune train --device`` takes them.
+    """
+
+    def __init__(self, jobs: int = 1, devices: Sequence[str] = ("auto",)) -> None:
+        self._tasks: list[_LocalTask | None] = [None] * jobs
+        self._devices = devices
+
+    def free_slots(self) -> int:
+        return len(self._free())
+
+    def start(self, arguments: Arguments, log: Path, lock: IO[str]) -> Task:
+        slot = self._free()[0]
+        environment = dict(os.environ)
+        if len(self._tasks) > 1:
+            # Each process would otherwise use every core, and they would slow each other down.
+            threads = max(1, (os.cpu_count() or 1) // len(self._tasks))
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
+        device = self._devices[slot % len(self._devices)]
+        command = [sys.executable, "-m", "softprune", *arguments(), "--device", device]
+        with open(log, "ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(lock.fileno(),),  # so that the run stays locked if the sweep is killed
+                start_new_session=True,  # Ctrl-C reaches the sweep, which stops the runs
+            )
+        task = _LocalTask(process)
+        self._tasks[slot] = task
+        return task
+
+    def close(self) -> None:
+        pass
+
+    def _free(self) -> list[int]:
+        return [slot for slot, task in enumerate(self._tasks) if task is None or task.poll() is not None]
+
+
+class _LocalTask:
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = process
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def stop(self) -> None:
+        self.process.terminate()
