@@ -65,7 +65,7 @@ def test_micro_batches_and_processes_see_the_same_augmented_images():
 
 def test_micro_batches_must_be_equal():
     with pytest.raises(ConfigError, match="equal micro-batches"):
-        make_batches(_arrays(), EpochSampler(size=20, batch_size=6), device=CPU, pieces=4)
+        make_batches(_arrays(), EpochSampler(size=20, batch_size=6), device=CPU, accumulate=4)
 
 
 def test_images_from_folders(tmp_path):

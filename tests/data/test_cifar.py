@@ -173,3 +173,36 @@ def test_download_from_nowhere(tmp_path):
     cifar = replace(SMALL100, url=(tmp_path / "absent").as_uri())
     with pytest.raises(DataError, match="could not be downloaded"):
         load_cifar(cifar, tmp_path, download=True)
+
+
+def test_a_dtype_that_claims_objects_reaches_no_pointer(tmp_path):
+    """An object dtype made through BUILD once made NumPy treat the file's bytes as pointers, and crash."""
+    pixels = _pixels(7, 1)
+    honest = _python2(pixels, [1] * 7)
+    flags = b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+    assert flags in honest
+    crafted = [
+        honest.replace(flags, b"NNNK\x08K\x01K\x3ftb\x89"),  # size, alignment and flags of an object dtype
+        honest.replace(b"U\x02u1", b"U\x02O8"),
+        honest.replace(b"U\x02u1", b"U\x02V8"),
+        honest.replace(b"K\x01M\x07\x00M\x00\x0c\x86", b"K\x01M\x07\x00J\xff\xff\xff\x7f\x86"),
+    ]
+    folder = tmp_path / CIFAR100.folder
+    _write100(tmp_path)
+    good = replace(SMALL100, label_key="labels")
+    (folder / "test").write_bytes(_python2(_pixels(3, 2), [1] * 3))
+    for content in crafted:
+        (folder / "train").write_bytes(content)
+        try:
+            images = load_cifar(good, tmp_path).train.images
+        except DataError:
+            continue
+        # Flags are not read at all: the array is the plain one.
+        assert torch.equal(images, torch.from_numpy(pixels).view(7, 3, 32, 32))
+
+
+@pytest.mark.parametrize("labels", [[[1]] * 7, [10**400] * 7, [True] * 7, [1.0] * 7, {"a": 1}])
+def test_labels_are_plain_numbers(tmp_path, labels):
+    _write100(tmp_path, fine_labels=labels)
+    with pytest.raises(DataError, match=r"whole numbers|0 to 99"):
+        load_cifar(SMALL100, tmp_path)

@@ -190,3 +190,27 @@ def test_a_torchvision_of_another_torch(root, monkeypatch, error):
         DataError, match=rf"torchvision 0\.1\.2 with torch {re.escape(torch.__version__)}: .*matches"
     ):
         _load(root)
+
+
+def test_links_that_lead_back_and_fifos_are_ignored(root, caplog):
+    bee = root / "train" / "bee"
+    (bee / "loop").symlink_to(bee, target_is_directory=True)
+    (bee / "gone.png").symlink_to(root / "nothing.png")
+    os.mkfifo(bee / "pipe.png")
+    elsewhere = root / "elsewhere"
+    elsewhere.mkdir()
+    Image.new("RGB", (20, 20)).save(elsewhere / "x.png")
+    (bee / "more").symlink_to(elsewhere, target_is_directory=True)
+    with caplog.at_level(logging.WARNING):
+        train = _load(root).train
+    assert train.labels.tolist() == [0] * 4 + [1] * 5 + [2] * 4
+    assert "ignoring 3 files that are not images" in caplog.text
+    assert "loop" in caplog.text
+
+
+def test_a_decoder_is_chosen_from_the_common_ones_alone(root):
+    """Pillow's EPS decoder starts Ghostscript, whatever the file is called."""
+    Image.new("RGB", (20, 20)).save(root / "train" / "ant" / "0.png", format="EPS")
+    item = _load(root).train[0, 0]
+    assert isinstance(item, BrokenImage)
+    assert "cannot identify" in item.reason

@@ -47,5 +47,5 @@ def test_wrong_arrays(images, labels, constants):
 
 
 def test_wrong_augmentation():
-    with pytest.raises(DataError, match="at least 0"):
+    with pytest.raises(DataError, match="0 or more"):
         Augmentation(pad=-1)

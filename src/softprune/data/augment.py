@@ -1,7 +1,7 @@
 """Random crops and flips of a batch, on the device and without a random generator.
 
-What happens to an image is a hash of (seed, step, position in the batch), the same that drives the masks. So
-it is the same after a resume, on any number of processes, eager, compiled and inside a CUDA graph.
+The augmentation of an image is a hash of (seed, step, position in the batch), the same that drives the masks. It is
+therefore the same after a resume, on any number of processes, eager, compiled and inside a CUDA graph.
 """
 
 import torch
@@ -10,24 +10,24 @@ from torch import Tensor
 from softprune.data.datasets import ArrayDataset, Augmentation
 from softprune.rng import Clock, channel_words, uniform_noise
 
-# In place of a site's number: far above any, so that masks and images never share their noise.
+# Takes the place of a site's number; far above any of them, so that masks and images never share their noise.
 _IMAGES = 0x696D6167
 
 
 def image_words(seed: int, batch_size: int, device: torch.device | str | None = None) -> Tensor:
-    """(3, batch_size): the part of the hash that never changes, for rows, columns and flips."""
+    """Return the constant part of the hash for rows, columns and flips, (3, batch_size)."""
     return channel_words(seed, _IMAGES, 3 * batch_size, device).view(3, batch_size)
 
 
 def augmented_batch(
     data: ArrayDataset, indices: Tensor, augmentation: Augmentation, clock: Clock, words: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Normalised and randomly changed images, and labels.
+    """Return normalised and augmented images, and labels.
 
     Args:
-        data: Where the images are.
-        indices: Which images, (B,).
-        augmentation: What may happen to them.
+        data: The images.
+        indices: The images of the batch, (B,).
+        augmentation: What to do with them.
         clock: Its step (and forward) select the noise.
         words: The columns of :func:`image_words` that belong to these positions of the batch, (3, B).
     """
@@ -42,8 +42,8 @@ def augmented_batch(
     if flip:
         column = torch.where(u[2, :, None] < 0.5, column, width - 1 - column)
     column = column + shift[1, :, None]
-    # One gather by position in the plane: the quickest of the ways tried on a CPU, and a single kernel, with
-    # the normalisation, when compiled.
+    # One gather by position in the plane: the fastest variant tried on a CPU, and a single kernel together with the
+    # normalisation when compiled.
     inside = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None, :]
     place = row.clamp(0, height - 1)[:, :, None] * width + column.clamp(0, width - 1)[:, None, :]
     pixels = data.images.index_select(0, indices).flatten(2)

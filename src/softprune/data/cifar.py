@@ -17,7 +17,7 @@ _SIDE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar:
-    """One of the two sets: where its files are, what they hold, and how its pixels are normalised."""
+    """One of the two data sets: its files, their content, and the normalisation of its pixels."""
 
     name: str
     num_classes: int
@@ -68,12 +68,12 @@ CIFAR100 = Cifar(
 def load_cifar(
     cifar: Cifar, root: Path | str, *, device: torch.device | str = "cpu", download: bool = False
 ) -> DataBundle:
-    """The whole set on `device`. `root` is the folder with the official files, or the one above it."""
+    """Return the whole set on `device`. `root` is the folder with the official files, or its parent."""
     folder = _find(cifar, Path(root), download)
-    names = _read(folder / cifar.meta_file).get(cifar.names_key, [])
-    if len(names) != cifar.num_classes:
+    names = _read(folder / cifar.meta_file).get(cifar.names_key)
+    if not isinstance(names, list) or len(names) != cifar.num_classes:
         raise DataError(
-            f"{folder / cifar.meta_file} must list {cifar.num_classes} class names. Got {len(names)}; "
+            f"{folder / cifar.meta_file} must list {cifar.num_classes} class names. Got {_summary(names)}; "
             f"unpack {cifar.url} again."
         )
 
@@ -93,7 +93,7 @@ def load_cifar(
 
 
 def _find(cifar: Cifar, root: Path, download: bool) -> Path:
-    """The folder that holds every file of the set, fetched if allowed."""
+    """Return the folder that holds every file of the set, downloaded if allowed."""
     wanted = (*cifar.train_files, *cifar.test_files, cifar.meta_file)
     for folder in (root / cifar.folder, root):
         if all((folder / file).is_file() for file in wanted):
@@ -112,7 +112,7 @@ def _find(cifar: Cifar, root: Path, download: bool) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The dictionary in an official file. Its keys are bytes in Python 2's pickles, and may be text."""
+    """Return the dictionary in an official file. Its keys are bytes in Python 2's pickles, and may be text."""
     content = read_pickle(path)
     if not isinstance(content, dict):
         raise DataError(f"{path} must hold a dictionary. Got {type(content).__name__}; fetch the file again.")
@@ -123,8 +123,14 @@ def _text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
+def _summary(values: Any) -> str:
+    if not isinstance(values, list):
+        return type(values).__name__
+    return f"{len(values)} of type {', '.join(sorted({type(value).__name__ for value in values[:100]}))}"
+
+
 def _images(cifar: Cifar, paths: list[Path], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(count, 3, 32, 32) uint8 and (count,) int64 of these files, checked."""
+    """Return images (count, 3, 32, 32) uint8 and labels (count,) int64 of these files, checked."""
     images, labels = [], []
     for path in paths:
         content = _read(path)
@@ -136,19 +142,18 @@ def _images(cifar: Cifar, paths: list[Path], count: int) -> tuple[np.ndarray, np
                 f"{path}: `data` must be uint8 of shape (n, {3 * _SIDE**2}). "
                 f"Got {pixels.dtype} {pixels.shape}; fetch it again."
             )
-        numbers = np.asarray(classes if classes is not None else [])
-        if numbers.shape != (len(pixels),) or numbers.dtype.kind not in "iu":
+        if not isinstance(classes, list) or len(classes) != len(pixels) or {*map(type, classes)} - {int}:
             raise DataError(
                 f"{path}: `{cifar.label_key}` must hold {len(pixels)} whole numbers, one per image. "
-                f"Got {numbers.dtype} of shape {numbers.shape}; fetch it again."
+                f"Got {_summary(classes)}; fetch it again."
             )
-        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < cifar.num_classes:
+        if classes and not 0 <= min(classes) <= max(classes) < cifar.num_classes:
             raise DataError(
                 f"{path}: labels must lie in 0 to {cifar.num_classes - 1}. "
-                f"Got {numbers.min()} to {numbers.max()}; is this file of {cifar.name}?"
+                f"Got {min(classes)} to {max(classes)}; is this file of {cifar.name}?"
             )
         images.append(pixels.reshape(-1, 3, _SIDE, _SIDE))
-        labels.append(numbers.astype(np.int64))
+        labels.append(np.array(classes, dtype=np.int64))
     total = sum(map(len, images))
     if total != count:
         raise DataError(

@@ -1,4 +1,4 @@
-"""What a data set looks like to the rest of softprune: two parts, and how a network is fed with them."""
+"""Data sets in memory, and the bundle of training and test images that training takes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from softprune.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Random changes to training images: a crop out of the zero-padded image, mirrored half of the time."""
+    """Random augmentation of training images: a crop of the zero-padded image, flipped half of the time."""
 
     pad: int = 0
-    """Zeros on each side, after normalising (so they are the mean colour), before a crop of the old size."""
+    """Zeros added on each side after normalisation (they are the mean colour), before a crop of the old size."""
     flip: bool = False
-    """Whether left and right may be swapped."""
+    """Flip images horizontally at random."""
 
     def __post_init__(self) -> None:
         if self.pad < 0:
-            raise DataError(f"Augmentation.pad is a number of pixels, at least 0. Got {self.pad}.")
+            raise DataError(f"Augmentation.pad must be a number of pixels, 0 or more. Got {self.pad}.")
 
 
 @dataclass(frozen=True)
 class ArrayDataset:
-    """Images that fit in memory: all of them in one tensor, on the device that trains.
+    """Images that fit in memory, in one tensor on the device that trains.
 
-    They stay as stored, one byte per value for CIFAR, and are normalised when a batch is gathered: four times
-    less memory to keep and to read, for arithmetic that a compiled step fuses into the gather.
+    They are kept as stored, one byte per value for CIFAR, and normalised when a batch is gathered. This takes a quarter
+    of the memory and bandwidth of floats, and a compiled step fuses the arithmetic into the gather.
     """
 
     images: Tensor
@@ -48,7 +48,7 @@ class ArrayDataset:
             raise DataError(f"Images must be (N, C, H, W). Got a tensor of shape {tuple(self.images.shape)}.")
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
             raise DataError(
-                f"There must be one int64 label per image, {len(self.images)} in all. "
+                f"Labels must be int64, one per image ({len(self.images)}). "
                 f"Got {self.labels.dtype} of shape {tuple(self.labels.shape)}."
             )
 
@@ -62,7 +62,7 @@ class ArrayDataset:
         std: tuple[float, ...] | None = None,
         device: torch.device | str = "cpu",
     ) -> ArrayDataset:
-        """From anything that torch.as_tensor takes: images (N, C, H, W) or (N, H, W), labels (N,)."""
+        """Make a data set from anything that torch.as_tensor takes: images (N, C, H, W) or (N, H, W), labels (N,)."""
         pixels = torch.as_tensor(images)
         if pixels.ndim == 3:
             pixels = pixels.unsqueeze(1)
@@ -71,7 +71,7 @@ class ArrayDataset:
         for name, values, default in (("mean", mean, 0.0), ("std", std, 1.0)):
             values = (default,) * channels if values is None else values
             if len(values) != channels:
-                raise DataError(f"`{name}` needs one value per channel, {channels}. Got {values}.")
+                raise DataError(f"`{name}` must have one value per channel ({channels}). Got {values}.")
             constants.append(torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1))
         return cls(
             pixels.to(device).contiguous(),
@@ -84,36 +84,36 @@ class ArrayDataset:
 
     @property
     def device(self) -> torch.device:
-        """Where the images are."""
+        """The device of the images."""
         return self.images.device
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Stored values (..., C, H, W) as what the network sees, in float32."""
+        """Return the network's input, in float32, from stored values (..., C, H, W)."""
         return (pixels.to(torch.float32) - self.mean) / self.std
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised images, without augmentation, and labels."""
+        """Return normalised images, without augmentation, and labels."""
         return self.normalise(self.images.index_select(0, indices)), self.labels.index_select(0, indices)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataBundle:
-    """A data set: its training and test images, and how training images are usually changed."""
+    """A data set: its training and test images, and the usual augmentation."""
 
     name: str
     num_classes: int
     input_shape: tuple[int, int, int]
-    """(channels, height, width) of what a network sees."""
+    """(channels, height, width) of the network's input."""
     train: ArrayDataset | FolderDataset
     test: ArrayDataset | FolderDataset
     augmentation: Augmentation = field(default_factory=Augmentation)
-    """For in-memory images; images from folders have their own (see softprune.data.folder)."""
+    """For images in memory; images in files have their own (see softprune.data.images)."""
     class_names: tuple[str, ...] = ()
 
     def without_augmentation(self) -> DataBundle:
-        """The same images, shown to the network as they are."""
+        """Return the same images without augmentation."""
         return replace(self, augmentation=Augmentation())
 
     def example(self, batch_size: int = 2, device: torch.device | str = "cpu") -> Tensor:
-        """Zeros of the shape that the network takes."""
+        """Return zeros of the shape of the network's input."""
         return torch.zeros(batch_size, *self.input_shape, device=device)

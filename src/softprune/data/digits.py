@@ -1,4 +1,4 @@
-"""The digits that ship with softprune: small enough to train on in seconds. DIGITS.md says whose they are."""
+"""The digits included in softprune: small enough to train on in seconds. DIGITS.md names their source."""
 
 from importlib import resources
 
@@ -12,14 +12,14 @@ MEAN, STD = 4.8838, 6.0174
 
 
 def load_digits(device: torch.device | str = "cpu") -> DataBundle:
-    """1,437 training and 360 test images, 1 x 8 x 8, split the same way every time."""
+    """Return 1,437 training and 360 test images of 1 x 8 x 8, always split the same way."""
     with (
         resources.files("softprune.data").joinpath("digits.npz").open("rb") as file,
         np.load(file, allow_pickle=False) as stored,
     ):
         images, labels = stored["images"], stored["labels"]
     index = np.arange(len(labels))
-    # A fifth of them; not every fifth, since the file runs through the ten digits again and again.
+    # A fifth of them, but not every fifth one, since the file repeats the ten digits in order.
     test = (index + index // 10) % 5 == 0
 
     def part(chosen: np.ndarray) -> ArrayDataset:
@@ -33,6 +33,6 @@ def load_digits(device: torch.device | str = "cpu") -> DataBundle:
         input_shape=(1, 8, 8),
         train=part(~test),
         test=part(test),
-        augmentation=Augmentation(pad=1),  # no flips: a mirrored 2 is no digit
+        augmentation=Augmentation(pad=1),  # no flips: a mirrored 2 is not a digit
         class_names=tuple("0123456789"),
     )

@@ -1,4 +1,4 @@
-"""Fetching an archive: checked against its published checksum before it is unpacked, and all or nothing."""
+"""Download an archive, check it against its published checksum, and unpack it as a whole or not at all."""
 
 import hashlib
 import logging
@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 
 def fetch_archive(url: str, sha256: str, folder: str, root: Path) -> Path:
-    """Download the tar archive at `url` and leave its top folder, `folder`, under `root`.
+    """Download the tar archive at `url` and unpack its top folder, `folder`, under `root`.
 
-    Work happens in a temporary folder beside the goal, so an interruption leaves nothing that looks complete.
+    The work is done in a temporary folder under `root`, so an interruption leaves nothing that looks complete.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def fetch_archive(url: str, sha256: str, folder: str, root: Path) -> Path:
             if not (unpacked / folder).is_dir():
                 raise DataError(f"The archive {url} must hold a folder {folder}. Got none.")
             goal = root / folder
-            if goal.exists():  # an incomplete one, or nobody would have asked
+            if goal.exists():  # it is incomplete, or there would have been no download
                 goal.rename(Path(work, "replaced"))
             (unpacked / folder).rename(goal)
     except OSError as error:
@@ -56,13 +56,13 @@ def _check(archive: Path, sha256: str, url: str) -> None:
         got = hashlib.file_digest(file, "sha256").hexdigest()
     if got != sha256:
         raise DataError(
-            f"The file from {url} must have the SHA-256 {sha256}. Got {got}: damaged or replaced, so nothing "
+            f"The file from {url} must have the SHA-256 {sha256}. Got {got}: it is damaged or replaced, and nothing "
             "was unpacked. Try again, or fetch it from elsewhere."
         )
 
 
 def _unpack(archive: Path, into: Path) -> None:
-    """Only plain files and folders: the "data" filter refuses links and paths that lead out of `into`."""
+    """Unpack plain files and folders only: the "data" filter refuses links and paths that lead out of `into`."""
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(into, filter="data")

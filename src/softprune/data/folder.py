@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -23,7 +23,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", 
 def load_folder(
     root: Path | str, *, image_size: int = 224, seed: int = 0, augment: bool = True
 ) -> DataBundle:
-    """Both splits of the folder `root`. Only names are read here; an image is opened when its batch comes."""
+    """Return both splits of the folder `root`. Only file names are read; images are opened when their batch is due."""
     _require_torchvision()
     root = Path(root)
     classes = {split: _classes(root, split) for split in SPLITS}
@@ -67,7 +67,7 @@ def _require_torchvision() -> None:
 
 
 def _installed(package: str) -> str:
-    """The version of a package, also of one that cannot be imported."""
+    """Return the version of a package, even of one that cannot be imported."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -75,7 +75,7 @@ def _installed(package: str) -> str:
 
 
 def _classes(root: Path, split: str) -> list[str]:
-    """The class folders of a split, in order."""
+    """Return the class folders of a split, in order."""
     folder = root / split
     if not folder.is_dir():
         here = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
@@ -92,17 +92,14 @@ def _classes(root: Path, split: str) -> list[str]:
 
 
 def _scan(folder: Path, classes: list[str]) -> tuple[list[bytes], list[int]]:
-    """Paths below `folder` and labels, in an order that does not depend on the file system."""
+    """Return paths below `folder` and labels, in an order that does not depend on the file system."""
     files: list[bytes] = []
     labels: list[int] = []
     ignored: list[str] = []
     for label, name in enumerate(classes):
         found: list[str] = []
-        for parent, folders, names in os.walk(folder / name, followlinks=True):
-            folders.sort()
-            for file in sorted(names):
-                path = os.path.join(os.path.relpath(parent, folder), file)
-                (found if os.path.splitext(file)[1].lower() in SUFFIXES else ignored).append(path)
+        for path, is_image in _walk(folder / name):
+            (found if is_image else ignored).append(os.path.relpath(path, folder))
         if not found:
             raise DataError(
                 f"Every class needs at least one image ({', '.join(sorted(SUFFIXES))}). Got none in "
@@ -111,11 +108,39 @@ def _scan(folder: Path, classes: list[str]) -> tuple[list[bytes], list[int]]:
         files.extend(os.fsencode(path) for path in found)
         labels.extend([label] * len(found))
     if ignored:
-        log.warning("%s: ignoring %d files that are no images: %s", folder, len(ignored), _few(ignored))
+        log.warning(
+            "softprune: %s: ignoring %d files that are not images: %s", folder, len(ignored), _few(ignored)
+        )
     return files, labels
 
 
+def _walk(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[str, bool]]:
+    """Yield every file below `folder` in order, and whether it is an image.
+
+    Links to folders are followed, except one that leads to a folder above it, which would repeat its images for ever.
+    Only regular files are images: opening a fifo or a device would block.
+    """
+    try:
+        info = os.stat(folder)
+        with os.scandir(folder) as entries:
+            ordered = sorted(entries, key=lambda entry: (entry.is_dir(), entry.name))
+    except OSError as error:
+        raise DataError(
+            f"Every folder of images must be readable. Got {folder}: {error.strerror}."
+        ) from error
+    here = (info.st_dev, info.st_ino)
+    if here in above:
+        yield str(folder), False
+        return
+    for entry in ordered:
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), above | {here})
+        else:
+            suffix = os.path.splitext(entry.name)[1].lower()
+            yield entry.path, suffix in SUFFIXES and entry.is_file()
+
+
 def _few(names: Iterable[str], most: int = 5) -> str:
-    """The first names of a list that may be long."""
+    """Return the first names of a list that may be long."""
     listed = list(names)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

@@ -28,6 +28,8 @@ IMAGENET_MEAN = (123.675, 116.28, 103.53)
 """Mean of ImageNet's colours, in units of stored bytes."""
 IMAGENET_STD = (58.395, 57.12, 57.375)
 """Standard deviation of ImageNet's colours, in units of stored bytes."""
+# The decoders that may read an image, whatever its name says: others, such as EPS, start programs.
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 # The usual ranges of a random crop: its share of the image's area, and the ratio of its sides.
 _CROP_AREA = (0.08, 1.0)
 _CROP_RATIO = (3 / 4, 4 / 3)
@@ -36,7 +38,7 @@ _CROP_TRIES = 10
 
 @dataclass(frozen=True)
 class BrokenImage:
-    """What a worker hands over in place of an image that it could not read."""
+    """What a worker returns in place of an image that it could not read."""
 
     path: str
     reason: str
@@ -45,15 +47,15 @@ class BrokenImage:
 class FolderDataset(torch.utils.data.Dataset[Any]):
     """One split of an image folder. An item is (uint8 image (3, size, size), label), or BrokenImage.
 
-    Items are asked for as (index, draw): `draw` is the number of this look at an image since training began.
-    With the seed it alone decides how the image is cropped and mirrored, so no generator has a state to save.
+    Items are requested as (index, draw), where `draw` counts the images requested since training began. Seed and draw
+    alone determine the crop and the flip, so there is no generator whose state must be saved.
     """
 
     def __init__(
         self, root: Path, files: list[bytes], labels: list[int], *, size: int, seed: int, augment: bool
     ) -> None:
         self.root = root
-        # One array, not a million Python strings, which forked workers would copy by counting references.
+        # One array instead of a million Python strings, whose reference counts would make forked workers copy them.
         self._files = np.array(files)
         self.labels = torch.tensor(labels, dtype=torch.int64)
         self.size, self.seed, self.augment = size, seed, augment
@@ -62,7 +64,7 @@ class FolderDataset(torch.utils.data.Dataset[Any]):
         return len(self._files)
 
     def path(self, index: int) -> Path:
-        """The file of an image."""
+        """Return the file of an image."""
         return self.root / os.fsdecode(self._files[index])
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int] | BrokenImage:
@@ -99,12 +101,12 @@ def evaluation_crop(image: Image, size: int) -> Image:
 def _open(path: Path) -> Image:
     from PIL import Image
 
-    with Image.open(path) as image:
+    with Image.open(path, formats=_FORMATS) as image:
         return image.convert("RGB")
 
 
 def _crop(height: int, width: int, chance: random.Random) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random crop: area and ratio as usual for ImageNet, else the middle."""
+    """Return top, left, height and width of a random crop, with ImageNet's usual area and ratio, or of the centre."""
     for _ in range(_CROP_TRIES):
         area = height * width * chance.uniform(*_CROP_AREA)
         ratio = np.exp(chance.uniform(*np.log(_CROP_RATIO)))
@@ -117,7 +119,7 @@ def _crop(height: int, width: int, chance: random.Random) -> tuple[int, int, int
 
 
 def collate(items: list[tuple[Tensor, int] | BrokenImage]) -> tuple[Tensor, Tensor] | BrokenImage:
-    """A batch, or the first image of it that could not be read."""
+    """Return a batch, or its first image that could not be read."""
     images, labels = [], []
     for item in items:
         if isinstance(item, BrokenImage):
@@ -127,10 +129,10 @@ def collate(items: list[tuple[Tensor, int] | BrokenImage]) -> tuple[Tensor, Tens
     return torch.stack(images), torch.tensor(labels)
 
 
-def _let_workers_end_quietly() -> None:
-    """Take PyTorch's handler of ended workers away: it raises wherever the main thread is, perhaps in mid-checkpoint.
+def _remove_worker_handler() -> None:
+    """Remove PyTorch's SIGCHLD handler, which raises wherever the main thread is, perhaps inside a checkpoint.
 
-    The loader itself notices an ended worker when it waits for its next batch, where the error belongs.
+    The loader itself notices a dead worker when it waits for the next batch, where the error belongs.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -140,7 +142,7 @@ def _let_workers_end_quietly() -> None:
 
 
 class _Order(Sampler[list[tuple[int, int]]]):
-    """The batches of the pass that comes next; changed in place, since the workers stay from pass to pass."""
+    """The batches of the next pass; changed in place, since the workers persist from pass to pass."""
 
     def __init__(self) -> None:
         self.indices = torch.empty(0, 0, dtype=torch.int64)
@@ -155,14 +157,16 @@ class _Order(Sampler[list[tuple[int, int]]]):
 
 
 class FolderLoader:
-    """Loads batches of a FolderDataset and puts them on the device, one batch ahead of their use."""
+    """Loads batches of a FolderDataset and copies them to the device, one batch ahead of their use."""
 
     def __init__(self, dataset: FolderDataset, *, workers: int, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if workers > cores:
             log.info(
-                "using %d loader processes, one per core that this process may use, not %d", cores, workers
+                "using %d loader processes, one per core available to this process, instead of %d",
+                cores,
+                workers,
             )
             workers = cores
         self._order = _Order()
@@ -173,20 +177,20 @@ class FolderLoader:
             num_workers=workers,
             pin_memory=self.device.type == "cuda",
             persistent_workers=workers > 0,
-            # Without it the loader draws its workers' seed from the global generator, which must not move.
+            # Without it the loader draws the workers' seed from the global generator, whose state must not change.
             generator=torch.Generator(),
         )
         self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def batches(self, indices: Tensor, draws: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images (uint8) and labels on the device for each row of `indices`; `draws` has the same shape."""
+        """Yield images (uint8) and labels on the device for each row of `indices`; `draws` has the same shape."""
         self._order.indices, self._order.draws = indices.cpu(), draws.cpu()
         waiting: tuple[Tensor, Tensor] | None = None
         for host in self._loaded():
             if isinstance(host, BrokenImage):
                 raise DataError(
                     f"Every image must be readable. Got {host.path}, which is not: {host.reason}. "
-                    "Replace it and go on; without it the data set is another one, and needs a new run."
+                    "Replace the file and resume; without it the data set is another one and needs a new run."
                 )
             coming = self._send(*host)
             if waiting is not None:
@@ -198,14 +202,14 @@ class FolderLoader:
     def _loaded(self) -> Iterator[tuple[Tensor, Tensor] | BrokenImage]:
         try:
             batches = iter(self._loader)
-            _let_workers_end_quietly()
+            _remove_worker_handler()
             yield from batches
-        except Exception as error:  # of a worker that was killed, for one
-            # A worker's traceback ends with what went wrong.
+        except Exception as error:  # for example of a worker that was killed
+            # The last line of a worker's traceback is the error.
             what = f"{type(error).__name__}: {str(error).strip().rpartition(chr(10))[2]}"
             raise DataError(
-                f"Every batch must come out of the loader. Got {what}. If a loader process was killed, memory may "
-                "have run out: free some, or begin a run with fewer data.workers."
+                f"Loader processes must return every batch. Got {what}. If a loader process was killed, memory may "
+                "be exhausted: free some, or start a run with fewer data.workers."
             ) from error
 
     def _send(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,12 @@
-"""Reading pickles that hold plain data and NumPy arrays, and nothing else.
+"""Read pickles that hold plain data and integer arrays, without executing them.
 
-A pickle is a program: the usual loader calls whatever the file names. Here a file can name only what is
-listed below, with the arguments that NumPy and Python themselves write; the rest is refused before it runs.
+A pickle is a program: the usual loader calls whatever the file names. Here a file can name only the entries of a short
+table, and none of them is NumPy's: an object dtype that a file describes through BUILD would make NumPy follow the
+file's bytes as pointers. Arrays are described by plain records instead, and made from their bytes afterwards.
 """
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,40 @@ import numpy as np
 
 from softprune.errors import DataError
 
-# Taken from an array, since its module moved between NumPy 1 and 2.
-_RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
+_KINDS = {"b1": "?", **{kind: kind for kind in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8")}}
+"""NumPy's codes of the element types that a file may use."""
+_ORDERS = {"|": "<", "<": "<", ">": ">", "=": "="}
 
 
-def _empty_array(kind: type, shape: tuple[int, ...], typecode: bytes | str) -> Any:
-    """The empty array that NumPy's pickles then fill; nothing larger, nothing else."""
-    if kind is not np.ndarray or tuple(shape) != (0,):
-        raise pickle.UnpicklingError(f"an array of kind {kind} and shape {shape} where an empty one belongs")
-    return _RECONSTRUCT(kind, shape, b"b")
+class _Record:
+    """What a pickle says of a dtype or an array: arguments of its call, and the state that BUILD gives it."""
+
+    __slots__ = ("arguments", "kind", "state")
+
+    def __init__(self, kind: str, arguments: tuple[Any, ...]) -> None:
+        self.kind, self.arguments, self.state = kind, arguments, None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
-def _array_of_buffer(buffer: bytes, dtype: np.dtype, shape: tuple[int, ...], order: Any) -> Any:
-    """An array of pickle protocol 5."""
-    return np.frombuffer(buffer, dtype=dtype).reshape(shape, order=order)
+class _Global:
+    """A name that a pickle may use. BUILD must not change it, since it outlives the file."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("a state for a function")
+
+
+def _records(kind: str) -> _Global:
+    return _Global(lambda *arguments: _Record(kind, arguments))
 
 
 def _bytes_of_text(text: str, encoding: str) -> bytes:
@@ -36,21 +58,20 @@ def _bytes_of_text(text: str, encoding: str) -> bytes:
 
 
 def _no_bytes() -> bytes:
-    """How Python 3 writes b"" in old protocols; without arguments, since bytes(n) allocates n bytes."""
+    """How Python 3 writes b"" in old protocols. Takes no arguments, since bytes(n) allocates n bytes."""
     return b""
 
 
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _empty_array,
-    ("numpy._core.multiarray", "_reconstruct"): _empty_array,
-    ("numpy.core.numeric", "_frombuffer"): _array_of_buffer,
-    ("numpy._core.numeric", "_frombuffer"): _array_of_buffer,
-    ("_codecs", "encode"): _bytes_of_text,
-    ("__builtin__", "bytes"): _no_bytes,
-    ("builtins", "bytes"): _no_bytes,
+_ALLOWED: dict[tuple[str, str], _Global] = {
+    ("numpy", "ndarray"): _records("class"),
+    ("numpy", "dtype"): _records("dtype"),
+    ("_codecs", "encode"): _Global(_bytes_of_text),
+    ("__builtin__", "bytes"): _Global(_no_bytes),
+    ("builtins", "bytes"): _Global(_no_bytes),
 }
+for _core in ("core", "_core"):  # NumPy 2 renamed the module
+    _ALLOWED[f"numpy.{_core}.multiarray", "_reconstruct"] = _records("empty array")
+    _ALLOWED[f"numpy.{_core}.numeric", "_frombuffer"] = _records("array of a buffer")
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -62,15 +83,69 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> Any:
-    """What the file holds, with Python 2's strings as bytes. DataError if it is damaged or not only data."""
+    """Return what the file holds, with Python 2's strings as bytes.
+
+    Arrays are found at the top level and among the values of a top-level dictionary. Raise a DataError if the file is
+    damaged or holds anything else than plain data.
+    """
     try:
         with path.open("rb") as file:
-            return _PlainUnpickler(file, encoding="bytes").load()
+            content = _PlainUnpickler(file, encoding="bytes").load()
+        if type(content) is dict:
+            return {key: _converted(value) for key, value in content.items()}
+        return _converted(content)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}. Check the path and its permissions."
+        ) from error
     except Exception as error:  # a damaged pickle raises nearly anything
         raise DataError(
-            f"{path} must be a pickle of plain data and NumPy arrays. "
+            f"{path} must be a pickle of plain data and arrays of numbers. "
             f"Got {error or type(error).__name__}: it is damaged or not what it claims to be. "
             "Delete it and fetch it again from its official source."
         ) from error
+
+
+def _converted(value: Any) -> Any:
+    if not isinstance(value, _Record | _Global):
+        return value
+    if isinstance(value, _Record) and value.kind == "empty array":
+        # (version, shape, dtype, is_fortran, bytes)
+        _, shape, dtype, fortran, content = _unpacked(value.state, 5)
+        return _array(content, dtype, shape, "F" if fortran else "C")
+    if isinstance(value, _Record) and value.kind == "array of a buffer":
+        content, dtype, shape, order = _unpacked(value.arguments, 4)
+        return _array(content, dtype, shape, order)
+    raise pickle.UnpicklingError("a NumPy object that is not an array")
+
+
+def _array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    if not isinstance(content, bytes | bytearray) or order not in ("C", "F"):
+        raise pickle.UnpicklingError("an array without bytes")
+    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise pickle.UnpicklingError(f"an array of shape {shape!r}")
+    return np.frombuffer(content, dtype=_dtype(dtype)).reshape(shape, order=order)
+
+
+def _dtype(record: Any) -> np.dtype:
+    if not isinstance(record, _Record) or record.kind != "dtype" or not record.arguments:
+        raise pickle.UnpicklingError("an array without a dtype")
+    kind = _KINDS.get(_text(record.arguments[0]))
+    # (version, byte order, and fields of structured and object types, which are None and -1 for numbers)
+    state = record.state
+    order = _ORDERS.get(_text(state[1])) if isinstance(state, tuple) and len(state) > 1 else None
+    if kind is None or order is None:
+        raise pickle.UnpicklingError(
+            f"an array of {_text(record.arguments[0])!r}, which is not a type of numbers"
+        )
+    return np.dtype(f"{order}{kind}")
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value if isinstance(value, str) else "?"
+
+
+def _unpacked(values: Any, count: int) -> tuple[Any, ...]:
+    if not isinstance(values, tuple) or len(values) != count:
+        raise pickle.UnpicklingError("an array that is not described as NumPy does")
+    return values

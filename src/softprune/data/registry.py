@@ -1,4 +1,4 @@
-"""The data sets by name: one line each, read by `load_data`, the command line and its help."""
+"""The data sets by name: one entry each, read by `load_data`, the command line and its help."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from softprune.errors import DataError, nearest
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """What a loader may need; most use only some of it."""
+    """Arguments of a loader; most use only some of them."""
 
     root: Path
     device: torch.device
@@ -35,9 +35,9 @@ class DataEntry:
     description: str
     needs_root: bool
     input_shape: tuple[int, int, int] | None = None
-    """Of one image; None: as many pixels as asked for."""
+    """Shape of one image; None if `image_size` determines it."""
     num_classes: int | None = None
-    """None: as many as there are folders."""
+    """None if the files determine it."""
 
 
 def _cifar(cifar: Cifar) -> Callable[[DataOptions], DataBundle]:
@@ -84,22 +84,25 @@ def load_data(
     seed: int = 0,
     augment: bool = True,
 ) -> DataBundle:
-    """The data set `name` (a key of DATASETS).
+    """Return the data set `name` (a key of DATASETS).
 
-    `root` is the folder with its files (./data if not given; the digits need none). In-memory sets are put
-    on `device` whole. `download` may fetch CIFAR from its official address. `image_size` is the side of crops
-    from folders, `seed` their randomness; `augment=False` takes random changes to training images away.
+    Args:
+        name: Which data set.
+        root: The folder with its files (./data by default; the digits need none).
+        device: Data sets in memory are copied to this device.
+        download: Fetch CIFAR from its official address if the files are missing.
+        image_size: Side of the crops of images in files.
+        seed: Seeds these crops.
+        augment: Augment the training images.
     """
     try:
         entry = DATASETS[name]
     except KeyError:
         raise DataError(
-            f"A data set is one of {', '.join(DATASETS)}. Got {name!r}.{nearest(name, DATASETS)}"
+            f"data.name must be one of {', '.join(DATASETS)}. Got {name!r}.{nearest(name, DATASETS)}"
         ) from None
     if name == "folder" and root is None:
-        raise DataError(
-            "Images from folders need the folder's path. Got none; give it with --data-dir (`root`)."
-        )
+        raise DataError("Images from folders need the folder's path. Got none; pass --data-dir (`root`).")
     options = DataOptions(
         root=Path(root if root is not None else "data").expanduser(),
         device=torch.device(device),

@@ -8,7 +8,7 @@ from torch import Tensor
 from softprune.errors import ConfigError
 from softprune.rng import Clock, channel_words, uniform_noise
 
-# In place of a site's number: far above any, so that masks and order never share their noise.
+# Takes the place of a site's number; far above any of them, so that masks and order never share their noise.
 _ORDER = 0x6F726465
 
 
@@ -16,11 +16,11 @@ _ORDER = 0x6F726465
 class EpochSampler:
     """Batches of image indices, all of them full.
 
-    They are cut from an endless row of permutations, as the authors' queue does: an epoch has
-    ceil(size / batch_size) steps, and where it does not end with a permutation, the next epoch goes on in the
-    middle of one. Every image is seen equally often in the long run.
+    They are cut from an endless sequence of permutations, like the authors' queue: an epoch has
+    ceil(size / batch_size) steps, and if it ends inside a permutation, the next epoch continues there. In the long run
+    every image is used equally often.
 
-    With several processes each takes its slice of every batch, so that together they see what one would.
+    With several processes each takes its slice of every batch, so that together they process the same batches as one.
     """
 
     size: int
@@ -28,16 +28,16 @@ class EpochSampler:
     batch_size: int
     """Images per optimizer step, over all processes."""
     seed: int = 0
-    """With the epoch, decides the order."""
+    """Together with the epoch, determines the order."""
     rank: int = 0
-    """This process."""
+    """Rank of this process."""
     world_size: int = 1
     """Number of processes."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.batch_size < 1:
             raise ConfigError(
-                "A sampler needs at least one image and one image per batch. "
+                "A sampler needs at least one image, and batches of at least one image. "
                 f"Got {self.size} images and batches of {self.batch_size}."
             )
         if self.batch_size % self.world_size:
@@ -60,17 +60,17 @@ class EpochSampler:
 
     @property
     def local_slice(self) -> slice:
-        """Where this process's images stand in a batch."""
+        """The part of a batch that this process takes."""
         return slice(self.rank * self.local_batch, (self.rank + 1) * self.local_batch)
 
     def draws(self, epoch: int) -> Tensor:
-        """Which draw since training began each image of the epoch is, (steps, local_batch)."""
+        """Return the number of each image of the epoch, counted since training began, (steps, local_batch)."""
         length = self.steps * self.batch_size
         numbers = torch.arange(epoch * length, (epoch + 1) * length)
         return numbers.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
 
     def indices(self, epoch: int, device: torch.device | str = "cpu") -> Tensor:
-        """The images of the epoch's batches, (steps, local_batch): the same ones on every device."""
+        """Return the images of the epoch's batches, (steps, local_batch), the same on every device."""
         length = self.steps * self.batch_size
         first, start = divmod(epoch * length, self.size)
         passes = range(first, first - (-(start + length) // self.size))
@@ -78,10 +78,10 @@ class EpochSampler:
         return order.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
 
     def permutation(self, number: int, device: torch.device | str = "cpu") -> Tensor:
-        """The permutation with this number: the images sorted by a hash."""
+        """Return the permutation with this number: the images sorted by a hash."""
         clock = Clock(self.seed, device)
         clock.step.fill_(number)
         words = channel_words(self.seed, _ORDER, 2 * self.size, device)
         high, low = uniform_noise(clock, words, torch.float64).view(2, self.size)
-        # 46 bits instead of 23, so that equal keys, which would stay in order, hardly occur.
+        # 46 bits instead of 23, so that equal keys, which would keep their order, are unlikely.
         return torch.argsort(high + low * 2.0**-23, stable=True)
