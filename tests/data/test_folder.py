@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from softprune.data import FolderLoader, load_data
+from softprune.data import BatchLoader, load_data
 from softprune.data.images import BrokenImage
 from softprune.errors import DataError
 
@@ -70,7 +70,7 @@ def test_training_crops_depend_on_seed_and_draw_alone(root):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_come_in_the_given_order_and_again(root, workers):
     train = _load(root).train
-    loader = FolderLoader(train, workers=workers)
+    loader = BatchLoader(train, workers=workers)
     before = torch.get_rng_state()
     order = torch.tensor([[0, 11], [5, 3], [8, 8]])
     draws = torch.arange(6).view(3, 2)
@@ -91,7 +91,7 @@ def test_a_broken_image_is_named_when_its_batch_comes(root, workers):
     train = _load(root).train
     broken = 4 + 4 + 2
     assert isinstance(train[broken, 0], BrokenImage)
-    batches = FolderLoader(train, workers=workers).batches(torch.tensor([[0], [broken]]), torch.zeros(2, 1))
+    batches = BatchLoader(train, workers=workers).batches(torch.tensor([[0], [broken]]), torch.zeros(2, 1))
     with pytest.raises(DataError, match=r"Got .*cat/2\.png, which is not"):
         list(batches)
 
@@ -123,7 +123,7 @@ def _failing(items):
 )
 def test_whatever_stops_the_loader_is_an_error_of_the_data(root, monkeypatch, workers, collate, found):
     monkeypatch.setattr("softprune.data.images.collate", collate)
-    loader = FolderLoader(_load(root).train, workers=workers)
+    loader = BatchLoader(_load(root).train, workers=workers)
     with pytest.raises(DataError, match=found):
         list(loader.batches(torch.tensor([[0], [1]]), torch.zeros(2, 1)))
 

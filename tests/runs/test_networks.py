@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from softprune.config.settings import ModelConfig
 from softprune.errors import ConfigError, FileFormatError
-from softprune.runs.networks import build_network, initial_network, load_weights
+from softprune.runs.networks import build_network, initial_network
 
 
 def test_the_seed_decides_the_weights() -> None:
@@ -38,21 +38,101 @@ class _Evil:
 def test_bad_weights_are_refused_and_change_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    network = initial_network(ModelConfig(), 10, 0)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
+    def load(file: str) -> None:
+        initial_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)
+
     with pytest.raises(ConfigError, match="does not exist"):
-        load_weights(network, tmp_path / "nowhere.pt")
-    torch.save(initial_network(ModelConfig(), 7, 0).state_dict(), tmp_path / "seven.pt")
+        load("nowhere.pt")
+    state = initial_network(ModelConfig(), 10, 0).state_dict()
+    torch.save(
+        {**state, "classifier.weight": state["classifier.weight"][:, :3].clone()}, tmp_path / "narrow.pt"
+    )
     with pytest.raises(FileFormatError, match=r"of another shape: classifier\.weight"):
-        load_weights(network, tmp_path / "seven.pt")
+        load("narrow.pt")
     (tmp_path / "torn.safetensors").write_bytes(b"\x00" * 20)
     with pytest.raises(FileFormatError, match="must be readable"):
-        load_weights(network, tmp_path / "torn.safetensors")
+        load("torn.safetensors")
     (tmp_path / "evil.pt").write_bytes(pickle.dumps(_Evil()))
     with pytest.raises(FileFormatError):
-        load_weights(network, tmp_path / "evil.pt")
+        load("evil.pt")
     assert "code ran" not in capsys.readouterr().out
-    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+
+
+def test_a_classifier_for_other_classes_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = initial_network(ModelConfig(), 7, 5).state_dict()
+    torch.save(trained, tmp_path / "seven.pt")
+    loaded = initial_network(ModelConfig(weights=str(tmp_path / "seven.pt")), 10, 0).state_dict()
+    fresh = initial_network(ModelConfig(), 10, 0).state_dict()
+    for name, value in loaded.items():
+        assert torch.equal(value, fresh[name] if name.startswith("classifier") else trained[name]), name
+    assert "softprune" in caplog.text
+    assert "7 classes instead of 10: classifier.weight, classifier.bias was not loaded" in caplog.text
+
+
+_FACTORIES = """
+import torch
+from torch import nn
+
+def like_torchvision(*, weights=None, num_classes=1000, width=4):
+    if weights is not None and num_classes != 1000:
+        raise ValueError("The parameter 'num_classes' expected value 1000")
+    return made(weights, num_classes, width)
+
+def like_timm(pretrained=False, **kwargs):
+    return made(pretrained, kwargs.get("num_classes", 1000), kwargs.get("width", 4))
+
+def made(trained, num_classes, width):
+    network = nn.Sequential(nn.Linear(3, width), nn.Linear(width, num_classes))
+    if trained:
+        nn.init.constant_(network[0].weight, 2.0)
+    return network
+
+def gone(pretrained=False, num_classes=3):
+    if pretrained:
+        raise OSError("no route to the hub")
+    return made(False, num_classes, 4)
+
+def plain(num_classes):
+    return made(False, num_classes, 4)
+"""
+
+
+def test_trained_weights_of_torchvision_and_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "factories_like.py").write_text(_FACTORIES)
+    for name in ("like_torchvision", "like_timm"):
+        config = ModelConfig(name=f"factories_like:{name}", pretrained=True, options={"width": 6})
+        network = initial_network(config, 5, 0)
+        assert network[0].weight.shape == (6, 3)
+        assert (network[0].weight == 2).all()
+        assert network[1].out_features == 5
+        # The head starts as it does without the trained weights.
+        fresh = initial_network(ModelConfig(name=config.name, options={"width": 6}), 5, 0)
+        assert torch.equal(network[1].weight, fresh[1].weight)
+    for name, message in [("gone", "no route to the hub"), ("plain", "needs a factory with the keyword")]:
+        with pytest.raises(ConfigError, match=message):
+            initial_network(ModelConfig(name=f"factories_like:{name}", pretrained=True), 5, 0)
+    with pytest.raises(ConfigError, match="needs a factory"):
+        initial_network(ModelConfig(pretrained=True), 10, 0)
+    with pytest.raises(ConfigError, match=r"model\.options are arguments of a factory"):
+        initial_network(ModelConfig(options={"width": 6}), 10, 0)
+
+
+def test_a_torchvision_network_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    weights = torchvision.models.ShuffleNet_V2_X0_5_Weights.DEFAULT
+    cache = tmp_path / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    trained = torchvision.models.shufflenet_v2_x0_5().state_dict()
+    # The hub compares the first digits of the file's hash with its name, but only for downloads.
+    torch.save(trained, cache / weights.url.rpartition("/")[2])
+    config = ModelConfig(name="torchvision.models:shufflenet_v2_x0_5", pretrained=True)
+    network = initial_network(config, 3, 0).state_dict()
+    assert torch.equal(network["conv1.0.weight"], trained["conv1.0.weight"])
+    assert network["fc.weight"].shape[0] == 3
 
 
 def test_a_factory_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

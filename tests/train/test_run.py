@@ -105,8 +105,10 @@ def test_the_folder_of_another_run_is_never_overwritten(tiny: Tiny, tmp_path: Pa
         ("finetune.epochs=2", "train.recalibrate=3", "train.label_smoothing=0.1"),
         ("train.ema=0.9", "method.strength_warmup_epochs=2", "schedule.warmup_epochs=1"),
         ("method.name=dense",),
+        ("optimizer.name=adamw", "optimizer.lr=0.01", "data.mixup=0.2", "data.cutmix=1", "data.holdout=237"),
+        ("optimizer.name=adamw", "optimizer.lr=0.01", "train.compact_at=2"),
     ],
-    ids=["plain", "compact_at", "finetune", "ema", "dense"],
+    ids=["plain", "compact_at", "finetune", "ema", "dense", "adamw", "adamw_cut"],
 )
 def test_stopping_and_going_on_changes_nothing(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
@@ -122,6 +124,20 @@ def test_stopping_and_going_on_changes_nothing(
         assert whole.result[key] == pieces.result[key]
     for ours, theirs in zip(whole.result["table"], pieces.result["table"], strict=True):
         assert {**ours, "latency_ms": 0} == {**theirs, "latency_ms": 0}
+
+
+def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp_path: Path) -> None:
+    result = start(tiny("train.epochs=2", "data.holdout=237"), tmp_path / "run").result
+    assert result is not None
+    rows = metrics(tmp_path / "run")
+    # 237 and 360 images: their percentages are different fractions.
+    assert all(
+        (row["test_top1"] * 237 / 100) == pytest.approx(round(row["test_top1"] * 2.37)) for row in rows
+    )
+    compact = result["table"][-1]["top1"]
+    assert compact * 3.6 == pytest.approx(round(compact * 3.6))
+    assert result["best"]["top1"] == max(row["test_top1"] for row in rows)
+    assert result["config"]["data"]["holdout"] == 237
 
 
 def test_every_session_of_a_run_is_in_its_record(

@@ -80,9 +80,10 @@ def image_shape(config: RunConfig) -> tuple[int, ...]:
 
 def dense_network(run: Path, config: RunConfig, num_classes: int | None = None) -> nn.Module:
     """Build the network that a run prunes, with fresh weights. The data set is not needed."""
-    classes = DATASETS[config.data.name].num_classes if num_classes is None else num_classes
+    entry = DATASETS.get(config.data.name)  # a data set of the user's own has none
+    classes = num_classes or (entry.num_classes if entry is not None else None)
     if classes is not None:
-        return build_network(config.model.name, classes)
+        return build_network(config.model.name, classes, config.model.options)
     compact = RunFolder(run).compact
     if compact.is_file():
         return _definition(config.model.name, compact)

@@ -61,7 +61,7 @@ class DataConfig(Section):
 
     name: str = "digits"
     """A name from `softprune data`: `digits`, `cifar10`, `cifar100`, or `folder` for images in the ImageNet layout;
-    or `module:factory` for a function of your own that returns a `DataBundle`."""
+    or `module:factory` for a function of your own that returns training and test set (docs/data.md)."""
     dir: str = ""
     """Where the files are; `--data-dir` sets it. Not needed for the digits, which come with softprune."""
     download: bool = False
@@ -71,8 +71,8 @@ class DataConfig(Section):
     eval_batch_size: PositiveCount = 500
     """Images per forward pass of an evaluation."""
     holdout: Count = 0
-    """Training images that are held out and tested instead of the test images, for choosing settings; 0 for none.
-    They are drawn at random from `seed`, and are the same for all methods."""
+    """Training images that are left out of training; 0 for none. Every epoch is evaluated on them, and the best one is
+    chosen on them; the test images are used once, for the final table. They are drawn at random from `seed`."""
     augment: bool = True
     """Random crops and flips as is usual for the data set."""
     mixup: Amount = 0.0
@@ -310,14 +310,6 @@ class RunConfig(Section):
 Section.root = RunConfig
 
 NOT_YET = (
-    "model.options",
-    "model.pretrained",
-    "data.holdout",
-    "data.mixup",
-    "data.cutmix",
-    "data.randaugment",
-    "optimizer.name",
-    "train.dense_epochs",
     "distill.teacher",
 )
 """Keys that training does not implement yet: refused rather than ignored."""

@@ -2,7 +2,7 @@
 
 from softprune.data.batches import BatchSource, make_batches
 from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
-from softprune.data.images import FolderDataset, FolderLoader
+from softprune.data.images import BatchLoader, FolderDataset, LoadedDataset
 from softprune.data.registry import DATASETS, DataEntry, load_data
 from softprune.data.sampler import EpochSampler
 
@@ -10,12 +10,13 @@ __all__ = [
     "DATASETS",
     "ArrayDataset",
     "Augmentation",
+    "BatchLoader",
     "BatchSource",
     "DataBundle",
     "DataEntry",
     "EpochSampler",
     "FolderDataset",
-    "FolderLoader",
+    "LoadedDataset",
     "load_data",
     "make_batches",
 ]

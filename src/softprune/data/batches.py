@@ -8,7 +8,7 @@ from torch import Tensor
 
 from softprune.data.augment import augmented_batch, image_words
 from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
-from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, FolderLoader
+from softprune.data.images import BatchLoader
 from softprune.data.sampler import EpochSampler
 from softprune.errors import ConfigError
 from softprune.rng import Clock
@@ -23,6 +23,8 @@ class BatchSource(Protocol):
 
     sampler: EpochSampler
     device: torch.device
+    image_shape: tuple[int, ...]
+    """(channels, height, width)."""
 
     def begin(self, epoch: int, start: int) -> None:
         """Start an epoch at its batch number `start`."""
@@ -54,7 +56,7 @@ def make_batches(
         )
     if isinstance(bundle.train, ArrayDataset):
         return ArrayBatches(bundle.train, sampler, bundle.augmentation, accumulate=accumulate)
-    loader = FolderLoader(bundle.train, workers=workers, device=device)
+    loader = BatchLoader(bundle.train, workers=workers, device=device)
     return LoaderBatches(loader, sampler, bundle.input_shape, accumulate=accumulate)
 
 
@@ -65,7 +67,7 @@ class ArrayBatches:
         self, data: ArrayDataset, sampler: EpochSampler, augmentation: Augmentation, *, accumulate: int = 1
     ) -> None:
         self.data, self.sampler, self.augmentation = data, sampler, augmentation
-        self.device = data.device
+        self.device, self.image_shape = data.device, tuple(data.images.shape[1:])
         self._accumulate = accumulate
         self._order = torch.zeros(sampler.steps, sampler.local_batch, dtype=torch.int64, device=self.device)
         words = image_words(sampler.seed, sampler.batch_size, self.device)[:, sampler.local_slice]
@@ -91,26 +93,25 @@ class ArrayBatches:
 class LoaderBatches:
     """Batches from worker processes, copied into buffers of fixed address.
 
-    They arrive as bytes, a quarter of the traffic of floats, and are normalised on the device.
+    They arrive as loaded, usually bytes, a quarter of the traffic of floats, and are normalised on the device.
     """
 
     def __init__(
         self,
-        loader: FolderLoader,
+        loader: BatchLoader,
         sampler: EpochSampler,
         input_shape: tuple[int, int, int],
         *,
         accumulate: int = 1,
     ) -> None:
         self.loader, self.sampler, self.device = loader, sampler, loader.device
+        self.image_shape: tuple[int, ...] = input_shape
         count = sampler.local_batch
-        images = torch.zeros(count, *input_shape, dtype=torch.uint8, device=self.device)
+        images = torch.zeros(count, *input_shape, dtype=loader.dataset.dtype, device=self.device)
         labels = torch.zeros(count, dtype=torch.int64, device=self.device)
         self._buffers = images, labels
         self._micro_batches = list(zip(images.chunk(accumulate), labels.chunk(accumulate), strict=True))
-        self._mean, self._std = (
-            torch.tensor(values, device=self.device).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD)
-        )
+        self._mean, self._std = loader.dataset.constants(self.device)
         self._order = torch.empty(0, 0, dtype=torch.int64)
         self._coming: Iterator[tuple[Tensor, Tensor]] = iter(())
 

@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softprune.data.images import FolderDataset
+from softprune.data.images import LoadedDataset
 from softprune.errors import DataError
+from softprune.rng import hashed_permutation
+
+# Takes the place of a site's number in the hash; far above any of them.
+_HOLDOUT = 0x686F6C64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +91,11 @@ class ArrayDataset:
         """The device of the images."""
         return self.images.device
 
+    def subset(self, indices: Tensor, *, augment: bool = True) -> ArrayDataset:
+        """Return the images with these indices."""
+        chosen = indices.to(self.device)
+        return replace(self, images=self.images[chosen], labels=self.labels[chosen])
+
     def normalise(self, pixels: Tensor) -> Tensor:
         """Return the network's input, in float32, from stored values (..., C, H, W)."""
         return (pixels.to(torch.float32) - self.mean) / self.std
@@ -104,15 +113,28 @@ class DataBundle:
     num_classes: int
     input_shape: tuple[int, int, int]
     """(channels, height, width) of the network's input."""
-    train: ArrayDataset | FolderDataset
-    test: ArrayDataset | FolderDataset
+    train: ArrayDataset | LoadedDataset
+    test: ArrayDataset | LoadedDataset
     augmentation: Augmentation = field(default_factory=Augmentation)
     """For images in memory; images in files have their own (see softprune.data.images)."""
     class_names: tuple[str, ...] = ()
+    holdout: ArrayDataset | LoadedDataset | None = None
+    """Training images that are left out of training and evaluated after each epoch; None for the test images."""
 
     def without_augmentation(self) -> DataBundle:
         """Return the same images without augmentation."""
         return replace(self, augmentation=Augmentation())
+
+    def with_holdout(self, count: int, seed: int) -> DataBundle:
+        """Hold ``count`` training images out. Which ones depends only on ``seed`` and the number of images."""
+        total = len(self.train)
+        if not 0 < count < total:
+            raise DataError(
+                f"data.holdout must leave at least one of the {total:,} training images. Got {count}; lower it."
+            )
+        order = hashed_permutation(total, seed, _HOLDOUT, 0)
+        held, kept = order[:count].sort().values, order[count:].sort().values
+        return replace(self, train=self.train.subset(kept), holdout=self.train.subset(held, augment=False))
 
     def example(self, batch_size: int = 2, device: torch.device | str = "cpu") -> Tensor:
         """Return zeros of the shape of the network's input."""

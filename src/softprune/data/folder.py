@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from softprune.data.datasets import DataBundle
-from softprune.data.images import FolderDataset
+from softprune.data.images import Crops, FolderDataset
 from softprune.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", 
 
 
 def load_folder(
-    root: Path | str, *, image_size: int = 224, seed: int = 0, augment: bool = True
+    root: Path | str, *, image_size: int = 224, seed: int = 0, augment: bool = True, randaugment: int = 0
 ) -> DataBundle:
     """Return both splits of the folder `root`. Only file names are read; images are opened when their batch is due."""
     _require_torchvision()
@@ -37,9 +38,10 @@ def load_folder(
     parts = {}
     for split in SPLITS:
         files, labels = _scan(root / split, classes[split])
-        parts[split] = FolderDataset(
-            root / split, files, labels, size=image_size, seed=seed, augment=augment and split == "train"
+        crops = Crops(
+            size=image_size, seed=seed, augment=augment and split == "train", randaugment=randaugment
         )
+        parts[split] = FolderDataset(root / split, np.array(files), torch.tensor(labels), crops)
     return DataBundle(
         name="folder",
         num_classes=len(classes["train"]),

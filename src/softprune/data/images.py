@@ -8,7 +8,8 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,24 +45,73 @@ class BrokenImage:
     reason: str
 
 
-class FolderDataset(torch.utils.data.Dataset[Any]):
-    """One split of an image folder. An item is (uint8 image (3, size, size), label), or BrokenImage.
+class LoadedDataset(torch.utils.data.Dataset[Any]):
+    """Images that worker processes load. An item is (image (C, H, W), label), or BrokenImage.
 
     Items are requested as (index, draw), where `draw` counts the images requested since training began. Seed and draw
-    alone determine the crop and the flip, so there is no generator whose state must be saved.
+    alone determine what is random, so there is no generator whose state must be saved.
     """
 
-    def __init__(
-        self, root: Path, files: list[bytes], labels: list[int], *, size: int, seed: int, augment: bool
-    ) -> None:
-        self.root = root
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    """Mean of each channel, in units of the loaded values."""
+    std: tuple[float, ...] = IMAGENET_STD
+    """Standard deviation of each channel, in units of the loaded values."""
+    dtype: torch.dtype = torch.uint8
+    """Type of the loaded values."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation as tensors of shape (C, 1, 1)."""
+        mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (self.mean, self.std))
+        return mean, std
+
+    def subset(self, indices: Tensor, *, augment: bool = True) -> LoadedDataset:
+        """Return the images with these indices; `augment=False` removes softprune's augmentation."""
+        return _Subset(self, indices)
+
+
+class _Subset(LoadedDataset):
+    def __init__(self, dataset: LoadedDataset, indices: Tensor) -> None:
+        self.dataset, self.indices = dataset, indices.numpy()
+        self.mean, self.std, self.dtype = dataset.mean, dataset.std, dataset.dtype
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, item: tuple[int, int]) -> Any:
+        return self.dataset[int(self.indices[item[0]]), item[1]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crops:
+    """How images in files become inputs of the network."""
+
+    size: int
+    """Side of the square."""
+    seed: int = 0
+    """Seeds everything random."""
+    augment: bool = True
+    """Crop and flip at random, instead of taking the centre."""
+    randaugment: int = 0
+    """Magnitude of RandAugment with two operations per image; 0 for none."""
+
+
+class FolderDataset(LoadedDataset):
+    """One split of an image folder, as uint8 images (3, size, size)."""
+
+    def __init__(self, root: Path, files: np.ndarray, labels: Tensor, crops: Crops) -> None:
+        self.root, self.labels, self.crops = root, labels, crops
         # One array instead of a million Python strings, whose reference counts would make forked workers copy them.
-        self._files = np.array(files)
-        self.labels = torch.tensor(labels, dtype=torch.int64)
-        self.size, self.seed, self.augment = size, seed, augment
+        self._files = files
 
     def __len__(self) -> int:
         return len(self._files)
+
+    def subset(self, indices: Tensor, *, augment: bool = True) -> FolderDataset:
+        crops = replace(self.crops, augment=self.crops.augment and augment)
+        return FolderDataset(self.root, self._files[indices.numpy()], self.labels[indices], crops)
 
     def path(self, index: int) -> Path:
         """Return the file of an image."""
@@ -74,10 +124,10 @@ class FolderDataset(torch.utils.data.Dataset[Any]):
         path = self.path(index)
         try:
             image = _open(path)
-            if self.augment:
+            if self.crops.augment:
                 image = self._augmented(image, draw, transforms)
             else:
-                image = evaluation_crop(image, self.size)
+                image = evaluation_crop(image, self.crops.size)
             return transforms.pil_to_tensor(image), int(self.labels[index])
         except MemoryError:
             raise  # not the image's fault
@@ -85,10 +135,33 @@ class FolderDataset(torch.utils.data.Dataset[Any]):
             return BrokenImage(str(path), str(error) or type(error).__name__)
 
     def _augmented(self, image: Image, draw: int, transforms: Any) -> Image:
-        chance = random.Random((self.seed << 64) + draw)
+        size, magnitude = self.crops.size, self.crops.randaugment
+        chance = random.Random((self.crops.seed << 64) + draw)
         top, left, height, width = _crop(image.height, image.width, chance)
-        image = transforms.resized_crop(image, top, left, height, width, [self.size, self.size])
-        return transforms.horizontal_flip(image) if chance.random() < 0.5 else image
+        image = transforms.resized_crop(image, top, left, height, width, [size, size])
+        if chance.random() < 0.5:
+            image = transforms.horizontal_flip(image)
+        if magnitude:
+            from torchvision.transforms.v2 import RandAugment
+
+            with seeded(chance.getrandbits(63)):
+                image = RandAugment(num_ops=2, magnitude=magnitude)(image)
+        return image
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, Python and NumPy within the block, and restore them afterwards."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  (transforms use the global generator)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002
 
 
 def evaluation_crop(image: Image, size: int) -> Image:
@@ -156,11 +229,11 @@ class _Order(Sampler[list[tuple[int, int]]]):
         return len(self.indices)
 
 
-class FolderLoader:
-    """Loads batches of a FolderDataset and copies them to the device, one batch ahead of their use."""
+class BatchLoader:
+    """Loads batches of a LoadedDataset and copies them to the device, one batch ahead of their use."""
 
-    def __init__(self, dataset: FolderDataset, *, workers: int, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
+    def __init__(self, dataset: LoadedDataset, *, workers: int, device: torch.device | str = "cpu") -> None:
+        self.dataset, self.device = dataset, torch.device(device)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if workers > cores:
             log.info(
@@ -183,7 +256,7 @@ class FolderLoader:
         self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def batches(self, indices: Tensor, draws: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield images (uint8) and labels on the device for each row of `indices`; `draws` has the same shape."""
+        """Yield images, as loaded, and labels on the device for each row of `indices`; `draws` has the same shape."""
         self._order.indices, self._order.draws = indices.cpu(), draws.cpu()
         waiting: tuple[Tensor, Tensor] | None = None
         for host in self._loaded():

@@ -12,7 +12,9 @@ from softprune.data.cifar import CIFAR10, CIFAR100, Cifar, load_cifar
 from softprune.data.datasets import DataBundle
 from softprune.data.digits import load_digits
 from softprune.data.folder import load_folder
+from softprune.data.own import load_own
 from softprune.errors import DataError, nearest
+from softprune.factories import is_factory_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,7 @@ class DataOptions:
     image_size: int
     seed: int
     augment: bool
+    randaugment: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,9 @@ DATASETS: dict[str, DataEntry] = {
         num_classes=100,
     ),
     "folder": DataEntry(
-        load=lambda o: load_folder(o.root, image_size=o.image_size, seed=o.seed, augment=o.augment),
+        load=lambda o: load_folder(
+            o.root, image_size=o.image_size, seed=o.seed, augment=o.augment, randaugment=o.randaugment
+        ),
         description="your images, in the ImageNet layout: train/CLASS/*.jpeg and val/CLASS/*.jpeg",
         needs_root=True,
     ),
@@ -83,8 +88,10 @@ def load_data(
     image_size: int = 224,
     seed: int = 0,
     augment: bool = True,
+    randaugment: int = 0,
+    holdout: int = 0,
 ) -> DataBundle:
-    """Return the data set `name` (a key of DATASETS).
+    """Return the data set `name`: a key of DATASETS, or `module:factory` of your own (docs/data.md).
 
     Args:
         name: Which data set.
@@ -94,13 +101,26 @@ def load_data(
         image_size: Side of the crops of images in files.
         seed: Seeds these crops.
         augment: Augment the training images.
+        randaugment: Magnitude of RandAugment, for images in folders; 0 for none.
+        holdout: Training images that are left out of training and evaluated after each epoch.
     """
-    try:
-        entry = DATASETS[name]
-    except KeyError:
+    check_data_name(name)
+    if randaugment and name != "folder":
         raise DataError(
-            f"data.name must be one of {', '.join(DATASETS)}. Got {name!r}.{nearest(name, DATASETS)}"
-        ) from None
+            f'data.randaugment needs images in files (data.name = "folder"). Got data.name = {name!r}; leave it '
+            "out, or put RandAugment into the transform of your own data set."
+        )
+    if name not in DATASETS:
+        own_root = None if root is None else Path(root).expanduser()
+        bundle = load_own(
+            name,
+            root=own_root,
+            image_size=image_size,
+            seed=seed,
+            augment=augment,
+            device=torch.device(device),
+        )
+        return bundle.with_holdout(holdout, seed) if holdout else bundle
     if name == "folder" and root is None:
         raise DataError("Images from folders need the folder's path. Got none; pass --data-dir (`root`).")
     options = DataOptions(
@@ -110,6 +130,18 @@ def load_data(
         image_size=image_size,
         seed=seed,
         augment=augment,
+        randaugment=randaugment,
     )
-    bundle = entry.load(options)
+    bundle = DATASETS[name].load(options)
+    if holdout:
+        bundle = bundle.with_holdout(holdout, seed)
     return bundle if augment else bundle.without_augmentation()
+
+
+def check_data_name(name: str) -> None:
+    """Raise a DataError unless ``name`` is a key of DATASETS or reads as ``module:factory``. Imports nothing."""
+    if name not in DATASETS and not is_factory_name(name):
+        raise DataError(
+            f"data.name must be one of {', '.join(DATASETS)}, or module:factory of your own. Got {name!r}."
+            f"{nearest(name, DATASETS)}"
+        )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from softprune.errors import ConfigError
-from softprune.rng import Clock, channel_words, uniform_noise
+from softprune.rng import hashed_permutation
 
 # Takes the place of a site's number; far above any of them, so that masks and order never share their noise.
 _ORDER = 0x6F726465
@@ -79,9 +79,4 @@ class EpochSampler:
 
     def permutation(self, number: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the permutation with this number: the images sorted by a hash."""
-        clock = Clock(self.seed, device)
-        clock.step.fill_(number)
-        words = channel_words(self.seed, _ORDER, 2 * self.size, device)
-        high, low = uniform_noise(clock, words, torch.float64).view(2, self.size)
-        # 46 bits instead of 23, so that equal keys, which would keep their order, are unlikely.
-        return torch.argsort(high + low * 2.0**-23, stable=True)
+        return hashed_permutation(self.size, self.seed, _ORDER, number, device)

@@ -1,7 +1,8 @@
 """The network of a run: from the registry or the user's own module, with fresh or given weights."""
 
-import importlib
-import sys
+import inspect
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +15,38 @@ from softprune import models
 from softprune.config.settings import ModelConfig, RunConfig
 from softprune.data import DataBundle
 from softprune.errors import ConfigError, FileFormatError, nearest
+from softprune.factories import import_factory, is_factory_name
 from softprune.runs.checkpoint import read_newest
 from softprune.runs.folder import RunFolder
 from softprune.surgery import Origin, read_origin
 
+logger = logging.getLogger(__name__)
 
-def build_network(name: str, num_classes: int) -> nn.Module:
-    """The network that ``name`` means: a registry name, or ``module:factory`` called with
-    ``num_classes=``."""
+
+def build_network(
+    name: str, num_classes: int | None, options: Mapping[str, Any] | None = None, **more: Any
+) -> nn.Module:
+    """Build the network that ``name`` means: a registry name, or ``module:factory``.
+
+    A factory is called with ``num_classes=``, unless that is None, and with ``options`` and ``more``.
+    """
     check_network_name(name)
+    classes = {} if num_classes is None else {"num_classes": num_classes}
+    given = {**classes, **(options or {}), **more}
     if ":" not in name:
-        return models.build(name, num_classes)
-    module_name, _, factory_name = name.partition(":")
-    # A console script does not look in the current folder, where the user's module is.
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+        if options or more:
+            raise ConfigError(
+                f"model.options are arguments of a factory (model.name = 'module:factory'). Got {options or more} for "
+                f"{name!r}; leave them out."
+            )
+        return models.build(name, given["num_classes"])
+    factory = import_factory(name, "model.name")
     try:
-        factory = getattr(importlib.import_module(module_name), factory_name)
-    except (ImportError, AttributeError) as error:
+        network = factory(**given)
+    except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"model.name = 'module:factory' must be importable from here. Got {name!r}: {error}."
-        ) from error
-    try:
-        network = factory(num_classes=num_classes)
-    except TypeError as error:
-        raise ConfigError(
-            f"The factory of model.name must take num_classes. Got {name!r}: {error}."
+            f"The factory of model.name must take {', '.join(given)}. Got {name!r}: {error}. Change model.options, or "
+            "the factory."
         ) from error
     if not isinstance(network, nn.Module):
         raise ConfigError(
@@ -50,14 +56,12 @@ def build_network(name: str, num_classes: int) -> nn.Module:
 
 
 def check_network_name(name: str) -> None:
-    """Raise a ConfigError unless ``name`` is in the registry or reads as ``module:factory``; imports nothing."""
-    module, colon, factory = name.partition(":")
-    if name in models.REGISTRY or (colon and factory and "/" not in name and all(module.split("."))):
-        return
-    raise ConfigError(
-        f"model.name must be one of {', '.join(models.REGISTRY)}, or module:factory of your own. Got {name!r}."
-        f"{nearest(name, models.REGISTRY)}"
-    )
+    """Raise a ConfigError unless ``name`` is in the registry or reads as ``module:factory``. Imports nothing."""
+    if name not in models.REGISTRY and not is_factory_name(name):
+        raise ConfigError(
+            f"model.name must be one of {', '.join(models.REGISTRY)}, or module:factory of your own. Got {name!r}."
+            f"{nearest(name, models.REGISTRY)}"
+        )
 
 
 def origin_of(config: RunConfig, data: DataBundle) -> Origin:
@@ -75,34 +79,87 @@ def known_origin(compact: Path) -> Origin | None:
 
 
 def initial_network(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
-    """The network that a run starts from: drawn from ``seed``, then overwritten by ``config.weights`` if
-    given."""
+    """Build the network that a run starts from: initialised from ``seed``, then given the configured weights."""
     torch.manual_seed(seed)
-    network = build_network(config.name, num_classes)
+    network = build_network(config.name, num_classes, config.options)
     if config.weights:
-        load_weights(network, Path(config.weights).expanduser())
+        path = Path(config.weights).expanduser()
+        load_weights(network, read_weights(path), str(path), num_classes)
+    elif config.pretrained:
+        load_weights(
+            network, _pretrained_weights(config), f"the trained weights of {config.name}", num_classes
+        )
     return network
 
 
-def load_weights(network: nn.Module, path: Path) -> None:
-    """Copy the weights in ``path`` into ``network``; a classifier for other classes is an error, not a
-    guess."""
-    state = _read_weights(path)
+def _pretrained_weights(config: ModelConfig) -> dict[str, Tensor]:
+    """Return the trained weights that a factory of torchvision or timm provides, with its own classifier."""
+    factory = import_factory(config.name, "model.name") if ":" in config.name else None
+    keywords = inspect.signature(factory).parameters if callable(factory) else {}
+    # timm's factories take both names in **kwargs, but declare only their own.
+    if "pretrained" in keywords:
+        trained: dict[str, Any] = {"pretrained": True}
+    elif "weights" in keywords:
+        trained = {"weights": "DEFAULT"}
+    else:
+        raise ConfigError(
+            "model.pretrained needs a factory with the keyword `pretrained` (timm) or `weights` (torchvision). Got "
+            f"{config.name!r}; pass a file with model.weights instead."
+        )
+    state = torch.get_rng_state()
+    try:
+        return build_network(config.name, None, config.options, **trained).state_dict()
+    except (OSError, RuntimeError, ImportError) as error:
+        raise ConfigError(
+            f"The trained weights of {config.name} must be in the local cache or downloadable. Got "
+            f"{type(error).__name__}: {error}. Connect to the network once, or pass a file with model.weights."
+        ) from error
+    finally:
+        torch.set_rng_state(state)
+
+
+def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, num_classes: int) -> None:
+    """Copy weights into ``network``. A classifier for other classes keeps its random start, with a warning.
+
+    ``source`` says where ``state`` is from, for messages. Anything else that does not fit is an error.
+    """
     expected = network.state_dict()
     missing = [name for name in expected if name not in state]
     extra = [name for name in state if name not in expected]
     wrong = [name for name in expected if name in state and state[name].shape != expected[name].shape]
-    if missing or extra or wrong:
+    head = [name for name in wrong if _is_head(network, name, state[name], num_classes)]
+    if missing or extra or len(head) < len(wrong):
         parts = [
             f"{title}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({len(names)})"
             for title, names in (("missing", missing), ("unknown", extra), ("of another shape", wrong))
             if names
         ]
         raise FileFormatError(
-            f"The weights must be those of a {type(network).__name__} like this one. Got {path} with "
+            f"The weights must be those of a {type(network).__name__} like this one. Got {source} with "
             f"{'; '.join(parts)}. Check model.name and the number of classes."
         )
-    network.load_state_dict(state)
+    network.load_state_dict({**state, **{name: expected[name] for name in head}})
+    if head:
+        classes = len(state[head[0]])
+        logger.warning(
+            "softprune: %s has a classifier for %d classes instead of %d: %s was not loaded and starts at random",
+            source,
+            classes,
+            num_classes,
+            ", ".join(head),
+        )
+
+
+def _is_head(network: nn.Module, name: str, tensor: Tensor, num_classes: int) -> bool:
+    """Return whether ``name`` belongs to a classifier, and ``tensor`` differs only in the number of classes."""
+    expected = network.state_dict()[name]
+    module = network.get_submodule(name.rpartition(".")[0])
+    return (
+        isinstance(module, nn.Linear | nn.Conv2d)
+        and expected.ndim == tensor.ndim
+        and len(expected) == num_classes
+        and expected.shape[1:] == tensor.shape[1:]
+    )
 
 
 def check_weights_exist(path: Path) -> None:
@@ -113,7 +170,7 @@ def check_weights_exist(path: Path) -> None:
         )
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     if path.is_dir():
         state = read_newest(RunFolder.open(path).checkpoints)[1]
         if state["cuts"]:

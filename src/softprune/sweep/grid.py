@@ -18,8 +18,8 @@ from softprune.config.recipes import (
     sweep_names,
 )
 from softprune.config.settings import RunConfig
-from softprune.data import DATASETS
-from softprune.errors import ConfigError, nearest
+from softprune.data.registry import check_data_name
+from softprune.errors import ConfigError, DataError, nearest
 from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.networks import check_network_name, check_weights_exist
 from softprune.train.method import check_method
@@ -81,7 +81,7 @@ def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: st
     values = read_toml(path)
     try:
         return _resolve(path, values, out, data_dir)
-    except ConfigError as error:
+    except (ConfigError, DataError) as error:
         raise ConfigError(f"{path.name}: {error}") from error
 
 
@@ -114,6 +114,7 @@ def _cells_of(
     found = find_recipe(str(beside) if beside.suffix == ".toml" and beside.is_file() else recipe)
     label = check_folder_name(run.get("name", found.stem), "A run's name")
     cells: list[Cell] = []
+    taken = {cell.name for cell in before}
     for point in _points({**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}):
         after = _after(run.get("after"), point, before)
         values = {**_checked_set(run.get("set", {})), **point}
@@ -129,7 +130,7 @@ def _cells_of(
         config = load_recipe(str(found), settings)
         check_method(config.method, compact_at=config.train.compact_at)
         check_network_name(config.model.name)
-        _check_data_name(config.data.name)
+        check_data_name(config.data.name)
         if after is None and config.model.weights:
             check_weights_exist(Path(config.model.weights).expanduser())
         cell = Cell(
@@ -145,11 +146,12 @@ def _cells_of(
             raise ConfigError(
                 f"{LOGS!r} is the folder of the runs' logs. Got a run of that name; choose another."
             )
-        if any(cell.name == other.name for other in (*before, *cells)):
+        if cell.name in taken:
             raise ConfigError(
                 f"The runs of a sweep must have different names. Got {cell.name!r} twice; give one of them `name`."
             )
         _check_started(cell)
+        taken.add(cell.name)
         cells.append(cell)
     return cells
 
@@ -170,13 +172,6 @@ def _checked_set(settings: Any) -> dict[str, Any]:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"`set` must be a table of settings with a value each. Got {settings!r}.")
     return dict(settings)
-
-
-def _check_data_name(name: str) -> None:
-    if name not in DATASETS:
-        raise ConfigError(
-            f"data.name must be one of {', '.join(DATASETS)}. Got {name!r}.{nearest(name, DATASETS)}"
-        )
 
 
 def _checked_grid(grid: Any) -> dict[str, list[Any]]:

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softprune.config.settings import RunConfig
-from softprune.data import ArrayDataset, DataBundle, FolderDataset, FolderLoader
-from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD
+from softprune.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset
 from softprune.distributed import World, broadcast_from_rank0_
 from softprune.hardware import seconds, synchronizer
 from softprune.module_state import evaluating
@@ -60,7 +59,7 @@ class EvalStep:
     def __init__(
         self,
         model: nn.Module,
-        data: ArrayDataset | FolderDataset,
+        data: ArrayDataset | LoadedDataset,
         *,
         batch_size: int = 500,
         bf16: bool = False,
@@ -87,11 +86,9 @@ class EvalStep:
             F.pad(torch.ones(len(own)), (0, missing)).view(-1, count).to(self.device, torch.float64)
         )
         self._loader = None
-        if isinstance(data, FolderDataset):
-            self._loader = FolderLoader(data, workers=workers, device=self.device)
-        self._mean, self._std = (
-            torch.tensor(v, device=self.device).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD)
-        )
+        if isinstance(data, LoadedDataset):
+            self._loader = BatchLoader(data, workers=workers, device=self.device)
+            self._mean, self._std = data.constants(self.device)
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._images: Tensor | None = None
         self._labels = torch.zeros(count, dtype=torch.int64, device=self.device)
@@ -173,13 +170,17 @@ class Evaluator:
         self._data, self._config, self._world = data, config, world
         self._step: EvalStep | None = None
 
-    def __call__(self, network: nn.Module) -> EvalTotals:
-        """Return accuracy and loss of ``network``. All processes must call this together."""
-        if self._step is None or self._step.model is not network:
+    def __call__(self, network: nn.Module, *, on_test: bool = False) -> EvalTotals:
+        """Return accuracy and loss of ``network``. All processes must call this together.
+
+        The images are the held-out ones if there are any and ``on_test`` is False, else the test images.
+        """
+        images = self._data.test if on_test or self._data.holdout is None else self._data.holdout
+        if self._step is None or self._step.model is not network or self._step.data is not images:
             train = self._config.train
             self._step = EvalStep(
                 network,
-                self._data.test,
+                images,
                 batch_size=self._config.data.eval_batch_size,
                 bf16=train.precision == "bf16",
                 channels_last=train.channels_last,

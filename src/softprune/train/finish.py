@@ -33,7 +33,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     costs = trainer.costs
     if trainer.stage.pruner is None and trainer.pruned is None:
         with trainer.stage.eval_weights() as network:
-            tested = trainer.evaluator(network)
+            tested = trainer.evaluator(network, on_test=True)
             table = [_row(trainer, "dense", network, tested.top1, tested.top5, costs.dense)]
         return _write(trainer, table, costs.dense_cost, costs.dense, network)
     baseline = _baseline(trainer.folder)
@@ -47,7 +47,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         masked_network = trainer.stage.network if trainer.stage.pruner is not None else None
         table.append(_row(trainer, "masked", masked_network, pruned["top1"], pruned["top5"], costs.dense))
         table[-1]["file_bytes"] = table[0]["file_bytes"]
-        tested = trainer.evaluator(compact.eval())
+        tested = trainer.evaluator(compact.eval(), on_test=True)
         table.append(_row(trainer, "compact", compact, tested.top1, tested.top5, totals))
         if trainer.world.is_writer:
             save(compact, trainer.folder.compact, origin=origin_of(trainer.config, trainer.data))

@@ -21,6 +21,26 @@ def make_sgd(
     The momentum starts at zero rather than at the first gradient. Without dampening this is the same, and it makes
     the first step like all others. The fused kernel is the one that reads the rate on the device.
     """
+    groups, rate = _on_one_device(groups, lr)
+    optimizer = torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=nesterov, fused=True)
+    share_rate(optimizer, rate)
+    _make_state(optimizer, ("momentum_buffer",) if momentum else ())
+    return optimizer
+
+
+def make_adamw(groups: Iterable[dict[str, Any]], *, lr: float, beta: float = 0.9) -> torch.optim.AdamW:
+    """Make an AdamW whose learning rate and step count are on the parameters' device."""
+    groups, rate = _on_one_device(groups, lr)
+    on_cuda = rate.device.type == "cuda"
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(beta, 0.999), fused=True, capturable=on_cuda)
+    share_rate(optimizer, rate)
+    _make_state(optimizer, ("exp_avg", "exp_avg_sq"))
+    for state in optimizer.state.values():
+        state["step"] = torch.zeros((), device=rate.device)
+    return optimizer
+
+
+def _on_one_device(groups: Iterable[dict[str, Any]], lr: float) -> tuple[list[dict[str, Any]], Tensor]:
     groups = list(groups)
     devices = {parameter.device for group in groups for parameter in group["params"]}
     if len(devices) != 1:
@@ -28,15 +48,16 @@ def make_sgd(
             "An optimizer needs at least one parameter, and all of them on one device. "
             f"Got {sorted(map(str, devices))}."
         )
-    rate = torch.full((1,), lr, device=devices.pop())
-    optimizer = torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=nesterov, fused=True)
-    share_rate(optimizer, rate)
-    if momentum:
+    return groups, torch.full((1,), lr, device=devices.pop())
+
+
+def _make_state(optimizer: torch.optim.Optimizer, keys: Iterable[str]) -> None:
+    """Create the state that the first step would create, so that a checkpoint can be loaded before it."""
+    for key in keys:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                buffer = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                optimizer.state[parameter]["momentum_buffer"] = buffer
-    return optimizer
+                state = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                optimizer.state[parameter][key] = state
 
 
 def share_rate(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:

@@ -50,10 +50,10 @@ def evaluate_folder(
         stage = restored_stage(config, images, world, read_newest(folder.checkpoints)[1]).stage
         with stage.eval_weights() as network:
             name = "masked" if stage.pruner is not None else "trained"
-            rows.append(Variant(name, evaluator(network)))
+            rows.append(Variant(name, evaluator(network, on_test=True)))
     if compact.is_file():
-        dense = build_network(config.model.name, images.num_classes).to(world.device)
-        rows.append(Variant("compact", evaluator(load(compact, dense))))
+        dense = build_network(config.model.name, images.num_classes, config.model.options).to(world.device)
+        rows.append(Variant("compact", evaluator(load(compact, dense), on_test=True)))
     if not rows:
         raise ConfigError(f"A run must have a checkpoint to evaluate. Got none in {path}; train it first.")
     return rows

@@ -101,7 +101,13 @@ def dense_config(config: RunConfig) -> RunConfig:
     return config.replace(
         name=f"{config.name}-dense",
         method=MethodConfig(name="dense"),
-        train=config.train.replace(dense_baseline=False, compact_at=0, recalibrate=0),
+        train=config.train.replace(
+            epochs=config.train.dense_epochs or config.train.epochs,
+            dense_epochs=0,
+            dense_baseline=False,
+            compact_at=0,
+            recalibrate=0,
+        ),
         finetune=config.finetune.replace(epochs=0),
     )
 
@@ -192,6 +198,8 @@ def open_data(config: RunConfig, device: torch.device, folder: str | None = None
         image_size=config.data.image_size,
         seed=config.seed,
         augment=config.data.augment,
+        randaugment=config.data.randaugment,
+        holdout=config.data.holdout,
     )
 
 

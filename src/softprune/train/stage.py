@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.config.settings import RunConfig
 from softprune.data import BatchSource, DataBundle, EpochSampler, make_batches
+from softprune.data.mixing import Mixing
 from softprune.distributed import World, broadcast_from_rank0_
 from softprune.masks import Clock
 from softprune.methods import Pruner
@@ -30,6 +31,7 @@ from softprune.train.optim import (
     WeightAverage,
     learning_rate,
     load_optimizer_state,
+    make_adamw,
     make_sgd,
     optimizer_state,
 )
@@ -140,6 +142,7 @@ class Stage:
                 bf16=config.train.precision == "bf16",
                 channels_last=config.train.channels_last,
                 label_smoothing=config.train.label_smoothing,
+                mixing=Mixing(mixup=config.data.mixup, cutmix=config.data.cutmix),
             ),
         )
 
@@ -192,7 +195,7 @@ def first_stage(config: RunConfig, data: DataBundle, world: World) -> StartingPo
 
 def restored_stage(config: RunConfig, data: DataBundle, world: World, state: dict[str, Any]) -> StartingPoint:
     """Build the stage of a checkpoint: the dense definition, its cuts, the weights, and all that training changes."""
-    dense = build_network(config.model.name, data.num_classes)
+    dense = build_network(config.model.name, data.num_classes, config.model.options)
     network = dense if state["cuts"] else copy.deepcopy(dense)
     for plan in state["cuts"]:
         network = apply_plan(PrunePlan.from_json(plan), network)
@@ -255,9 +258,8 @@ def _make_optimizer(
     groups = (
         undecayed_biases(network, decay) if pruner is None else pruner.parameter_groups(weight_decay=decay)
     )
-    return make_sgd(
-        groups,
-        lr=config.finetune.lr if finetune else config.optimizer.lr,
-        momentum=config.optimizer.momentum,
-        nesterov=config.optimizer.nesterov,
-    )
+    rate = config.finetune.lr if finetune else config.optimizer.lr
+    momentum = config.optimizer.momentum
+    if config.optimizer.name == "adamw":
+        return make_adamw(groups, lr=rate, beta=momentum)
+    return make_sgd(groups, lr=rate, momentum=momentum, nesterov=config.optimizer.nesterov)

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from softprune.config.settings import Mode
 from softprune.data import BatchSource
+from softprune.data.mixing import Mixing, mixed
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.masks import Chain, Clock, draw_chain
 from softprune.train.compiled import StepCompiler, in_short
@@ -75,6 +76,8 @@ class StepOptions:
     """Keep images and convolution weights in channels-last memory order."""
     label_smoothing: float = 0.0
     """Share of the label that is spread evenly over all classes."""
+    mixing: Mixing = field(default_factory=Mixing)
+    """Mixup and CutMix."""
     compile_backend: str = "inductor"
     """The backend of torch.compile."""
     compile_options: tuple[tuple[str, Any], ...] = ()
@@ -154,6 +157,8 @@ class TrainStep:
             if pruner is None:
                 raise ConfigError("A strength schedule needs a pruner. Got none; pass `pruner`.")
             self._strengths = torch.zeros(self.steps, device=self.device, dtype=pruner.strength.dtype)
+        self._mixes = torch.zeros(self.steps, 6, device=self.device)
+        self._mix = torch.zeros(1, 6, device=self.device)
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
         if self.options.channels_last:
@@ -218,6 +223,9 @@ class TrainStep:
         self._rates.copy_(torch.tensor([self.schedule(step) for step in steps]))
         if self.strength is not None and self._strengths is not None:
             self._strengths.copy_(torch.tensor([self.strength(step) for step in steps]))
+        if self.options.mixing:
+            shape = self.batches.image_shape[-2], self.batches.image_shape[-1]
+            self._mixes.copy_(self.options.mixing.draws(self.batches.sampler.seed, steps, shape))
         self.batches.begin(epoch, start)
         self.model.train()
 
@@ -235,6 +243,8 @@ class TrainStep:
         """Return the objective of a micro-batch, and add it to the totals. This function is compiled."""
         options = self.options
         images, labels = self.batches.batch(first, second, self._clock)
+        if options.mixing:
+            images = mixed(images, self._mix[0])
         if options.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         # A cache of cast weights would outlive the capture, and each weight is used only once.
@@ -242,7 +252,7 @@ class TrainStep:
             self.device.type, dtype=torch.bfloat16, enabled=options.bf16, cache_enabled=False
         ):
             logits = self.model(images)
-        task = F.cross_entropy(logits.float(), labels, label_smoothing=options.label_smoothing)
+        task = self._task_loss(logits.float(), labels)
         objective = task if self.pruner is None else self.pruner.loss(task)
         with torch.no_grad():
             count = torch.full_like(task, len(labels), dtype=torch.float64)
@@ -252,9 +262,20 @@ class TrainStep:
             self._first_bad.copy_(torch.where(bad, self._clock.step, self._first_bad))
         return objective
 
+    def _task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        smoothing = self.options.label_smoothing
+        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        if not self.options.mixing:
+            return loss
+        other = F.cross_entropy(logits, labels.roll(1), label_smoothing=smoothing)
+        share = self._mix[0, 5]
+        return share * loss + (1 - share) * other
+
     def _step(self) -> None:
         """Run one whole step."""
         torch.index_select(self._rates, 0, self._position, out=self._rate)
+        if self.options.mixing:
+            torch.index_select(self._mixes, 0, self._position, out=self._mix)
         if self._strengths is not None and self.pruner is not None:
             torch.index_select(self._strengths, 0, self._position, out=self.pruner.strength.view(1))
         self.optimizer.zero_grad(set_to_none=True)

@@ -257,7 +257,7 @@ class Trainer:
         assert pruner is not None
         with self.stage.eval_weights() as network:
             masks = pruner.decide()
-            tested = self.evaluator(network)
+            tested = self.evaluator(network, on_test=True)
             self.sites.note(network)
             kept = self.costs.kept(pruner, self.sites)
             compact = pruner.compact()

@@ -1,0 +1,138 @@
+"""Data sets of the user's own: a factory that returns torch data sets, or a DataBundle."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softprune.data.datasets import ArrayDataset, DataBundle
+from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, BrokenImage, LoadedDataset, seeded
+from softprune.errors import DataError
+from softprune.factories import import_factory
+
+
+class TorchDataset(LoadedDataset):
+    """Adapts a map-style torch data set whose items are (image, label).
+
+    An image is a tensor (C, H, W) or a PIL image. Bytes are normalised with ImageNet's constants if they have three
+    channels, else to [-1, 1]; floats are used as they are. Random transforms are seeded by (seed, draw), so that a
+    resumed run sees the same images.
+    """
+
+    def __init__(self, dataset: Any, *, seed: int = 0) -> None:
+        self.dataset, self.seed = dataset, seed
+        image = self._load(0, 0)[0]
+        self.input_shape, self.dtype = tuple(image.shape), image.dtype
+        channels = len(image)
+        if self.dtype != torch.uint8:
+            self.mean, self.std = (0.0,) * channels, (1.0,) * channels
+        elif channels == 3:
+            self.mean, self.std = IMAGENET_MEAN, IMAGENET_STD
+        else:
+            self.mean, self.std = (127.5,) * channels, (127.5,) * channels
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int] | BrokenImage:
+        index, draw = item
+        try:
+            return self._load(index, draw)
+        except MemoryError:
+            raise  # not the image's fault
+        except Exception as error:
+            return BrokenImage(
+                f"item {index} of {type(self.dataset).__name__}", str(error) or type(error).__name__
+            )
+
+    def _load(self, index: int, draw: int) -> tuple[Tensor, int]:
+        with seeded((self.seed << 40) + draw):
+            item = self.dataset[index]
+        image, label = item
+        if not isinstance(image, Tensor):
+            from torchvision.transforms.v2.functional import pil_to_tensor
+
+            image = pil_to_tensor(image)
+        if image.ndim != 3 or (image.dtype != torch.uint8 and not image.is_floating_point()):
+            raise DataError(
+                "An image must be a tensor (C, H, W) of bytes or floats, or a PIL image. "
+                f"Got {image.dtype} of shape {tuple(image.shape)}."
+            )
+        return image, int(label)
+
+
+def load_own(
+    name: str, *, root: Path | None, image_size: int, seed: int, augment: bool, device: torch.device
+) -> DataBundle:
+    """Call the factory ``name`` and return its data as a bundle.
+
+    The factory gets those of the keywords `root`, `image_size`, `seed` and `augment` that it has. It returns a pair
+    (train, test) of torch data sets or of ArrayDatasets, or a DataBundle.
+    """
+    factory = import_factory(name, "data.name")
+    known = {"root": root, "image_size": image_size, "seed": seed, "augment": augment}
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise DataError(f"The factory of data.name must be a function. Got {name!r}: {error}.") from error
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    accepted = {parameter.name for parameter in parameters}
+    given = {key: value for key, value in known.items() if takes_all or key in accepted}
+    try:
+        data = factory(**given)
+    except TypeError as error:
+        raise DataError(
+            f"The factory of data.name is called with those of {', '.join(known)} that it takes. Got {name!r}: {error}."
+        ) from error
+    if isinstance(data, DataBundle):
+        return data
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise DataError(
+            "The factory of data.name must return (train, test), two data sets, or a softprune.data.DataBundle. "
+            f"Got {type(data).__name__} from {name!r}."
+        )
+    return _bundle(name, data, seed, device)
+
+
+def _bundle(name: str, data: tuple[Any, Any], seed: int, device: torch.device) -> DataBundle:
+    parts = []
+    for part in data:
+        if not isinstance(part, ArrayDataset | LoadedDataset):
+            try:
+                part = TorchDataset(part, seed=seed)
+            except (TypeError, ValueError, IndexError, KeyError) as error:
+                raise DataError(
+                    "A data set must have a length and items (image, label), the first of which can be loaded. "
+                    f"Got {type(part).__name__} from {name!r}: {error}."
+                ) from error
+        parts.append(part)
+    train, test = parts
+    shapes = [_shape(part) for part in parts]
+    if shapes[0] != shapes[1]:
+        raise DataError(
+            f"Training and test images must have one shape. Got {shapes[0]} and {shapes[1]} from {name!r}; resize them "
+            "in the data set's transform."
+        )
+    classes = tuple(map(str, getattr(data[0], "classes", ())))
+    count = len(classes) or getattr(data[0], "num_classes", 0) or _largest_label(data[0]) + 1
+    if count < 2:
+        raise DataError(
+            "A data set must say how many classes it has. "
+            f"Got {name!r} without `classes`, `num_classes` or `targets`; set one of them on the training set, or "
+            "return a DataBundle."
+        )
+    return DataBundle(
+        name=name, num_classes=count, input_shape=shapes[0], train=train, test=test, class_names=classes
+    )
+
+
+def _shape(part: Any) -> tuple[int, int, int]:
+    channels, height, width = part.images.shape[1:] if isinstance(part, ArrayDataset) else part.input_shape
+    return channels, height, width
+
+
+def _largest_label(data: Any) -> int:
+    labels = data.labels if isinstance(data, ArrayDataset) else getattr(data, "targets", None)
+    return -1 if labels is None or not len(labels) else int(torch.as_tensor(labels).max())

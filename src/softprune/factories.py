@@ -1,0 +1,30 @@
+"""Load a factory of the user's own, named as ``module:factory``."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from softprune.errors import ConfigError
+
+
+def is_factory_name(name: str) -> bool:
+    """Return whether ``name`` reads as ``module:factory``. Imports nothing."""
+    module, colon, factory = name.partition(":")
+    return bool(colon and factory and "/" not in name and all(module.split(".")))
+
+
+def import_factory(name: str, key: str) -> Callable[..., Any]:
+    """Import the factory ``name``, also from the current folder, for the setting ``key``."""
+    module_name, _, factory_name = name.partition(":")
+    # A console script does not search the current folder, where the user's module is.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return getattr(importlib.import_module(module_name), factory_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{key} = 'module:factory' must be importable from here. Got {name!r}: {error}."
+        ) from error

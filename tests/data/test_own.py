@@ -1,0 +1,119 @@
+"""Data sets of the user's own."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from softprune.data import BatchLoader, load_data
+from softprune.data.images import BrokenImage
+from softprune.data.own import TorchDataset
+from softprune.errors import ConfigError, DataError
+
+_MODULE = """
+import torch
+from torch.utils.data import TensorDataset
+from softprune.data import ArrayDataset, DataBundle
+
+class Images(TensorDataset):
+    classes = ["cat", "dog", "cow"]
+
+def made(count, channels=3, dtype=torch.uint8):
+    images = torch.arange(count * channels * 64).view(count, channels, 8, 8) % 251
+    return Images(images.to(dtype), torch.arange(count) % 3)
+
+def pair(root, image_size):
+    assert image_size == 32 and root.name == "files"
+    return made(20), made(6)
+
+def bundle():
+    part = ArrayDataset.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4))
+    return DataBundle(name="mine", num_classes=4, input_shape=(1, 5, 5), train=part, test=part)
+
+def arrays():
+    part = ArrayDataset.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4))
+    return part, part
+
+def unequal():
+    return made(4), made(4, 1)
+
+def unnamed():
+    return (TensorDataset(torch.zeros(4, 1, 5, 5), torch.arange(4)),) * 2
+
+def one():
+    return made(4)
+
+def needs(something):
+    return made(4), made(4)
+
+def numbers():
+    return [1, 2], [3]
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_own_data.py").write_text(_MODULE)
+
+
+def test_a_pair_of_torch_data_sets(own):
+    data = load_data("my_own_data:pair", Path("files"), image_size=32)
+    assert (data.num_classes, data.class_names, data.input_shape) == (3, ("cat", "dog", "cow"), (3, 8, 8))
+    assert (len(data.train), len(data.test)) == (20, 6)
+    rows = torch.tensor([[3, 1], [0, 2]])
+    images, labels = next(BatchLoader(data.train, workers=0).batches(rows, rows))
+    assert images.dtype == torch.uint8
+    assert torch.equal(images[0], data.train.dataset[3][0])
+    assert labels.tolist() == [0, 1]
+    held = load_data("my_own_data:pair", Path("files"), image_size=32, holdout=5)
+    assert (len(held.train), len(held.holdout)) == (15, 5)
+
+
+def test_bundles_and_arrays_are_taken_as_they_are(own):
+    assert load_data("my_own_data:bundle").name == "mine"
+    assert load_data("my_own_data:arrays").num_classes == 4
+
+
+@pytest.mark.parametrize(
+    ("factory", "error", "message"),
+    [
+        ("unequal", DataError, r"must have one shape. Got \(3, 8, 8\) and \(1, 8, 8\)"),
+        ("unnamed", DataError, "must say how many classes"),
+        ("one", DataError, r"must return \(train, test\)"),
+        ("needs", DataError, "called with those of root, image_size, seed, augment"),
+        ("numbers", DataError, r"items \(image, label\)"),
+        ("missing", ConfigError, "must be importable"),
+    ],
+)
+def test_what_a_factory_must_return(own, factory, error, message):
+    with pytest.raises(error, match=message):
+        load_data(f"my_own_data:{factory}")
+
+
+class _Random(torch.utils.data.Dataset):
+    num_classes = 2
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 3:
+            raise OSError("no such image")
+        values = [torch.rand(()), random.random(), np.random.rand()]  # noqa: NPY002
+        return torch.tensor(values).view(3, 1, 1).expand(3, 2, 2), 1
+
+
+def test_random_transforms_depend_on_seed_and_draw_alone():
+    before = torch.get_rng_state(), random.getstate()
+    data = TorchDataset(_Random(), seed=1)
+    assert torch.equal(data[0, 5][0], data[1, 5][0])
+    assert len(set((data[0, 5][0] - data[0, 6][0]).flatten().tolist()) - {0.0}) == 3
+    assert not torch.equal(data[0, 5][0], TorchDataset(_Random(), seed=2)[0, 5][0])
+    assert data.dtype == torch.float32
+    assert data.std == (1.0, 1.0, 1.0)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert data[3, 0] == BrokenImage("item 3 of _Random", "no such image")
