@@ -99,7 +99,7 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Any) -> None:
         ("[[run]]\nrecipe = 'digits'\ngrid = {'data.dir' = [5]}", "data.dir must be text in quotes. Got 5"),
         (
             "[[run]]\nrecipe = 'digits'\nset = {'method.options.x' = 2020-01-01}",
-            "No setting takes such a value",
+            "must be true or false or a whole number",
         ),
         ("[[run]]\nrecipe = 'digits'\nname = '../evil'", "A run's name must be usable as a folder's name"),
         ("[[run]]\nrecipe = 'digits'\nname = 'a/b'", "A run's name must be usable as a folder's name"),

@@ -48,7 +48,7 @@ def test_an_average_goes_with_channels_last(tiny: Tiny, tmp_path: Path) -> None:
 
 def test_an_average_is_not_lost_in_a_cut_in_mid_training(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"train\.ema cannot go with train\.compact_at.*set one of them to 0"
+        ConfigError, match=r"train\.ema cannot be combined with train\.compact_at.*set one of them to 0"
     ):
         tiny_config(tmp_path, "train.ema=0.9", "train.compact_at=2")
 
@@ -66,7 +66,7 @@ def test_compacting_a_recalibrated_run_again_changes_nothing(
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [(("finetune.epochs=1",), "past its cut"), (("train.recalibrate=3",), "belong to one cut")],
+    [(("finetune.epochs=1",), "was cut already"), (("train.recalibrate=3",), "belong to one cut")],
 )
 def test_a_cut_of_another_kind_is_refused_where_it_would_compute_something_else(
     tiny: Tiny, tmp_path: Path, settings: tuple[str, ...], message: str

@@ -62,7 +62,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(
     with caplog.at_level(logging.INFO):
         latency._captured_forward(network, torch.zeros(1))()
     assert len(network.modes) == 1
-    assert "cannot be recorded: operation not permitted" in caplog.text
+    assert "cannot be captured: operation not permitted" in caplog.text
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -6,12 +6,12 @@ from softprune.config.recipes import load_recipe, recipe_names
 from softprune.config.settings import MethodConfig
 from softprune.errors import ConfigError
 from softprune.methods import REGISTRY
-from softprune.methods.registry import COMMON
+from softprune.methods.registry import _RECIPE_KEYS
 from softprune.train.method import check_method
 
 
 @pytest.mark.parametrize("method", sorted(REGISTRY))
-@pytest.mark.parametrize("option", sorted({*COMMON} - {"model", "example"}))
+@pytest.mark.parametrize("option", sorted(_RECIPE_KEYS))
 def test_what_has_a_key_of_its_own_is_no_option(method: str, option: str) -> None:
     elsewhere = {"masks": "masks.delta", "seed": "seed", "total_steps": "train.epochs"}
     key = elsewhere.get(option, f"method.{option}")

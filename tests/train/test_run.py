@@ -105,7 +105,7 @@ def test_the_folder_of_another_run_is_never_overwritten(tiny: Tiny, tmp_path: Pa
         ("finetune.epochs=2", "train.recalibrate=3", "train.label_smoothing=0.1"),
         ("train.ema=0.9", "method.strength_warmup_epochs=2", "schedule.warmup_epochs=1"),
         ("method.name=dense",),
-        ("optimizer.name=adamw", "optimizer.lr=0.01", "data.mixup=0.2", "data.cutmix=1", "data.holdout=237"),
+        ("optimizer.name=adamw", "optimizer.lr=0.01", "data.mixup=0.2", "data.cutmix=1", "data.holdout=45"),
         ("optimizer.name=adamw", "optimizer.lr=0.01", "train.compact_at=2"),
     ],
     ids=["plain", "compact_at", "finetune", "ema", "dense", "adamw", "adamw_cut"],

@@ -227,7 +227,7 @@ class DistillConfig(Section):
     another run, or a file with its weights. Empty for no distillation."""
     weight: Annotated[float, Gt(0), Le(1)] = 0.5
     """Share of the distillation loss; the rest is the cross-entropy with the labels."""
-    temperature: Positive = 4.0
+    temperature: Positive = 2.0
     """Temperature that softens the outputs of both networks in the distillation loss."""
 
 
@@ -297,22 +297,10 @@ class RunConfig(Section):
         _check_train(self)
         _check_dense(self)
         _check_distill(self)
-        for key in NOT_YET:
-            section, _, name = key.partition(".")
-            value = getattr(getattr(self, section), name)
-            if value != type(getattr(self, section)).model_fields[name].get_default(
-                call_default_factory=True
-            ):
-                raise ConfigError(f"{key} is not available in this version. Got {value!r}; leave it out.")
         return self
 
 
 Section.root = RunConfig
-
-NOT_YET = (
-    "distill.teacher",
-)
-"""Keys that training does not implement yet: refused rather than ignored."""
 
 
 def _check_train(config: RunConfig) -> None:
@@ -356,6 +344,11 @@ def _check_dense(config: RunConfig) -> None:
 
 
 def _check_distill(config: RunConfig) -> None:
+    if config.distill.teacher and config.train.label_smoothing:
+        raise ConfigError(
+            "distill.teacher and train.label_smoothing exclude each other: both soften the labels. Got "
+            f"train.label_smoothing = {config.train.label_smoothing}; set it to 0."
+        )
     if config.distill.teacher == "baseline" and not config.train.dense_baseline:
         raise ConfigError(
             'distill.teacher = "baseline" needs the dense baseline. Got train.dense_baseline = false; set it to true, '

@@ -211,14 +211,15 @@ class WeightAverage:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Exchange the network's weights for the average within the block."""
-        self._swap()
+        self.exchange()
         try:
             yield
         finally:
-            self._swap()
+            self.exchange()
 
     @torch.no_grad()
-    def _swap(self) -> None:
+    def exchange(self) -> None:
+        """Exchange the network's weights and the average."""
         # In place, so that a captured graph and the optimizer keep seeing the same tensors.
         for live, average in zip(self._live, self._average, strict=True):
             held = live.clone()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from softprune.config.recipes import config_from_dict
-from softprune.config.settings import MethodConfig, RunConfig
+from softprune.config.settings import DistillConfig, MethodConfig, RunConfig
 from softprune.data import DataBundle, load_data
 from softprune.distributed import World, join_world, leave_world
 from softprune.errors import CheckpointError, DataError
@@ -23,6 +23,7 @@ from softprune.train.finish import finish
 from softprune.train.method import check_method
 from softprune.train.metrics import find_writer
 from softprune.train.stage import StartingPoint, first_stage, restored_stage
+from softprune.train.teacher import BASELINE, check_same_teacher, load_teacher
 from softprune.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ def start(
         set_arithmetic(config, world.device)
         data = open_data(config, world.device)
         begin = first_stage(config, data, world)
+        if config.distill.teacher not in ("", BASELINE):
+            begin.stage.step.teacher = load_teacher(config, None, data, world)
         path = world.broadcast(str(out or _free_folder(config.name or "run")))
         if world.is_writer:
             RunFolder.create(path, config)
@@ -109,6 +112,7 @@ def dense_config(config: RunConfig) -> RunConfig:
             recalibrate=0,
         ),
         finetune=config.finetune.replace(epochs=0),
+        distill=DistillConfig(),
     )
 
 
@@ -156,7 +160,14 @@ def _train(
         begin = restored_stage(config, data, world, state)
     elif begin is None:
         begin = first_stage(config, data, world)
-    trainer = Trainer(config, folder, data, world, begin, listener=listener, stop=stop, state=state)
+    teacher = begin.stage.step.teacher
+    if config.distill.teacher and teacher is None:
+        teacher = load_teacher(config, folder, data, world)
+    if state is not None:
+        check_same_teacher(teacher, state)
+    trainer = Trainer(
+        config, folder, data, world, begin, listener=listener, stop=stop, teacher=teacher, state=state
+    )
     reason = trainer.run()
     if reason is not None:
         return reason, None

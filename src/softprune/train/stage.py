@@ -36,6 +36,7 @@ from softprune.train.optim import (
     optimizer_state,
 )
 from softprune.train.step import StepOptions, TrainStep
+from softprune.train.teacher import Teacher
 
 
 class Stage:
@@ -51,6 +52,7 @@ class Stage:
         momentum: Optimizer state by parameter name, carried over a cut.
         clock: The pruner's clock, carried over a cut.
         round_to: The multiple that `method.round_to = "auto"` has found, carried over a cut.
+        teacher: The network to learn from, if any.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Stage:
         momentum: dict[str, dict[str, Tensor]] | None = None,
         clock: dict[str, int] | None = None,
         round_to: int | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         network = network.to(world.device)
         if config.train.sync_batchnorm and world.size > 1 and world.device.type == "cuda":
@@ -92,6 +95,7 @@ class Stage:
         if state is not None and self.average is not None:
             self.average.load_state_dict(state["average"])
         self.step = self._make_step(config, data, finetune)
+        self.step.teacher = teacher
         if state is not None:
             totals = state["step"] if world.is_writer else {**state["step"], "totals": [0.0] * 4}
             self.step.load_state_dict(totals)

@@ -20,11 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from softprune.config.settings import Mode
 from softprune.data import BatchSource
 from softprune.data.mixing import Mixing, mixed
+from softprune.distillation import distillation_loss
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.masks import Chain, Clock, draw_chain
 from softprune.train.compiled import StepCompiler, in_short
 from softprune.train.cuda_graph import Snapshot, Stateful, capture_graph
 from softprune.train.optim import Schedule, match_gradients, match_layout, share_rate
+from softprune.train.teacher import Teacher
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +96,7 @@ class TrainTotals:
     loss: float
     """Mean cross-entropy."""
     objective: float
-    """Mean of what is minimised, which includes the sparsity loss."""
+    """Mean of what is minimised, which includes distillation and sparsity loss."""
     top1: float
     """Percentage of the (augmented) images classified correctly at the time."""
 
@@ -113,6 +115,7 @@ class TrainStep:
         pruner: Adds its sparsity loss; None trains the network without pruning.
         strength: The pruner's strength in each step; None does not change it.
         average: Updated after each step.
+        teacher: Adds a distillation loss; it may be set until the first step.
         options: How a step computes.
     """
 
@@ -131,11 +134,13 @@ class TrainStep:
         pruner: Pruning | None = None,
         strength: Schedule | None = None,
         average: Averaging | None = None,
+        teacher: Teacher | None = None,
         options: StepOptions | None = None,
     ) -> None:
         self.options = options or StepOptions()
         self.model, self.optimizer, self.batches = model, optimizer, batches
         self.pruner, self.schedule, self.strength, self.average = pruner, schedule, strength, average
+        self.teacher = teacher
         self.device = batches.device
         self.steps = batches.sampler.steps
         self.mode = None
@@ -253,7 +258,8 @@ class TrainStep:
         ):
             logits = self.model(images)
         task = self._task_loss(logits.float(), labels)
-        objective = task if self.pruner is None else self.pruner.loss(task)
+        taught = task if self.teacher is None else self._taught_loss(images, logits.float(), labels, task)
+        objective = taught if self.pruner is None else self.pruner.loss(taught)
         with torch.no_grad():
             count = torch.full_like(task, len(labels), dtype=torch.float64)
             right = (logits.argmax(1) == labels).sum()
@@ -261,6 +267,20 @@ class TrainStep:
             bad = (self._first_bad < 0) & ~torch.isfinite(objective)
             self._first_bad.copy_(torch.where(bad, self._clock.step, self._first_bad))
         return objective
+
+    def _taught_loss(self, images: Tensor, logits: Tensor, labels: Tensor, task: Tensor) -> Tensor:
+        """Return the weighted sum of the task loss and the distillation loss."""
+        assert self.teacher is not None
+        with (
+            torch.no_grad(),
+            torch.autocast(
+                self.device.type, dtype=torch.bfloat16, enabled=self.options.bf16, cache_enabled=False
+            ),
+        ):
+            outputs = self.teacher.network(images)
+        # The task loss may be of mixed or smoothed labels, so only the teacher's part is taken from the function.
+        soft = distillation_loss(logits, outputs, labels, weight=1.0, temperature=self.teacher.temperature)
+        return self.teacher.weight * soft + (1 - self.teacher.weight) * task
 
     def _task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         smoothing = self.options.label_smoothing

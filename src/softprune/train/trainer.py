@@ -25,6 +25,7 @@ from softprune.train.metrics import CostTracker, EventWriter, SiteHistory
 from softprune.train.optim import optimizer_state
 from softprune.train.stage import Stage, StartingPoint, recalibrate
 from softprune.train.step import NonFiniteLoss
+from softprune.train.teacher import Teacher
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Trainer:
         start: From :func:`first_stage` or, with ``state``, :func:`restored_stage`.
         listener: Receives progress events.
         stop: Says when to stop early.
+        teacher: The network to learn from, if any.
         state: A checkpoint to resume from.
     """
 
@@ -57,13 +59,15 @@ class Trainer:
         *,
         listener: Listener,
         stop: StopSignal,
+        teacher: Teacher | None = None,
         state: dict[str, Any] | None = None,
     ) -> None:
         self.config, self.folder, self.data, self.world = config, folder, data, world
         self.listener, self.stop = listener, stop
         self.costs = CostTracker(start.dense, data)
         self.evaluator = Evaluator(data, config, world)
-        self.stage = start.stage
+        self.stage, self.teacher = start.stage, teacher
+        self.stage.step.teacher = teacher
         self.history: list[dict[str, Any]] = []
         self.cuts: list[str] = []
         self.pruned: dict[str, Any] | None = None
@@ -227,7 +231,9 @@ class Trainer:
         elif self.in_finetuning:
             network = self.finish_pruning()
             self.listener.on_stage("fine-tuning the compact network")
-            self.stage = Stage(self.config, network.train(), self.data, self.world, finetune=True)
+            self.stage = Stage(
+                self.config, network.train(), self.data, self.world, finetune=True, teacher=self.teacher
+            )
 
     def _cut_and_continue(self) -> None:
         """Cut the network physically, and train the smaller one with the momentum and the noise of the larger."""
@@ -249,6 +255,7 @@ class Trainer:
             momentum=optimizer_state(old.optimizer, network),
             clock=old.pruner.clock.state_dict(),
             round_to=old.pruner.round_to,
+            teacher=self.teacher,
         )
 
     def finish_pruning(self) -> nn.Module:
@@ -322,6 +329,7 @@ class Trainer:
             "model": self.stage.network.state_dict(),
             "stage": stage,
             "sites": self.sites.state_dict(),
+            "teacher": None if self.teacher is None else self.teacher.checksum,
             "history": self.history,
             "random": random_state(self.world.device),
             "seconds": self.seconds,

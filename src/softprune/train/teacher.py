@@ -1,0 +1,137 @@
+"""The teacher of a run with distillation: a trained dense network, loaded and checked before training."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softprune import models
+from softprune.config.settings import ModelConfig, RunConfig
+from softprune.data import DataBundle
+from softprune.distributed import World
+from softprune.errors import CheckpointError, ConfigError, SoftpruneError
+from softprune.runs.checkpoint import read_newest
+from softprune.runs.folder import RunFolder
+from softprune.runs.networks import build_network, read_weights
+from softprune.train.optim import WeightAverage
+
+BASELINE = "baseline"
+"""`distill.teacher` for the dense baseline that the run trains first."""
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained network and how much the network in training learns from it."""
+
+    network: nn.Module
+    """In eval mode, without gradients, on the device that trains."""
+    weight: float
+    temperature: float
+    checksum: str
+    """SHA-256 of its weights, by which a resumed run notices another teacher."""
+
+
+def load_teacher(config: RunConfig, folder: RunFolder | None, data: DataBundle, world: World) -> Teacher:
+    """Load the teacher that ``config`` names. ``folder`` is the run's folder, for its dense baseline."""
+    name = config.distill.teacher
+    assert name != BASELINE or folder is not None
+    path = folder.dense if name == BASELINE and folder is not None else Path(name).expanduser()
+    try:
+        network = _run_network(path, config, data) if path.is_dir() else _file_network(path, config, data)
+    except ConfigError:
+        raise
+    except (SoftpruneError, RuntimeError) as error:
+        raise ConfigError(
+            f"distill.teacher must be a trained network for these classes. Got {path}: {error}"
+        ) from error
+    network = network.eval().requires_grad_(False).to(world.device)
+    if config.train.channels_last:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    _check_outputs(network, data, world, path)
+    return Teacher(network, config.distill.weight, config.distill.temperature, _checksum(network))
+
+
+def check_same_teacher(teacher: Teacher | None, state: dict[str, Any]) -> None:
+    """Raise a CheckpointError if the run was trained with another teacher until now."""
+    now = None if teacher is None else teacher.checksum
+    if now != state["teacher"]:
+        raise CheckpointError(
+            "A run must be resumed with the teacher that it began with. Got other weights; restore the teacher's files."
+        )
+
+
+def _run_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
+    """Build the network of a finished dense run, with the weights that it evaluated."""
+    folder = RunFolder.open(path)
+    other = folder.read_config()
+    if not folder.result.is_file():
+        raise ConfigError(
+            f"distill.teacher must be a finished run. Got {path}, which has no result; finish it with "
+            f"`{folder.resume_command}`."
+        )
+    if other.method.name != "dense":
+        inside = f" Use its dense baseline: {folder.dense}." if folder.dense.is_dir() else ""
+        raise ConfigError(
+            f"distill.teacher must be a dense network. Got {path}, a run with method {other.method.name}.{inside}"
+        )
+    # A run's folder is data: only factories that this run names itself are imported.
+    if other.model.name not in models.REGISTRY and other.model.name != config.model.name:
+        raise ConfigError(
+            f"distill.teacher must be one of softprune's networks or model.name, {config.model.name}. Got {path} with "
+            f"{other.model.name}; pass its weights to a run with the same model.name."
+        )
+    network = _built(other.model, data)
+    state = read_newest(folder.checkpoints)[1]
+    network.load_state_dict(state["model"])
+    if state["stage"]["average"] is not None:
+        average = WeightAverage(network, other.train.ema)
+        average.load_state_dict(state["stage"]["average"])
+        average.exchange()
+    return network
+
+
+def _file_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
+    """Build the run's own network with the weights of a file."""
+    if not path.exists():
+        raise ConfigError(
+            f'distill.teacher must be "{BASELINE}", the folder of a run or a file with weights. Got {path}, which does '
+            "not exist."
+        )
+    network = _built(config.model, data)
+    network.load_state_dict(read_weights(path))
+    return network
+
+
+def _built(model: ModelConfig, data: DataBundle) -> nn.Module:
+    state = torch.get_rng_state()  # the run's own start must not depend on its teacher
+    try:
+        return build_network(model.name, data.num_classes, model.options)
+    finally:
+        torch.set_rng_state(state)
+
+
+def _check_outputs(network: nn.Module, data: DataBundle, world: World, path: Path) -> None:
+    try:
+        with torch.no_grad():
+            outputs = network(data.example(2, world.device))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"distill.teacher must take images of shape {data.input_shape}. Got {path}: {error}"
+        ) from error
+    if not isinstance(outputs, Tensor) or outputs.shape != (2, data.num_classes):
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ConfigError(
+            f"distill.teacher must return one output for each of the {data.num_classes} classes. Got {got} from {path} "
+            "for 2 images."
+        )
+
+
+def _checksum(network: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
