@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from softprune.config.schema import keys_of
-from softprune.config.settings import NOT_YET, MethodConfig, OptimizerConfig, RunConfig, ScheduleConfig
+from softprune.config.settings import MethodConfig, OptimizerConfig, RunConfig, ScheduleConfig
 from softprune.errors import ConfigError
 
 
@@ -71,23 +71,3 @@ def test_keys_are_listed_in_the_order_of_the_file() -> None:
     keys = [key for key, _ in keys_of(RunConfig)]
     assert keys[:4] == ["name", "seed", "model.name", "model.options"]
     assert "masks.delta" in keys
-
-
-VALUES: dict[str, Any] = {
-    "model.options": {"width": 3},
-    "model.pretrained": True,
-    "data.randaugment": 9,
-    "data.holdout": 100,
-    "optimizer.name": "adamw",
-    "distill.teacher": "some.safetensors",
-    "train.dense_epochs": 3,
-}
-
-
-@pytest.mark.parametrize("key", NOT_YET)
-def test_what_training_cannot_do_yet_is_refused(key: str) -> None:
-    section, _, name = key.partition(".")
-    values = {"train": {"dense_baseline": True}} if key == "train.dense_epochs" else {}
-    values.setdefault(section, {})[name] = VALUES.get(key, 0.5)
-    with pytest.raises(ConfigError, match=f"{key} is not available"):
-        RunConfig(**values)

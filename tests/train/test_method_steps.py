@@ -115,7 +115,9 @@ def test_steps_with_fitted_convolutions_are_the_eager_ones(monkeypatch: pytest.M
     monkeypatch.setattr(hardware, "TENSOR_CORE_CHANNELS", 4)  # the network here is narrow
     wide: list[Any] = []
     monkeypatch.setattr(
-        compiled_module, "rewrite_graph", lambda graph: wide.append(convolutions.rewrite_graph(graph)) or wide[-1]
+        compiled_module,
+        "rewrite_graph",
+        lambda graph: wide.append(convolutions.rewrite_graph(graph)) or wide[-1],
     )
     cpu = torch.device("cpu")
     _, eager = trained("scp", cpu, mode="eager")

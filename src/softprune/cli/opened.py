@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from softprune.config.settings import RunConfig
 from softprune.data import DATASETS
-from softprune.data.bundle import ArrayDataset
+from softprune.data.datasets import ArrayDataset
 from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, evaluation_crop
 from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.models import REGISTRY

@@ -9,6 +9,7 @@ from softprune.cli.app import command
 from softprune.cli.options import DataDir, TimeLimit, parse_time
 from softprune.cli.output import error_line, print_table, say
 from softprune.cli.reports import print_comparison
+from softprune.errors import ConfigError
 from softprune.train.control import EXIT_STOPPED
 
 EXIT_FAILED = 1
@@ -35,6 +36,19 @@ def sweep(
     device: Annotated[
         str, typer.Option("--device", help="auto, cpu, cuda, or a list: cuda:0,cuda:1.")
     ] = "auto",
+    on: Annotated[
+        str, typer.Option("--on", help="Where runs execute: local, or ray for a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option("--address", help="Ray: address of the cluster. [default: RAY_ADDRESS]")
+    ] = None,
+    gpus: Annotated[
+        float, typer.Option("--gpus-per-run", min=0, help="Ray: GPUs of a run; 0.25 lets four share one.")
+    ] = 0.0,
+    cpus: Annotated[float, typer.Option("--cpus-per-run", min=0, help="Ray: CPU cores of a run.")] = 1.0,
+    memory: Annotated[
+        float, typer.Option("--memory-per-run", min=0, help="Ray: memory of a run in GB; 0 for no request.")
+    ] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and exit.")] = False,
 ) -> None:
     """Run a grid of recipes in parallel processes. Repeat the command to resume a stopped sweep.
@@ -45,7 +59,7 @@ def sweep(
     """
     seconds = parse_time(time_limit)
     from softprune.cli.progress import sweep_progress
-    from softprune.sweep.executor import LocalPool
+    from softprune.sweep.executor import Executor, LocalPool
     from softprune.sweep.grid import read_sweep
     from softprune.sweep.runner import SweepRunner
 
@@ -57,7 +71,17 @@ def sweep(
         ]
         print_table(f"{len(planned.cells)} runs in {planned.folder}", ["run", "method", "", "after"], rows)
         return
-    runner = SweepRunner(planned, LocalPool(jobs, _devices(device)), data_dir=data_dir)
+    executor: Executor
+    if on == "ray":
+        from softprune.sweep.ray_executor import RayExecutor, RayOptions
+
+        options = RayOptions(address=address, gpus_per_run=gpus, cpus_per_run=cpus, memory_per_run=memory)
+        executor = RayExecutor(options, planned.folder)
+    elif on == "local":
+        executor = LocalPool(jobs, _devices(device))
+    else:
+        raise ConfigError(f"--on must be local or ray. Got {on!r}.")
+    runner = SweepRunner(planned, executor, data_dir=data_dir)
     with sweep_progress() as listener:
         reason = runner.run(listener, seconds)
     done = [job.cell.folder.path for job in runner.jobs if job.state == "done"]

@@ -23,6 +23,7 @@ from softprune.errors import ConfigError, DataError, nearest
 from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.networks import check_network_name, check_weights_exist
 from softprune.train.method import check_method
+from softprune.train.run import absolute_paths
 
 _TOP = ("name", "grid", "run")
 _RUN = ("recipe", "name", "set", "grid", "after")
@@ -161,7 +162,8 @@ def _check_started(cell: Cell) -> None:
     if not cell.folder.config.is_file():
         return
     started = cell.folder.read_config()
-    if started.replace(data=started.data.replace(dir=cell.config.data.dir)) != cell.config:
+    now = absolute_paths(cell.config)
+    if started.replace(data=started.data.replace(dir=now.data.dir)) != now:
         raise ConfigError(
             f"{cell.folder.path} holds a run with other settings than {cell.name!r} has now. Got a changed sweep or "
             "recipe; give the run another name, the sweep another folder (--out), or remove the old run."

@@ -22,6 +22,7 @@ from softprune.train.control import Listener, StopSignal
 from softprune.train.finish import finish
 from softprune.train.method import check_method
 from softprune.train.metrics import find_writer
+from softprune.train.run_log import run_log
 from softprune.train.stage import StartingPoint, first_stage, restored_stage
 from softprune.train.teacher import BASELINE, check_same_teacher, load_teacher
 from softprune.train.trainer import Trainer
@@ -52,6 +53,7 @@ def start(
     listener: Listener | None = None,
 ) -> Outcome:
     """Train a new run in its own folder (``out``, or the first free one under runs/)."""
+    config = absolute_paths(config)
     with _world(device) as world:
         # Everything that can be wrong is raised before there is a folder, so that a mistake leaves nothing behind.
         check_method(config.method, compact_at=config.train.compact_at)
@@ -67,8 +69,11 @@ def start(
             RunFolder.create(path, config)
         world.barrier()
         folder = RunFolder(path)
-        with _claim(folder, world):
-            return _run(config, folder, data, world, begin, time_limit, listener or Listener())
+        with (
+            _claim(folder, world),
+            run_log(folder, listener or Listener(), write=world.is_writer) as logged,
+        ):
+            return _run(config, folder, data, world, begin, time_limit, logged)
 
 
 def resume(
@@ -89,14 +94,29 @@ def resume(
             result = folder.read_result()
             logger.info("%s is finished; nothing to do", folder.path)
             return Outcome(folder=folder, result=result, stopped=None, is_writer=world.is_writer)
-        set_arithmetic(config, world.device)
-        data = open_data(config, world.device)
-        return _run(config, folder, data, world, None, time_limit, listener or Listener())
+        with run_log(folder, listener or Listener(), write=world.is_writer) as logged:
+            set_arithmetic(config, world.device)
+            data = open_data(config, world.device)
+            return _run(config, folder, data, world, None, time_limit, logged)
 
 
 def _claim(folder: RunFolder, world: World) -> AbstractContextManager[None]:
     """Hold the run's lock in rank 0. A finished run is not locked, since it may be on a read-only disk."""
     return folder.lock() if world.is_writer and not folder.result.is_file() else nullcontext()
+
+
+def absolute_paths(config: RunConfig) -> RunConfig:
+    """Return ``config`` with absolute paths, so that a run can be resumed and repeated from any folder."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute()) if path else path
+
+    teacher = config.distill.teacher
+    return config.replace(
+        data=config.data.replace(dir=absolute(config.data.dir)),
+        model=config.model.replace(weights=absolute(config.model.weights)),
+        distill=config.distill.replace(teacher=teacher if teacher == BASELINE else absolute(teacher)),
+    )
 
 
 def dense_config(config: RunConfig) -> RunConfig:

@@ -1,0 +1,277 @@
+"""Execute the runs of a sweep on a Ray cluster: one task per run, resumed after a lost worker or node."""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from softprune.errors import ConfigError
+from softprune.sweep.executor import Arguments
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 20
+_STOP_SUFFIX = ".stop"
+"""A run ends when this file appears beside its log: all nodes see the sweep's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """How runs are placed on the cluster."""
+
+    address: str | None = None
+    """Address of the cluster; None for RAY_ADDRESS, a cluster on this machine, or a new one."""
+    gpus_per_run: float = 0.0
+    """GPUs of a run; a fraction lets runs share one."""
+    cpus_per_run: float = 1.0
+    """CPU cores of a run."""
+    memory_per_run: float = 0.0
+    """Gigabytes of memory of a run; 0 requests none."""
+    retries: int = 3
+    """How often a run is resumed after its worker or node was lost."""
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What a run requests, by Ray's names."""
+        wanted = {"CPU": self.cpus_per_run, "GPU": self.gpus_per_run, "memory": self.memory_per_run * 1e9}
+        return {name: amount for name, amount in wanted.items() if amount}
+
+
+class RayExecutor:
+    """Runs the processes of a sweep as Ray tasks. ``folder`` must be visible on every node, under the same path."""
+
+    def __init__(self, options: RayOptions, folder: Path) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigError(
+                '--on ray needs the package ray. Got an ImportError: install it with `pip install "softprune[ray]"`, '
+                "or leave --on out to use this machine alone."
+            ) from error
+        self._ray, self.options, self.folder = ray, options, folder.resolve()
+        self._tasks: list[RayTask] = []
+        self._owns_connection = not ray.is_initialized()
+        if self._owns_connection:
+            self._connect()
+        try:
+            self._check_resources()
+            self._check_folder()
+        except BaseException:
+            self.close()
+            raise
+
+    def free_slots(self) -> int:
+        return self._capacity() - sum(task.poll() is None for task in self._tasks)
+
+    def start(self, arguments: Arguments, log: Path, lock: IO[str]) -> "RayTask":
+        # Tasks end with their driver, this process: the lock need not be inherited.
+        task = RayTask(self._ray, self.options, arguments, log.resolve())
+        self._tasks.append(task)
+        return task
+
+    def close(self) -> None:
+        if self._owns_connection and self._ray.is_initialized():
+            self._ray.shutdown()
+
+    def _connect(self) -> None:
+        address = self.options.address or os.environ.get("RAY_ADDRESS")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        try:
+            if address:
+                self._ray.init(address=address, **quiet)
+                return
+            with contextlib.suppress(ConnectionError):
+                self._ray.init(address="auto", **quiet)
+                return
+            self._ray.init(include_dashboard=False, **quiet)
+        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+            raise ConfigError(
+                f"--address must be that of a running Ray cluster. Got {address!r}: {_first_line(error)} Start one "
+                "with `ray start --head`, or leave --address out to use this machine."
+            ) from error
+
+    def _nodes(self) -> list[dict[str, float]]:
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
+    def _capacity(self) -> int:
+        """Return how many runs the living nodes can hold."""
+        wanted = self.options.resources
+        return sum(
+            int(min(node.get(name, 0.0) / amount + 1e-6 for name, amount in wanted.items()))
+            for node in self._nodes()
+        )
+
+    def _check_resources(self) -> None:
+        if not self.options.resources:
+            raise ConfigError("A run on Ray must request CPU cores or GPUs. Got 0 of both.")
+        if not self._capacity():
+            largest = {
+                name: max((node.get(name, 0.0) for node in self._nodes()), default=0.0)
+                for name in self.options.resources
+            }
+            raise ConfigError(
+                f"A node must have what a run requests. Got {_amounts(self.options.resources)} per run, and nodes with "
+                f"at most {_amounts(largest)}; lower --gpus-per-run, --cpus-per-run or --memory-per-run."
+            )
+
+    def _check_folder(self) -> None:
+        """Raise unless every node sees the sweep's folder."""
+        ray = self._ray
+        self.folder.mkdir(parents=True, exist_ok=True)
+        probe = self.folder / f".visible-{os.getpid()}-{time.time_ns()}"
+        probe.write_text("", encoding="utf-8")
+        try:
+            nodes = [node for node in ray.nodes() if node["Alive"]]
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            exists = ray.remote(num_cpus=0)(_exists)
+            seen = [
+                exists.options(
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                ).remote(str(probe))
+                for node in nodes
+            ]
+            blind = [
+                node["NodeManagerHostname"]
+                for node, visible in zip(nodes, ray.get(seen, timeout=60), strict=True)
+                if not visible
+            ]
+        finally:
+            probe.unlink(missing_ok=True)
+        if blind:
+            raise ConfigError(
+                f"Every node must see the sweep's folder under the same path. Got {self.folder}, which is not on "
+                f"{', '.join(sorted(set(blind)))}; choose a folder on shared storage with --out."
+            )
+
+
+@dataclass
+class RayTask:
+    """A run on the cluster."""
+
+    ray: Any
+    options: RayOptions
+    arguments: Arguments
+    log: Path
+    _reference: Any = None
+    _code: int | None = None
+    _lost: int = 0
+    _stopping: bool = field(default=False)
+
+    def __post_init__(self) -> None:
+        self._stop_file.unlink(missing_ok=True)
+        self._submit()
+
+    @property
+    def _stop_file(self) -> Path:
+        return self.log.with_suffix(_STOP_SUFFIX)
+
+    def _submit(self) -> None:
+        wanted = self.options
+        run = self.ray.remote(
+            num_cpus=wanted.cpus_per_run,
+            num_gpus=wanted.gpus_per_run,
+            memory=int(wanted.memory_per_run * 1e9) or None,
+            max_retries=0,  # a lost run is resumed here, with other arguments
+            max_calls=1,
+        )(_run)
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name in ("PYTHONPATH", "PATH", "HOME", "OMP_NUM_THREADS", "LD_LIBRARY_PATH")
+        }
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, int(wanted.cpus_per_run))))
+        self._reference = run.remote(
+            self.arguments(), str(self.log), str(self._stop_file), str(Path.cwd()), environment
+        )
+
+    def poll(self) -> int | None:
+        """Return the exit code of the run, or None while it runs; resume it if its worker or node was lost."""
+        if self._code is not None:
+            return self._code
+        if not self.ray.wait([self._reference], timeout=0)[0]:
+            return None
+        try:
+            self._code = self.ray.get(self._reference)
+        except (self.ray.exceptions.RayTaskError, self.ray.exceptions.RuntimeEnvSetupError) as error:
+            self._note(f"softprune: the run could not be started on its node: {_first_line(error)}")
+            self._code = 1
+        except self.ray.exceptions.RayError as error:
+            self._lost += 1
+            if self._stopping or self._lost > self.options.retries:
+                self._note(
+                    f"softprune: the worker or node of this run was lost {self._lost} times: {_first_line(error)}"
+                )
+                self._code = 1
+            else:
+                self._note("softprune: the worker or node of this run was lost; it is resumed on another one")
+                logger.warning("softprune: %s lost its worker or node and is resumed", self.log.stem)
+                self._submit()
+        if self._code is not None:
+            self._stop_file.unlink(missing_ok=True)
+        return self._code
+
+    def stop(self) -> None:
+        """Ask the run to save and exit."""
+        self._stopping = True
+        self._stop_file.touch()
+
+    def _note(self, line: str) -> None:
+        with open(self.log, "a", encoding="utf-8") as log:
+            log.write(line + "\n")
+
+
+def _run(arguments: list[str], log: str, stop_file: str, folder: str, environment: dict[str, str]) -> int:
+    """Run softprune on a node until it ends; forward a request to stop. Return its exit code."""
+    stop = Path(stop_file)
+    if stop.exists():
+        return 75  # it was stopped before it could start
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "softprune", *arguments],
+            cwd=folder if Path(folder).is_dir() else None,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            preexec_fn=_die_with_parent,
+        )
+    asked = False
+    while (code := process.poll()) is None:
+        if not asked and stop.exists():
+            process.terminate()
+            asked = True
+        time.sleep(0.2)
+    # A process that is still importing has no handler yet, and nothing to save: SIGTERM ends it.
+    return 75 if asked and code < 0 else code
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the Ray worker dies, so that a resumed run has its folder alone."""
+    with contextlib.suppress(OSError, AttributeError):
+        import ctypes
+        import signal
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
+
+
+def _exists(path: str) -> bool:
+    return Path(path).exists()
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    units = {"CPU": "CPUs", "GPU": "GPUs"}
+    return ", ".join(
+        f"{amount / 1e9:g} GB" if name == "memory" else f"{amount:g} {units[name]}"
+        for name, amount in resources.items()
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

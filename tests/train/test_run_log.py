@@ -1,0 +1,44 @@
+"""The log file of a run, and the paths in its record."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny import tiny_config
+
+from softprune.config.settings import RunConfig
+from softprune.errors import SoftpruneError
+from softprune.train.control import Listener
+from softprune.train.run import resume, start
+
+Tiny = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    monkeypatch.chdir(tmp_path)
+    return lambda *overrides: tiny_config(tmp_path, "train.epochs=1", *overrides)
+
+
+def test_a_run_writes_its_stages_epochs_and_errors(tiny: Tiny, tmp_path: Path) -> None:
+    class Fail(Listener):
+        def on_step(self, done: int) -> None:
+            raise SoftpruneError("the power failed")
+
+    with pytest.raises(SoftpruneError):
+        start(tiny(), tmp_path / "run", listener=Fail())
+    resume(tmp_path / "run")
+    lines = (tmp_path / "run" / "run.log").read_text().splitlines()
+    assert "ERROR   stopped by an error: the power failed" in lines[0]
+    assert any("epoch 1, lr " in line and "MACs" in line for line in lines[1:])
+    before = (tmp_path / "run" / "run.log").read_bytes()
+    resume(tmp_path / "run")  # finished: nothing to do
+    assert (tmp_path / "run" / "run.log").read_bytes() == before
+
+
+def test_a_record_has_absolute_paths(tiny: Tiny, tmp_path: Path) -> None:
+    first = start(tiny(), tmp_path / "first")
+    outcome = start(tiny("model.weights=first", "data.dir=images"), tmp_path / "second")
+    config = outcome.folder.read_config()
+    assert config.model.weights == str(first.folder.path.absolute())
+    assert config.data.dir == str(tmp_path / "images")
