@@ -93,8 +93,9 @@ class TrainConfig(Section):
 
     section: ClassVar[str] = "train"
 
-    epochs: PositiveCount = 160
-    """Passes over the training images."""
+    epochs: Count = 160
+    """Passes over the training images. 0 cuts trained weights (`model.weights`, `model.pretrained`) at once, for
+    methods that rank channels; fine-tuning follows."""
     dense_baseline: bool = False
     """First train the same network without pruning, in the folder `dense/` of the run: gives the accuracy to
     compare with."""
@@ -305,7 +306,7 @@ Section.root = RunConfig
 
 def _check_train(config: RunConfig) -> None:
     train = config.train
-    if train.compact_at >= train.epochs:
+    if train.compact_at and train.compact_at >= train.epochs:
         raise ConfigError(
             f"train.compact_at must be an epoch before train.epochs = {train.epochs}, since the cut at the end happens "
             f"anyway. Got {train.compact_at}; use 0 to cut only at the end."

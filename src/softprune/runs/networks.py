@@ -80,16 +80,20 @@ def known_origin(compact: Path) -> Origin | None:
 
 def initial_network(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
     """Build the network that a run starts from: initialised from ``seed``, then given the configured weights."""
+    return starting_network(config, num_classes, seed)[0]
+
+
+def starting_network(config: ModelConfig, num_classes: int, seed: int) -> tuple[nn.Module, bool]:
+    """Build the network that a run starts from; return it and whether all of it is trained."""
     torch.manual_seed(seed)
     network = build_network(config.name, num_classes, config.options)
     if config.weights:
         path = Path(config.weights).expanduser()
-        load_weights(network, read_weights(path), str(path), num_classes)
-    elif config.pretrained:
-        load_weights(
-            network, _pretrained_weights(config), f"the trained weights of {config.name}", num_classes
-        )
-    return network
+        return network, load_weights(network, read_weights(path), str(path), num_classes)
+    if config.pretrained:
+        source = f"the trained weights of {config.name}"
+        return network, load_weights(network, _pretrained_weights(config), source, num_classes)
+    return network, False
 
 
 def _pretrained_weights(config: ModelConfig) -> dict[str, Tensor]:
@@ -118,10 +122,11 @@ def _pretrained_weights(config: ModelConfig) -> dict[str, Tensor]:
         torch.set_rng_state(state)
 
 
-def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, num_classes: int) -> None:
-    """Copy weights into ``network``. A classifier for other classes keeps its random start, with a warning.
+def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, num_classes: int) -> bool:
+    """Copy weights into ``network``; return whether all of them fit.
 
-    ``source`` says where ``state`` is from, for messages. Anything else that does not fit is an error.
+    A classifier for other classes keeps its random start, with a warning. Anything else that does not fit is an error.
+    ``source`` says where ``state`` is from, for messages.
     """
     expected = network.state_dict()
     missing = [name for name in expected if name not in state]
@@ -148,6 +153,7 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
             num_classes,
             ", ".join(head),
         )
+    return not head
 
 
 def _is_head(network: nn.Module, name: str, tensor: Tensor, num_classes: int) -> bool:

@@ -36,7 +36,7 @@ def finish(trainer: Trainer) -> dict[str, Any]:
             tested = trainer.evaluator(network, on_test=True)
             table = [_row(trainer, "dense", network, tested.top1, tested.top5, costs.dense)]
         return _write(trainer, table, costs.dense_cost, costs.dense, network)
-    baseline = _baseline(trainer.folder)
+    baseline = _baseline(trainer.folder) or trainer.given
     dense = costs.dense_network.to(trainer.world.device)
     table = [_row(trainer, "dense", dense, baseline.get("top1"), baseline.get("top5"), costs.dense)]
     with _compact(trainer) as compact:

@@ -4,10 +4,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softprune.config.settings import MethodConfig
+from softprune.config.settings import MethodConfig, RunConfig
 from softprune.errors import ConfigError, nearest
 from softprune.masks import MaskConfig
 from softprune.methods import REGISTRY, Pruner
+from softprune.methods.ranking import OneShotPruner
 
 # The recipe key of each keyword that every pruner may take.
 _KEYS = {
@@ -52,6 +53,23 @@ def _check_option(method: str, option: str) -> None:
         raise ConfigError(
             f"method.options must be options of {method}: {', '.join(own) or 'it has none'}. "
             f"Got {option!r}.{nearest(option, own)}"
+        )
+
+
+def check_one_shot(config: RunConfig) -> None:
+    """Raise a ConfigError if a run without training epochs has no trained weights, or a method that must train."""
+    if config.train.epochs:
+        return
+    if config.method.name == "dense" or not issubclass(REGISTRY[config.method.name].build, OneShotPruner):
+        able = ", ".join(name for name, entry in REGISTRY.items() if issubclass(entry.build, OneShotPruner))
+        raise ConfigError(
+            f"train.epochs = 0 needs a method that ranks the channels of a trained network: {able}. Got "
+            f"{config.method.name}; choose one of them, or train."
+        )
+    if not (config.model.weights or config.model.pretrained):
+        raise ConfigError(
+            "train.epochs = 0 needs a trained network. Got random weights; set model.weights to a file or the folder "
+            "of a run, or model.pretrained = true."
         )
 
 

@@ -174,6 +174,8 @@ def learning_rate(config: RunConfig, steps: int, finetune: bool = False) -> Sche
             total_steps=config.finetune.epochs * steps,
         )
     schedule = config.schedule
+    if config.train.epochs == 0:
+        return Schedule(base=config.optimizer.lr)
     return Schedule(
         base=config.optimizer.lr,
         kind=schedule.kind,

@@ -20,7 +20,7 @@ from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.resume_hints import check_same_images, way_on
 from softprune.train.control import Listener, StopSignal
 from softprune.train.finish import finish
-from softprune.train.method import check_method
+from softprune.train.method import check_method, check_one_shot
 from softprune.train.metrics import find_writer
 from softprune.train.run_log import run_log
 from softprune.train.stage import StartingPoint, first_stage, restored_stage
@@ -57,6 +57,7 @@ def start(
     with _world(device) as world:
         # Everything that can be wrong is raised before there is a folder, so that a mistake leaves nothing behind.
         check_method(config.method, compact_at=config.train.compact_at)
+        check_one_shot(config)
         if config.records.tensorboard:
             find_writer()
         set_arithmetic(config, world.device)

@@ -23,7 +23,7 @@ from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.module_state import evaluating
 from softprune.plan import PrunePlan
 from softprune.runs.checkpoint import random_state
-from softprune.runs.networks import build_network, initial_network
+from softprune.runs.networks import build_network, starting_network
 from softprune.surgery import apply_plan
 from softprune.train.method import make_pruner
 from softprune.train.optim import (
@@ -114,7 +114,7 @@ class Stage:
             data.example(device=self.world.device),
             masks=config.masks,
             seed=config.seed,
-            total_steps=config.train.epochs * _sampler(config, data, self.world).steps,
+            total_steps=max(1, config.train.epochs * _sampler(config, data, self.world).steps),
         )
         if searches and self.world.is_writer:
             self.world.broadcast(pruner.round_to)
@@ -187,14 +187,16 @@ class StartingPoint:
     stage: Stage
     random: dict[str, Any]
     """State of the random generators for the first step."""
+    is_trained: bool = False
+    """Whether ``dense`` has the trained weights of an earlier run or a file, classifier included."""
 
 
 def first_stage(config: RunConfig, data: DataBundle, world: World) -> StartingPoint:
     """Build the network and the pruner of a new run. Whatever is wrong with them is raised here."""
-    network = initial_network(config.model, data.num_classes, config.seed)
+    network, is_trained = starting_network(config.model, data.num_classes, config.seed)
     dense = copy.deepcopy(network)
     stage = Stage(config, network, data, world)
-    return StartingPoint(dense, stage, random_state(world.device))
+    return StartingPoint(dense, stage, random_state(world.device), is_trained)
 
 
 def restored_stage(config: RunConfig, data: DataBundle, world: World, state: dict[str, Any]) -> StartingPoint:

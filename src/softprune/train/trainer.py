@@ -1,5 +1,6 @@
 """The training loop: epochs for any method, checkpoints at any step, physical cuts on the way."""
 
+import copy
 import logging
 import time
 from datetime import UTC, datetime
@@ -71,6 +72,8 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.cuts: list[str] = []
         self.pruned: dict[str, Any] | None = None
+        self.given: dict[str, float] = {}
+        """Accuracy of the trained weights that the run began with, if it did."""
         self.epoch = self.batch = 0
         self.epoch_ended = False
         self.seconds = self.epoch_seconds = 0.0
@@ -78,6 +81,10 @@ class Trainer:
         self._counted_at = self._saved_at = time.monotonic()
         if state is None:
             self.sites = SiteHistory.of(self.stage.pruner)
+            if start.is_trained and self.stage.pruner is not None:
+                listener.on_stage("testing the trained network")
+                tested = self.evaluator(copy.deepcopy(start.dense).to(world.device).eval(), on_test=True)
+                self.given = {"top1": tested.top1, "top5": tested.top5}
         else:
             self._restore(state)
         set_random_state(start.random, world.device)
@@ -326,6 +333,7 @@ class Trainer:
             "epoch_ended": self.epoch_ended,
             "cuts": self.cuts,
             "pruned": self.pruned,
+            "given": self.given,
             "model": self.stage.network.state_dict(),
             "stage": stage,
             "sites": self.sites.state_dict(),
@@ -343,6 +351,7 @@ class Trainer:
         self.epoch, self.batch, self.epoch_ended = state["epoch"], state["batch"], state["epoch_ended"]
         self.cuts, self.pruned, self.history = state["cuts"], state["pruned"], state["history"]
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
+        self.given = state["given"]
         self.started, self.sites = state["started"], SiteHistory.from_state(state["sites"])
 
     def _count_time(self) -> None:
