@@ -36,7 +36,7 @@ def _with_sign(number: str) -> str:
 
 
 def write_report(run: Path, refresh: int = 0) -> Path:
-    """Write the page of a run and return its path. With `refresh`, an open page reloads after so many seconds."""
+    """Write the page of a run and return its path. With `refresh`, an open page reloads after these seconds."""
     from softprune.report import render_run
 
     return Path(render_run(run, titles=method_titles(), refresh=refresh))

@@ -55,7 +55,7 @@ def start(
     """Train a new run in its own folder (``out``, or the first free one under runs/)."""
     config = absolute_paths(config)
     with _world(device) as world:
-        # Everything that can be wrong is raised before there is a folder, so that a mistake leaves nothing behind.
+        # Everything that can be wrong is raised before there is a folder, so that a mistake leaves no files.
         check_method(config.method, compact_at=config.train.compact_at)
         check_one_shot(config)
         if config.records.tensorboard:

@@ -30,7 +30,7 @@ from softprune.train.teacher import Teacher
 
 logger = logging.getLogger(__name__)
 
-# Several processes agree on whether to stop or save only every so many steps, since each time costs a round trip.
+# Several processes agree on whether to stop or save only from time to time, since each time costs a round trip.
 _AGREE_EVERY = 10
 _CONTINUE, _SAVE, _STOP = 0, 1, 2
 
