@@ -7,22 +7,24 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.installed-run
 TEST := $(VENV)/.installed-test
 PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
-EXTRAS := dev,vision,timm,onnx,tensorboard,lightning,accelerate
+EXTRAS := dev,docs,vision,timm,onnx,tensorboard,lightning,accelerate
 PYTEST_ARGS ?=
 # Tests start many processes, which would otherwise compile torch's files each time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test quick lint types pytest slow-list property zoo clean
+.PHONY: help demo test quick lint types pytest slow-list property zoo docs wheel clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo      train the small default network on the embedded digits, cut it, compare"
+	@echo "make demo      train, prune and cut a small network on the embedded digits; writes a report"
 	@echo "make test      lint, format, types and tests"
 	@echo "make quick     lint, types and the quick tests"
 	@echo "make slow-list measure all tests on one core; rewrites tests/slow.txt (half an hour)"
 	@echo "make lint      lint and format only"
 	@echo "make property  masked == compact on 1,000 other random networks"
-	@echo "make zoo       every torchvision CNN and timm family: cut by lot, proved exact; writes docs/zoo.md (an hour)"
+	@echo "make zoo       every torchvision CNN and timm family: channels cut at random, verified exact; writes benchmarks/records/zoo.md (an hour)"
+	@echo "make docs      the documentation site in build/site; broken links fail"
+	@echo "make wheel     dist/softprune-VERSION-py3-none-any.whl"
 	@echo "make clean     remove the environment, caches and build outputs"
 
 # A half-made environment has no stamp and is made again from nothing. Compiling every file of torch would take
@@ -68,6 +70,14 @@ property: $(TEST)
 zoo: $(TEST)
 	$(BIN)/python benchmarks/zoo.py
 	$(BIN)/python benchmarks/zoo.py --render
+
+docs: $(TEST)
+	$(BIN)/python -m mkdocs build -q
+	@echo "build/site/index.html"
+
+wheel: $(TEST)
+	$(BIN)/python -m build --wheel -q
+	@ls dist/*.whl
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,9 +2,9 @@
 
     pip install --no-deps --target build/torch-pruning torch-pruning==1.6.1
     python benchmarks/beside_torch_pruning.py --package build/torch-pruning
-    python benchmarks/beside_torch_pruning.py --render          write docs/torch-pruning.md from the record
+    python benchmarks/beside_torch_pruning.py --render  # write benchmarks/records/torch-pruning.md from the record
 
-Torch-Pruning chooses: its pruner takes half of every group of coupled channels, by lot. The BatchNorms of those
+Torch-Pruning chooses: its pruner takes half of every group of coupled channels, at random. The BatchNorms of those
 channels then get scale and shift zero in a copy of the network, so that exactly what Torch-Pruning wants to remove is
 silent there. Both tools remove it, and both results are compared with that copy in float64. Groups without a BatchNorm
 (the inside of a squeeze-and-excitation, say) are left alone, since nothing makes their channels silent. Where
@@ -35,7 +35,7 @@ from softprune.selection import read_graph
 
 ROOT = Path(__file__).parent
 RECORD = ROOT / "records" / "torch_pruning.json"
-DOCUMENT = ROOT.parent / "docs" / "torch-pruning.md"
+DOCUMENT = ROOT / "records" / "torch-pruning.md"
 # fmt: off
 NETWORKS = [
     ("softprune", "vgg16"), ("softprune", "resnet20"), ("softprune", "resnet56_a"), ("softprune", "resnet20_a_centred"),

@@ -33,7 +33,7 @@ from softprune.selection import read_graph
 
 ROOT = Path(__file__).parent
 RECORDS = ROOT / "records"
-DOCUMENT = ROOT.parent / "docs" / "latency.md"
+DOCUMENT = ROOT / "records" / "latency.md"
 CUT = {"vgg16": 0.662, "resnet56": 0.515, "densenet40": 0.708, "resnet50": 0.543}
 """Share of the FLOPs that SCP cuts in the paper's tables (CIFAR-10; ImageNet for ResNet-50)."""
 CLASSES = {"resnet50": 1000}
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--merge", nargs="+", type=Path, default=[], help="records to take rows from")
     parser.add_argument("--remarks", default="", help="remarks on a new record for the page")
-    parser.add_argument("--render", action="store_true", help="only write docs/latency.md from the records")
+    parser.add_argument("--render", action="store_true", help="only render benchmarks/records/latency.md")
     parser.add_argument("--document", type=Path, default=DOCUMENT)
     return parser
 

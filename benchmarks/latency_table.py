@@ -1,4 +1,4 @@
-"""Render docs/latency.md from its records."""
+"""Render benchmarks/records/latency.md from its records."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def render(records: list[dict[str, Any]]) -> str:
         "median. Read their speed-ups, which compare neighbouring blocks, rather than their milliseconds. The",
         "`fused` rows of ResNet-50 were measured with an additional Triton kernel that has been removed since.",
         "Rendered from `benchmarks/records/latency-*.json` by `python benchmarks/latency.py --render`.",
-        "See [bench.md](bench.md) for multiples and gathers.",
+        "See [bench.md](../../docs/bench.md) for multiples and gathers.",
         "",
     ]
     for record in records:

@@ -1,4 +1,4 @@
-"""Render docs/speed.md from benchmarks/records/step_time.json.
+"""Render benchmarks/records/speed.md from benchmarks/records/step_time.json.
 
 python benchmarks/speed_page.py
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "records" / "step_time.json"
-PAGE = ROOT / "docs" / "speed.md"
+PAGE = ROOT / "benchmarks" / "records" / "speed.md"
 Rows = list[dict[str, Any]]
 GOAL = 8
 """Times the plain loop."""

@@ -1,4 +1,4 @@
-"""docs/torch-pruning.md from its record: every number of that page is rendered here, none is typed."""
+"""benchmarks/records/torch-pruning.md from its record: every number of that page is rendered here, none is typed."""
 
 from typing import Any
 

@@ -2,7 +2,7 @@
 
     python benchmarks/zoo.py                     run all networks, record benchmarks/records/zoo.json
     python benchmarks/zoo.py --only resnet18 'efficientnet*'
-    python benchmarks/zoo.py --render            write docs/zoo.md from the record
+    python benchmarks/zoo.py --render            write benchmarks/records/zoo.md from the record
 
 Every network runs in a process of its own, so that a crash or a lack of memory is a row and not the end.
 """
@@ -26,7 +26,7 @@ from softprune.runs.environment import describe_environment
 
 ROOT = Path(__file__).parent
 RECORD = ROOT / "records" / "zoo.json"
-DOCUMENT = ROOT.parent / "docs" / "zoo.md"
+DOCUMENT = ROOT / "records" / "zoo.md"
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

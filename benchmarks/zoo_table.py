@@ -1,4 +1,4 @@
-"""docs/zoo.md from the zoo's record: every number of that page is rendered here, none is typed."""
+"""benchmarks/records/zoo.md from the zoo's record: every number of that page is rendered here, none is typed."""
 
 from collections import Counter
 from typing import Any

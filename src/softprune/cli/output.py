@@ -139,7 +139,7 @@ def remark(text: str) -> None:
     """Print one line to standard error."""
     # A second stream would overwrite the lines of a live display in the same terminal.
     target = _out if _State.live and _err.is_terminal else _err
-    target.print(text, markup=False)
+    target.print(text, markup=False, soft_wrap=not target.is_terminal)
 
 
 def error_line(text: str) -> None:

@@ -103,13 +103,12 @@ def run_progress() -> Iterator[Listener]:
 
 
 def _epoch_line(row: Mapping[str, Any], dense: Mapping[str, Any], epochs: int) -> str:
-    parts = [f"epoch {row['epoch'] + 1}/{epochs}", f"lr {row['lr']:.4g}", f"loss {row['train_loss']:.4f}"]
+    parts = [f"epoch {row['epoch'] + 1}/{epochs}", f"lr {row['lr']:.2g}", f"loss {row['train_loss']:.4f}"]
     if row["test_top1"] is not None:
         parts.append(f"top-1 {format_percent(row['test_top1'])}%")
     if row["macs"] is not None and row["macs"] != dense["macs"]:
         parts.append(f"MACs cut {format_cut(dense['macs'], row['macs'])}%")
-        parts.append(f"channels cut {format_cut(dense['channels'], row['channels'])}%")
-    parts.append(f"{row['images_per_second']:,.0f} images/s")
+    parts.append(f"{row['images_per_second']:,.0f} img/s")
     return "  ".join(parts)
 
 

@@ -1,14 +1,14 @@
-"""A run's outcome in the terminal, and its page."""
+"""The result of a run in the terminal, and its report."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from softprune.cli.output import format_count, format_cut, format_percent, print_table
+from softprune.cli.output import format_count, format_cut, format_percent, print_table, say
 
 
 def print_result(result: Mapping[str, Any]) -> None:
-    """The table dense / masked / compact."""
+    """Print the table of dense, masked and compact network, and the speed-up."""
     rows = []
     dense = result["dense"]
     for row in result["table"]:
@@ -29,6 +29,9 @@ def print_result(result: Mapping[str, Any]) -> None:
         )
     columns = ["", "top-1", "top-5", "params", "cut", "MACs", "cut", "file", "latency"]
     print_table(f"{result['model']} on {result['data']}, {result['method']}", columns, rows)
+    latency = {row["variant"]: row["latency_ms"] for row in result["table"]}
+    if latency.get("dense") and latency.get("compact"):
+        say(f"Speed-up: {latency['dense'] / latency['compact']:.2f}x (latency, dense / compact)")
 
 
 def _with_sign(number: str) -> str:

@@ -262,7 +262,7 @@ class RecordConfig(Section):
     eval_epochs: PositiveCount = 1
     """Evaluate after every this many epochs; the last epoch is always evaluated."""
     tensorboard: bool = False
-    """Also write TensorBoard events into the folder of the run (needs the extra `softprune[tensorboard]`)."""
+    """Also write TensorBoard events into the folder of the run (needs `pip install tensorboard`)."""
 
 
 class RunConfig(Section):

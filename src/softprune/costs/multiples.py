@@ -57,7 +57,7 @@ def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int
     A layer that holds it once can only stay whole or go. Where most layers must stay (`required` counts them), as in a
     chain, three quarters have to hold it twice, or little could be cut. Where most are branches that may go altogether,
     more than half: ResNet-56, a third of whose layers have 16 channels, is faster in multiples of 16 than of 8 where 16
-    is what the machine likes (docs/latency.md).
+    is what the machine likes (benchmarks/records/latency.md).
     """
     chain = 2 * required > len(widths)
     while multiple > 1:

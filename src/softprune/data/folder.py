@@ -58,7 +58,7 @@ def _require_torchvision() -> None:
     except ImportError as error:
         raise DataError(
             f"Images from folders are cropped by torchvision, which cannot be imported ({error}). "
-            'Install it with `pip install "softprune[vision]"`.'
+            "Install it with `pip install torchvision`."
         ) from error
     except (RuntimeError, OSError, AttributeError) as error:  # its compiled part does not fit this PyTorch
         raise DataError(

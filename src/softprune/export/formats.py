@@ -61,7 +61,8 @@ def require(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise ConfigError(
-            f'ONNX needs the package {package}. Got an import error: {error}. Run pip install "softprune[onnx]".'
+            f"ONNX needs the package {package}. Got an import error: {error}. "
+            "Run pip install onnx onnxruntime onnxscript."
         ) from error
 
 

@@ -16,9 +16,7 @@ from softprune.methods import Pruner, SoftPruner
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise ImportError(
-        'softprune.integrations.lightning needs Lightning; pip install "softprune[lightning]".'
-    ) from error
+    raise ImportError("softprune.integrations.lightning needs Lightning; pip install lightning.") from error
 
 
 class SoftPruning(Callback):

@@ -177,6 +177,7 @@ def check_weights_exist(path: Path) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a state_dict from a file or from the newest checkpoint of a run."""
     if path.is_dir():
         state = read_newest(RunFolder.open(path).checkpoints)[1]
         if state["cuts"]:

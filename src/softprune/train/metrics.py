@@ -174,7 +174,7 @@ def find_writer() -> Any:
     except ImportError as error:
         raise ConfigError(
             "records.tensorboard needs the package tensorboard. Got an ImportError: install it with "
-            '`pip install "softprune[tensorboard]"`, or set records.tensorboard = false.'
+            "`pip install tensorboard`, or set records.tensorboard = false."
         ) from error
     return SummaryWriter
 

@@ -1,0 +1,25 @@
+"""A hook of the documentation site: links to files of the repository outside docs/ become their paths.
+
+The site has no copy of those files. A link to a file that does not exist stays, and fails the strict build.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)\)")
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Replace links that leave docs/ in a page."""
+    folder = Path(page.file.abs_src_path).parent
+
+    def replace(match: re.Match[str]) -> str:
+        target = (folder / match[2]).resolve()
+        if target.is_relative_to(ROOT / "docs") or not target.exists():
+            return match[0]
+        path = target.relative_to(ROOT)
+        return f"{match[1]} (`{path}`)" if match[1] != path.name else f"`{path}`"
+
+    return _LINK.sub(replace, markdown)
