@@ -57,7 +57,7 @@ def main() -> None:
         "largest_logit": float(masked_logits.abs().max()),
         "top1_masked": 100 * float((masked_logits.argmax(1) == labels).float().mean()),
         "top1_compact": 100 * float((compact_logits.argmax(1) == labels).float().mean()),
-        "environment": describe_environment(world.device),
+        "environment": describe_environment(world.device).model_dump(),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

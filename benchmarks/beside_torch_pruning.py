@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             "what": "softprune and Torch-Pruning remove the same exactly dead channels",
             "command": "python benchmarks/beside_torch_pruning.py",
             "torch_pruning": version("torch-pruning"),
-            "environment": describe_environment(torch.device("cpu"))
+            "environment": describe_environment(torch.device("cpu")).model_dump()
             | {name: version(name) for name in ("torchvision", "timm")},
             "rows": rows,
         }

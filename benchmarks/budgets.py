@@ -22,6 +22,8 @@ from typing import Any
 from softprune.budget import read_target
 from softprune.config.recipes import load_recipe
 from softprune.runs.environment import command_line
+from softprune.runs.folder import RunFolder
+from softprune.runs.result import Result
 from softprune.train.run import resume, start
 
 QUIET = ("train.dense_baseline=false", "records.checkpoint_seconds=60")
@@ -80,15 +82,15 @@ class Runs:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
 
-    def budget(self, seed: int, target: str) -> dict[str, Any] | None:
+    def budget(self, seed: int, target: str) -> Result | None:
         """The result of a run with a target."""
         return self._run(f"{target.replace('=', '-')}-seed{seed}", seed, f"method.target.{target}")
 
-    def fixed(self, seed: int, strength: float) -> dict[str, Any] | None:
+    def fixed(self, seed: int, strength: float) -> Result | None:
         """The result of a run with a fixed strength."""
         return self._run(f"strength-{strength:.4g}-seed{seed}", seed, f"method.strength={strength:.4g}")
 
-    def _run(self, name: str, seed: int, setting: str) -> dict[str, Any] | None:
+    def _run(self, name: str, seed: int, setting: str) -> Result | None:
         folder = self.options.work / name
         limits = {"device": self.options.device, "time_limit": self.options.time_limit}
         if (folder / "config.toml").is_file():
@@ -99,23 +101,20 @@ class Runs:
             outcome = start(load_recipe(self.options.recipe, settings), folder, **limits)
         result = outcome.result
         if result is not None:
-            print(
-                f"{name}: top-1 {result['last']['top1']:.2f}, MACs {_share(result, 'macs'):.4f}", flush=True
-            )
+            print(f"{name}: top-1 {result.last.top1:.2f}, MACs {_share(result, 'macs'):.4f}", flush=True)
         return result
 
-    def all_fixed(self, seed: int) -> list[dict[str, Any]]:
+    def all_fixed(self, seed: int) -> list[Result]:
         """The results of all finished runs with a fixed strength."""
         files = sorted(self.options.work.glob(f"strength-*-seed{seed}/result.json"))
-        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        return [RunFolder(file.parent).read_result() for file in files]
 
     def search(self, seed: int, target: str) -> None:
         """Try fixed strengths until one has the MACs of the budget's run."""
         budget = self.budget(seed, target)
         for _ in range(self.options.search if budget else 0):
             known = [
-                (math.log(run["config"]["method"]["strength"]), _share(run, "macs"))
-                for run in self.all_fixed(seed)
+                (math.log(run.config.method.strength), _share(run, "macs")) for run in self.all_fixed(seed)
             ]
             aim = _share(budget, "macs")
             if any(abs(macs / aim - 1) <= self.options.equal / 100 for _, macs in known):
@@ -151,10 +150,10 @@ def record(options: argparse.Namespace, runs: Runs) -> dict[str, Any]:
         for target in options.targets:
             file = options.work / f"{target.replace('=', '-')}-seed{seed}" / "result.json"
             if file.is_file():
-                result = json.loads(file.read_text(encoding="utf-8"))
+                result = RunFolder(file.parent).read_result()
                 fixed = runs.all_fixed(seed)
                 rows.append(_row(seed, target, result, fixed, options.equal))
-                environments += [run["environment"] for run in (result, *fixed)]
+                environments += [run.environment.model_dump() for run in (result, *fixed)]
     return {
         "format": 1,
         "benchmark": "budgets",
@@ -167,13 +166,11 @@ def record(options: argparse.Namespace, runs: Runs) -> dict[str, Any]:
     }
 
 
-def _row(
-    seed: int, target: str, result: dict[str, Any], fixed: list[dict[str, Any]], equal: float
-) -> dict[str, Any]:
+def _row(seed: int, target: str, result: Result, fixed: list[Result], equal: float) -> dict[str, Any]:
     key, _, amount = target.partition("=")
     # MACs and parameters alone: what the result itself holds of both networks.
-    limit = read_target({key: amount}).limit(result["dense"][key])
-    kept = result["compact"][key]
+    limit = read_target({key: amount}).limit(getattr(result.dense, key))
+    kept = getattr(result.compact, key)
     row: dict[str, Any] = {
         "seed": seed,
         "target": target,
@@ -183,8 +180,8 @@ def _row(
         "under_percent": 100 * (1 - kept / limit),
         "macs": _share(result, "macs"),
         "params": _share(result, "params"),
-        "top1": result["last"]["top1"],
-        "seconds": result["wall_seconds"],
+        "top1": result.last.top1,
+        "seconds": result.wall_seconds,
         "fixed": None,
     }
     if fixed:
@@ -197,18 +194,18 @@ def _row(
     return row
 
 
-def _point(run: dict[str, Any]) -> dict[str, float]:
+def _point(run: Result) -> dict[str, float]:
     """A run with a fixed strength in short."""
     return {
-        "strength": run["config"]["method"]["strength"],
+        "strength": run.config.method.strength,
         "macs": _share(run, "macs"),
         "params": _share(run, "params"),
-        "top1": run["last"]["top1"],
+        "top1": run.last.top1,
     }
 
 
-def _share(result: dict[str, Any], key: str) -> float:
-    return result["compact"][key] / result["dense"][key]
+def _share(result: Result, key: str) -> float:
+    return getattr(result.compact, key) / getattr(result.dense, key)
 
 
 def _means(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def main() -> None:
         "format": 1,
         "what": "seconds to inspect and to compact (plan, cut, proof), half of each site's channels dropped",
         "date": date.today().isoformat(),
-        "environment": describe_environment(torch.device("cpu")),
+        "environment": describe_environment(torch.device("cpu")).model_dump(),
         "rows": rows,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -5,10 +5,11 @@
 Reads every run of SCP with a fixed strength on CIFAR under results/, writes results/figure4.svg and results/FIGURE4.md.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from softprune.runs.folder import RunFolder
+from softprune.runs.result import Result
 
 RESULTS = Path(__file__).parents[1] / "results"
 COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#7b4b94", "#b8860b", "#2a9d8f", "#555555", "#e07a9a")
@@ -16,34 +17,32 @@ LEFT, TOP, WIDTH, HEIGHT, GAP = 60, 34, 640, 170, 44
 NEAR = 1.0
 """Points of the final ratio within which sparsity counts as saturated."""
 
-Run = dict[str, Any]
 
-
-def runs(folder: Path = RESULTS) -> list[Run]:
+def runs(folder: Path = RESULTS) -> list[Result]:
     """The records of SCP with a fixed strength, by name."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/result.json"))]
-    ours = [record for record in records if record["method"] == "scp" and record["data"].startswith("cifar")]
-    return [record for record in ours if not record["config"]["method"].get("target")]
+    records = [RunFolder(path.parent).read_result() for path in sorted(folder.glob("*/result.json"))]
+    ours = [record for record in records if record.method == "scp" and record.data.startswith("cifar")]
+    return [record for record in ours if not record.config.method.target]
 
 
-def removed(run: Run) -> list[float]:
+def removed(run: Result) -> list[float]:
     """Percent of the channels removed after every epoch."""
-    return [100 * (1 - row["channels"] / run["dense"]["channels"]) for row in run["epochs"]]
+    return [100 * (1 - row.channels / run.dense.channels) for row in run.epochs]
 
 
-def accuracy(run: Run) -> list[float]:
+def accuracy(run: Result) -> list[float]:
     """Test top-1 after every epoch."""
-    return [row["test_top1"] for row in run["epochs"]]
+    return [row.test_top1 for row in run.epochs]
 
 
-def saturation(run: Run) -> int:
+def saturation(run: Result) -> int:
     """The epoch after which the share of removed channels stays within NEAR points of its final value."""
     values = removed(run)
     far = [number for number, value in enumerate(values, start=1) if abs(value - values[-1]) > NEAR]
     return far[-1] + 1 if far else 1
 
 
-def page(found: list[Run]) -> str:
+def page(found: list[Result]) -> str:
     """The page as Markdown."""
     lines = [
         "# Accuracy and pruning ratio against epochs",
@@ -60,16 +59,16 @@ def page(found: list[Run]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for run in found:
-        share, top1, epochs = removed(run), accuracy(run), len(run["epochs"])
+        share, top1, epochs = removed(run), accuracy(run), len(run.epochs)
         half = epochs // 2 - 1
         lines.append(
-            f"| {run['name']} | {run['seed']} | {epochs} | {saturation(run)} | {100 * saturation(run) / epochs:.0f}% | "
+            f"| {run.name} | {run.seed} | {epochs} | {saturation(run)} | {100 * saturation(run) / epochs:.0f}% | "
             f"{share[half]:.1f}% | {share[-1]:.1f}% | {top1[half]:.2f} | {top1[-1]:.2f} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def drawing(found: list[Run]) -> str:
+def drawing(found: list[Result]) -> str:
     """The figure as SVG."""
     bottom = TOP + 2 * HEIGHT + GAP
     parts = [
@@ -77,7 +76,7 @@ def drawing(found: list[Run]) -> str:
         'font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
-    epochs = max(len(run["epochs"]) for run in found)
+    epochs = max(len(run.epochs) for run in found)
     parts += _panel("test accuracy, %", TOP, 50, 100, epochs)
     parts += _panel("channels removed, %", TOP + HEIGHT + GAP, 0, 100, epochs)
     parts.append(f'<text x="{LEFT + WIDTH / 2:g}" y="{bottom + 32}" text-anchor="middle">epoch</text>')
@@ -87,7 +86,7 @@ def drawing(found: list[Run]) -> str:
         parts.append(_line(removed(run), _scale(TOP + HEIGHT + GAP, 0, 100), epochs, colour))
         y = bottom + 48 + 16 * number
         parts.append(f'<rect x="{LEFT}" y="{y - 8}" width="18" height="3" fill="{colour}"/>')
-        parts.append(f'<text x="{LEFT + 26}" y="{y - 3}">{run["name"]}, seed {run["seed"]}</text>')
+        parts.append(f'<text x="{LEFT + 26}" y="{y - 3}">{run.name}, seed {run.seed}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

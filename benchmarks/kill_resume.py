@@ -48,7 +48,7 @@ def main() -> None:
         "overrides": options.overrides,
         "seed": options.seed,
         "seconds": round(seconds, 1),
-        "environment": describe_environment(device),
+        "environment": describe_environment(device).model_dump(),
     }
     path = HERE / "records" / f"kill_resume-{device.type}.json"
     path.parent.mkdir(exist_ok=True)

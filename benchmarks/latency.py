@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 repeats=options.repeats,
             )
             row = key | {"multiple": multiple, "cut": "trained run" if name in runs else "by lot"}
-            row["commit"] = describe_environment(torch.device(options.device))["git"]
+            row["commit"] = describe_environment(torch.device(options.device)).model_dump()["git"]
             row |= {k: v for k, v in report.rows[0].to_dict().items() if k not in row}
             record["rows"].append(row)
             _write(record, options.out)
@@ -222,7 +222,9 @@ def _full_precision() -> None:
 
 
 def _open_record(options: argparse.Namespace) -> dict[str, Any]:
-    environment = describe_environment(torch.device(options.device)) | {"threads": torch.get_num_threads()}
+    environment = describe_environment(torch.device(options.device)).model_dump() | {
+        "threads": torch.get_num_threads()
+    }
     if options.out.exists():
         record = json.loads(options.out.read_text(encoding="utf-8"))
         for key in ("device", "torch", "threads"):

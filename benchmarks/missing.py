@@ -5,11 +5,11 @@
 Compares the rows that are wanted with the records under results/ and writes results/MISSING.md.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 from softprune.config.recipes import load_recipe, recipe_names
+from softprune.runs.folder import RunFolder
+from softprune.runs.result import Result
 
 RESULTS = Path(__file__).parents[1] / "results"
 SETTINGS = "--set train.precision=bf16 --set train.channels_last=true"
@@ -75,20 +75,18 @@ SWEEPS = (
 
 def measured(folder: Path = RESULTS) -> set[tuple[str, int]]:
     """(recipe, seed) of every record; a run is named after its recipe, and has its strength or its target."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*/result.json")]
-    return {(name, record["seed"]) for record in records if (name := _recipe(record)) is not None}
+    records = [RunFolder(path.parent).read_result() for path in folder.glob("*/result.json")]
+    return {(name, record.seed) for record in records if (name := _recipe(record)) is not None}
 
 
-def _recipe(record: dict[str, Any]) -> str | None:
+def _recipe(record: Result) -> str | None:
     """The recipe that a record is a run of; None if it is of a sweep, or its strength was another."""
-    name = record["name"].replace("-without-relu", "-norelu")
+    name = record.name.replace("-without-relu", "-norelu")
     if name not in recipe_names():
         return None
     wanted = load_recipe(name).method
-    found = record["config"]["method"]
-    same = found.get("target", {}) == dict(wanted.target) and (
-        wanted.target or found.get("strength") == wanted.strength
-    )
+    found = record.config.method
+    same = found.target == wanted.target and (wanted.target or found.strength == wanted.strength)
     return name if same else None
 
 

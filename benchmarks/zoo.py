@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             "format": 1,
             "what": "softprune on networks of torchvision and timm, random weights, half of the channels cut by lot",
             "command": "python benchmarks/zoo.py",
-            "environment": describe_environment(torch.device("cpu")) | _versions(),
+            "environment": describe_environment(torch.device("cpu")).model_dump() | _versions(),
             "rows": [rows[key] for key in order if key in rows],
         }
         options.out.parent.mkdir(parents=True, exist_ok=True)

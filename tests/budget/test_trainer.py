@@ -70,7 +70,7 @@ def test_a_recipes_target_is_met_and_a_stopped_run_ends_the_same(config, tmp_pat
     result, rows = figures(tmp_path / "whole")
     limit = result["dense"]["macs"] // 2
     assert 0.99 * limit <= result["compact"]["macs"] <= limit
-    assert [row["variant"] for row in result["table"]] == ["dense", "masked", "compact"]
+    assert [row["name"] for row in result["table"]] == ["dense", "masked", "compact"]
     assert result["table"][1]["top1"] == result["table"][2]["top1"] == rows[-1]["test_top1"]
     strengths = [row["strength"] for row in rows]
     assert strengths[-1] == 0.0

@@ -27,7 +27,7 @@ def test_a_run_ends_with_the_table_and_the_report(softprune, tmp_path: Path) -> 
     assert "Compact network: run/compact" in result.output
     assert "Report: run/report.html" in result.output
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
-    assert RunFolder("run").read_result()["seed"] == 3
+    assert RunFolder("run").read_result().seed == 3
 
 
 def test_stopped_by_the_time_limit_and_resumed(softprune, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def images(tmp_path: Path) -> Path:
 def test_a_folder_of_images_trains(softprune, images: Path) -> None:
     result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images), "--out", "run")
     assert result.exit_code == 0, result.output
-    assert RunFolder("run").read_result()["data"] == "folder"
+    assert RunFolder("run").read_result().data == "folder"
 
 
 def test_a_folder_of_images_resumes_in_mid_epoch(softprune, images: Path, tmp_path: Path) -> None:

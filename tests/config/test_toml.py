@@ -62,6 +62,13 @@ def test_crafted_files_are_config_errors(content: bytes, tmp_path: Path) -> None
         assert "\x1b" not in str(caught.value)
 
 
+def test_text_has_no_control_characters(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(b'[model]\nname = "\\u001b[31m"')
+    with pytest.raises(ConfigError, match=r"model\.name must have no control characters\. Got '\\x1b\[31m'"):
+        read_config(path)
+
+
 @pytest.mark.parametrize(
     "override",
     [

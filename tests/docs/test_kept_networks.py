@@ -23,7 +23,7 @@ LARGEST = 5_000_000
 
 def recorded(file: Path) -> dict[str, Any]:
     result = json.loads((file.parent / "result.json").read_text())
-    (row,) = (row for row in result["table"] if row["variant"] == "compact")
+    (row,) = (row for row in result["table"] if row["name"] == "compact")
     return {**row, "model": result["model"], "data": result["data"]}
 
 

@@ -1,7 +1,6 @@
 """The files of a run's folder, and what is said when one is missing or of another kind."""
 
 import errno
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,26 +10,45 @@ import torch
 
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
-from softprune.runs.environment import describe_environment
-from softprune.runs.folder import RunFolder, finite
+from softprune.runs.environment import command_line, describe_environment, describe_session
+from softprune.runs.folder import RunFolder
+from softprune.runs.result import Epoch, Session, read_metrics
 
 
-def test_history_replaces_torn_lines(tmp_path: Path) -> None:
+def row(epoch: int, loss: float) -> Epoch:
+    return Epoch(
+        epoch=epoch,
+        step=3 * (epoch + 1),
+        lr=0.1,
+        train_loss=loss,
+        train_top1=50.0,
+        seconds=1.0,
+        images_per_second=9.0,
+        channels=1,
+        params=2,
+        macs=3,
+    )
+
+
+def session(command: str) -> Session:
+    return describe_session(torch.device("cpu"), 1, epoch=0, batch=0).model_copy(update={"command": command})
+
+
+def test_history_replaces_incomplete_lines(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", RunConfig())
-    folder.append_metrics({"epoch": 0, "loss": float("nan")})
+    folder.append_metrics(row(0, float("nan")))
     with open(folder.metrics, "a") as file:
         file.write('{"epoch": 1, "lo')
-    folder.write_history([{"epoch": 0, "loss": 1.5}])
-    folder.append_metrics({"epoch": 1, "loss": 0.5})
-    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    assert rows == [{"epoch": 0, "loss": 1.5}, {"epoch": 1, "loss": 0.5}]
+    folder.write_history([row(0, 1.5)])
+    folder.append_metrics(row(1, 0.5))
+    assert read_metrics(folder.metrics) == ((row(0, 1.5), row(1, 0.5)), False)
 
 
-def test_a_torn_session_is_left_out_and_spoils_no_other(
+def test_a_damaged_session_is_left_out_and_spoils_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = RunFolder.create(tmp_path / "run", RunConfig())
-    first, last = {"command": "softprune train"}, {"command": "softprune resume run"}
+    first, last = session("softprune train"), session("softprune resume run")
     folder.add_session(first)
     with open(folder.sessions, "a") as file:
         file.write('{"command": "softp')
@@ -38,8 +56,8 @@ def test_a_torn_session_is_left_out_and_spoils_no_other(
     folder.add_session(last)
     caplog.clear()
     assert folder.read_sessions() == [first, last]
-    assert "line 2 is torn" in caplog.text
-    folder.sessions.write_bytes(b"\0\xff\n[]\n")
+    assert "line 2 must be JSON" in caplog.text
+    folder.sessions.write_bytes(b'\0\xff\n[]\n{}\n{"command": "\\u001b"}\n' + b"[" * 100_000 + b"\n")
     assert folder.read_sessions() == []
 
 
@@ -53,7 +71,7 @@ def test_a_full_disk_under_the_metrics_is_a_clear_error(
 
     monkeypatch.setattr("softprune.runs.folder.open", full, raising=False)
     with pytest.raises(CheckpointError, match=r"room for metrics\.jsonl.*make room, then `softprune resume`"):
-        folder.append_metrics({"epoch": 0})
+        folder.append_metrics(row(0, 1.0))
 
 
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
@@ -110,7 +128,7 @@ def test_no_run_begins_below_a_parent_that_cannot_be_made(tmp_path: Path) -> Non
 def test_one_process_works_on_a_run(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", RunConfig())
     with folder.lock():
-        with pytest.raises(CheckpointError, match=rf"which process {os.getpid()} on .* resume"):
+        with pytest.raises(CheckpointError, match=rf"which process {os.getpid()} on .* is training.* resume"):
             folder.lock().__enter__()
         RunFolder.open(folder.path).read_config()
     with folder.lock():
@@ -148,8 +166,11 @@ def test_a_lock_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         folder.lock().__enter__()
 
 
-def test_json_has_no_nan() -> None:
-    assert finite({"a": [float("nan"), 1.0, (float("inf"),)]}) == {"a": [None, 1.0, [None]]}
+def test_the_lock_removes_what_a_killed_process_left(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    (folder.path / ".result.json.123.tmp").write_text("half")
+    with folder.lock():
+        assert [path.name for path in sorted(folder.path.iterdir())] == [".lock", "config.toml"]
 
 
 def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
@@ -160,7 +181,7 @@ def test_results_of_another_format_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"must be JSON.*Delete it, and `softprune resume"):
         folder.read_result()
     folder.result.write_text('{"format": 99}')
-    with pytest.raises(FileFormatError, match=r"format 1\. Got 99\. A newer softprune"):
+    with pytest.raises(FileFormatError, match=r"format 2\. Got 99\. A newer softprune"):
         folder.read_result()
 
 
@@ -168,13 +189,18 @@ def test_a_broken_configuration_is_named_once_with_a_way_out(tmp_path: Path) -> 
     folder = RunFolder.create(tmp_path / "run", RunConfig())
     for broken in ("name = [", "nothing = 3"):
         folder.config.write_text(broken)
-        with pytest.raises(ConfigError, match="Put the file back") as caught:
+        with pytest.raises(ConfigError, match="Restore the file") as caught:
             folder.read_config()
         assert str(caught.value).count(str(folder.config)) == 1
 
 
-def test_the_environment_is_plain_and_complete() -> None:
+def test_the_environment_is_recorded() -> None:
     environment = describe_environment(torch.device("cpu"))
-    assert json.loads(json.dumps(environment)) == environment
-    assert {"python", "torch", "softprune", "device", "platform", "git"} <= environment.keys()
-    assert environment["device"].startswith("CPU (")
+    assert environment.torch == torch.__version__
+    assert environment.threads == torch.get_num_threads()
+    assert environment.device.startswith("CPU (")
+
+
+def test_commands_are_recorded_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/softprune", "train", "a\nb", "\udcff", "\x1b[31m"])
+    assert command_line() == r"softprune train 'a\nb' '\udcff' '\x1b[31m'"

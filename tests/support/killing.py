@@ -67,7 +67,7 @@ def compare(whole: Path, killed: Path) -> None:
     assert_same(final_state(whole), final_state(killed))
     results = [RunFolder(path).read_result() for path in (whole, killed)]
     for key in ("best", "last", "compact", "sites", "modules"):
-        assert results[0][key] == results[1][key], key
+        assert getattr(results[0], key) == getattr(results[1], key), key
 
 
 def _child(

@@ -119,7 +119,7 @@ def make(
     best = max(rows, key=lambda row: row["test_top1"])
     moments = [_moment(best), _moment(rows[-1])]
     record = {
-        "format": 1,
+        "format": 2,
         "name": f"{network}-{method}-seed{seed}",
         "command": f"softprune train recipes/{data}/{network}.toml --set seed={seed}",
         "config": {
@@ -134,11 +134,16 @@ def make(
         },
         "environment": {
             "python": "3.12.3",
+            "numpy": "2.4.0",
+            "cuda": "13.0",
+            "cudnn": 91300,
+            "processes": 1,
+            "threads": 8,
             "torch": "2.11.0+cu130",
             "softprune": "0.1.0",
             "device": "NVIDIA H200",
             "platform": "Linux-6.8-x86_64",
-            "git": "0123abc",
+            "git": {"commit": "0123abc", "changed": False},
         },
         "seed": seed,
         "started": "2025-01-04T10:02:11Z",
@@ -158,15 +163,6 @@ def make(
         ],
         "sites": sites,
         "modules": modules,
-        "masks": {
-            "delta": DELTA,
-            "tau": 0.5,
-            "k": 20.0,
-            "c": C,
-            "s": 2.0,
-            "eps": 1e-8,
-            "gate_statistics": "both",
-        },
         "method": method,
         "model": network,
         "data": data,
@@ -198,10 +194,8 @@ def _module(conv: Conv, kept: dict[str, int]) -> dict[str, Any]:
 def _totals(modules: list[dict[str, Any]], which: str, norm: int, network: str) -> dict[str, Any]:
     macs = sum(row[f"macs_{which}"] for row in modules)
     params = sum(row[f"params_{which}"] for row in modules) + 2 * norm
-    paper = (
-        {"flops": 2 * macs + 12345, "params": params, "channels": norm} if network != "digits_net" else None
-    )
-    return {"macs": macs, "params": params, "channels": norm, "paper": paper}
+    paper = {"paper_flops": 2 * macs + 12345, "paper_params": params, "paper_channels": norm}
+    return {"macs": macs, "params": params, "channels": norm, **(paper if network != "digits_net" else {})}
 
 
 def _curve(
@@ -222,13 +216,14 @@ def _curve(
         }
         if epoch == epochs - 1:
             share = {key: compact[key] for key in share}
-        paper = dense["paper"] and {
-            "flops": round(
-                dense["paper"]["flops"] + (compact["paper"]["flops"] - dense["paper"]["flops"]) * progress
-            ),
-            "params": round(share["params"]),
-            "channels": round(share["channels"]),
-        }
+        paper = {}
+        if "paper_flops" in dense:
+            flops = dense["paper_flops"] + (compact["paper_flops"] - dense["paper_flops"]) * progress
+            paper = {
+                "paper_flops": round(flops),
+                "paper_params": round(share["params"]),
+                "paper_channels": round(share["channels"]),
+            }
         rows.append(
             {
                 "epoch": epoch,
@@ -241,7 +236,7 @@ def _curve(
                 "test_top1": round(min(test, 99.7), 2),
                 "test_top5": round(min(99.9, test + 5), 2),
                 **{key: round(value) for key, value in share.items()},
-                "paper": paper,
+                **paper,
                 "seconds": 2.31,
                 "images_per_second": 21900.0,
             }
@@ -250,13 +245,17 @@ def _curve(
 
 
 def _moment(row: dict[str, Any]) -> dict[str, Any]:
-    keys = ("epoch", "macs", "params", "channels", "paper")
-    return {**{key: row[key] for key in keys}, "top1": row["test_top1"], "top5": row["test_top5"]}
+    keys = ("epoch", "macs", "params", "channels", "paper_flops", "paper_params", "paper_channels")
+    return {
+        **{key: row[key] for key in keys if key in row},
+        "top1": row["test_top1"],
+        "top5": row["test_top5"],
+    }
 
 
 def _variant(name: str, top1: float, totals: dict[str, Any], speed: float) -> dict[str, Any]:
     return {
-        "variant": name,
+        "name": name,
         "top1": top1,
         "top5": round(min(99.9, top1 + 5.8), 2),
         "params": totals["params"],

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from softprune.errors import DataError
 from softprune.io import unwritable
 from softprune.methods.sfp import SfpPruner
 from softprune.runs.checkpoint import read_newest
+from softprune.runs.result import Epoch, Totals
 from softprune.train.control import Listener
 from softprune.train.run import resume, start
 from softprune.train.trainer import Trainer
@@ -79,8 +80,8 @@ class Break(Listener):
         if self.steps == 0:
             self.tear()
 
-    def on_epoch(self, row: Mapping[str, Any], dense: Mapping[str, Any]) -> None:
-        if row["epoch"] == self.epoch:
+    def on_epoch(self, row: Epoch, dense: Totals) -> None:
+        if row.epoch == self.epoch:
             self.tear()
 
     def on_stage(self, text: str) -> None:

@@ -75,7 +75,7 @@ def test_a_run_that_goes_on_elsewhere_keeps_its_multiple(
     result = resume(tmp_path / "run").result
     assert result is not None
     assert asked == []
-    assert result["round_to"] == 4
+    assert result.round_to == 4
     assert json.loads((tmp_path / "run" / "result.json").read_text())["round_to"] == 4
     start(tiny("method.round_to=4", f"train.compact_at={cut}"), tmp_path / "four")
     assert metrics(tmp_path / "run") == metrics(tmp_path / "four")

@@ -68,7 +68,7 @@ def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
     assert result["environment"]["torch"] == torch.__version__
     assert result["config"]["optimizer"]["lr"] == 0.1
     dense, masked, compact = result["table"]
-    assert [row["variant"] for row in result["table"]] == ["dense", "masked", "compact"]
+    assert [row["name"] for row in result["table"]] == ["dense", "masked", "compact"]
     assert dense["top1"] is None, "no baseline was asked for, so no accuracy is claimed"
     assert masked["top1"] == compact["top1"] == rows[-1]["test_top1"]
     assert compact["macs"] == rows[-1]["macs"] == result["compact"]["macs"] < dense["macs"]
@@ -121,9 +121,9 @@ def test_stopping_and_going_on_changes_nothing(
     assert whole.result is not None
     assert pieces.result is not None
     for key in ("best", "last", "compact", "sites", "modules"):
-        assert whole.result[key] == pieces.result[key]
-    for ours, theirs in zip(whole.result["table"], pieces.result["table"], strict=True):
-        assert {**ours, "latency_ms": 0} == {**theirs, "latency_ms": 0}
+        assert getattr(whole.result, key) == getattr(pieces.result, key)
+    for ours, theirs in zip(whole.result.table, pieces.result.table, strict=True):
+        assert ours.model_copy(update={"latency_ms": 0.0}) == theirs.model_copy(update={"latency_ms": 0.0})
 
 
 def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp_path: Path) -> None:
@@ -148,32 +148,32 @@ def test_every_session_of_a_run_is_in_its_record(
     monkeypatch.setattr("softprune.runs.environment.command_line", lambda: next(commands))
     outcome = run_in_pieces(config, tmp_path / "run", [9, 30], monkeypatch)
     assert outcome.result is not None
-    sessions = outcome.result["sessions"]
+    sessions = outcome.result.sessions
     # 30 steps an epoch: stopped after 9, then after 30 more.
-    assert [(each["epoch"], each["batch"]) for each in sessions] == [(0, 0), (0, 9), (1, 9)]
-    assert [each["command"].split()[1] for each in sessions] == ["train", "resume", "resume"]
-    assert outcome.result["command"] == "softprune train"
-    assert outcome.result["environment"] == sessions[-1]["environment"]
-    assert all(each["environment"]["torch"] == torch.__version__ for each in sessions)
-    assert sessions[0]["started"] <= sessions[-1]["started"] <= outcome.result["finished"]
+    assert [(each.epoch, each.batch) for each in sessions] == [(0, 0), (0, 9), (1, 9)]
+    assert [each.command.split()[1] for each in sessions] == ["train", "resume", "resume"]
+    assert outcome.result.command == "softprune train"
+    assert outcome.result.environment == sessions[-1].environment
+    assert all(each.environment.torch == torch.__version__ for each in sessions)
+    assert sessions[0].started <= sessions[-1].started <= outcome.result.finished
 
 
 def test_a_cut_in_mid_training_shrinks_what_is_trained(tiny: Tiny, tmp_path: Path) -> None:
     outcome = start(tiny("train.compact_at=3", "method.strength=0.018"), tmp_path / "run")
     state = final_state(tmp_path / "run")
-    first_cut = outcome.result["epochs"][2]
+    first_cut = outcome.result.epochs[2]
     trained = sum(
         value.numel() for name, value in state["model"].items() if "running" not in name and "num" not in name
     )
-    assert trained == first_cut["params"]
+    assert trained == first_cut.params
     assert len(state["cuts"]) == 1
     assert all(
         state["stage"]["optimizer"][name]["momentum_buffer"].shape == state["model"][name].shape
         for name in state["stage"]["optimizer"]
     )
     # What was cut at epoch 3 is still accounted for, at the dense network's widths.
-    assert [site["width"] for site in outcome.result["sites"]] == [8, 12, 16]
-    assert outcome.result["compact"]["params"] <= first_cut["params"] < outcome.result["dense"]["params"]
+    assert [site.width for site in outcome.result.sites] == [8, 12, 16]
+    assert outcome.result.compact.params <= first_cut.params < outcome.result.dense.params
 
 
 def test_an_export_of_an_earlier_cut_is_named(
@@ -189,15 +189,15 @@ def test_an_export_of_an_earlier_cut_is_named(
 
 def test_fine_tuning_trains_the_compact_network(tiny: Tiny, tmp_path: Path) -> None:
     outcome = start(tiny("finetune.epochs=2", "finetune.lr=0.02"), tmp_path / "run")
-    rows = outcome.result["epochs"]
-    assert [row["phase"] for row in rows] == ["train"] * 4 + ["finetune"] * 2
-    assert [row["macs"] for row in rows[3:]] == [rows[3]["macs"]] * 3
-    assert rows[4]["strength"] is None
-    assert 0.009 < rows[4]["lr"] < 0.011
-    assert outcome.result["best"]["epoch"] >= 4  # of what is shipped
-    names = [row["variant"] for row in outcome.result["table"]]
+    rows = outcome.result.epochs
+    assert [row.phase for row in rows] == ["train"] * 4 + ["finetune"] * 2
+    assert [row.macs for row in rows[3:]] == [rows[3].macs] * 3
+    assert rows[4].strength is None
+    assert 0.009 < rows[4].lr < 0.011
+    assert outcome.result.best.epoch >= 4  # of what is shipped
+    names = [row.name for row in outcome.result.table]
     assert names == ["dense", "masked", "compact"]
-    assert outcome.result["table"][2]["top1"] == rows[-1]["test_top1"]
+    assert outcome.result.table[2].top1 == rows[-1].test_top1
 
 
 def test_the_dense_baseline_comes_first_and_gives_the_dense_row(tiny: Tiny, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_the_dense_baseline_comes_first_and_gives_the_dense_row(tiny: Tiny, tmp_
     outcome = start(config, tmp_path / "run")
     alone = start(dense_config(config), tmp_path / "alone")
     assert metrics(tmp_path / "run" / "dense") == metrics(tmp_path / "alone")
-    assert outcome.result["table"][0]["top1"] == alone.result["last"]["top1"]
+    assert outcome.result.table[0].top1 == alone.result.last.top1
 
 
 def test_a_damaged_checkpoint_costs_only_the_way_back(
@@ -259,11 +259,11 @@ def test_a_session_that_saved_nothing_is_in_the_record_too(
         result = resume(tmp_path / "run").result
     assert "training starts from the beginning" in caplog.text
     assert result is not None
-    assert [each["command"] for each in result["sessions"]] == [
+    assert [each.command for each in result.sessions] == [
         "softprune train tiny",
         "softprune resume run",
     ]
-    assert result["command"] == "softprune train tiny"
+    assert result.command == "softprune train tiny"
 
 
 def test_a_full_disk_stops_the_run_and_loses_nothing(
@@ -392,8 +392,8 @@ def test_training_starts_from_the_weights_of_another_run(tiny: Tiny, tmp_path: P
         tiny(f"model.weights={tmp_path / 'first'}", "train.epochs=1", "optimizer.lr=1e-6"),
         tmp_path / "second",
     )
-    before, after = metrics(tmp_path / "first")[-1], outcome.result["epochs"][0]
-    assert abs(before["test_top1"] - after["test_top1"]) < 10
+    before, after = metrics(tmp_path / "first")[-1], outcome.result.epochs[0]
+    assert abs(before["test_top1"] - after.test_top1) < 10
     assert before["test_top1"] > 40
 
 

@@ -162,7 +162,7 @@ def _write_record(out: Path, report: Any, path: Path, device: Any) -> Path:
         "what": "milliseconds per forward, dense against compact",
         "command": command_line(),
         "network": str(path),
-        "environment": describe_environment(device),
+        "environment": describe_environment(device).model_dump(),
         "dense_macs": report.dense_macs,
         "compact_macs": report.compact_macs,
         "rows": [row.to_dict() for row in report.rows],

@@ -1,16 +1,15 @@
 """Lists: `runs`, `recipes`, `methods`, `models`, `data`."""
 
-import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from softprune.cli.app import command
 from softprune.cli.options import Json
 from softprune.cli.output import format_percent, print_facts, print_json, print_table, say
-from softprune.errors import CheckpointError, ConfigError, nearest
+from softprune.errors import CheckpointError, ConfigError, SoftpruneError, nearest
 
 
 @command
@@ -33,50 +32,22 @@ def runs(
     print_facts(columns, rows, as_json=as_json)
 
 
-def _run_cells(run: Path) -> list[str]:
-    """Return name, state and newest figures. Only JSON is read, so that listing many runs is quick."""
-    result = _read_json(run / "result.json")
-    last = _last_row(run / "metrics.jsonl")
-    if result is not None:
-        state = "finished"
-    elif last is None and not (run / "checkpoints").is_dir():
-        state = "not started"
-    else:
-        state = "running" if _is_locked(run) else "stopped"
-    if last is None:
-        return [str(run), state, "-", "-", "-"]
-    macs, dense = last.get("macs"), ((result or {}).get("dense") or {}).get("macs")
-    cut = None if macs is None or not dense else 100 * (1 - macs / dense)
-    return [
-        str(run),
-        state,
-        str(last["epoch"] + 1),
-        format_percent(last.get("test_top1")),
-        format_percent(cut, 1),
-    ]
+def _run_cells(path: Path) -> list[str]:
+    """Return name, state and newest figures."""
+    from softprune.runs.reading import load_run
 
-
-def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _last_row(path: Path) -> dict[str, float] | None:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # torn by a crash
-        if isinstance(row, dict) and "epoch" in row:
-            return row
-    return None
+        run = load_run(path)
+    except SoftpruneError:  # damaged, or no epoch has ended
+        begun = (path / "checkpoints").is_dir() or (path / "metrics.jsonl").is_file()
+        state = "running" if _is_locked(path) else "stopped" if begun else "not started"
+        return [str(path), state, "-", "-", "-"]
+    state = (
+        "running" if run.in_progress and _is_locked(path) else "stopped" if run.in_progress else "finished"
+    )
+    last = run.epochs[-1]
+    cut = None if run.in_progress else 100 * (1 - last.macs / max(run.dense.macs, 1))
+    return [str(path), state, str(last.number), format_percent(last.test_top1), format_percent(cut, 1)]
 
 
 def _is_locked(run: Path) -> bool:

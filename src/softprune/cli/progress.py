@@ -1,8 +1,7 @@
 """The progress of a run or a sweep: a live display in a terminal, lines in a pipe."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -18,6 +17,7 @@ from softprune.cli.output import (
     live_output,
     say,
 )
+from softprune.runs.result import Epoch, Totals
 from softprune.sweep.runner import Job, SweepListener
 from softprune.train.control import Listener
 
@@ -34,7 +34,7 @@ class _EpochLines(Listener):
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
         self._epochs = epochs
 
-    def on_epoch(self, row: Mapping[str, Any], dense: Mapping[str, Any]) -> None:
+    def on_epoch(self, row: Epoch, dense: Totals) -> None:
         say(_epoch_line(row, dense, self._epochs))
 
 
@@ -63,16 +63,16 @@ class _EpochBar(_EpochLines):
         if self._task is not None:
             self._progress.update(self._task, completed=self._epoch * self._steps + done)
 
-    def on_epoch(self, row: Mapping[str, Any], dense: Mapping[str, Any]) -> None:
+    def on_epoch(self, row: Epoch, dense: Totals) -> None:
         if self._task is None:
             return
-        facts = [f"loss {row['train_loss']:.3f}"]
-        if row["test_top1"] is not None:
-            facts.append(f"top-1 {format_percent(row['test_top1'], 1)}%")
-        if row["macs"] is not None and row["macs"] != dense["macs"]:
-            facts.append(f"cut {format_cut(dense['macs'], row['macs'])}%")
+        facts = [f"loss {format_percent(row.train_loss, 3)}"]
+        if row.test_top1 is not None:
+            facts.append(f"top-1 {format_percent(row.test_top1, 1)}%")
+        if row.macs != dense.macs:
+            facts.append(f"cut {format_cut(dense.macs, row.macs)}%")
         self._progress.update(self._task, facts="  ".join(facts))
-        if row["epoch"] + 1 == self._epochs:
+        if row.number == self._epochs:
             self._end_bar()
             super().on_epoch(row, dense)
 
@@ -102,13 +102,13 @@ def run_progress() -> Iterator[Listener]:
         yield _EpochBar(progress)
 
 
-def _epoch_line(row: Mapping[str, Any], dense: Mapping[str, Any], epochs: int) -> str:
-    parts = [f"epoch {row['epoch'] + 1}/{epochs}", f"lr {row['lr']:.2g}", f"loss {row['train_loss']:.4f}"]
-    if row["test_top1"] is not None:
-        parts.append(f"top-1 {format_percent(row['test_top1'])}%")
-    if row["macs"] is not None and row["macs"] != dense["macs"]:
-        parts.append(f"MACs cut {format_cut(dense['macs'], row['macs'])}%")
-    parts.append(f"{row['images_per_second']:,.0f} img/s")
+def _epoch_line(row: Epoch, dense: Totals, epochs: int) -> str:
+    parts = [f"epoch {row.number}/{epochs}", f"lr {row.lr:.2g}", f"loss {format_percent(row.train_loss, 4)}"]
+    if row.test_top1 is not None:
+        parts.append(f"top-1 {format_percent(row.test_top1)}%")
+    if row.macs != dense.macs:
+        parts.append(f"MACs cut {format_cut(dense.macs, row.macs)}%")
+    parts.append(f"{row.images_per_second:,.0f} img/s")
     return "  ".join(parts)
 
 
@@ -151,7 +151,7 @@ def _job_cells(job: Job) -> list[str]:
     if row is None:
         return ["-", "-", "-", time]
     epochs = job.cell.config.train.epochs + job.cell.config.finetune.epochs
-    return [f"{row['epoch'] + 1}/{epochs}", format_percent(row["test_top1"]), format_count(row["macs"]), time]
+    return [f"{row.number}/{epochs}", format_percent(row.test_top1), format_count(row.macs), time]
 
 
 def _job_facts(job: Job) -> list[str]:

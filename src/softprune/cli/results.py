@@ -1,37 +1,37 @@
 """The result of a run in the terminal, and its report."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from softprune.cli.output import format_count, format_cut, format_percent, print_table, say
+from softprune.runs.result import Result
 
 
-def print_result(result: Mapping[str, Any]) -> None:
+def print_result(result: Result) -> None:
     """Print the table of dense, masked and compact network, and the speed-up."""
     rows = []
-    dense = result["dense"]
-    for row in result["table"]:
-        size = row["file_bytes"]
-        latency = row["latency_ms"]
+    dense = result.dense
+    for row in result.table:
+        size = row.file_bytes
+        latency = row.latency_ms
         rows.append(
             [
-                row["variant"],
-                _with_sign(format_percent(row["top1"])),
-                _with_sign(format_percent(row["top5"])),
-                format_count(row["params"]),
-                _with_sign(format_cut(dense["params"], row["params"])),
-                format_count(row["macs"]),
-                _with_sign(format_cut(dense["macs"], row["macs"])),
+                row.name,
+                _with_sign(format_percent(row.top1)),
+                _with_sign(format_percent(row.top5)),
+                format_count(row.params),
+                _with_sign(format_cut(dense.params, row.params)),
+                format_count(row.macs),
+                _with_sign(format_cut(dense.macs, row.macs)),
                 "-" if size is None else f"{size / 1024:,.0f} KiB",
                 "-" if latency is None else f"{latency:.2f} ms",
             ]
         )
     columns = ["", "top-1", "top-5", "params", "cut", "MACs", "cut", "file", "latency"]
-    print_table(f"{result['model']} on {result['data']}, {result['method']}", columns, rows)
-    latency = {row["variant"]: row["latency_ms"] for row in result["table"]}
-    if latency.get("dense") and latency.get("compact"):
-        say(f"Speed-up: {latency['dense'] / latency['compact']:.2f}x (latency, dense / compact)")
+    print_table(f"{result.model} on {result.data}, {result.method}", columns, rows)
+    latencies = {row.name: row.latency_ms for row in result.table}
+    dense_ms, compact_ms = latencies.get("dense"), latencies.get("compact")
+    if dense_ms and compact_ms:
+        say(f"Speed-up: {dense_ms / compact_ms:.2f}x (latency, dense / compact)")
 
 
 def _with_sign(number: str) -> str:

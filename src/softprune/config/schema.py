@@ -2,11 +2,12 @@
 
 import difflib
 import types
+import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from softprune.errors import ConfigError, nearest
@@ -33,6 +34,15 @@ class Section(BaseModel):
         except ValidationError as error:
             # TypeErrors and the like of pydantic mean nothing to who writes recipes.
             raise _to_config_error(error.errors()[0], type(self)) from None
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _check_text(cls, value: Any, info: ValidationInfo) -> Any:
+        # Names are printed to terminals, and are parts of paths.
+        if isinstance(value, str) and any(unicodedata.category(letter) in ("Cc", "Cs") for letter in value):
+            key = _join(cls.section, info.field_name or "")
+            raise ConfigError(f"{key} must have no control characters. Got {show(value)}.")
+        return value
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with ``changes``, checked as a new section is."""

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, device, source revision and command line, for its records."""
+"""The environment of a run: versions, device, source revision and command line."""
 
 import os
 import platform
@@ -7,54 +7,55 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 import softprune
+from softprune.runs.result import Environment, Revision, Session
 
 
-def describe_environment(device: torch.device, world_size: int = 1) -> dict[str, Any]:
-    """Versions, device and source revision as plain values."""
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),  # a class of its own, which no checkpoint may hold
-        "numpy": np.__version__,
-        "softprune": softprune.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
-        "device": device_name(device),
-        "processes": world_size,
-        "threads": torch.get_num_threads(),
-        "platform": platform.platform(),
-        "git": _revision(),
-    }
+def describe_environment(device: torch.device, world_size: int = 1) -> Environment:
+    """Return versions, device and source revision."""
+    return Environment(
+        python=platform.python_version(),
+        torch=str(torch.__version__),  # a subclass of str
+        numpy=np.__version__,
+        softprune=softprune.__version__,
+        cuda=torch.version.cuda,
+        cudnn=torch.backends.cudnn.version() if device.type == "cuda" else None,
+        device=device_name(device),
+        processes=world_size,
+        threads=torch.get_num_threads(),
+        platform=platform.platform(),
+        git=_revision(),
+    )
 
 
-def describe_session(device: torch.device, world_size: int, *, epoch: int, batch: int) -> dict[str, Any]:
-    """A process of a run, which may take several: when and where in the training it began, its command and machine."""
-    return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "epoch": epoch,
-        "batch": batch,
-        "command": command_line(),
-        "environment": describe_environment(device, world_size),
-    }
+def describe_session(device: torch.device, world_size: int, *, epoch: int, batch: int) -> Session:
+    """Describe this process of a run: when and where in the training it began, its command and machine."""
+    return Session(
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        epoch=epoch,
+        batch=batch,
+        command=command_line(),
+        environment=describe_environment(device, world_size),
+    )
 
 
 def device_name(device: torch.device) -> str:
-    """The device in words: the GPU's model, or the processor's."""
+    """Return the model of the GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU ({_processor()}, {os.cpu_count()} cores)"
 
 
 def command_line() -> str:
-    """The command that this process was started with, ready to paste into a shell."""
-    arguments = sys.argv[1:]
+    """Return the command that this process was started with, ready to paste into a shell."""
     program = Path(sys.argv[0]).name
-    return shlex.join(["softprune" if program in ("__main__.py", "softprune") else program, *arguments])
+    command = shlex.join(["softprune" if program in ("__main__.py", "softprune") else program, *sys.argv[1:]])
+    # A record is printed to terminals: control characters and undecodable bytes are escaped.
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in command)
 
 
 def _processor() -> str:
@@ -67,15 +68,16 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _revision() -> dict[str, Any] | None:
-    """Commit of the checkout that softprune runs from, and whether it has local changes; None outside git."""
+def _revision() -> Revision | None:
+    """Return the commit of the checkout that softprune runs from; None outside git."""
     folder = Path(softprune.__file__).parent
     if "site-packages" in folder.parts:
         return None
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit, "changed": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+    changed = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    return Revision(commit=commit, changed=changed)
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -1,21 +1,21 @@
-"""The run's folder: its files, among them metrics.jsonl (a line per epoch), sessions.jsonl (per process)."""
+"""The folder of a run: its files, and how each is written and read."""
 
 import contextlib
-import json
 import logging
-import math
 import os
+import platform
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from softprune.config.recipes import dump_config, read_config
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
-from softprune.io import create_file, unwritable, write_atomically
-from softprune.runs.lock import hold_lock
-from softprune.runs.result import RESULT_FORMAT
+from softprune.io import create_file, remove_leftovers, unwritable, write_atomically
+from softprune.runs.result import Epoch, Result, Session, parse, parse_result, to_line
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +38,21 @@ class RunFolder:
 
     @property
     def resume_command(self) -> str:
-        """What to type to go on with the run."""
+        """The command that resumes the run."""
         return f"softprune resume {shlex.quote(str(self.path))}"
 
     @property
     def again_command(self) -> str:
-        """What to type to start another run with its settings."""
+        """The command that starts another run with the same settings."""
         return f"softprune train {shlex.quote(str(self.config))}"
 
     @classmethod
     def create(cls, path: Path | str, config: RunConfig) -> "RunFolder":
-        """Make the folder of a new run and write its configuration; refuses a folder that already holds
-        one, and leaves nothing behind where that cannot be done."""
+        """Make the folder of a new run and write its configuration.
+
+        Raise a ConfigError for a folder that holds a run already; nothing is left behind where the folder cannot be
+        made.
+        """
         folder = cls(path)
         missing = [each for each in (folder.path, *folder.path.parents) if not os.path.lexists(each)]
         try:
@@ -64,56 +67,63 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> "RunFolder":
-        """The folder of an existing run."""
+        """Return the folder of an existing run."""
         folder = cls(path)
         if not folder.config.is_file():
             raise ConfigError(
-                f"A run must be the folder that `softprune train` made, with a config.toml in it. Got {path}."
+                f"A run must be a folder that `softprune train` made, with a config.toml in it. Got {path}."
             )
         return folder
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that writes this run; reading it needs no lock."""
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(hold_lock(self.lock_file))
-            except BlockingIOError as error:
-                raise CheckpointError(
-                    f"A run must be worked on by one process at a time. Got {self.path}, which {error.strerror} is "
-                    "working on. Wait until it ends, or stop it with SIGTERM (it saves first); then "
-                    f"`{self.resume_command}` goes on."
-                ) from None
-            except OSError as error:
-                raise unwritable(self.lock_file, error) from error
+        """Be the only process that writes the run, and remove the temporary files of a killed one.
+
+        The kernel releases the lock when the process ends, however it ends. Reading needs no lock.
+        """
+        lock = FileLock(self.lock_file)
+        try:
+            lock.acquire(blocking=False)
+            self.lock_file.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+        except Timeout:
+            holder = self.lock_file.read_text(encoding="utf-8", errors="replace").strip() or "another process"
+            raise CheckpointError(
+                f"Only one process may write a run at a time. Got {self.path}, which {holder} is training. Wait until "
+                f"it ends, or stop it with SIGTERM (it saves first); then `{self.resume_command}`."
+            ) from None
+        except OSError as error:
+            raise unwritable(self.lock_file, error) from error
+        try:
+            remove_leftovers(self.path)
             yield
+        finally:
+            lock.release()
 
     def read_config(self) -> RunConfig:
-        """The run's resolved configuration."""
+        """Return the resolved configuration of the run."""
         return read_config(self.config)
 
-    def write_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Make metrics.jsonl hold exactly ``rows``: what a resumed run's checkpoint remembers."""
-        write_atomically(self.metrics, "".join(map(_line, rows)).encode())
+    def write_history(self, rows: Sequence[Epoch]) -> None:
+        """Make metrics.jsonl hold exactly ``rows``: the epochs of the checkpoint that a run resumes from."""
+        write_atomically(self.metrics, "".join(map(to_line, rows)).encode())
 
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add one epoch's line. A line torn by a crash is mended by :meth:`write_history` on resume."""
+    def append_metrics(self, row: Epoch) -> None:
+        """Add the line of one epoch. On resume :meth:`write_history` removes a line that a crash cut off."""
         try:
             with open(self.metrics, "a", encoding="utf-8") as file:
-                file.write(_line(row))
+                file.write(to_line(row))
         except OSError as error:
             raise unwritable(self.metrics, error) from error
 
-    def add_session(self, session: Mapping[str, Any]) -> None:
-        """Note a process that works on the run, before it does anything."""
+    def add_session(self, session: Session) -> None:
+        """Record a process that trains the run, before it does anything."""
         before = self.sessions.read_bytes() if self.sessions.is_file() else b""
         if before and not before.endswith(b"\n"):
-            before += b"\n"  # a torn line stays alone
-        write_atomically(self.sessions, before + _line(session).encode())
+            before += b"\n"  # an incomplete line stays alone
+        write_atomically(self.sessions, before + to_line(session).encode())
 
-    def read_sessions(self) -> list[dict[str, Any]]:
-        """The processes that worked on the run, in order; those of a run from before they were noted are missing, and
-        so are those whose line is torn."""
+    def read_sessions(self) -> list[Session]:
+        """Return the processes that trained the run, in order, without lines that are damaged."""
         if not self.sessions.is_file():
             return []
         sessions = []
@@ -121,85 +131,54 @@ class RunFolder:
             if not line.strip():
                 continue
             try:
-                session = json.loads(line)
-            except ValueError:
-                session = None
-            if isinstance(session, dict):
-                sessions.append(session)
-            else:
-                logger.warning("%s: line %d is torn and is left out", self.sessions, number)
+                sessions.append(
+                    parse(Session, line, f"{self.sessions}, line {number}", "The line is left out.")
+                )
+            except FileFormatError as error:
+                logger.warning("%s", error)
         return sessions
 
-    def write_result(self, result: Mapping[str, Any]) -> None:
+    def write_result(self, result: Result) -> None:
         """Write result.json."""
-        write_atomically(self.result, (json.dumps(finite(result), indent=1) + "\n").encode())
+        write_atomically(self.result, result.to_json().encode())
 
-    def read_result(self) -> dict[str, Any]:
-        """result.json, or an error that says why there is none to read."""
-        return read_result(self.result)
+    def read_result(self) -> Result:
+        """Return the content of result.json, or raise an error that says why there is none."""
+        if not self.result.is_file():
+            raise ConfigError(
+                f"A finished run must have a result.json. Got none at {self.result}. If the run was stopped, "
+                f"`{self.resume_command}` finishes it."
+            )
+        try:
+            content = self.result.read_bytes()
+        except OSError as error:
+            raise FileFormatError(
+                f"{self.result} must be readable. Got {error.strerror}; change its permissions."
+            ) from error
+        remedy = f"Delete it, and `{self.resume_command}` writes it again from the last checkpoint."
+        return parse_result(content, str(self.result), remedy)
 
 
 def _no_new_run(folder: RunFolder, error: OSError) -> ConfigError:
-    """Why no run can begin in ``folder``."""
+    """Why no run can start in ``folder``."""
     if os.path.lexists(folder.config):
         return ConfigError(
-            f"A new run must have a folder of its own. Got {folder.path}, which holds a run already. "
-            f"Go on with it (`{folder.resume_command}`), or name another with --out."
+            f"A new run must have its own folder. Got {folder.path}, which holds a run already. Resume it "
+            f"(`{folder.resume_command}`), or name another folder with --out."
         )
-    file = next(
-        (
-            each
-            for each in (folder.path, *folder.path.parents)
-            if os.path.lexists(each) and not os.path.isdir(each)
-        ),
-        None,
-    )
+    parents = (folder.path, *folder.path.parents)
+    file = next((each for each in parents if os.path.lexists(each) and not os.path.isdir(each)), None)
     reason = f"{file} is not a folder" if file is not None else error.strerror or str(error)
     return ConfigError(
-        f"A new run must have a folder that can be made and written to. Got {folder.path}: {reason}. "
-        "Nothing was written; name another folder with --out."
+        f"A new run must have a folder that can be made and written to. Got {folder.path}: {reason}. Nothing was "
+        "written; name another folder with --out."
     )
 
 
 def check_folder_name(name: Any, key: str = "name") -> str:
-    """``name`` if a folder can be called so, or a ConfigError that names ``key``."""
+    """Return ``name`` if it can be the name of a folder, or raise a ConfigError that names ``key``."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ConfigError(f"{key} must be usable as a folder's name. Got {name!r}; use --out for the folder.")
-    return name
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """A result.json of this version's format."""
-    if not path.is_file():
         raise ConfigError(
-            f"A finished run must have a result.json. Got none at {path}. "
-            f"If the run was stopped, `{RunFolder(path.parent).resume_command}` finishes it."
+            f"{key} must be usable as the name of a folder. Got {name!r}; use --out for the path."
         )
-    again = (
-        f"Delete it, and `{RunFolder(path.parent).resume_command}` writes it anew from the last checkpoint."
-    )
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileFormatError(f"{path} must be readable. Got {error.strerror}; make it so.") from error
-    except ValueError as error:
-        raise FileFormatError(f"{path} must be JSON. Got an error reading it: {error}. {again}") from error
-    got = result.get("format") if isinstance(result, dict) else type(result).__name__
-    if got == RESULT_FORMAT:
-        return result
-    if isinstance(got, int) and got > RESULT_FORMAT:
-        again = "A newer softprune wrote it: read it with that one."
-    raise FileFormatError(f"{path} must have format {RESULT_FORMAT}. Got {got!r}. {again}")
-
-
-def finite(value: Any) -> Any:
-    """``value`` with nan and infinities as None, which is what JSON has for them."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(finite(row)) + "\n"
+    return name

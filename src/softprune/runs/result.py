@@ -1,3 +1,320 @@
-"""The version of result.json, for those who write it and, without PyTorch, those who read it."""
+"""The records of a run: result.json, the lines of metrics.jsonl and of sessions.jsonl. Imports no PyTorch.
 
-RESULT_FORMAT = 1
+Training makes these models and writes them; reports, comparisons and benchmarks read them. A file that is damaged,
+edited or of another version ends in a FileFormatError that names the file and the field.
+"""
+
+import json
+import math
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from annotated_types import Ge, Lt
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+
+from softprune.config.schema import show
+from softprune.config.settings import RunConfig
+from softprune.errors import FileFormatError
+
+RESULT_FORMAT: Literal[2] = 2
+
+
+def _without_controls(text: str) -> str:
+    """Refuse control characters: names and commands are printed to terminals."""
+    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in text):
+        raise ValueError("text must have no control characters")
+    return text
+
+
+def _finite_or_none(value: Any) -> Any:
+    """A loss that diverged is unknown: JSON has no NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Text = Annotated[str, AfterValidator(_without_controls)]
+Count = Annotated[int, Ge(0), Lt(2**63)]
+Float32 = Annotated[float, PlainSerializer(lambda value: float(f"{value:.9g}"), when_used="json")]
+"""A float32 in the fewest digits that give it back."""
+Number = Annotated[float | None, BeforeValidator(_finite_or_none)]
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, without unknown fields, with finite numbers."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Totals(Record):
+    """Cost of a network. ``paper_*`` is counted as the authors count, where the network is one of theirs."""
+
+    channels: Count
+    params: Count
+    macs: Count
+    paper_channels: Count | None = None
+    paper_params: Count | None = None
+    paper_flops: Count | None = None
+
+    @property
+    def totals(self) -> "Totals":
+        """The cost alone, of a record that has more than it."""
+        return Totals(**{name: getattr(self, name) for name in Totals.model_fields})
+
+
+class Epoch(Totals):
+    """One line of metrics.jsonl: an epoch, counted from zero, and the cost of what the masks keep after it."""
+
+    epoch: Count
+    step: Count
+    """Optimizer steps of the run until the end of the epoch."""
+    phase: Literal["train", "finetune"] = "train"
+    decided: bool = True
+    """Whether the method had decided which channels to remove."""
+    lr: float
+    strength: Number = None
+    margin: Number = None
+    """With a target: the share of the limit that a cut would leave unused; negative while it is exceeded."""
+    train_loss: Number
+    train_top1: float
+    test_loss: Number = None
+    test_top1: Number = None
+    """Accuracies are in percent; None for an epoch that was not evaluated."""
+    test_top5: Number = None
+    seconds: float
+    images_per_second: float
+
+    @property
+    def number(self) -> int:
+        """The epoch as pages and the console count, from one."""
+        return self.epoch + 1
+
+
+class Pruned(Record):
+    """What the last cut decided, and the accuracy of the masked network before it."""
+
+    kept: Totals
+    top1: Number
+    top5: Number
+    round_to: Count
+    sites: tuple["Site", ...]
+
+
+class Moment(Totals):
+    """The masked network after one epoch: the best one, or the last."""
+
+    epoch: Count
+    top1: float
+    top5: Number
+
+    @property
+    def number(self) -> int:
+        """The epoch as pages and the console count, from one."""
+        return self.epoch + 1
+
+    @classmethod
+    def of(cls, row: Epoch) -> Self:
+        """Return the moment after an epoch that was evaluated."""
+        assert row.test_top1 is not None
+        return cls(**dict(row.totals), epoch=row.epoch, top1=row.test_top1, top5=row.test_top5)
+
+
+class Variant(Record):
+    """One row of the table dense / masked / compact."""
+
+    name: Literal["dense", "masked", "compact"]
+    top1: Number
+    top5: Number
+    params: Count
+    macs: Count
+    file_bytes: Count | None
+    latency_ms: Number
+
+
+class Site(Record):
+    """One masked BatchNorm of the dense network, with one entry per channel."""
+
+    name: Text
+    activation: Text
+    width: Count
+    kept: Count
+    beta: tuple[Float32, ...] = ()
+    gamma: tuple[Float32, ...] = ()
+    keep: tuple[bool, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, values in (("beta", self.beta), ("gamma", self.gamma), ("keep", self.keep)):
+            if values and len(values) != self.width:
+                raise ValueError(
+                    f"{name} must have one entry per channel, {self.width}, and has {len(values)}"
+                )
+        if self.keep and sum(self.keep) != self.kept:
+            raise ValueError(f"kept must be the number of true entries in keep, {sum(self.keep)}")
+        return self
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether the single channels are recorded."""
+        return bool(self.beta and self.gamma and self.keep)
+
+
+class Module(Record):
+    """One convolution or linear layer, before and after the cut."""
+
+    name: Text
+    kind: Text
+    macs_dense: Count
+    macs_compact: Count
+    params_dense: Count
+    params_compact: Count
+    out_dense: Count | None
+    out_compact: Count | None
+
+
+class Revision(Record):
+    """The commit of the checkout that softprune ran from."""
+
+    commit: Text
+    changed: bool
+
+
+class Environment(Record):
+    """Versions and hardware."""
+
+    python: Text
+    torch: Text
+    numpy: Text
+    softprune: Text
+    cuda: Text | None
+    cudnn: Count | None
+    device: Text
+    processes: Count
+    threads: Count
+    platform: Text
+    git: Revision | None
+
+
+class Session(Record):
+    """One line of sessions.jsonl: a process that trained the run, and where it began."""
+
+    started: Text
+    epoch: Count
+    batch: Count
+    command: Text
+    environment: Environment
+
+
+class Result(Record):
+    """The content of result.json."""
+
+    format: Literal[2] = RESULT_FORMAT
+    name: Text
+    command: Text
+    model: Text
+    data: Text
+    method: Text
+    seed: Count
+    started: Text
+    finished: Text
+    wall_seconds: float
+    images_per_second: float
+    dense: Totals
+    compact: Totals
+    best: Moment
+    last: Moment
+    table: tuple[Variant, ...]
+    round_to: Count | None = None
+    """The multiple that widths were kept at."""
+    finalised_step: Count | None = None
+    """With a target: the step from which the removed channels were fixed."""
+    sites: tuple[Site, ...] = ()
+    modules: tuple[Module, ...] = ()
+    config: RunConfig
+    environment: Environment
+    sessions: tuple[Session, ...] = ()
+    epochs: tuple[Epoch, ...]
+
+    def variant(self, name: str) -> Variant | None:
+        """Return a row of the table."""
+        return next((row for row in self.table if row.name == name), None)
+
+    def to_json(self) -> str:
+        """Return the file's content: a line per entry, so that files stay small and diffs readable."""
+        values = self.model_dump(mode="json")
+        return "{\n" + ",\n".join(_entry(key, value) for key, value in values.items()) + "\n}\n"
+
+
+def _entry(key: str, value: Any) -> str:
+    if isinstance(value, list) and value:
+        rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in value)
+        return f"{json.dumps(key)}: [\n{rows}\n]"
+    return f"{json.dumps(key)}: {json.dumps(value)}"
+
+
+def to_line(record: Record) -> str:
+    """Return a record as a line of metrics.jsonl or sessions.jsonl."""
+    return json.dumps(record.model_dump(mode="json")) + "\n"
+
+
+def parse_result(content: bytes, place: str, remedy: str) -> Result:
+    """Return the record in the bytes of a result.json; ``place`` and ``remedy`` are for the error message."""
+    try:
+        format_ = json.loads(content).get("format")
+    except (ValueError, AttributeError, RecursionError):
+        format_ = RESULT_FORMAT  # not a JSON object: the model says so
+    if isinstance(format_, int) and format_ > RESULT_FORMAT:
+        raise FileFormatError(
+            f"{place} must have format {RESULT_FORMAT}. Got {show(format_)}. A newer softprune wrote it: read it with "
+            "that one."
+        )
+    return parse(Result, content, place, remedy)
+
+
+RecordType = TypeVar("RecordType", bound=Record)
+
+
+def parse(kind: type[RecordType], content: bytes, place: str, remedy: str) -> RecordType:
+    """Return a record from JSON, or raise a FileFormatError that names the place and the field."""
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        raise FileFormatError(f"{place} must be JSON. Got an error reading it: {first['msg']}. {remedy}")
+    field = ".".join(str(part) for part in first["loc"])
+    rule = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
+    value = "" if first["type"] == "missing" else f" Got {show(first['input'])}."
+    raise FileFormatError(f"{place}: {show(field)} is not what softprune writes: {rule}.{value} {remedy}")
+
+
+def read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
+    """Return the epochs of a metrics.jsonl in order, and whether its last line is incomplete (and left out).
+
+    A line that a resumed run wrote again replaces the earlier one.
+    """
+    rows: dict[int, Epoch] = {}
+    lines = list(_lines(path))
+    for number, line in lines:
+        try:
+            row = parse(Epoch, line, f"{path}, line {number}", "Resume the run, which writes the file again.")
+        except FileFormatError:
+            if number < lines[-1][0] or path.read_bytes().endswith(b"\n"):
+                raise
+            return tuple(rows[key] for key in sorted(rows)), True
+        rows[row.epoch] = row
+    return tuple(rows[key] for key in sorted(rows)), False
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if line.strip():
+            yield number, line

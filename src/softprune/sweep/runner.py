@@ -1,15 +1,16 @@
 """Run a sweep: order, failures, stops and resuming, whatever executes the runs."""
 
 import fcntl
-import json
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
+from softprune.errors import FileFormatError
 from softprune.io import unwritable
+from softprune.runs.result import Epoch, read_metrics
 from softprune.sweep.executor import Executor, LocalPool, Task
 from softprune.sweep.grid import LOGS, Cell, Sweep
 from softprune.train.control import EXIT_STOPPED, StopSignal
@@ -39,14 +40,13 @@ class Job:
         """Return whether the run has its result."""
         return self.cell.folder.result.is_file()
 
-    def last_row(self) -> dict[str, Any] | None:
+    def last_row(self) -> Epoch | None:
         """Return the newest line of the run's metrics, or of its dense baseline's while that is trained."""
         for path in (self.cell.folder.metrics, self.cell.folder.dense / "metrics.jsonl"):
             try:
-                lines = path.read_text(encoding="utf-8").splitlines()
-                return json.loads(lines[-1])
-            except (OSError, IndexError, ValueError):
-                continue  # missing, or a line half written
+                return read_metrics(path)[0][-1]
+            except (OSError, IndexError, FileFormatError):
+                continue  # missing, empty or damaged
         return None
 
     def last_words(self, lines: int = 3) -> list[str]:

@@ -3,9 +3,10 @@
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
+
+from softprune.runs.result import Epoch, Totals
 
 EXIT_STOPPED = 75
 """Exit code of a process that stopped early with everything saved (sysexits' EX_TEMPFAIL: try again)."""
@@ -23,7 +24,7 @@ class Listener:
     def on_step(self, done: int) -> None:
         """``done`` steps of the epoch are finished."""
 
-    def on_epoch(self, row: Mapping[str, Any], dense: Mapping[str, Any]) -> None:
+    def on_epoch(self, row: Epoch, dense: Totals) -> None:
         """An epoch ended: its line of metrics.jsonl, and the cost of the dense network."""
 
 

@@ -4,17 +4,16 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Literal
 
 import torch
 from safetensors.torch import save as to_safetensors
-from torch import Tensor, nn
+from torch import nn
 
-from softprune.config.recipes import config_to_dict
 from softprune.costs import Cost
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import origin_of
-from softprune.runs.result import RESULT_FORMAT
+from softprune.runs.result import Module, Moment, Result, Totals, Variant
 from softprune.surgery import save
 from softprune.train.evaluate import latency_ms
 from softprune.train.trainer import Trainer
@@ -24,7 +23,7 @@ logger = logging.getLogger(__name__)
 _LATENCY_BATCH = 64
 
 
-def finish(trainer: Trainer) -> dict[str, Any]:
+def finish(trainer: Trainer) -> Result:
     """Cut the trained network, measure dense, masked and compact, write everything, and return the result.
 
     All processes take part in the measurements; rank 0 writes.
@@ -34,21 +33,21 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     if trainer.stage.pruner is None and trainer.pruned is None:
         with trainer.stage.eval_weights() as network:
             tested = trainer.evaluator(network, on_test=True)
-            table = [_row(trainer, "dense", network, tested.top1, tested.top5, costs.dense)]
+            table = [_row(trainer, "dense", network, (tested.top1, tested.top5), costs.dense)]
         return _write(trainer, table, costs.dense_cost, costs.dense, network)
-    baseline = _baseline(trainer.folder) or trainer.given
     dense = costs.dense_network.to(trainer.world.device)
-    table = [_row(trainer, "dense", dense, baseline.get("top1"), baseline.get("top5"), costs.dense)]
+    table = [_row(trainer, "dense", dense, _baseline(trainer.folder) or trainer.given, costs.dense)]
     with _compact(trainer) as compact:
         assert trainer.pruned is not None
         pruned = trainer.pruned
-        masks = {site["name"]: _mask(site) for site in pruned["sites"]}
+        masks = {site.name: torch.tensor(site.keep, dtype=torch.bool) for site in pruned.sites}
         counted, totals = costs.of_network(compact, masks)
         masked_network = trainer.stage.network if trainer.stage.pruner is not None else None
-        table.append(_row(trainer, "masked", masked_network, pruned["top1"], pruned["top5"], costs.dense))
-        table[-1]["file_bytes"] = table[0]["file_bytes"]
+        accuracy = (pruned.top1, pruned.top5)
+        size = table[0].file_bytes  # the masks are not saved
+        table.append(_row(trainer, "masked", masked_network, accuracy, costs.dense, size))
         tested = trainer.evaluator(compact.eval(), on_test=True)
-        table.append(_row(trainer, "compact", compact, tested.top1, tested.top5, totals))
+        table.append(_row(trainer, "compact", compact, (tested.top1, tested.top5), totals))
         if trainer.world.is_writer:
             save(compact, trainer.folder.compact, origin=origin_of(trainer.config, trainer.data))
             exports = set(trainer.folder.path.glob("compact.*")) - {trainer.folder.compact}
@@ -69,23 +68,23 @@ def _compact(trainer: Trainer) -> Iterator[nn.Module]:
 
 def _row(
     trainer: Trainer,
-    variant: str,
+    name: Literal["dense", "masked", "compact"],
     network: nn.Module | None,
-    top1: float | None,
-    top5: float | None,
-    totals: dict[str, Any],
-) -> dict[str, Any]:
+    accuracy: tuple[float | None, float | None],
+    totals: Totals,
+    file_bytes: int | None = None,
+) -> Variant:
     """Return one row of the table dense / masked / compact."""
     batch = trainer.data.example(_LATENCY_BATCH, trainer.world.device)
-    return {
-        "variant": variant,
-        "top1": top1,
-        "top5": top5,
-        "params": totals["params"],
-        "macs": totals["macs"],
-        "file_bytes": None if network is None else _file_bytes(network),
-        "latency_ms": None if network is None else latency_ms(network, batch),
-    }
+    return Variant(
+        name=name,
+        top1=accuracy[0],
+        top5=accuracy[1],
+        params=totals.params,
+        macs=totals.macs,
+        file_bytes=_file_bytes(network) if file_bytes is None and network is not None else file_bytes,
+        latency_ms=None if network is None else latency_ms(network, batch),
+    )
 
 
 def _file_bytes(network: nn.Module) -> int:
@@ -95,62 +94,53 @@ def _file_bytes(network: nn.Module) -> int:
     return len(to_safetensors(tensors))
 
 
-def _mask(site: dict[str, Any]) -> Tensor:
-    return torch.tensor(site["keep"], dtype=torch.bool)
-
-
-def _baseline(folder: RunFolder) -> dict[str, Any]:
-    """Return the row of the baseline that the run trained first, or nothing."""
+def _baseline(folder: RunFolder) -> tuple[float | None, float | None] | None:
+    """Return the accuracy of the baseline that the run trained first, or None if it trained none."""
     baseline = RunFolder(folder.dense)
-    return baseline.read_result()["table"][0] if baseline.result.is_file() else {}
+    if not baseline.result.is_file():
+        return None
+    row = baseline.read_result().table[0]
+    return row.top1, row.top5
 
 
-def _write(
-    trainer: Trainer, table: list[dict[str, Any]], counted: Cost, totals: dict[str, Any], final: nn.Module
-) -> dict[str, Any]:
-    config, history = trainer.config, trainer.history
+def _write(trainer: Trainer, table: list[Variant], counted: Cost, totals: Totals, final: nn.Module) -> Result:
+    config, history, pruned = trainer.config, trainer.history, trainer.pruned
     sessions = trainer.folder.read_sessions() or [trainer.session]
     # The best epoch of the final network: neither of one that was not cut yet, nor of one before its fine-tuning.
-    final_epochs = [row for row in history if row["phase"] == history[-1]["phase"] and row["decided"]]
-    tested = [row for row in final_epochs if row["test_top1"] is not None]
-    images = sum(row["seconds"] * row["images_per_second"] for row in history)
-    result = {
-        "format": RESULT_FORMAT,
-        "name": config.name,
-        "command": sessions[0]["command"],
-        "model": config.model.name,
-        "data": config.data.name,
-        "method": config.method.name,
-        "seed": config.seed,
-        "started": trainer.started,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "wall_seconds": trainer.seconds,
-        "images_per_second": images / max(sum(row["seconds"] for row in history), 1e-9),
-        "dense": trainer.costs.dense,
-        "compact": totals,
-        "best": _moment(max(tested, key=lambda row: row["test_top1"])),
-        "last": _moment(next(row for row in reversed(history) if row["test_top1"] is not None)),
-        "table": table,
-        "round_to": None if trainer.pruned is None else trainer.pruned.get("round_to"),
-        "masks": config_to_dict(config)["masks"],
-        "sites": [] if trainer.pruned is None else trainer.pruned["sites"],
-        "modules": _modules(trainer, counted, final),
-        "config": config_to_dict(config),
-        "environment": trainer.session["environment"],
-        "sessions": sessions,
-        "epochs": history,
-    }
+    tested = [row for row in history if row.test_top1 is not None]
+    final_epochs = [row for row in tested if row.phase == history[-1].phase and row.decided]
+    seconds = sum(row.seconds for row in history)
+    images = sum(row.seconds * row.images_per_second for row in history)
+    result = Result(
+        name=config.name,
+        command=sessions[0].command,
+        model=config.model.name,
+        data=config.data.name,
+        method=config.method.name,
+        seed=config.seed,
+        started=trainer.started,
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        wall_seconds=trainer.seconds,
+        images_per_second=images / max(seconds, 1e-9),
+        dense=trainer.costs.dense,
+        compact=totals,
+        best=Moment.of(max(final_epochs, key=lambda row: row.test_top1 or 0.0)),
+        last=Moment.of(tested[-1]),
+        table=tuple(table),
+        round_to=None if pruned is None else pruned.round_to,
+        sites=() if pruned is None else pruned.sites,
+        modules=_modules(trainer, counted, final),
+        config=config,
+        environment=trainer.session.environment,
+        sessions=tuple(sessions),
+        epochs=tuple(history),
+    )
     if trainer.world.is_writer:
         trainer.folder.write_result(result)
     return result
 
 
-def _moment(row: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: row[key] for key in ("channels", "params", "macs", "paper")}
-    return {"epoch": row["epoch"], "top1": row["test_top1"], "top5": row["test_top5"], **kept}
-
-
-def _modules(trainer: Trainer, counted: Cost, final: nn.Module) -> list[dict[str, Any]]:
+def _modules(trainer: Trainer, counted: Cost, final: nn.Module) -> tuple[Module, ...]:
     """Return convolutions and linear layers before and after the cut; a removed one costs nothing after."""
     dense = trainer.costs.dense_network
     after = dict(final.named_modules())
@@ -160,18 +150,18 @@ def _modules(trainer: Trainer, counted: Cost, final: nn.Module) -> list[dict[str
             continue
         now = counted.by_module.get(name)
         modules.append(
-            {
-                "name": name,
-                "kind": part.kind,
-                "macs_dense": part.macs,
-                "macs_compact": 0 if now is None else now.macs,
-                "params_dense": part.params,
-                "params_compact": 0 if now is None else now.params,
-                "out_dense": _width(dense.get_submodule(name)),
-                "out_compact": _width(after[name]) if now is not None and now.macs else 0,
-            }
+            Module(
+                name=name,
+                kind=part.kind,
+                macs_dense=part.macs,
+                macs_compact=0 if now is None else now.macs,
+                params_dense=part.params,
+                params_compact=0 if now is None else now.params,
+                out_dense=_width(dense.get_submodule(name)),
+                out_compact=_width(after[name]) if now is not None and now.macs else 0,
+            )
         )
-    return modules
+    return tuple(modules)
 
 
 def _width(module: nn.Module) -> int | None:

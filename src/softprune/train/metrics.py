@@ -1,6 +1,5 @@
 """What a run records besides accuracy: cost, the fate of each site's channels, and TensorBoard events."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from softprune.data import DataBundle
 from softprune.errors import ConfigError
 from softprune.methods import Pruner
 from softprune.plan import PrunePlan
+from softprune.runs.result import Epoch, Site, Totals
 
 
 @dataclass
@@ -73,21 +73,21 @@ class SiteHistory:
                 module = plan.modules[name]
                 site.live = [] if module.void else [site.live[index] for index in module.outputs]
 
-    def records(self, masks: dict[str, Tensor]) -> list[dict[str, Any]]:
+    def records(self, masks: dict[str, Tensor]) -> tuple[Site, ...]:
         """Return the sites of result.json."""
         dense = self.dense_masks(masks)
-        return [
-            {
-                "name": name,
-                "activation": site.activation,
-                "width": len(site.beta),
-                "kept": int(dense[name].sum()),
-                "beta": site.beta,
-                "gamma": site.gamma,
-                "keep": dense[name].tolist(),
-            }
+        return tuple(
+            Site(
+                name=name,
+                activation=site.activation,
+                width=len(site.beta),
+                kept=int(dense[name].sum()),
+                beta=tuple(site.beta),
+                gamma=tuple(site.gamma),
+                keep=tuple(dense[name].tolist()),
+            )
             for name, site in self._sites.items()
-        ]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values for a checkpoint."""
@@ -114,16 +114,16 @@ class CostTracker:
         self._image = data.example(1)
         self.dense_cost = cost(dense, self._image)
         self._paper_counter = _paper_counter(dense, self._image)
-        self.dense = self.totals(self.dense_cost, self._paper({}))
-        self._last: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self.dense = self._totals(self.dense_cost, {})
+        self._last: tuple[dict[str, Tensor], Totals] | None = None
 
-    def of_network(self, network: nn.Module, masks: dict[str, Tensor]) -> tuple[Cost, dict[str, Any]]:
+    def of_network(self, network: nn.Module, masks: dict[str, Tensor]) -> tuple[Cost, Totals]:
         """Return the cost of a compact network; ``masks`` are the dense network's, for the paper's counting."""
         device = next(network.parameters()).device
         counted = cost(network, self._image.to(device))
-        return counted, self.totals(counted, self._paper(masks))
+        return counted, self._totals(counted, masks)
 
-    def kept(self, pruner: Pruner | None, sites: SiteHistory) -> dict[str, Any]:
+    def kept(self, pruner: Pruner | None, sites: SiteHistory) -> Totals:
         """Return what a cut at this moment would leave: channels, params, macs and the paper's counting.
 
         While a method has not decided, that is the whole network, whose accuracy is measured too.
@@ -137,25 +137,24 @@ class CostTracker:
         plan = pruner.plan()
         masked = sum(len(mask) for mask in masks.values())
         channels = self.dense_cost.channels - masked + sum(int(mask.sum()) for mask in masks.values())
-        kept = {
-            "channels": channels,
-            "params": plan.params,
-            "macs": plan.macs,
-            "paper": self._paper(masks),
-        }
+        kept = Totals(channels=channels, params=plan.params, macs=plan.macs, **self._paper(masks))
         self._last = (masks, kept)
         return kept
 
-    def _paper(self, masks: dict[str, Tensor]) -> dict[str, int] | None:
-        if self._paper_counter is None:
-            return None
-        counted = self._paper_counter.count(masks)
-        return {"flops": counted.flops, "params": counted.params, "channels": counted.channels}
+    def _totals(self, counted: Cost, masks: dict[str, Tensor]) -> Totals:
+        return Totals(
+            channels=counted.channels, params=counted.params, macs=counted.macs, **self._paper(masks)
+        )
 
-    @staticmethod
-    def totals(counted: Cost, paper: dict[str, int] | None) -> dict[str, Any]:
-        """Return the entry of result.json for a network."""
-        return {"channels": counted.channels, "params": counted.params, "macs": counted.macs, "paper": paper}
+    def _paper(self, masks: dict[str, Tensor]) -> dict[str, int]:
+        if self._paper_counter is None:
+            return {}
+        counted = self._paper_counter.count(masks)
+        return {
+            "paper_channels": counted.channels,
+            "paper_params": counted.params,
+            "paper_flops": counted.flops,
+        }
 
 
 def _paper_counter(dense: nn.Module, image: Tensor) -> PaperCounter | None:
@@ -190,9 +189,9 @@ class EventWriter:
     def __init__(self, folder: Path, step: int = 0) -> None:
         self._writer = find_writer()(str(folder), purge_step=step + 1)
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Epoch) -> None:
         """Add one line of metrics.jsonl."""
-        for key, value in row.items():
+        for key, value in row:
             if isinstance(value, int | float) and key not in ("epoch", "step"):
-                self._writer.add_scalar(key, value, row["step"])
+                self._writer.add_scalar(key, value, row.step)
         self._writer.flush()

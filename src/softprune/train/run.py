@@ -17,6 +17,7 @@ from softprune.distributed import World, join_world, leave_world
 from softprune.errors import CheckpointError, DataError
 from softprune.runs.checkpoint import has_damaged, newest_path, read_newest
 from softprune.runs.folder import RunFolder, check_folder_name
+from softprune.runs.result import Result
 from softprune.runs.resume_hints import check_same_images, way_on
 from softprune.train.control import Listener, StopSignal
 from softprune.train.finish import finish
@@ -36,7 +37,7 @@ class Outcome:
 
     folder: RunFolder
     """Where its files are."""
-    result: dict[str, Any] | None
+    result: Result | None
     """The content of result.json, if the run is finished."""
     stopped: str | None
     """Why it stopped early, if it did."""
@@ -173,7 +174,7 @@ def _train(
     begin: StartingPoint | None,
     listener: Listener,
     stop: StopSignal,
-) -> tuple[str | None, dict[str, Any] | None]:
+) -> tuple[str | None, Result | None]:
     """Train one run to its end; return the reason to stop early, or the result."""
     state = _newest_state(config, folder, mend=world.is_writer)
     if state is not None:

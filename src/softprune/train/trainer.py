@@ -18,6 +18,7 @@ from softprune.module_state import non_finite
 from softprune.runs.checkpoint import random_state, save_checkpoint, set_random_state
 from softprune.runs.environment import describe_session
 from softprune.runs.folder import RunFolder
+from softprune.runs.result import Epoch, Pruned
 from softprune.runs.resume_hints import describe_images, way_back, way_on
 from softprune.surgery import plans_of, remap_optimizer
 from softprune.train.control import Listener, StopSignal
@@ -69,11 +70,11 @@ class Trainer:
         self.evaluator = Evaluator(data, config, world)
         self.stage, self.teacher = start.stage, teacher
         self.stage.step.teacher = teacher
-        self.history: list[dict[str, Any]] = []
+        self.history: list[Epoch] = []
         self.cuts: list[str] = []
-        self.pruned: dict[str, Any] | None = None
-        self.given: dict[str, float] = {}
-        """Accuracy of the trained weights that the run began with, if it did."""
+        self.pruned: Pruned | None = None
+        self.given: tuple[float | None, float | None] = (None, None)
+        """Top-1 and top-5 accuracy of the trained weights that the run began with, if it did."""
         self.epoch = self.batch = 0
         self.epoch_ended = False
         self.seconds = self.epoch_seconds = 0.0
@@ -84,7 +85,7 @@ class Trainer:
             if start.is_trained and self.stage.pruner is not None:
                 listener.on_stage("testing the trained network")
                 tested = self.evaluator(copy.deepcopy(start.dense).to(world.device).eval(), on_test=True)
-                self.given = {"top1": tested.top1, "top5": tested.top5}
+                self.given = (tested.top1, tested.top5)
         else:
             self._restore(state)
         set_random_state(start.random, world.device)
@@ -94,7 +95,7 @@ class Trainer:
             folder.add_session(self.session)
             folder.write_history(self.history)
             if config.records.tensorboard:
-                self.events = EventWriter(folder.events, self.history[-1]["step"] if self.history else 0)
+                self.events = EventWriter(folder.events, self.history[-1].step if self.history else 0)
 
     @property
     def total_epochs(self) -> int:
@@ -200,24 +201,24 @@ class Trainer:
                 stage.pruner.decide()
             if (self.epoch + 1) % self.config.records.eval_epochs == 0 or self.epoch + 1 in self._must_test():
                 tested = self.evaluator(network)
-            kept = self.costs.kept(stage.pruner, self.sites) if self.pruned is None else self.pruned["kept"]
+            kept = self.costs.kept(stage.pruner, self.sites) if self.pruned is None else self.pruned.kept
         last_step = (self.epoch + 1) * step.steps - 1
-        row = {
-            "epoch": self.epoch,
-            "step": last_step + 1,
-            "phase": "finetune" if self.in_finetuning else "train",
-            "decided": stage.pruner is None or stage.pruner.decided,
-            "lr": step.schedule(last_step),
-            "strength": stage.strength(last_step),
-            "train_loss": totals.loss,
-            "train_top1": totals.top1,
-            "test_loss": None if tested is None else tested.loss,
-            "test_top1": None if tested is None else tested.top1,
-            "test_top5": None if tested is None else tested.top5,
-            **kept,
-            "seconds": self.epoch_seconds,
-            "images_per_second": totals.images / max(self.epoch_seconds, 1e-9),
-        }
+        row = Epoch(
+            epoch=self.epoch,
+            step=last_step + 1,
+            phase="finetune" if self.in_finetuning else "train",
+            decided=stage.pruner is None or stage.pruner.decided,
+            lr=step.schedule(last_step),
+            strength=stage.strength(last_step),
+            train_loss=totals.loss,
+            train_top1=totals.top1,
+            test_loss=None if tested is None else tested.loss,
+            test_top1=None if tested is None else tested.top1,
+            test_top5=None if tested is None else tested.top5,
+            **dict(kept),
+            seconds=self.epoch_seconds,
+            images_per_second=totals.images / max(self.epoch_seconds, 1e-9),
+        )
         self.history.append(row)
         self._count_time()
         self.epoch, self.batch, self.epoch_ended, self.epoch_seconds = self.epoch + 1, 0, False, 0.0
@@ -278,13 +279,13 @@ class Trainer:
         # Reads images, which may fail: before the cut is recorded.
         if self.config.train.recalibrate:
             recalibrate(compact, self.stage.step.batches, self.config.train.recalibrate)
-        self.pruned = {
-            "kept": kept,
-            "top1": tested.top1,
-            "top5": tested.top5,
-            "round_to": pruner.round_to,
-            "sites": self.sites.records(masks),
-        }
+        self.pruned = Pruned(
+            kept=kept,
+            top1=tested.top1,
+            top5=tested.top5,
+            round_to=pruner.round_to,
+            sites=self.sites.records(masks),
+        )
         self.cuts.append(plans_of(compact)[-1].to_json())
         return compact
 
@@ -332,13 +333,13 @@ class Trainer:
             "batch": self.batch,
             "epoch_ended": self.epoch_ended,
             "cuts": self.cuts,
-            "pruned": self.pruned,
+            "pruned": None if self.pruned is None else self.pruned.model_dump(),
             "given": self.given,
             "model": self.stage.network.state_dict(),
             "stage": stage,
             "sites": self.sites.state_dict(),
             "teacher": None if self.teacher is None else self.teacher.checksum,
-            "history": self.history,
+            "history": [row.model_dump() for row in self.history],
             "random": random_state(self.world.device),
             "seconds": self.seconds,
             "epoch_seconds": self.epoch_seconds,
@@ -349,7 +350,8 @@ class Trainer:
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch, self.epoch_ended = state["epoch"], state["batch"], state["epoch_ended"]
-        self.cuts, self.pruned, self.history = state["cuts"], state["pruned"], state["history"]
+        self.cuts, self.history = state["cuts"], [Epoch(**row) for row in state["history"]]
+        self.pruned = None if state["pruned"] is None else Pruned(**state["pruned"])
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
         self.given = state["given"]
         self.started, self.sites = state["started"], SiteHistory.from_state(state["sites"])
