@@ -3,7 +3,7 @@
 import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -52,10 +52,13 @@ def test_figure_4_is_drawn_from_the_records() -> None:
 def test_sparsity_is_saturated_where_it_stays_near_its_final_value() -> None:
     module = script("figure4")
     kept = [100, 60, 40, 50, 41, 40, 40]
-    run = {"dense": {"channels": 100}, "epochs": [{"channels": count} for count in kept]}
+    run = SimpleNamespace(
+        dense=SimpleNamespace(channels=100), epochs=[SimpleNamespace(channels=count) for count in kept]
+    )
     assert module.removed(run)[1] == 40
     assert module.saturation(run) == 5
-    assert module.saturation({**run, "epochs": run["epochs"][-1:]}) == 1
+    run.epochs = run.epochs[-1:]
+    assert module.saturation(run) == 1
 
 
 def test_results_are_rendered_from_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def test_build_names_the_nearest_model() -> None:
 
 
 def test_build_refuses_no_classes() -> None:
-    with pytest.raises(ConfigError, match="num_classes=0"):
+    with pytest.raises(ConfigError, match="num_classes must be at least 1"):
         models.build("vgg16", 0)
 
 

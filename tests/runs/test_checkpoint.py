@@ -4,8 +4,10 @@ import errno
 import logging
 import random
 import resource
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,7 +72,7 @@ def test_nothing_whole_is_an_error_with_a_way_out(tmp_path: Path) -> None:
 def test_a_checkpoint_of_a_newer_softprune_is_left_alone(tmp_path: Path) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
-    newest.write_bytes(newest.read_bytes().replace(b"checkpoint 1\n", b"checkpoint 2\n", 1))
+    newest.write_bytes(newest.read_bytes().replace(b"softprune checkpoint 2 ", b"softprune checkpoint 3 "))
     for mend in (False, True):
         with pytest.raises(CheckpointError, match="newer softprune wrote"):
             checkpoint.read_newest(tmp_path, mend=mend)
@@ -146,11 +148,44 @@ def test_an_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
         io.write_atomically(blocked / "x", b"1")
 
 
+def test_pytorch_opens_a_checkpoint(tmp_path: Path) -> None:
+    path = checkpoint.save_checkpoint(tmp_path, 7, _state(7))
+    state = torch.load(path, weights_only=True)
+    assert state["step"] == 7
+    assert torch.equal(state["weights"]["a"], torch.full((50,), 7.0))
+    assert zipfile.ZipFile(path).testzip() is None
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    path = checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    content = path.read_bytes()
+    places = [*range(0, len(content), 97), *range(len(content) - 120, len(content))]
+    for place in places:
+        changed = bytearray(content)
+        changed[place] ^= 0x11
+        path.write_bytes(changed)
+        with pytest.raises(CheckpointError):
+            checkpoint.read_checkpoint(path)
+
+
+def test_other_content_with_a_right_checksum_is_refused(tmp_path: Path) -> None:
+    path = checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    for content in ([1, 2], {"a": Path}):
+        checkpoint.save_checkpoint(tmp_path, 1, content)  # type: ignore[arg-type]
+        with pytest.raises(CheckpointError, match="A checkpoint must hold"):
+            checkpoint.read_checkpoint(path)
+
+
+def numpy_draw() -> list[float]:
+    return np.random.standard_normal(3).tolist()  # noqa: NPY002
+
+
 def test_random_states_go_back(tmp_path: Path) -> None:
     device = torch.device("cpu")
     state = checkpoint.random_state(device)
     checkpoint.save_checkpoint(tmp_path, 1, {"random": state})
-    expected = (torch.rand(3), random.random())
+    expected = (torch.rand(3), random.random(), numpy_draw())
     checkpoint.set_random_state(checkpoint.read_newest(tmp_path)[1]["random"], device)
     assert torch.equal(torch.rand(3), expected[0])
     assert random.random() == expected[1]
+    assert numpy_draw() == expected[2]

@@ -28,8 +28,8 @@ def test_the_papers_counting_reads_the_network_once(monkeypatch: pytest.MonkeyPa
             patch.setattr(paper, "count_exact", lambda *given: forwards.append(given))
             kept = tracker.kept(pruner, sites)
         counted = cost(dense, data.example(1), counting="paper", masks=pruner.masks())
-        expected = {"flops": counted.flops, "params": counted.params, "channels": counted.channels}
-        assert kept["paper"] == expected
+        found = (kept.paper_flops, kept.paper_params, kept.paper_channels)
+        assert found == (counted.flops, counted.params, counted.channels)
     assert not forwards
 
 
@@ -45,4 +45,4 @@ class OtherVgg(models.VGG):
     "make", [lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 10)), OtherVgg]
 )
 def test_other_networks_have_no_such_count(make: Callable[[], nn.Module]) -> None:
-    assert CostTracker(make(), load_data("digits")).dense["paper"] is None
+    assert CostTracker(make(), load_data("digits")).dense.paper_flops is None

@@ -134,10 +134,10 @@ def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp
     assert all(
         (row["test_top1"] * 237 / 100) == pytest.approx(round(row["test_top1"] * 2.37)) for row in rows
     )
-    compact = result["table"][-1]["top1"]
+    compact = result.table[-1].top1
     assert compact * 3.6 == pytest.approx(round(compact * 3.6))
-    assert result["best"]["top1"] == max(row["test_top1"] for row in rows)
-    assert result["config"]["data"]["holdout"] == 237
+    assert result.best.top1 == max(row["test_top1"] for row in rows)
+    assert result.config.data.holdout == 237
 
 
 def test_every_session_of_a_run_is_in_its_record(

@@ -36,6 +36,6 @@ def test_two_cuts_are_told_in_terms_of_the_dense_network() -> None:
         assert masks[first].logical_not().nonzero().flatten().tolist() == [0, 2, 3]
         assert bool(masks[second].all())
         record = told.records(again.masks())[0]
-        assert (record["width"], record["kept"]) == (32, 29)
-        assert record["beta"][0] == record["beta"][3] == -9.0
-        assert record["gamma"][1] == 0.25
+        assert (record.width, record.kept) == (32, 29)
+        assert record.beta[0] == record.beta[3] == -9.0
+        assert record.gamma[1] == 0.25

@@ -286,8 +286,8 @@ def _qualified_name(cls: type) -> str:
 # By name, since the networks are a later room than this one. digits_net is a VGG.
 RULES: dict[str, Callable[[_Tally], None]] = {
     "softprune.models.vgg.VGG": _count_vgg,
-    "softprune.models.resnet_preact.PreActResNet": _count_preact,
-    "softprune.models.resnet_bottleneck.BottleneckResNet": _count_bottleneck,
+    "softprune.models.resnet_cifar.PreActResNet": _count_preact,
+    "softprune.models.resnet_cifar.BottleneckResNet": _count_bottleneck,
     "softprune.models.densenet.DenseNet": _count_densenet,
-    "softprune.models.resnet_postact.OptionAResNet": _count_option_a,
+    "softprune.models.resnet_cifar.OptionAResNet": _count_option_a,
 }

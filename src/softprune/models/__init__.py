@@ -1,17 +1,24 @@
-"""The networks of the SCP paper and of the methods it compares with, plus a small default.
+"""The networks of the SCP paper and of the methods it compares with, and a small default.
 
-Each is a function ``NAME(num_classes=...)`` that returns an ordinary ``nn.Module``; the networks know nothing
-of pruning.
+Each is a function ``NAME(num_classes=...)`` that returns an ordinary ``nn.Module``. The networks contain no pruning
+code.
 """
 
 from softprune.models.densenet import DenseNet, densenet40
-from softprune.models.digits_net import digits_net
 from softprune.models.registry import REGISTRY, ModelEntry, build
-from softprune.models.resnet_bottleneck import BottleneckResNet, resnet164
-from softprune.models.resnet_imagenet import ResNet, resnet18, resnet50
-from softprune.models.resnet_postact import OptionAResNet, resnet56_a, resnet110_a
-from softprune.models.resnet_preact import PreActResNet, resnet20, resnet56, resnet110
-from softprune.models.vgg import VGG, vgg16, vgg19
+from softprune.models.resnet_cifar import (
+    BottleneckResNet,
+    OptionAResNet,
+    PreActResNet,
+    resnet20,
+    resnet56,
+    resnet56_a,
+    resnet110,
+    resnet110_a,
+    resnet164,
+)
+from softprune.models.resnet_imagenet import ResNet, resnet18, resnet50, resnet50_64
+from softprune.models.vgg import VGG, digits_net, vgg16, vgg19
 
 __all__ = [
     "REGISTRY",
@@ -28,6 +35,7 @@ __all__ = [
     "resnet18",
     "resnet20",
     "resnet50",
+    "resnet50_64",
     "resnet56",
     "resnet56_a",
     "resnet110",

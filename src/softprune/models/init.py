@@ -1,4 +1,4 @@
-"""How fresh networks are initialised: the SCP authors' way, and that of the post-activation ResNets."""
+"""Initialisation: as the SCP authors do, and as is usual for post-activation ResNets."""
 
 import math
 
@@ -30,7 +30,7 @@ def init_scp_(model: nn.Module) -> None:
 
 
 def init_post_activation_(model: nn.Module) -> None:
-    """Initialise a post-activation ResNet `model` as is usual for them.
+    """Initialise a post-activation ResNet as is usual.
 
     Convolutions: normal with standard deviation sqrt(2 / (k * k * out_channels)). Linear layers: normal with
     sqrt(2 / in_features), bias 0. BatchNorm scale 1 and shift 0.

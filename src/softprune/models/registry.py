@@ -1,4 +1,4 @@
-"""The networks by name: what the command line, recipes, tests and documents read."""
+"""The networks by name, for the command line, recipes, tests and documents."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +7,9 @@ from torch import nn
 
 from softprune.errors import ConfigError, nearest
 from softprune.models.densenet import densenet40
-from softprune.models.digits_net import digits_net
-from softprune.models.resnet_bottleneck import resnet164
-from softprune.models.resnet_imagenet import resnet18, resnet50
-from softprune.models.resnet_postact import resnet56_a, resnet110_a
-from softprune.models.resnet_preact import resnet20, resnet56, resnet110
-from softprune.models.vgg import vgg16, vgg19
+from softprune.models.resnet_cifar import resnet20, resnet56, resnet56_a, resnet110, resnet110_a, resnet164
+from softprune.models.resnet_imagenet import resnet18, resnet50, resnet50_64
+from softprune.models.vgg import digits_net, vgg16, vgg19
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +20,7 @@ class ModelEntry:
     """Called as ``build(num_classes=...)``."""
 
     input_shape: tuple[int, int, int]
-    """Channels, height and width of the images it is meant for."""
+    """Channels, height and width of its images."""
 
     description: str
     """One line for lists."""
@@ -46,6 +43,7 @@ REGISTRY: dict[str, ModelEntry] = {
     "resnet110_a": _entry(resnet110_a, 32, "post-activation ResNet-110, option-A shortcuts, for CIFAR"),
     "resnet18": _entry(resnet18, 224, "ResNet-18, for ImageNet"),
     "resnet50": _entry(resnet50, 224, "ResNet-50 (v1.5), for ImageNet"),
+    "resnet50_64": _entry(resnet50_64, 64, "ResNet-50 (v1.5) with a 3x3 stem, for Tiny-ImageNet"),
 }
 """Every network by the name of its function in `softprune.models`."""
 
@@ -57,8 +55,8 @@ def build(name: str, num_classes: int) -> nn.Module:
     """
     if name not in REGISTRY:
         raise ConfigError(
-            f"A model is chosen by its name. Got {name!r}.{nearest(name, REGISTRY)} Known names: {', '.join(REGISTRY)}."
+            f"A model must be one of {', '.join(REGISTRY)}. Got {name!r}.{nearest(name, REGISTRY)}"
         )
     if num_classes < 1:
-        raise ConfigError(f"A classifier needs at least one class. Got num_classes={num_classes}.")
+        raise ConfigError(f"num_classes must be at least 1. Got {num_classes}.")
     return REGISTRY[name].build(num_classes=num_classes)

@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 for ImageNet (v1.5: the stride of a bottleneck is on its 3x3 convolution).
+"""ResNet-18 and ResNet-50 for ImageNet (v1.5: the 3x3 convolution of a bottleneck has its stride).
 
 Parameter names are torchvision's, so weights published for its ResNets load into these.
 """
@@ -73,11 +73,17 @@ def _stage(block: BlockType, in_channels: int, planes: int, depth: int, stride: 
 
 
 class ResNet(nn.Module):
-    """7x7 stem, max-pool, four stages of 64, 128, 256, 512 planes, average pool, linear."""
+    """7x7 stem, max-pool, four stages of 64, 128, 256, 512 planes, average pool, linear.
 
-    def __init__(self, block: BlockType, depths: Sequence[int], num_classes: int = 1000) -> None:
+    `small_images` takes a 3x3 stem of stride 1 instead, which suits images of 64 x 64.
+    """
+
+    def __init__(
+        self, block: BlockType, depths: Sequence[int], num_classes: int = 1000, *, small_images: bool = False
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        kernel, stride = (3, 1) if small_images else (7, 2)
+        self.conv1 = nn.Conv2d(3, 64, kernel, stride=stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
         self.layer2 = _stage(block, 64 * block.expansion, 128, depths[1], stride=2)
@@ -103,3 +109,8 @@ def resnet18(num_classes: int = 1000) -> ResNet:
 def resnet50(num_classes: int = 1000) -> ResNet:
     """ResNet-50 for ImageNet."""
     return ResNet(Bottleneck, (3, 4, 6, 3), num_classes)
+
+
+def resnet50_64(num_classes: int = 100) -> ResNet:
+    """ResNet-50 with a stem for 64 x 64 images, such as Tiny-ImageNet's."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, small_images=True)

@@ -1,7 +1,7 @@
 """Checkpoints: one file each with a checksum, written atomically, the previous one kept.
 
-A file is a magic line, the SHA-256 of the rest, and a ``torch.save`` archive that holds tensors and plain
-Python values only, so that it loads with ``weights_only=True``.
+A file is what ``torch.save`` writes, with a checksum as the comment of its ZIP archive. It holds tensors and plain
+Python values only, so that ``torch.load(path, weights_only=True)`` opens it.
 """
 
 import hashlib
@@ -13,27 +13,27 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from softprune.errors import CheckpointError
+from softprune.errors import CheckpointError, first_line
 from softprune.io import remove_leftovers, write_atomically
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
-_MAGIC = b"softprune checkpoint %d\n" % _VERSION
-_ANY_MAGIC = re.compile(rb"softprune checkpoint (\d{1,9})\n")
-_DIGEST_BYTES = 32
+_VERSION = 2
+_COMMENT = re.compile(rb"softprune checkpoint (\d{1,9}) sha256 ([0-9a-f]{64})\Z")
+_LONGEST_COMMENT = 128
 _SUFFIX = ".ckpt"
 _ASIDE = ".damaged"
 
 
 class _DamagedError(CheckpointError):
-    """The file itself is not whole: no other softprune and no other rights would read it."""
+    """The file is not complete: no other version of softprune and no other permissions would read it."""
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint after ``step`` optimizer steps lies."""
+    """Return the path of the checkpoint after ``step`` optimizer steps."""
     return folder / f"step-{step:010d}{_SUFFIX}"
 
 
@@ -42,57 +42,66 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     buffer = io.BytesIO()
     torch.save(state, buffer)
     archive = buffer.getvalue()
+    comment = b"softprune checkpoint %d sha256 %s" % (_VERSION, hashlib.sha256(archive).hexdigest().encode())
     path = checkpoint_path(folder, step)
-    write_atomically(path, (_MAGIC, hashlib.sha256(archive).digest(), archive))
+    # A ZIP archive ends with the length of its comment, two bytes, and the comment.
+    write_atomically(path, (archive[:-2], len(comment).to_bytes(2, "little"), comment))
     for old in _newest_first(folder)[keep:]:
         old.unlink(missing_ok=True)
     return path
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint file, on the CPU, or a CheckpointError that says what is wrong with the
-    file."""
+    """Return the state in a checkpoint file, on the CPU, or raise a CheckpointError that says what is wrong."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(
-            f"A checkpoint must be a readable file. Got {error.strerror} at {path}. Nothing was changed; make it "
-            "readable and go on."
+            f"A checkpoint must be a readable file. Got {error.strerror} at {path}. Nothing was changed; change its "
+            "permissions and resume."
         ) from error
-    mark = _ANY_MAGIC.match(content)
-    if mark is not None and int(mark[1]) > _VERSION:
-        raise CheckpointError(
-            f"This softprune reads checkpoints of version {_VERSION}. Got version {int(mark[1])} at {path}, which a "
-            "newer softprune wrote. Nothing was changed; go on with that softprune."
-        )
-    if not content.startswith(_MAGIC):
-        raise _DamagedError(f"A checkpoint must begin with softprune's mark. Got another file at {path}.")
-    body = memoryview(content)[len(_MAGIC) :]
-    digest, archive = bytes(body[:_DIGEST_BYTES]), body[_DIGEST_BYTES:]
-    if hashlib.sha256(archive).digest() != digest:
+    comment = _COMMENT.search(content, max(0, len(content) - _LONGEST_COMMENT))
+    if comment is None:
         raise _DamagedError(
-            f"A checkpoint must match its checksum. Got a damaged or truncated file at {path}."
+            f"A checkpoint must end with its checksum. Got a damaged or another file at {path}."
         )
-    state = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
-    assert isinstance(state, dict)
+    if int(comment[1]) > _VERSION:
+        raise CheckpointError(
+            f"This softprune reads checkpoints of version {_VERSION}. Got version {int(comment[1])} at {path}, which a "
+            "newer softprune wrote. Nothing was changed; resume with that version."
+        )
+    length = comment.start() - 2
+    digest = hashlib.sha256(memoryview(content)[:length])
+    digest.update(b"\0\0")
+    right_length = content[length : comment.start()] == len(comment[0]).to_bytes(2, "little")
+    if int(comment[1]) != _VERSION or not right_length or digest.hexdigest().encode() != comment[2]:
+        raise _DamagedError(f"A checkpoint must match its checksum. Got a damaged file at {path}.")
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # what torch.load refuses has no common class
+        raise _DamagedError(
+            f"A checkpoint must hold tensors and plain values. Got {first_line(error)} at {path}."
+        ) from error
+    if not isinstance(state, dict):
+        raise _DamagedError(f"A checkpoint must hold a dictionary. Got {type(state).__name__} at {path}.")
     return state
 
 
 def read_newest(folder: Path, *, mend: bool = False) -> tuple[Path, dict[str, Any]]:
-    """The newest checkpoint of ``folder`` that is whole; damaged newer ones are skipped with a warning.
+    """Return the newest complete checkpoint of ``folder``; damaged newer ones are skipped with a warning.
 
-    One that cannot be opened, or that a newer softprune wrote, is an error: it may be whole, and what was trained
-    since the one before it would be lost.
+    A checkpoint that cannot be opened, or that a newer softprune wrote, is an error: it may be complete, and the
+    training since the one before it would be lost.
 
-    ``mend`` is for who holds the run's lock: it also sets damaged files aside and deletes what a killed process left
-    behind. To anybody else such a file may be one that the run is about to write.
+    With ``mend``, for the process that holds the lock of the run, damaged files are renamed and the temporary files of
+    a killed process are deleted. For any other process such a file may be one that the run is about to write.
     """
     if mend:
         remove_leftovers(folder)
     paths = _newest_first(folder)
     if not paths and not has_damaged(folder):
         raise CheckpointError(
-            f"A run's network is in its checkpoints. Got none in {folder}: the run stopped before its first one. "
+            f"The network of a run is in its checkpoints. Got none in {folder}: the run stopped before its first one. "
             f"`softprune resume {shlex.quote(str(folder.parent))}` trains it."
         )
     damaged = len(_damaged(folder))
@@ -106,20 +115,20 @@ def read_newest(folder: Path, *, mend: bool = False) -> tuple[Path, dict[str, An
                 continue
             aside = path.with_suffix(_ASIDE)
             path.replace(aside)
-            logger.warning("%s It is now %s; going back to the checkpoint before it.", error, aside.name)
+            logger.warning("%s It is now %s; resuming from the checkpoint before it.", error, aside.name)
         except CheckpointError:
             if path.exists():
                 raise
-            # Whoever works on the run has set it aside or deleted it meanwhile.
+            # The process that trains the run has renamed or deleted it in the meantime.
     raise CheckpointError(
-        f"At least one checkpoint must be whole. Got {damaged} damaged ones in {folder}. Put a "
-        f"copy of one back, or start a new run with `softprune train`. Without the {_ASIDE} files `softprune resume` "
-        "would train from the beginning."
+        f"At least one checkpoint must be complete. Got {damaged} damaged ones in {folder}. Restore a copy of one, or "
+        f"start a new run with `softprune train`. Without the {_ASIDE} files `softprune resume` would train from the "
+        "beginning."
     )
 
 
 def has_damaged(folder: Path) -> bool:
-    """Whether checkpoints of ``folder`` were set aside because they were not whole."""
+    """Return whether checkpoints of ``folder`` were renamed because they were damaged."""
     return bool(_damaged(folder))
 
 
@@ -128,29 +137,37 @@ def _damaged(folder: Path) -> list[Path]:
 
 
 def newest_path(folder: Path) -> Path | None:
-    """The newest checkpoint file, unread, or None."""
+    """Return the newest checkpoint file, unread, or None."""
     paths = _newest_first(folder)
     return paths[0] if paths else None
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    # Steps are zero-padded, so names sort as numbers do.
+    # Steps are zero-padded, so that names sort as numbers do.
     return sorted(folder.glob(f"step-*{_SUFFIX}"), reverse=True)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """The state of the generators that a network (dropout) or a loader may draw from."""
+    """Return the state of the generators that a network or a loader may draw from: PyTorch, Python, NumPy."""
     version, internal, gauss = random.getstate()
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(internal), gauss]}
+    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    key = torch.from_numpy(numpy["state"]["key"].astype(np.int64))  # a checkpoint holds no uint32
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(internal), gauss],
+        "numpy": [key, int(numpy["state"]["pos"]), int(numpy["has_gauss"]), float(numpy["gauss"])],
+    }
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put the generators back to what :func:`random_state` returned."""
+    """Set the generators to what :func:`random_state` returned."""
     torch.set_rng_state(state["torch"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
+    key, *rest = state["numpy"]
+    np.random.set_state(("MT19937", key.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -18,7 +18,7 @@ from softprune.errors import CheckpointError, DataError
 from softprune.runs.checkpoint import has_damaged, newest_path, read_newest
 from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.result import Result
-from softprune.runs.resume_hints import check_same_images, way_on
+from softprune.runs.resume import check_same_images, resume_hint
 from softprune.train.control import Listener, StopSignal
 from softprune.train.finish import finish
 from softprune.train.method import check_method, check_one_shot
@@ -196,7 +196,7 @@ def _train(
     try:
         result = finish(trainer)
     except DataError as error:
-        raise DataError(f"{error} All training is done and saved. {way_on(trainer.folder)}") from error
+        raise DataError(f"{error} All training is done and saved. {resume_hint(trainer.folder)}") from error
     world.barrier()
     return None, result
 

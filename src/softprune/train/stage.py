@@ -24,6 +24,7 @@ from softprune.module_state import evaluating
 from softprune.plan import PrunePlan
 from softprune.runs.checkpoint import random_state
 from softprune.runs.networks import build_network, starting_network
+from softprune.runs.resume import load_unsaved_buffers
 from softprune.surgery import apply_plan
 from softprune.train.method import make_pruner
 from softprune.train.optim import (
@@ -206,6 +207,7 @@ def restored_stage(config: RunConfig, data: DataBundle, world: World, state: dic
     for plan in state["cuts"]:
         network = apply_plan(PrunePlan.from_json(plan), network)
     network.load_state_dict(state["model"])
+    load_unsaved_buffers(network, state["unsaved_buffers"])
     # Two kinds of stage have no pruner: fine-tuning after a cut, and a dense run, which is never fine-tuned.
     finetune = state["stage"]["pruner"] is None and config.method.name != "dense"
     stage = Stage(config, network, data, world, finetune=finetune, state=state["stage"])

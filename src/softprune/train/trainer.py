@@ -19,7 +19,14 @@ from softprune.runs.checkpoint import random_state, save_checkpoint, set_random_
 from softprune.runs.environment import describe_session
 from softprune.runs.folder import RunFolder
 from softprune.runs.result import Epoch, Pruned
-from softprune.runs.resume_hints import describe_images, way_back, way_on
+from softprune.runs.resume import (
+    PlainAttributes,
+    describe_images,
+    restart_hint,
+    resume_hint,
+    unsaved_buffers,
+    warn_of_changes,
+)
 from softprune.surgery import plans_of, remap_optimizer
 from softprune.train.control import Listener, StopSignal
 from softprune.train.evaluate import EvalTotals, Evaluator
@@ -90,8 +97,11 @@ class Trainer:
             self._restore(state)
         set_random_state(start.random, world.device)
         self.session = describe_session(world.device, world.size, epoch=self.epoch, batch=self.batch)
+        self._attributes = PlainAttributes(self.stage.network)
         self.events: EventWriter | None = None
         if world.is_writer:
+            if state is not None:
+                warn_of_changes(folder.read_sessions()[-1:], self.session)
             folder.add_session(self.session)
             folder.write_history(self.history)
             if config.records.tensorboard:
@@ -148,7 +158,7 @@ class Trainer:
                 if action == _SAVE:
                     self.save()
         except NonFiniteLoss as error:
-            raise SoftpruneError(f"{error} {self._way_back()}") from error
+            raise SoftpruneError(f"{error} {self._restart_hint()}") from error
         except RuntimeError as error:
             if "deterministic" not in str(error):
                 raise
@@ -300,23 +310,23 @@ class Trainer:
         raise SoftpruneError(
             f"The weights and BatchNorm's statistics must be finite. Got infinity or NaN in {listed} after step "
             f"{step} (epoch {step // steps}, batch {step % steps}). Lower the learning rate or the strength. "
-            f"{self._way_back()}"
+            f"{self._restart_hint()}"
         )
 
-    def _way_back(self) -> str:
-        return way_back(self.folder, finetuning=self.in_finetuning, cut=bool(self.cuts))
+    def _restart_hint(self) -> str:
+        return restart_hint(self.folder, finetuning=self.in_finetuning, cut=bool(self.cuts))
 
     def _save_after_error(self) -> str:
         """Save the last finished step when an image cannot be read. Return how to resume."""
         if self.world.size > 1:
             # All processes must save together, and the others are in the middle of a step.
-            return f"Several processes cannot save at such a moment. {way_on(self.folder)}"
+            return f"Several processes cannot save at such a moment. {resume_hint(self.folder)}"
         try:
             self.save()
         except Exception as error:  # whatever it is, it must not hide the first error
             why = error if isinstance(error, SoftpruneError) else f"{type(error).__name__}: {error}."
-            return f"The steps since the last checkpoint could not be saved: {why} {way_on(self.folder)}"
-        return f"Every finished step is saved. {way_on(self.folder)}"
+            return f"The steps since the last checkpoint could not be saved: {why} {resume_hint(self.folder)}"
+        return f"Every finished step is saved. {resume_hint(self.folder)}"
 
     def save(self) -> Path | None:
         """Write a checkpoint. All processes must call it together; rank 0 writes."""
@@ -326,6 +336,7 @@ class Trainer:
         self._saved_at = time.monotonic()
         if not self.world.is_writer:
             return None
+        self._attributes.check(self.stage.network)
         state = {
             "config": config_to_dict(self.config),
             "data": describe_images(self.data),
@@ -336,6 +347,7 @@ class Trainer:
             "pruned": None if self.pruned is None else self.pruned.model_dump(),
             "given": self.given,
             "model": self.stage.network.state_dict(),
+            "unsaved_buffers": unsaved_buffers(self.stage.network),
             "stage": stage,
             "sites": self.sites.state_dict(),
             "teacher": None if self.teacher is None else self.teacher.checksum,
