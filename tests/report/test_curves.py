@@ -1,23 +1,23 @@
 """What the curves mark and read out."""
 
 from softprune.report.curves import ACCURACY, REMOVED, Mark, Panel, Series, curves, events_of
-from softprune.runs.records import Epoch, Totals
+from softprune.runs.result import Epoch
 
 
-def rows(rates: list[float | None], tuned_from: int = 99) -> list[Epoch]:
+def rows(rates: list[float], tuned_from: int = 99) -> list[Epoch]:
     return [
         Epoch(
-            e,
-            "finetune" if e >= tuned_from else "train",
-            lr,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            Totals(),
+            epoch=e,
+            step=e + 1,
+            phase="finetune" if e >= tuned_from else "train",
+            lr=lr,
+            train_loss=None,
+            train_top1=0.0,
+            seconds=1.0,
+            images_per_second=1.0,
+            channels=1,
+            params=1,
+            macs=1,
         )
         for e, lr in enumerate(rates)
     ]
@@ -27,7 +27,6 @@ def test_steps_of_the_learning_rate_are_marked_and_smooth_schedules_are_not() ->
     assert events_of(rows([0.1, 0.1, 0.01, 0.01, 0.001])) == [(3, "lr 0.01"), (5, "lr 0.001")]
     assert events_of(rows([0.1 * 0.8**epoch for epoch in range(20)])) == []
     assert events_of(rows([0.02, 0.06, 0.1, 0.1, 0.02, 0.02])) == [(5, "lr 0.02")]  # after a warm-up
-    assert events_of(rows([None, None, 0.1])) == []
     assert events_of([]) == []
 
 

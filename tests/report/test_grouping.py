@@ -11,7 +11,7 @@ import pytest
 from softprune.report import load_run
 from softprune.report.grouping import distinct, group_runs, over, spread, with_baselines
 from softprune.report.pareto import Spot, front
-from softprune.runs.records import Run
+from softprune.runs.reading import Run
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 

@@ -17,9 +17,10 @@ from softprune.report import (
     paper_tables_markdown,
     table_cells,
 )
-from softprune.runs.records import Epoch, Moment, Run, Totals, Variant
+from softprune.runs.reading import Run
+from softprune.runs.result import Epoch, Moment, Totals, Variant
 
-NOTHING = Totals()
+NOTHING = {"channels": 0, "params": 0, "macs": 0}
 
 
 def run(name: str, method: str, seed: int = 0, top1: float = 90.0, **more: object) -> Run:
@@ -39,21 +40,32 @@ def run(name: str, method: str, seed: int = 0, top1: float = 90.0, **more: objec
         "images_per_second": None,
         "dense": dense,
         "compact": dense if method == "dense" else compact,
-        "best": Moment(3, top1 + 1, None, NOTHING),
-        "last": Moment(5, top1, None, NOTHING),
+        "best": Moment(epoch=3, top1=top1 + 1, top5=None, **NOTHING),
+        "last": Moment(epoch=5, top1=top1, top5=None, **NOTHING),
         **more,
     }
     return Run(**values)  # type: ignore[arg-type]
 
 
 def finetuned(name: str, seed: int = 0) -> Run:
-    row = Epoch(0, "finetune", *[None] * 8, totals=NOTHING)
+    row = Epoch(
+        epoch=0,
+        step=1,
+        phase="finetune",
+        lr=0.1,
+        train_loss=None,
+        train_top1=0.0,
+        seconds=1.0,
+        images_per_second=1.0,
+        **NOTHING,
+    )
     table = (_variant("dense", None), _variant("masked", 12.0), _variant("compact", 91.0))
     return run(name, "slimming", seed, 91.0, table=table, epochs=(row,), wall_seconds=180.0)
 
 
 def _variant(name: str, top1: float | None) -> Variant:
-    return Variant(name, top1, None, None, None, None, None)
+    sizes = {"params": 0, "macs": 0, "file_bytes": None, "latency_ms": None}
+    return Variant(name=name, top1=top1, top5=None, **sizes)
 
 
 def test_seeds_are_averaged_and_the_drop_is_against_the_dense_runs() -> None:

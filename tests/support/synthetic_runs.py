@@ -128,7 +128,12 @@ def make(
             "model": {"name": network, "weights": ""},
             "data": {"name": data, "dir": f"/data/{seed}", "batch_size": 64},
             "method": {"name": method, "strength": 1e-4 * level},
-            "train": {"epochs": epochs, "dense_baseline": True, "mode": "auto", "precision": "bf16"},
+            "train": {
+                "epochs": epochs,
+                "dense_baseline": method != "dense",
+                "mode": "auto",
+                "precision": "bf16",
+            },
             "optimizer": {"lr": 0.1, "weight_decay": 2e-4},
             "schedule": {"kind": "step", "milestones": [80, 121]},
         },

@@ -13,7 +13,8 @@ from typing import Any
 
 from softprune.report.decisions import QUADRANTS, RELU_LIKE, Channel, Decisions, Rule, exemplar
 from softprune.report.scales import CANVASES, Scale, limits, num, quantile, ticks
-from softprune.runs.records import Run, Site
+from softprune.runs.reading import Run
+from softprune.runs.result import Site
 
 ROWS = 40
 KEPT_ROWS = 24

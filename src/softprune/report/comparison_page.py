@@ -20,8 +20,8 @@ from softprune.report.pareto import pareto_views
 from softprune.report.tables import EXPLANATION, table_cells
 from softprune.report.text import MINUS, PLUS_MINUS, UNKNOWN, cut, known_as
 from softprune.report.training import precision_of
-from softprune.runs.reading import load_run
-from softprune.runs.records import Epoch, Moment, Run
+from softprune.runs.reading import Run, load_run
+from softprune.runs.result import Epoch, Moment
 
 
 def render_comparison(

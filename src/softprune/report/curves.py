@@ -8,7 +8,7 @@ from typing import Any
 
 from softprune.report.scales import CANVASES, Canvas, Scale, apart, limits, line_path, quantile, ticks
 from softprune.report.text import accuracy, removed, significant
-from softprune.runs.records import Epoch
+from softprune.runs.result import Epoch
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from softprune.runs.records import Site
+from softprune.runs.result import Site
 
 DEFAULT_DELTA = 0.05
 DEFAULT_C = 0.95

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from softprune.report.text import DOT, flatten
-from softprune.runs.records import Run
+from softprune.runs.reading import Run
 
 INCIDENTAL = frozenset(
     {

@@ -7,7 +7,7 @@ from typing import Any
 
 from softprune.report.scales import CANVASES, Canvas, Scale, line_path, num, ticks
 from softprune.report.text import cut, stages
-from softprune.runs.records import Module, Site
+from softprune.runs.result import Module, Site
 
 ROWS_SHOWN = 32
 """With more sites the rows are folded away under a chart of all of them."""

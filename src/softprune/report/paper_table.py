@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from softprune.report.grouping import Spread, distinct, identity, spread, tell_apart, with_baselines
 from softprune.report.paper import PaperFigures, paper_figures
 from softprune.report.text import cut, known_as
-from softprune.runs.records import Moment, Run, Totals
+from softprune.runs.reading import Run
+from softprune.runs.result import Moment, Totals
 
 SAME_FLOPS = 1.0
 """Allowed difference in points between the paper's FLOPs reduction and a target in exact MACs."""

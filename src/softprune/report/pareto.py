@@ -9,7 +9,7 @@ from typing import Any
 
 from softprune.report.grouping import Group, spread
 from softprune.report.scales import CANVASES, Canvas, Scale, limits, line_path, ticks
-from softprune.runs.records import Run
+from softprune.runs.reading import Run
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from softprune.report.training import (
     target_section,
     training_section,
 )
-from softprune.runs.reading import load_run
-from softprune.runs.records import Run, Totals, Variant
+from softprune.runs.reading import Run, load_run
+from softprune.runs.result import Totals, Variant
 
 LARGEST = 14
 """Modules in the open table of MACs; all of them are in a folded one."""

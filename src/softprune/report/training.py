@@ -9,8 +9,8 @@ from softprune.config.target import Target, read_target
 from softprune.errors import SoftpruneError
 from softprune.report.curves import REMOVED, Panel, Series, curves, events_of
 from softprune.report.text import count, cut, percent, significant
-from softprune.runs.reading import load_run
-from softprune.runs.records import Epoch, Run
+from softprune.runs.reading import Run, load_run
+from softprune.runs.result import Epoch
 
 PRECISIONS = {"bf16": "bfloat16", "tf32": "float32 with TF32", "fp32": "float32"}
 LOSS = Panel("loss", "value", 120.0)
