@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+OWN = ("--model", "tiny_networks:tiny")
+"""The network of the tiny run, whose folder alone may not name code."""
+
 
 @pytest.mark.parametrize("format", ["onnx", "pt2"])
 def test_export_checks_the_file_and_prints_sizes(
@@ -15,7 +18,7 @@ def test_export_checks_the_file_and_prints_sizes(
         pytest.importorskip("onnxruntime", reason='the "onnx" extra is not installed')
         pytest.importorskip("onnxscript", reason='the "onnx" extra is not installed')
     file = tmp_path / f"small.{format}"
-    result = softprune("export", str(finished), "--format", format, "--fold-bn", "--out", str(file))
+    result = softprune("export", str(finished), *OWN, "--format", format, "--fold-bn", "--out", str(file))
     assert result.exit_code == 0, result.output
     rows = {line.split()[0]: line.split() for line in result.output.splitlines() if line}
     assert int(rows["compact"][1].replace(",", "")) == file.stat().st_size
@@ -26,7 +29,7 @@ def test_export_checks_the_file_and_prints_sizes(
 def test_export_into_a_folder_that_cannot_be(softprune, finished: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = softprune(
-        "export", str(finished), "--format", "pt2", "--out", str(tmp_path / "file" / "small.pt2")
+        "export", str(finished), *OWN, "--format", "pt2", "--out", str(tmp_path / "file" / "small.pt2")
     )
     assert result.exit_code not in (0, 1), result.output
     assert "The folder of small.pt2 must be writable" in result.stderr
@@ -51,7 +54,17 @@ def test_export_of_a_compact_network_outside_its_run(softprune, finished: Path, 
 
 def test_bench_prints_rows_and_writes_a_record(softprune, finished: Path, tmp_path: Path) -> None:
     result = softprune(
-        "bench", str(finished), "--batch", "1,2", "--repeats", "2", "--threads", "1", "--out", "bench.json"
+        "bench",
+        str(finished),
+        *OWN,
+        "--batch",
+        "1,2",
+        "--repeats",
+        "2",
+        "--threads",
+        "1",
+        "--out",
+        "bench.json",
     )
     assert result.exit_code == 0, result.output
     assert len([line for line in result.output.splitlines() if line.startswith("eager")]) == 2
@@ -67,7 +80,7 @@ def test_bench_passes_the_compile_mode(softprune, finished: Path, monkeypatch) -
         "softprune.bench.compare_latency", lambda *args, **options: asked.update(options) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
-        raise softprune("bench", str(finished), "--compile-mode", "max-autotune").exception
+        raise softprune("bench", str(finished), *OWN, "--compile-mode", "max-autotune").exception
     assert asked["compile_mode"] == "max-autotune"
 
 
@@ -75,7 +88,7 @@ def test_bench_passes_the_compile_mode(softprune, finished: Path, monkeypatch) -
 def test_a_dense_run_has_no_compact_network_and_no_way_to_one(
     softprune, finished: Path, command: str
 ) -> None:
-    result = softprune(command, str(finished / "dense"))
+    result = softprune(command, str(finished / "dense"), *OWN)
     assert result.exit_code == 2
     assert "prunes nothing" in result.stderr
     assert "softprune compact" not in result.stderr
@@ -83,7 +96,7 @@ def test_a_dense_run_has_no_compact_network_and_no_way_to_one(
 
 @pytest.mark.parametrize("device", ["foo", "cuda:99"])
 def test_a_device_that_is_not_there_is_named(softprune, finished: Path, device: str) -> None:
-    result = softprune("bench", str(finished), "--device", device)
+    result = softprune("bench", str(finished), *OWN, "--device", device)
     assert result.exit_code == 2
     assert f"--device {device}" in result.stderr or "--device must be" in result.stderr
 

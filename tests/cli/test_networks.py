@@ -18,6 +18,9 @@ from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network
 from softprune.surgery import Origin, read_origin, read_plans, save
 
+OWN = ("--model", "tiny_networks:tiny")
+"""The network of the tiny run, whose folder alone may not name code."""
+
 
 def test_inspect_a_network_from_the_registry_and_ones_own(softprune) -> None:
     result = softprune("inspect", "digits_net")
@@ -42,7 +45,7 @@ def test_inspect_with_globs(softprune) -> None:
 
 
 def test_inspect_a_run(softprune, finished: Path, tmp_path: Path) -> None:
-    name, *found = softprune("inspect", str(finished)).output.splitlines()
+    name, *found = softprune("inspect", str(finished), *OWN).output.splitlines()
     assert name.startswith("tiny_networks:tiny")
     assert found == softprune("inspect", "tiny_networks:tiny", "--input", "1x8x8").output.splitlines()
     run = tmp_path / "unfinished"
@@ -80,11 +83,11 @@ def test_inspect_mistakes(softprune, arguments: tuple[str, ...], message: str) -
 
 def test_evaluate_agrees_with_the_run(softprune, finished: Path) -> None:
     last = json.loads((finished / "result.json").read_text())["last"]
-    result = softprune("evaluate", str(finished))
+    result = softprune("evaluate", str(finished), *OWN)
     assert result.exit_code == 0, result.output
     rows = {line.split()[0]: line.split() for line in result.output.splitlines()[1:]}
     assert float(rows["masked"][1]) == float(rows["compact"][1]) == round(last["top1"], 2)
-    compact = softprune("evaluate", str(finished / "compact.safetensors"))
+    compact = softprune("evaluate", str(finished / "compact.safetensors"), *OWN)
     assert compact.output.splitlines()[1].split() == rows["compact"]
 
 
@@ -143,7 +146,7 @@ def test_a_compact_network_elsewhere_needs_to_know_its_network(
 
 def test_compact_cuts_an_unfinished_run(softprune, tmp_path: Path) -> None:
     assert softprune("train", "tiny.toml", "--out", "run", "--time-limit", "0").exit_code == 75
-    result = softprune("compact", "run", "--out", "small")
+    result = softprune("compact", "run", *OWN, "--out", "small")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "small.safetensors").is_file()
     assert not (tmp_path / "run" / "compact.safetensors").exists()
@@ -151,14 +154,14 @@ def test_compact_cuts_an_unfinished_run(softprune, tmp_path: Path) -> None:
 
 def test_compact_of_a_run_without_a_checkpoint_says_how_to_continue(softprune, tmp_path: Path) -> None:
     RunFolder.create("run", load_recipe("tiny.toml"))
-    result = softprune("compact", "run")
+    result = softprune("compact", "run", *OWN)
     assert result.exit_code == 2
     assert "`softprune resume run` trains it" in result.stderr
 
 
 def test_compact_takes_multiples_and_leaves_gathers_out(softprune, finished: Path, tmp_path: Path) -> None:
     result = softprune(
-        "compact", str(finished), "--out", str(tmp_path / "eights"), "--round-to", "8", "--no-gathers"
+        "compact", str(finished), *OWN, "--out", str(tmp_path / "eights"), "--round-to", "8", "--no-gathers"
     )
     assert result.exit_code == 0
     plan = read_plans(tmp_path / "eights")[0]
@@ -171,12 +174,12 @@ def test_compact_takes_multiples_and_leaves_gathers_out(softprune, finished: Pat
     scores = [
         softprune("evaluate", str(file), *where).output.splitlines()[1].split()[1:3]
         for file, where in (
-            (finished / "compact.safetensors", ()),
+            (finished / "compact.safetensors", OWN),
             (tmp_path / "eights", ("--model", "tiny_networks:tiny", "--data", "digits")),
         )
     ]
     assert scores[0] == scores[1]
-    refused = softprune("compact", str(finished), "--out", str(tmp_path / "no"), "--round-to", "0")
+    refused = softprune("compact", str(finished), *OWN, "--out", str(tmp_path / "no"), "--round-to", "0")
     assert refused.exit_code != 0
     assert not (tmp_path / "no.safetensors").exists()
 
@@ -190,28 +193,28 @@ def test_compact_passes_its_options(softprune, finished: Path, tmp_path: Path, m
         return cut(self, model, **options)
 
     monkeypatch.setattr(Pruner, "compact", compact)
-    softprune("compact", str(finished), "--out", str(tmp_path / "a"), "--round-to", "4", "--no-gathers")
+    softprune("compact", str(finished), *OWN, "--out", str(tmp_path / "a"), "--round-to", "4", "--no-gathers")
     assert asked == {"round_to": 4, "gathers": False}
 
 
 def test_a_cut_of_another_kind_needs_a_file_of_its_own(softprune, finished: Path) -> None:
     before = (finished / "compact.safetensors").read_bytes()
     for option in (["--round-to", "8"], ["--no-gathers"]):
-        result = softprune("compact", str(finished), *option)
+        result = softprune("compact", str(finished), *OWN, *option)
         assert result.exit_code == 2
         assert "--out" in result.stderr
     assert (finished / "compact.safetensors").read_bytes() == before
 
 
 def test_compact_refuses_a_dense_run(softprune, finished: Path) -> None:
-    result = softprune("compact", str(finished / "dense"))
+    result = softprune("compact", str(finished / "dense"), *OWN)
     assert result.exit_code == 2
     assert "prunes nothing" in result.stderr
 
 
 def test_evaluate_a_dense_run(softprune, finished: Path) -> None:
     last = json.loads((finished / "dense" / "result.json").read_text())["last"]
-    result = softprune("evaluate", str(finished / "dense"))
+    result = softprune("evaluate", str(finished / "dense"), *OWN)
     assert result.exit_code == 0, result.output
     (row,) = result.output.splitlines()[1:]
     assert row.split()[0] == "trained"
@@ -219,11 +222,11 @@ def test_evaluate_a_dense_run(softprune, finished: Path) -> None:
 
 
 def test_facts_as_json(softprune, finished: Path) -> None:
-    found = json.loads(softprune("inspect", str(finished), "--json").output)
+    found = json.loads(softprune("inspect", str(finished), *OWN, "--json").output)
     assert found["network"] == "tiny_networks:tiny"
     assert found["floor_macs"] < found["macs"]
     assert {site["activation"] for site in found["sites"]} == {"relu"}
-    rows = json.loads(softprune("evaluate", str(finished), "--json").output)
+    rows = json.loads(softprune("evaluate", str(finished), *OWN, "--json").output)
     assert [row["network"] for row in rows] == ["masked", "compact"]
 
 
@@ -234,16 +237,35 @@ def test_predict_agrees_with_the_labels(softprune, finished: Path, tmp_path: Pat
     for index in range(20):
         Image.fromarray((test.images[index, 0] * (255 / 16)).byte().numpy()).save(f"{index}.png")
         labels.append(str(int(test.labels[index])))
-    result = softprune("predict", str(finished), *(f"{index}.png" for index in range(20)), "--json")
+    result = softprune("predict", str(finished), *OWN, *(f"{index}.png" for index in range(20)), "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     right = sum(row["classes"][0]["class"] == label for row, label in zip(found, labels, strict=True))
     network = sp.load(finished / "compact.safetensors", build_network("tiny_networks:tiny", 10)).eval()
     expected = network(test.batch(torch.arange(20))[0]).argmax(1)
     assert right == int((expected == test.labels[:20]).sum())
-    table = softprune("predict", str(finished), "0.png")
+    table = softprune("predict", str(finished), *OWN, "0.png")
     assert found[0]["classes"][0]["class"] in table.output
     (tmp_path / "text.png").write_text("no image")
-    bad = softprune("predict", str(finished), "text.png")
+    bad = softprune("predict", str(finished), *OWN, "text.png")
     assert bad.exit_code == 2
     assert "text.png" in bad.stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "evaluate", "export", "bench", "compact"])
+def test_code_that_only_a_run_names_is_not_imported(softprune, tmp_path: Path, command: str) -> None:
+    (tmp_path / "helper.py").write_text("from pathlib import Path\nPath('imported').touch()\nmake = None\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "compact.safetensors").touch()
+    (run / "config.toml").write_text('[model]\nname = "helper:make"\n')
+    result = softprune(command, "run")
+    assert result.exit_code == 2
+    assert "add `--model helper:make`" in " ".join(result.stderr.split())
+    assert not (tmp_path / "imported").exists()
+    if command in ("evaluate", "compact"):
+        (run / "config.toml").write_text('[data]\nname = "helper:make"\n')
+        result = softprune(command, "run")
+        assert result.exit_code == 2
+        assert "add `--data helper:make`" in " ".join(result.stderr.split())
+        assert not (tmp_path / "imported").exists()

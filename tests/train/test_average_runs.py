@@ -31,7 +31,7 @@ def test_a_fine_tuned_network_is_written_as_it_was_judged(tiny: Tiny, tmp_path: 
     assert written.top1 == result["last"]["top1"] == result["table"][2]["top1"]
     assert written.loss == pytest.approx(result["epochs"][-1]["test_loss"], rel=1e-6)
     before = (tmp_path / "run" / "compact.safetensors").read_bytes()
-    again, _, _ = compact_run(tmp_path / "run", tmp_path / "again", device="cpu")
+    again, _, _ = compact_run(tmp_path / "run", tmp_path / "again", device="cpu", model="tiny_networks:tiny")
     assert again.read_bytes() == before
 
 
@@ -60,7 +60,7 @@ def test_compacting_a_recalibrated_run_again_changes_nothing(
     start(tiny("train.recalibrate=3", "train.epochs=2", f"finetune.epochs={finetune}"), tmp_path / "run")
     before = (tmp_path / "run" / "compact.safetensors").read_bytes()
     torch.manual_seed(99)
-    compact_run(tmp_path / "run", device="cpu")
+    compact_run(tmp_path / "run", device="cpu", model="tiny_networks:tiny")
     assert (tmp_path / "run" / "compact.safetensors").read_bytes() == before
 
 
@@ -74,5 +74,7 @@ def test_a_cut_of_another_kind_is_refused_where_it_would_compute_something_else(
     start(tiny("train.epochs=1", *settings), tmp_path / "run")
     for options in ({"round_to": 8}, {"gathers": False}):
         with pytest.raises(ConfigError, match=message):
-            compact_run(tmp_path / "run", tmp_path / "other", device="cpu", **options)
+            compact_run(
+                tmp_path / "run", tmp_path / "other", device="cpu", **options, model="tiny_networks:tiny"
+            )
     assert not (tmp_path / "other").exists()

@@ -33,9 +33,11 @@ def test_a_run_at_work_is_read_but_not_resumed(tiny: Tiny, tmp_path: Path, begun
     def meanwhile() -> None:
         half = run / "checkpoints" / ".step-0000000060.ckpt.1.tmp"
         half.write_bytes(b"half")
-        with pytest.raises(CheckpointError, match=r"one process at a time.*process \d+ on "):
+        with pytest.raises(
+            CheckpointError, match=r"Only one process may write a run at a time.*process \d+ on "
+        ):
             resume(run)
-        compact_run(run, tmp_path / "small")
+        compact_run(run, tmp_path / "small", model="tiny_networks:tiny")
         assert half.exists(), "who does not hold the lock deletes nothing"
 
     listener = Meanwhile(meanwhile)
@@ -52,7 +54,7 @@ def test_a_run_at_work_is_read_but_not_resumed(tiny: Tiny, tmp_path: Path, begun
 
 def test_the_dense_baseline_is_not_resumed_beside_its_run(tiny: Tiny, tmp_path: Path) -> None:
     def meanwhile() -> None:
-        with pytest.raises(CheckpointError, match="one process at a time"):
+        with pytest.raises(CheckpointError, match="Only one process may write a run at a time"):
             resume(tmp_path / "run" / "dense")
 
     listener = Meanwhile(meanwhile)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softprune.cli.app import command
-from softprune.cli.options import DataDir, Device, Input, Json, Model, Run, parse_shape
+from softprune.cli.options import DataDir, DataName, Device, Input, Json, Model, Run, parse_shape
 from softprune.cli.output import format_percent, print_json, print_table, say
 from softprune.errors import ConfigError, nearest
 
@@ -29,6 +29,9 @@ def inspect(
     exclude: Annotated[
         list[str] | None, typer.Option(help="Freeze these BatchNorms (name with wildcards). Repeatable.")
     ] = None,
+    code: Annotated[
+        str, typer.Option("--model", help="The network of a run whose model.name is module:factory.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Show which BatchNorms of a network can be pruned, and why the others cannot.
@@ -39,7 +42,7 @@ def inspect(
 
     shape = parse_shape(input_shape)
     if model not in REGISTRY and Path(model).is_dir():
-        name, found = _inspect_run(Path(model), num_classes, shape, include, exclude)
+        name, found = _inspect_run(Path(model), code, num_classes, shape, include, exclude)
     else:
         name, found = model, _inspect_model(model, num_classes, shape, include, exclude)
     if as_json:
@@ -68,6 +71,7 @@ def inspect(
 
 def _inspect_run(
     run: Path,
+    model: str,
     num_classes: int | None,
     shape: tuple[int, ...],
     include: list[str] | None,
@@ -78,8 +82,9 @@ def _inspect_run(
     import softprune
     from softprune.cli.opened import dense_network, image_shape
     from softprune.runs.folder import RunFolder
+    from softprune.runs.networks import named_config
 
-    config = RunFolder.open(run).read_config()
+    config = named_config(RunFolder.open(run), model, needs_data=False)
     found = softprune.inspect(
         dense_network(run, config, num_classes),
         torch.zeros(2, *(shape or image_shape(config))),
@@ -132,6 +137,8 @@ def compact(
     ] = True,
     device: Device = "auto",
     data_dir: DataDir = None,
+    model: Model = "",
+    data: DataName = "",
 ) -> None:
     """Cut the network of a run, finished or not, and save it.
 
@@ -141,7 +148,14 @@ def compact(
     from softprune.train.restore import compact_run
 
     path, before, after = compact_run(
-        run, out, device=device, data_dir=data_dir, round_to=round_to, gathers=gathers
+        run,
+        out,
+        device=device,
+        data_dir=data_dir,
+        round_to=round_to,
+        gathers=gathers,
+        model=model,
+        data_name=data,
     )
     rows = [
         ["dense", f"{before.params:,}", f"{before.macs:,}"],
@@ -157,9 +171,7 @@ def evaluate(
     device: Device = "auto",
     data_dir: DataDir = None,
     model: Model = "",
-    data: Annotated[
-        str, typer.Option(help="The data set, for a compact network outside its run's folder.")
-    ] = "",
+    data: DataName = "",
     as_json: Json = False,
 ) -> None:
     """Test the networks of a run, masked and compact, or a compact network."""
@@ -199,6 +211,8 @@ def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
     device: Device = "cpu",
     data_dir: DataDir = None,
+    model: Model = "",
+    data: DataName = "",
     as_json: Json = False,
 ) -> None:
     """Classify images with the compact network of a finished run.
@@ -210,11 +224,12 @@ def predict(
     from softprune.cli.opened import open_compact, open_images
     from softprune.distributed import pick_device
     from softprune.runs.folder import RunFolder
+    from softprune.runs.networks import named_config
 
-    config = RunFolder.open(run).read_config()
+    config = named_config(RunFolder.open(run), model, data)
     batch, names = open_images(images, config, data_dir)
     where = pick_device(device)
-    network = open_compact(run).compact.to(where).eval()
+    network = open_compact(run, model=model, shape=tuple(batch.shape[1:])).compact.to(where).eval()
     with torch.inference_mode():
         best = network(batch.to(where)).float().softmax(1).topk(min(3, len(names)), dim=1)
     found: list[dict[str, Any]] = []

@@ -1,8 +1,9 @@
 """The networks of a run as `inspect`, `export`, `bench` and `predict` need them: dense, compact, and an input."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.models import REGISTRY
 from softprune.plan.plan import model_shapes
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, known_origin
+from softprune.runs.networks import build_network, known_origin, named_config
 from softprune.surgery import check_saved_shapes, load, read_plans, saved_path
 from softprune.train.restore import refuse_dense
 from softprune.train.run import open_data
@@ -42,7 +43,8 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
     """
     run = path if (path / "config.toml").is_file() else path.parent
     compact = RunFolder(run).compact if run == path else saved_path(path)
-    config = RunFolder(run).read_config() if (run / "config.toml").is_file() else None
+    in_run = (run / "config.toml").is_file()
+    config = named_config(RunFolder(run), model, needs_data=False) if in_run else None
     if not compact.is_file():
         if config is not None and run == path:
             refuse_dense(config, path)
@@ -51,7 +53,7 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
             f"a compact network. Got {path}. For an unfinished run, run `softprune compact` first."
         )
     origin = known_origin(compact) if config is None else None
-    name = model or (config.model.name if config is not None else origin.model if origin is not None else "")
+    name = config.model.name if config is not None else model or (origin.model if origin is not None else "")
     if not name:
         raise ConfigError(
             "A compact network outside its run needs --model, unless it was cut from one of softprune's own networks. "
@@ -65,7 +67,7 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
         raise ConfigError(
             f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {name!r} without it."
         )
-    dense = _definition(name, compact)
+    dense = _definition(name, compact, {} if config is None else config.model.options)
     example = torch.randn(
         1, *(shape or REGISTRY[name].input_shape), generator=torch.Generator().manual_seed(0)
     )
@@ -74,8 +76,13 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
 
 def image_shape(config: RunConfig) -> tuple[int, ...]:
     """Return the shape of one image of a run's data set."""
-    size = config.data.image_size
-    return DATASETS[config.data.name].input_shape or (3, size, size)
+    entry, size = DATASETS.get(config.data.name), config.data.image_size
+    if entry is None:
+        raise ConfigError(
+            "A data set of your own needs the shape of an image, such as --input 3x224x224. Got data.name = "
+            f"{config.data.name!r} without it."
+        )
+    return entry.input_shape or (3, size, size)
 
 
 def dense_network(run: Path, config: RunConfig, num_classes: int | None = None) -> nn.Module:
@@ -86,14 +93,14 @@ def dense_network(run: Path, config: RunConfig, num_classes: int | None = None) 
         return build_network(config.model.name, classes, config.model.options)
     compact = RunFolder(run).compact
     if compact.is_file():
-        return _definition(config.model.name, compact)
+        return _definition(config.model.name, compact, config.model.options)
     raise ConfigError(
         "The number of classes must be given for an unfinished run on a folder of images. Got "
         f"{run} without it; use --num-classes."
     )
 
 
-def _definition(name: str, compact: Path) -> nn.Module:
+def _definition(name: str, compact: Path, options: Mapping[str, Any]) -> nn.Module:
     """Build the dense network of a saved one, with the number of classes for which all shapes match."""
     plan = read_plans(compact)[0]
     sizes = dict.fromkeys(shape[0] for shape in reversed(plan.dense.values()) if shape)
@@ -101,10 +108,10 @@ def _definition(name: str, compact: Path) -> nn.Module:
     # of its outputs: a small file could ask for 10**9 classes.
     for size in sizes:
         with torch.device("meta"):
-            candidate = build_network(name, size)
+            candidate = build_network(name, size, options)
         if model_shapes(candidate) == plan.dense:
             check_saved_shapes(compact, candidate)
-            return build_network(name, size)
+            return build_network(name, size, options)
     raise FileFormatError(
         f"The network must be the one that was pruned, a {plan.model}. Got {name!r}, whose shapes do not match the "
         "plan for any number of classes."

@@ -20,7 +20,17 @@ TimeLimit = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[
-    str, typer.Option(help="The dense network, for a compact network outside its run's folder.")
+    str,
+    typer.Option(
+        help="The dense network: for a compact network outside its run, or a run whose model is module:factory."
+    ),
+]
+DataName = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="The data set: for a compact network outside its run, or a run whose data is module:factory.",
+    ),
 ]
 Input = Annotated[
     str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")

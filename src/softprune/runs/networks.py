@@ -64,6 +64,24 @@ def check_network_name(name: str) -> None:
         )
 
 
+def named_config(folder: RunFolder, model: str = "", data: str = "", *, needs_data: bool = True) -> RunConfig:
+    """Return the configuration of a run, with ``model`` and ``data`` from the command line in place of its own.
+
+    The folder of a run is data. A ``module:factory`` in its config.toml is code of whoever wrote it, and is imported
+    only if the user names it too. Without ``needs_data`` the name of the data is not checked.
+    """
+    config = folder.read_config()
+    names = [("model", config.model.name, model), ("data", config.data.name, data)]
+    for key, own, given in names if needs_data else names[:1]:
+        if is_factory_name(own) and not given:
+            raise ConfigError(
+                f"Code that a run's config.toml names is imported only if the command names it too. Got {key}.name = "
+                f"{own!r} in {folder.config}; if you trust it, add `--{key} {own}`."
+            )
+    chosen = config.model if model in ("", config.model.name) else ModelConfig(name=model)
+    return config.replace(model=chosen, data=config.data.replace(name=data or config.data.name))
+
+
 def origin_of(config: RunConfig, data: DataBundle) -> Origin:
     """Return the origin that a run stores in its compact networks."""
     return Origin(config.model.name, config.data.name, data.input_shape)

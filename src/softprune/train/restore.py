@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from softprune.config.settings import ModelConfig, RunConfig
+from softprune.config.settings import DataConfig, ModelConfig, RunConfig
 from softprune.costs import Cost, cost
 from softprune.distributed import join_world
 from softprune.errors import ConfigError
 from softprune.runs.checkpoint import newest_path, read_newest
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, known_origin, origin_of
+from softprune.runs.networks import build_network, known_origin, named_config, origin_of
 from softprune.surgery import load, save, saved_path
 from softprune.train.evaluate import EvalTotals, Evaluator
 from softprune.train.run import open_data, set_arithmetic
@@ -65,19 +65,16 @@ def _config_for(compact: Path, model: str, data: str, data_dir: str | None) -> R
     if origin is not None:
         model, data = model or origin.model, data or origin.data
     if (run / "config.toml").is_file():
-        config = RunFolder(run).read_config()
+        config = named_config(RunFolder(run), model, data)
     elif model and data:
-        config = RunConfig()
+        config = RunConfig(model=ModelConfig(name=model), data=DataConfig(name=data))
     else:
         raise ConfigError(
             "A compact network outside its run needs --model and --data, unless it records that it comes from one of "
             "softprune's own networks. "
             f"Got {'only --model' if model else 'only --data' if data else 'neither'}."
         )
-    if model:
-        config = config.replace(model=ModelConfig(name=model))
-    images = config.data.replace(name=data or config.data.name, dir=data_dir or config.data.dir)
-    return config.replace(data=images)
+    return config.replace(data=config.data.replace(dir=data_dir or config.data.dir))
 
 
 def refuse_dense(config: RunConfig, run: Path) -> None:
@@ -97,15 +94,17 @@ def compact_run(
     data_dir: str | None = None,
     round_to: int | None = None,
     gathers: bool = True,
+    model: str = "",
+    data_name: str = "",
 ) -> tuple[Path, Cost, Cost]:
     """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its own cost.
 
     For a finished run it equals the network that the run wrote, if the device is the same. A run that recalibrated
     with several processes computed statistics on a share of each batch, here they come from whole batches.
-    `round_to` and `gathers` are those of Pruner.compact.
+    `round_to` and `gathers` are those of Pruner.compact; `model` and `data_name` those of named_config.
     """
     folder = RunFolder.open(run)
-    config = folder.read_config()
+    config = named_config(folder, model, data_name)
     refuse_dense(config, run)
     world = join_world(device)
     set_arithmetic(config, world.device)

@@ -1,12 +1,12 @@
 """The log file of a run: its stages, epochs, warnings and errors, with times."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from softprune.errors import SoftpruneError
 from softprune.runs.folder import RunFolder
+from softprune.runs.result import Epoch, Totals
 from softprune.train.control import Listener
 
 
@@ -50,12 +50,12 @@ class _LoggedListener(Listener):
     def on_step(self, done: int) -> None:
         self._listener.on_step(done)
 
-    def on_epoch(self, row: Mapping[str, Any], dense: Mapping[str, Any]) -> None:
-        facts = [f"epoch {row['epoch'] + 1}", f"lr {row['lr']:.4g}"]
-        for title, key in (("loss", "train_loss"), ("top-1", "test_top1"), ("MACs", "macs")):
-            if row[key] is not None:
-                facts.append(f"{title} {row[key]:,.4g}" if key != "macs" else f"{title} {row[key]:,}")
-        _write(self._handler, ", ".join([*facts, f"{row['seconds']:.1f} s"]))
+    def on_epoch(self, row: Epoch, dense: Totals) -> None:
+        facts = [f"epoch {row.number}", f"lr {row.lr:.4g}"]
+        for title, value in (("loss", row.train_loss), ("top-1", row.test_top1)):
+            if value is not None:
+                facts.append(f"{title} {value:,.4g}")
+        _write(self._handler, ", ".join([*facts, f"MACs {row.macs:,}", f"{row.seconds:.1f} s"]))
         self._listener.on_epoch(row, dense)
 
 
