@@ -1,119 +1,238 @@
-"""What is still to be run for the paper's CIFAR tables, in order, with the commands.
+"""Rows of the paper without a record, and the queue of runs for the next GPU hours.
 
     python benchmarks/missing.py
 
-Compares the rows that are wanted with the records under results/ and writes results/MISSING.md.
+Compares the rows of the paper's tables, and the runs that are wanted besides, with the records under results/. Writes
+results/MISSING.md and results/QUEUE.md.
 """
 
+import shlex
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from softprune.config.recipes import load_recipe, recipe_names
+from softprune.config.settings import RunConfig
+from softprune.report import PaperFigures, paper_table_rows
 from softprune.runs.folder import RunFolder
-from softprune.runs.result import Result
+from softprune.sweep.grid import read_sweep
 
 RESULTS = Path(__file__).parents[1] / "results"
 SETTINGS = "--set train.precision=bf16 --set train.channels_last=true"
-WANTED: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = (
-    (
-        "CIFAR-10: SCP and the dense network",
-        ("vgg16-scp", "vgg16-dense", "vgg19-scp", "vgg19-dense", "resnet56-scp", "resnet56-dense"),
-        (0, 1, 2),
-    ),
-    ("CIFAR-10: DenseNet-40", ("densenet40-scp", "densenet40-dense"), (0,)),
-    (
-        "CIFAR-100: the VGGs, main and high ratio",
-        ("vgg16-scp", "vgg16-scp-high", "vgg16-dense", "vgg19-scp", "vgg19-scp-high", "vgg19-dense"),
-        (0,),
-    ),
-    (
-        "CIFAR-100: DenseNet-40 and ResNet-164, main and high ratio",
+MINUTES = {
+    "vgg16": 2.0,
+    "vgg19": 2.5,
+    "resnet56": 5.6,
+    "resnet56_a": 5.6,
+    "densenet40": 6.3,
+    "resnet164": 15.8,
+}
+"""Of 160 epochs of CIFAR at batch 64, alone on one H200."""
+SWEEPS = ("paper-table-6", "paper-table-7")
+"""Tables that vary one setting of a recipe."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Runs that belong together, with their goal."""
+
+    title: str
+    goal: str
+    runs: tuple[tuple[str, tuple[int, ...]], ...]
+    """Recipe and seeds."""
+
+
+QUEUE = (
+    Wanted(
+        "Accuracy at equal MACs",
+        "ResNet-56: 93.9 at 2.13x and 93.65 at 2.57x; VGG-16 on CIFAR-10: 94.0; on CIFAR-100: 74.3; VGG-19: 71.0.",
         (
-            "densenet40-scp",
-            "densenet40-scp-high",
-            "densenet40-dense",
-            "resnet164-scp",
-            "resnet164-scp-high",
-            "resnet164-dense",
+            ("best-cifar10-resnet56-macs47", (0, 1, 2)),
+            ("best-cifar10-resnet56-macs39", (0, 1)),
+            ("best-cifar10-vgg16-macs34", (0, 1)),
+            ("best-cifar100-vgg16-macs48", (0, 1)),
+            ("best-cifar100-vgg19-macs11", (0, 1)),
         ),
-        (0,),
     ),
-    (
-        "CIFAR-10: Slimming, before and after fine-tuning",
-        ("vgg16-slimming-ft", "vgg19-slimming-ft", "densenet40-slimming-ft"),
-        (0,),
+    Wanted(
+        "From trained weights, 40 epochs",
+        "SCP 0.3 above one-shot L1. Add `--set model.weights=` with the dense ResNet-56.",
+        (("finetune-cifar10-resnet56-scp", (0, 1)), ("finetune-cifar10-resnet56-l1", (0, 1))),
     ),
-    (
-        "CIFAR-10: the other methods",
+    Wanted(
+        "Tables 6 and 7: DenseNet-40 on CIFAR-100",
+        "lambda and s are published: cuts within 2.5 points and best accuracy within 0.4 of the paper's.",
         (
-            "vgg16-l1-ft",
-            "vgg16-random-ft",
-            "vgg16-scratch",
-            "resnet56_a-dense",
-            "resnet56_a-sfp",
-            "resnet56_a-fpgm",
-            "vgg16-variational",
-            "densenet40-variational",
+            ("cifar100-densenet40-dense", (0,)),
+            *((f"cifar100-densenet40-scp-strength{value}", (0,)) for value in ("1e-06", "5e-06", "1e-05")),
+            *((f"cifar100-densenet40-scp-strength{value}", (0,)) for value in ("3e-05", "5e-05")),
+            *((f"cifar100-densenet40-scp-s{value}", (0,)) for value in range(4)),
         ),
-        (0,),
     ),
-    ("CIFAR-10: SCP without ReLU", ("vgg16-scp-norelu",), (0,)),
-    (
-        "CIFAR-100: SCP without ReLU",
-        ("vgg16-scp-norelu", "vgg19-scp-norelu", "densenet40-scp-norelu", "resnet164-scp-norelu"),
-        (0,),
+    Wanted(
+        "VGG on CIFAR-100 at fixed strengths",
+        "The strengths are first tries: change them by at most two secant steps to the paper's cut.",
+        tuple(
+            (f"cifar100-{model}-scp{kind}", (0,)) for model in ("vgg16", "vgg19") for kind in ("", "-high")
+        ),
+    ),
+    Wanted(
+        "Slimming, Variational Pruning, SCP without ReLU",
+        "The other rows of tables 1, 2, 3 and 5.",
+        (
+            *((f"cifar10-{model}-slimming-ft", (0,)) for model in ("vgg16", "vgg19", "densenet40")),
+            *((f"cifar100-{model}-slimming-ft", (0,)) for model in ("vgg16", "vgg19", "densenet40")),
+            *((f"cifar100-{model}-slimming-high-ft", (0,)) for model in ("vgg16", "vgg19", "densenet40")),
+            *((f"cifar100-{model}-scp-norelu", (0,)) for model in ("vgg16", "vgg19", "densenet40")),
+            ("cifar100-densenet40-scp-relu", (0,)),
+            *(
+                (f"cifar{data}-{model}-variational", (0,))
+                for data in (10, 100)
+                for model in ("vgg16", "densenet40")
+            ),
+        ),
+    ),
+    Wanted(
+        "Tables 4 and 8 on Tiny-ImageNet",
+        "The paper's 54% of FLOPs cut; ImageNet itself is the recipes imagenet-resnet50-*.",
+        tuple(
+            (f"tinyimagenet-resnet50-{row}", (0,))
+            for row in (
+                "dense",
+                "scp-ft",
+                "slimming-ft",
+                "fpgm",
+                "fpgm-ft",
+                "sss",
+                "scp-40-ft",
+                "scp-target-ft",
+            )
+        ),
+    ),
+    Wanted(
+        "ResNet-164",
+        "The last rows of tables 2, 3 and 5.",
+        tuple(
+            (f"cifar100-resnet164-{row}", (0,))
+            for row in ("dense", "scp", "scp-high", "scp-norelu", "slimming-ft", "slimming-high-ft")
+        ),
+    ),
+    Wanted(
+        "More seeds of the dense networks and of SCP, CIFAR-10",
+        "Three seeds of every row of table 1.",
+        tuple(
+            (f"cifar10-{model}-{kind}", (0, 1, 2))
+            for model in ("vgg16", "vgg19", "resnet56")
+            for kind in ("dense", "scp")
+        ),
     ),
 )
-"""Title, recipes without the name of the data, seeds; most wanted first."""
-SWEEPS = (
-    (
-        "DenseNet-40 on CIFAR-100: lambda and s",
-        ("paper-table-6", "paper-table-7"),
-    ),
-    ("ImageNet: ResNet-50, target ratio", ("paper-table-8",)),
-)
+"""Most wanted first."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run by name: its configuration, and the command that trains it."""
+
+    config: RunConfig
+    command: str
+
+    @property
+    def minutes(self) -> float | None:
+        """GPU minutes, in proportion to its epochs; None for a network that was not timed."""
+        price = MINUTES.get(self.config.model.name) if self.config.data.name.startswith("cifar") else None
+        train = self.config.train
+        dense = (train.dense_epochs or train.epochs) if train.dense_baseline else 0
+        return None if price is None else price * (train.epochs + dense + self.config.finetune.epochs) / 160
+
+
+@cache
+def planned() -> dict[str, Planned]:
+    """All recipes, and the runs of the sweeps that vary one setting of a recipe, by name."""
+    runs = {name: Planned(load_recipe(name), f"softprune train {name}") for name in recipe_names()}
+    for cell in (cell for sweep in SWEEPS for cell in read_sweep(sweep).cells):
+        settings = " ".join(f"--set {shlex.quote(setting)}" for setting in cell.settings)
+        runs.setdefault(cell.config.name, Planned(cell.config, f"softprune train {cell.recipe} {settings}"))
+    return runs
 
 
 def measured(folder: Path = RESULTS) -> set[tuple[str, int]]:
-    """(recipe, seed) of every record; a run is named after its recipe, and has its strength or its target."""
+    """Return (name, seed) of every record that was trained as its recipe says."""
     records = [RunFolder(path.parent).read_result() for path in folder.glob("*/result.json")]
-    return {(name, record.seed) for record in records if (name := _recipe(record)) is not None}
+    found = set()
+    for record in records:
+        name = record.name.replace("-without-relu", "-norelu")
+        if name in planned() and _same_method(record.config, planned()[name].config):
+            found.add((name, record.seed))
+            # A fine-tuned run also gives the row before its fine-tuning.
+            found.add((name.removesuffix("-ft"), record.seed))
+    return found
 
 
-def _recipe(record: Result) -> str | None:
-    """The recipe that a record is a run of; None if it is of a sweep, or its strength was another."""
-    name = record.name.replace("-without-relu", "-norelu")
-    if name not in recipe_names():
-        return None
-    wanted = load_recipe(name).method
-    found = record.config.method
-    same = found.target == wanted.target and (wanted.target or found.strength == wanted.strength)
-    return name if same else None
+def _same_method(found: RunConfig, wanted: RunConfig) -> bool:
+    ours, theirs = found.method, wanted.method
+    same = (ours.name, ours.target) == (theirs.name, theirs.target)
+    return same and bool(theirs.target or ours.strength == theirs.strength)
 
 
-def page(there: set[tuple[str, int]]) -> str:
-    """The page as Markdown."""
+def missing_page(there: set[tuple[str, int]]) -> str:
+    """The rows of the paper's tables without a record, as Markdown."""
+    rows = paper_table_rows()
+    names = {name for name, _ in there}
+    absent = [row for row in rows if row.recipe not in names and row.stand_in not in names]
     lines = [
-        "# Not measured yet",
+        "# Rows of the paper without a record",
         "",
-        "What the GPU time did not reach, most wanted first, with the commands. Rendered from the records under",
-        "`results/` by `python benchmarks/missing.py`; what is there is in [RESULTS.md](RESULTS.md).",
+        f"{len(rows) - len(absent)} of the {len(rows)} rows of tables 1 to 8 have a record under `results/`. The",
+        "others follow with their command and its price in GPU minutes (one H200, alone, in proportion to the",
+        "epochs; a dash where the network was not timed). A fine-tuned run gives the row before its fine-tuning,",
+        "too. A row of ImageNet counts as present if its stand-in on Tiny-ImageNet is. Written by",
+        "`python benchmarks/missing.py`.",
     ]
-    for title, recipes, seeds in WANTED:
-        names = [f"{title.partition(':')[0].lower().replace('-', '')}-{recipe}" for recipe in recipes]
-        absent = [(name, seed) for seed in seeds for name in names if (name, seed) not in there]
-        total = len(names) * len(seeds)
-        if absent:
-            lines += ["", f"## {title}", "", f"{total - len(absent)} of {total} runs are there.", "", "```sh"]
-            lines += [
-                f"softprune train {name} --seed {seed} --data-dir data {SETTINGS}" for name, seed in absent
-            ]
-            lines += ["```"]
-    for title, sweeps in SWEEPS:
-        lines += ["", f"## {title}", "", "```sh"]
-        lines += [f"softprune sweep {sweep} --jobs 4 --data-dir data" for sweep in sweeps]
-        lines += ["```"]
+    for table in sorted({row.table for row in absent}):
+        own = [row for row in absent if row.table == table]
+        lines += ["", f"## Table {table}", "", "| row | minutes | command |", "|---|---:|---|"]
+        lines += [_line(row.recipe, _command_of(row)) for row in own]
     return "\n".join(lines) + "\n"
 
 
+def _command_of(row: PaperFigures) -> str:
+    """The recipe to train for a row: with fine-tuning, if there is one, since it gives both rows."""
+    stand_in = row.stand_in or row.recipe
+    name = stand_in if stand_in in planned() or f"{stand_in}-ft" in planned() else row.recipe
+    return f"{name}-ft" if f"{name}-ft" in planned() and not name.endswith("-fpgm") else name
+
+
+def queue_page(there: set[tuple[str, int]]) -> str:
+    """The wanted runs without a record, most wanted first, as Markdown."""
+    lines = [
+        "# Queue of GPU runs",
+        "",
+        "Runs that are wanted and have no record, most wanted first, with prices in GPU minutes (one H200, alone). Run",
+        "them one after another with `--time-limit`; `softprune resume` continues one that was cut off. Copy",
+        "`config.toml` and `result.json` of a finished run to `results/NAME-sSEED/`, then run",
+        "`python benchmarks/missing.py`, which writes this page.",
+    ]
+    for wanted in QUEUE:
+        open_runs = [
+            (name, seed) for name, seeds in wanted.runs for seed in seeds if (name, seed) not in there
+        ]
+        prices = [planned()[name].minutes for name, _ in open_runs]
+        if not open_runs:
+            continue
+        total = f"{sum(price or 0 for price in prices):.0f} minutes" if all(prices) else "not timed"
+        lines += ["", f"## {wanted.title}", "", f"{wanted.goal} {len(open_runs)} runs, {total}.", ""]
+        lines += ["| run | minutes | command |", "|---|---:|---|"]
+        lines += [_line(f"{name}, seed {seed}", name, seed) for name, seed in open_runs]
+    return "\n".join(lines) + "\n"
+
+
+def _line(title: str, name: str, seed: int = 0) -> str:
+    run = planned()[name]
+    minutes = "-" if run.minutes is None else f"{run.minutes:.1f}"
+    return f"| {title} | {minutes} | `{run.command} --seed {seed} --data-dir data {SETTINGS}` |"
+
+
 if __name__ == "__main__":
-    (RESULTS / "MISSING.md").write_text(page(measured()), encoding="utf-8")
+    (RESULTS / "MISSING.md").write_text(missing_page(measured()), encoding="utf-8")
+    (RESULTS / "QUEUE.md").write_text(queue_page(measured()), encoding="utf-8")

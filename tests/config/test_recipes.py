@@ -154,10 +154,10 @@ def test_every_setting_is_explained_on_the_reference_page() -> None:
 @pytest.mark.parametrize(
     ("recipe", "overrides", "target", "strength"),
     [
-        ("cifar100-vgg16-scp", [], {"macs": 0.4855}, None),
-        ("cifar100-vgg16-scp", ["method.strength=3e-5"], {}, 3e-5),
-        ("cifar100-vgg16-scp", ["method.target={}", "method.strength=3e-5"], {}, 3e-5),
-        ("cifar100-vgg16-scp", ["method.target.params=0.5"], {"params": 0.5}, None),
+        ("best-cifar10-vgg16-macs34", [], {"macs": 0.34}, None),
+        ("best-cifar10-vgg16-macs34", ["method.strength=3e-5"], {}, 3e-5),
+        ("best-cifar10-vgg16-macs34", ["method.target={}", "method.strength=3e-5"], {}, 3e-5),
+        ("best-cifar10-vgg16-macs34", ["method.target.params=0.5"], {"params": 0.5}, None),
         ("cifar10-resnet56-scp", ["method.target.macs=0.5"], {"macs": 0.5}, None),
         ("cifar10-resnet56-scp", ["method.target={}"], {}, 5e-5),
     ],

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from softprune.report.grouping import Spread
-from softprune.report.paper import PaperFigures, paper_figures
+from softprune.report.paper import PaperFigures, paper_table_rows
 from softprune.report.paper_table import PaperRow
 from softprune.report.text import printable
 
@@ -103,10 +103,14 @@ def paper_tables(rows: Sequence[PaperRow]) -> list[tuple[str, list[str], list[li
     columns = [column for column in COLUMNS if column.paper is not None]
     heads = ["recipe", "runs", *(f"{c.head}, {whose}" for c in columns for whose in ("paper", "ours"))]
     ours = {row.paper.recipe: row for row in rows if row.paper is not None}
+    # Of ImageNet's rows ours may be on Tiny-ImageNet, and are named so.
+    small = {row.name: row for row in rows if row.name.startswith("tinyimagenet-")}
     tables: dict[int, list[list[str]]] = {}
-    for recipe, figures in paper_figures().items():
-        row = ours.get(recipe)
-        line = [recipe, "-" if row is None else str(row.n)]
+    for figures in paper_table_rows():
+        row, name = ours.get(figures.recipe), figures.recipe
+        if row is None and figures.stand_in in small:
+            row, name = small[figures.stand_in], f"{name} (ours: Tiny-ImageNet)"
+        line = [name, "-" if row is None else str(row.n)]
         for column in columns:
             assert column.paper is not None
             line.append(_number(column.paper(figures), column.digits))
