@@ -1,0 +1,31 @@
+"""Every recipe that is not of the paper builds its network and its pruner, and its target is within reach."""
+
+import pytest
+import torch
+
+from softprune import models
+from softprune.config.recipes import load_recipe, recipe_names
+from softprune.train.method import make_pruner
+
+OURS = [name for name in recipe_names() if name.startswith(("best-", "finetune-", "tinyimagenet-"))]
+# One recipe for each network and method: that with the smallest target, since building one takes seconds.
+BY_KIND = {
+    (config.model.name, config.method.name): name
+    for name, config in sorted(
+        ((name, load_recipe(name)) for name in OURS),
+        key=lambda item: -float(item[1].method.target.get("macs", 1)),
+    )
+    if config.method.name != "dense"
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(BY_KIND.values()))
+def test_a_recipe_builds_its_pruner(name: str) -> None:
+    config = load_recipe(name)
+    network = models.build(config.model.name, 100)
+    example = torch.randn(2, *models.REGISTRY[config.model.name].input_shape)
+    pruner = make_pruner(
+        config.method, network, example, masks=config.masks, seed=config.seed, total_steps=10_000
+    )
+    assert pruner.sites or pruner.masks()
