@@ -30,6 +30,8 @@ ROWS = [
     # The published sizes of the ImageNet networks.
     ("resnet18", 1000, None, 11_689_512, 4_800, 1_814_073_344),
     ("resnet50", 1000, None, 25_557_032, 26_560, 4_089_184_256),
+    # The same with a 3x3 stem of stride 1, 64 x 64 images and 100 classes.
+    ("resnet50_64", 100, None, 23_705_252, 26_560, 1_303_322_624),
 ]
 
 

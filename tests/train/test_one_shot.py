@@ -31,10 +31,12 @@ def test_a_trained_network_is_cut_to_a_budget_and_fine_tuned(tiny: Tiny, tmp_pat
     result = start(tiny(*ONE_SHOT), tmp_path / "run").result
     assert dense is not None
     assert result is not None
-    before, masked, compact = result["table"]
-    assert before["top1"] == dense["table"][0]["top1"]
-    assert compact["macs"] <= 0.5 * before["macs"]
-    assert compact["top1"] >= masked["top1"]
+    before, masked, compact = result.table
+    assert before.top1 == dense.table[0].top1
+    assert compact.macs <= 0.5 * before.macs
+    assert compact.top1 is not None
+    assert masked.top1 is not None
+    assert compact.top1 >= masked.top1
     rows = metrics(tmp_path / "run")
     assert [row["phase"] for row in rows] == ["finetune"] * 2
     # The accuracy before the cut survives an interruption.
@@ -43,7 +45,7 @@ def test_a_trained_network_is_cut_to_a_budget_and_fine_tuned(tiny: Tiny, tmp_pat
         assert start(tiny(*ONE_SHOT), tmp_path / "again").stopped
     again = resume(tmp_path / "again").result
     assert again is not None
-    assert again["table"][0]["top1"] == before["top1"]
+    assert again.table[0].top1 == before.top1
     assert metrics(tmp_path / "again") == rows
 
 

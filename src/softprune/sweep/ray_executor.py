@@ -81,7 +81,7 @@ class RayExecutor:
     def _connect(self) -> None:
         address = self.options.address or os.environ.get("RAY_ADDRESS")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             if address:
                 self._ray.init(address=address, **quiet)
