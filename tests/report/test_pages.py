@@ -291,11 +291,11 @@ def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
 def test_the_dense_baseline_the_loss_and_the_learning_rate_are_drawn(make_run: Make) -> None:
     folder, _ = make_run()
     page = render_run(folder).read_text()
-    assert "dense test top-1" not in page
+    assert "dense top-1" not in page
     assert ">loss<" in page
     assert ">learning rate<" in page
     make_run("run/dense", level=0, method="dense")
-    assert "dense test top-1" in render_run(folder).read_text()
+    assert "dense top-1" in render_run(folder).read_text()
 
 
 def test_latency_has_its_device_and_a_remark_where_nothing_is_gained(make_run: Make) -> None:
@@ -306,3 +306,17 @@ def test_latency_has_its_device_and_a_remark_where_nothing_is_gained(make_run: M
     record["table"][2]["latency_ms"] = record["table"][0]["latency_ms"]
     (folder / "result.json").write_text(json.dumps(record))
     assert "not faster" in render_run(folder).read_text()
+
+
+def test_the_warnings_of_the_run_are_on_its_page(make_run: Make) -> None:
+    folder, _ = make_run()
+    assert "Warnings" not in render_run(folder).read_text()
+    lines = ["2026-01-01 10:00:00 INFO    epoch 1", *["2026-01-01 10:00:00 WARNING bf16 is <slow> here"] * 2]
+    lines += [f"2026-01-01 10:00:00 ERROR   problem {number}" for number in range(30)]
+    (folder / "run.log").write_text("\n".join(lines))
+    page = render_run(folder).read_text()
+    assert ">bf16 is &lt;slow&gt; here (2 times)<" in page
+    assert "epoch 1<" not in page
+    assert "problem 18<" in page
+    assert "problem 19<" not in page
+    assert ">11 more in run.log<" in page

@@ -63,7 +63,7 @@ def _pixel(value: float) -> str:
 
 
 def _fixed(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}".replace("-", text.MINUS)
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", text.MINUS)  # + 0.0: no negative zero
 
 
 def _asset(name: str) -> str:

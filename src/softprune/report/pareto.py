@@ -101,7 +101,8 @@ def _labels(
 ) -> list[dict[str, Any]]:
     """A label beside each mean, at the place that covers the fewest points, lines and labels."""
     left, right, top, bottom = frame
-    taken, labels = list(obstacles), []
+    taken = [(x, y, 1) for x, y in obstacles]
+    labels = []
     for group in drawn:
         width = 7.2 * len(groups[group["index"]].label)
         best: tuple[float, float, float, bool] | None = None
@@ -112,7 +113,9 @@ def _labels(
                 if start < left or start + width > right or y - 12 < top or y + 4 > bottom:
                     continue
                 covered = sum(
-                    start - 4 <= px <= start + width + 4 and y - 14 <= py <= y + 6 for px, py in taken
+                    weight
+                    for px, py, weight in taken
+                    if start - 4 <= px <= start + width + 4 and y - 14 <= py <= y + 8
                 )
                 # Places near the point come first.
                 cost = covered + abs(dy) / 100
@@ -122,7 +125,7 @@ def _labels(
             _, x, y, end = best
             labels.append({"index": group["index"], "x": x, "y": y, "end": end})
             start = x - width if end else x
-            taken += [(start + width * step / 8, y - 4) for step in range(9)]
+            taken += [(start + width * step / 8, y - 4, 9) for step in range(9)]
     return labels
 
 

@@ -32,6 +32,7 @@ from softprune.report.training import (
     target_line,
     target_section,
     training_section,
+    warnings_of,
 )
 from softprune.runs.reading import Run, load_run
 from softprune.runs.result import Totals, Variant
@@ -99,6 +100,7 @@ def run_page(run: Run, titles: Mapping[str, str] | None = None, refresh: int = 0
         headline=_views(run),
         variants=_variants(run),
         epochs=_epochs(run),
+        warnings=warnings_of(run),
         target=target_section(run),
         training=training_section(run),
         widths=_widths(run),
@@ -212,7 +214,7 @@ def _epochs(run: Run) -> dict[str, Any] | None:
         line_of(run, "train top-1", "s-train", ACCURACY, lambda row: row.train_top1),
     ]
     if baseline is not None:
-        lines.append(line_of(baseline, "dense test top-1", "s-dense", ACCURACY, lambda row: row.test_top1))
+        lines.append(line_of(baseline, "dense top-1", "s-dense", ACCURACY, lambda row: row.test_top1))
     shares: tuple[tuple[str, str, Callable[[Totals], float | None]], ...] = (
         ("parameters", "s-params", lambda totals: cut(dense.params, totals.params)),
         ("channels", "s-channels", lambda totals: cut(dense.channels, totals.channels)),

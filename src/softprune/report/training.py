@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from softprune.runs.reading import Run, load_run
 from softprune.runs.result import Epoch
 
 PRECISIONS = {"bf16": "bfloat16", "tf32": "float32 with TF32", "fp32": "float32"}
+_WARNING = re.compile(r"\S+ \S+ (?:WARNING|ERROR)\s+(.*)")
+MOST_WARNINGS = 20
 LOSS = Panel("loss", "value", 120.0)
 RATE = Panel("learning rate", "log", 90.0)
 STRENGTH = Panel("sparsity strength", "log", 90.0)
@@ -33,6 +36,19 @@ def baseline_of(run: Run) -> Run | None:
         return load_run(run.path / "dense")
     except SoftpruneError:
         return None
+
+
+def warnings_of(run: Run) -> list[str]:
+    """The warnings and errors in run.log, each once, at most twenty of them."""
+    log = run.path / "run.log"
+    if not log.is_file():
+        return []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = [match[1] for line in lines if (match := _WARNING.match(line))]
+    times = {message: found.count(message) for message in found}
+    texts = [message if n == 1 else f"{message} ({n} times)" for message, n in times.items()]
+    more = len(texts) - MOST_WARNINGS
+    return texts if more <= 0 else [*texts[:MOST_WARNINGS], f"{more} more in run.log"]
 
 
 def target_of(run: Run) -> tuple[Target, float] | None:
