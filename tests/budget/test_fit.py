@@ -61,7 +61,7 @@ def test_channels_stay_in_the_order_of_their_probability():
     fit = fitter(seed=3)
     masks = fit.masks(fit.fit().counts)
     for name, mask in masks.items():
-        column = torch.from_numpy(fit.scores[fit.names.index(name)])
+        column = torch.from_numpy(fit.scores[fit.units.index((name,))])
         assert column[mask].min() > column[~mask].max()
 
 
@@ -73,12 +73,29 @@ def test_the_rank_is_the_same_from_anywhere():
         assert fitter(widths=(200, 300, 100), seed=1).rank(near) == exact
 
 
-def test_no_more_than_the_most_of_a_site_are_kept_unless_its_floor_asks_for_them():
+def test_only_the_living_are_kept_unless_a_floor_asks_for_more():
+    scores = {f"s{i}": torch.linspace(-1, 1, 32) for i in range(3)}
+    scores["s0"] = torch.arange(32.0) - 24.5  # seven alive
+    scores["s1"] = torch.arange(32.0) - 30.5  # one
+    cost = chain_cost((9, 9, 9, 1))
+    search = CutSearch(scores, dict.fromkeys(scores, 4), 2, cost, 1e9, alive_only=True)
+    assert search.fit().counts == (6, 4, 16)
+
+
+def test_coupled_sites_keep_the_same_channels():
     generator = torch.Generator().manual_seed(0)
     scores = {f"s{i}": torch.rand(32, generator=generator) for i in range(3)}
-    cost = chain_cost((9, 9, 9, 1))
-    search = CutSearch(scores, dict.fromkeys(scores, 4), 2, cost, 1e9, most={"s0": 7, "s1": 1})
-    assert search.fit().counts == (6, 4, 32)
+
+    def cost(masks):  # a channel costs where both keep it
+        return float(30 * (masks["s0"] & masks["s1"]).sum() + masks["s2"].sum())
+
+    search = CutSearch(scores, dict.fromkeys(scores, 2), 1, cost, 500.0, coupled=[("s0", "s1")])
+    cut = search.fit()
+    masks = search.masks(cut.counts)
+    assert torch.equal(masks["s0"], masks["s1"])
+    assert 470 < cut.cost <= 500
+    least = torch.minimum(scores["s0"], scores["s1"])
+    assert least[masks["s0"]].min() > least[~masks["s0"]].max()
 
 
 def test_a_cut_in_force_is_mended_not_made_anew():

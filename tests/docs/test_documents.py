@@ -20,6 +20,7 @@ DOCUMENTS = [
     "docs/quickstart.md",
     "docs/how-it-works.md",
     "docs/budgets.md",
+    "docs/distillation.md",
     "docs/export.md",
     "docs/bench.md",
     "docs/own-model.md",

@@ -30,13 +30,8 @@ CHECKED = ["src/softprune", "docs", "examples", "benchmarks", "README.md", "CONT
 
 PENDING = (
     "benchmarks",
-    "docs/budgets.md",
-    "docs/methods",
-    "src/softprune/budget",
     "src/softprune/costs",
-    "src/softprune/integrations",
     "src/softprune/io.py",
-    "src/softprune/methods",
     "src/softprune/models",
     "src/softprune/report",
     "src/softprune/runs",

@@ -295,7 +295,7 @@ def test_what_rounding_keeps_is_said(caplog: pytest.LogCaptureFixture) -> None:
             pruner.model.get_submodule(each.name).bias[:2] = -9.0  # type: ignore[index, operator]
     summary = pruner.summary()
     assert (summary.sites[0].kept, summary.sites[0].rounded) == (site.width, 2)
-    assert "2 silent, kept by rounding or a floor" in str(summary)
+    assert "2 dead, kept by rounding or a floor" in str(summary)
     with caplog.at_level(logging.WARNING):
         pruner.compact()
     assert "round_to=64 and min_channels=0 keep every dead channel" in caplog.text

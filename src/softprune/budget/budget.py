@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softprune.budget.channels import Channels, Masks, present
+from softprune.budget.channels import ChannelState, Masks, present
 from softprune.budget.controller import Controller
 from softprune.budget.limit import BudgetStatus, Limit
 from softprune.budget.search import CLOSE, Cut
@@ -97,7 +97,7 @@ class Budget(Limit):
         self.every = max(1, total_steps // _UPDATES)
         self.trim_at = total_steps - max(round(TRIM * total_steps), adapt)
         self.latest = min(round(LATEST * total_steps), total_steps - adapt)
-        self.channels = Channels(graph, network)
+        self.channels = ChannelState(graph, network)
         self.controller = Controller(total_steps)
         self.cost_weights = CostWeights(cost_weighting, self.measure, self.channels.widths)
         self.finalised_step: int | None = None
@@ -135,7 +135,7 @@ class Budget(Limit):
         elif step < self.trim_at:
             strength = self._hold(step, scores)
         else:
-            strength = self._trim(step)
+            strength = self._trim(step, scores)
         self._scores = scores
         return strength
 
@@ -162,7 +162,7 @@ class Budget(Limit):
     def _finalise(self, step: int, scores: Masks) -> None:
         """Put the cut into force, with regrown channels where more have died than the target asks for."""
         regrows = step <= REGROW * self.total_steps
-        search = self.search(scores, most=None if regrows else _count_alive(scores))
+        search = self.search(scores, alive_only=not regrows)
         cut = search.fit()
         masks = self._agree(search.masks(cut.counts))
         self._report(cut, step, scores, masks)
@@ -186,25 +186,20 @@ class Budget(Limit):
         factors, endangered = self.channels.protection(scores, self._scores, allowed)
         if step <= REGROW * self.total_steps:
             self._regrow(step, allowed, scores)
-        if died or endangered > 0.01:
-            factors = {name: factor.clamp(max=0.0) for name, factor in factors.items()}
+        only_back = died or endangered > 0.01 or step >= self.trim_at
         # What is pushed back is so with the strength that it was pushed down with.
         factors = {
-            name: torch.where(factor < 0, factor / HOLD, factor) * allowed[name]
+            name: torch.where(factor < 0, factor / HOLD, 0.0 if only_back else factor) * allowed[name]
             for name, factor in factors.items()
         }
         self._set_weights(self.cost_weights.apply(factors, self.network, allowed))
-        return HOLD * self.controller.strength
+        return HOLD * self.controller.strength if any(bool(f.any()) for f in factors.values()) else 0.0
 
-    def _trim(self, step: int) -> float:
-        """Remove dead channels, and more if the cut no longer fits; the sparsity loss only protects from here on."""
-        self._fit(self.network, step)
-        allowed = self.channels.allowed
-        factors, _ = self.channels.protection(self.channels.scores(), None, allowed)
-        factors = {name: factor.clamp(max=0.0) * allowed[name] for name, factor in factors.items()}
-        self._set_weights(factors)
-        protects = step < self.total_steps and any(bool((factor < 0).any()) for factor in factors.values())
-        return HOLD * self.controller.strength if protects else 0.0
+    def _trim(self, step: int, scores: Masks) -> float:
+        """Remove channels if the cut no longer fits, and at the end the dead ones."""
+        is_last = step >= self.total_steps
+        self._fit(self.network, step, alive_only=is_last)
+        return 0.0 if is_last else self._hold(step, scores)
 
     @torch.no_grad()
     def finalise(self, network: nn.Module | None = None) -> None:
@@ -216,19 +211,20 @@ class Budget(Limit):
             self._fit(network or self.network)
             return
         scores = self.channels.scores(network)
-        search = self.search(scores, network, most=_count_alive(scores))
+        search = self.search(scores, network, alive_only=True)
         cut = search.fit()
         masks = self._agree(search.masks(cut.counts))
         self._report(cut, None, scores, masks)
         self.channels.allowed = masks
         self.channels.in_force = True
 
-    def _fit(self, network: nn.Module, step: int | None = None) -> None:
-        """Remove channels from the cut in force that died, and more if it does not fit."""
+    def _fit(self, network: nn.Module, step: int | None = None, *, alive_only: bool = True) -> None:
+        """Remove channels from the cut in force that died, if `alive_only`, and more if it does not fit."""
         allowed, scores = self.channels.allowed, self.channels.scores(network)
-        alive = {name: int((allowed[name] & (score > 0)).sum()) for name, score in scores.items()}
+        if not alive_only:
+            scores = {name: score + 1e3 for name, score in scores.items()}
         only = {name: torch.where(allowed[name], score, score - 1e6) for name, score in scores.items()}
-        search = self.search(only, network, most=alive)
+        search = self.search(only, network, alive_only=True)
         counts = search.at_rank(len(search.row))
         cut = Cut(counts, search.cost(counts))
         if cut.cost > self.limit:
@@ -362,7 +358,3 @@ class Budget(Limit):
                 f"a budget's state must be of the same target and length of training. Its {key!r} is {value!r}; got "
                 f"{state.get(key)!r}. Make the pruner as that of the checkpoint was made."
             )
-
-
-def _count_alive(scores: Masks) -> dict[str, int]:
-    return {name: int((score > 0).sum()) for name, score in scores.items()}

@@ -23,7 +23,7 @@ _REGROWN_SCALE = 0.1
 Masks = dict[str, Tensor]
 
 
-class Channels:
+class ChannelState:
     """Reads and writes what a budget needs of every site's channels, in place.
 
     Args:

@@ -14,7 +14,9 @@ REACH = 1 / 3
 """The share of the training after which the margin should be 0: features are still forming there, and learning rates
 usually fall later."""
 _WATCH = 0.05
-"""The share of the training at its beginning in which the strength stays as it is."""
+"""The share of the training at its beginning in which the strength is not raised ..."""
+_LAG = 20
+"""... but this many steps at least: with momentum, a strength takes so long to show its full effect."""
 _RAISE = 0.1
 """The largest change of the strength's logarithm in one hundredth of the training ..."""
 _RAISE_LATE = 0.3
@@ -71,7 +73,7 @@ class Controller:
         """Return the change of the strength's logarithm for one hundredth of the training."""
         if endangered > _CROWD:
             return -_BRAKE
-        if done < _WATCH or margin <= 0 or self._speed is None:
+        if done < max(_WATCH, _LAG / self.total_steps) or margin <= 0 or self._speed is None:
             return 0.0
         if done >= REACH:
             return _RAISE_LATE

@@ -1,6 +1,6 @@
-"""Latency by table: what each layer takes at some widths on this machine, and between them by interpolation.
+"""Latency by table: the time of each layer at some widths on this machine, interpolated between them.
 
-A target needs the latency of thousands of cuts that nobody has built. The table has, for every convolution and linear
+A target needs the latency of thousands of cuts that are never built. The table has, for every convolution and linear
 layer, the time at five input by five output widths; for every BatchNorm (with a ReLU) and for an index on its channels
 the time at five widths; and what the whole dense network takes beyond the sum of its parts, which is taken as fixed.
 """

@@ -17,8 +17,6 @@ from softprune.graph import ChannelGraph
 from softprune.graph.example import Example
 from softprune.surgery import plain_copy
 
-Masks = dict[str, Tensor]
-
 
 @dataclass(frozen=True)
 class BudgetStatus:
@@ -106,19 +104,18 @@ class Limit:
             )
 
     def search(
-        self,
-        scores: Mapping[str, Tensor],
-        network: nn.Module | None = None,
-        most: Mapping[str, int] | None = None,
+        self, scores: Mapping[str, Tensor], network: nn.Module | None = None, *, alive_only: bool = False
     ) -> CutSearch:
         """Return a search among the cuts that keep the channels of the highest scores."""
 
         def cost(masks: Mapping[str, Tensor]) -> float:
             return self.measure(network or self.network, masks)
 
-        return CutSearch(scores, self.floors, self.round_to, cost, self.limit, self.coupled, most)
+        return CutSearch(
+            scores, self.floors, self.round_to, cost, self.limit, self.coupled, alive_only=alive_only
+        )
 
-    def masks(self, network: nn.Module, scores: Mapping[str, Tensor]) -> Masks:
+    def masks(self, network: nn.Module, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return masks of the highest scores that meet the limit, with the widths of the last call if they still do."""
         search = self.search(scores, network)
         counts = self._counts

@@ -15,8 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from softprune.masks.gates import keep_common
-
 Counts = tuple[int, ...]
 Cost = Callable[[Mapping[str, Tensor]], float]
 
@@ -43,8 +41,9 @@ class CutSearch:
         round_to: Keep a multiple of this many channels.
         cost: The cost of given masks.
         limit: What must not be exceeded.
-        coupled: Groups of sites of which only the channels that all of them keep remain; their floor counts these.
-        most: The most channels that each site keeps; by default its width. Floors go before.
+        coupled: Groups of sites of which only the channels that all of them keep remain: they keep the same channels,
+            those with the largest of their smallest scores.
+        alive_only: Whether only channels with a score above 0 are kept, but for floors.
     """
 
     def __init__(
@@ -55,45 +54,46 @@ class CutSearch:
         cost: Cost,
         limit: float,
         coupled: Iterable[Sequence[str]] = (),
-        most: Mapping[str, int] | None = None,
+        *,
+        alive_only: bool = False,
     ) -> None:
-        self.names = list(scores)
-        columns = [scores[name].detach().double().cpu().numpy() for name in self.names]
+        groups = [tuple(group) for group in coupled]
+        inside = {name for group in groups for name in group}
+        self.units = [*groups, *((name,) for name in scores if name not in inside)]
+        columns = [
+            np.min([scores[name].detach().double().cpu().numpy() for name in unit], axis=0)
+            for unit in self.units
+        ]
         self.scores = columns
         self.widths = [len(column) for column in columns]
-        self.floors = [floors[name] for name in self.names]
-        most = most or {}
-        self.most = [
-            self._most(most.get(name, width), floors[name], width, round_to)
-            for name, width in zip(self.names, self.widths, strict=True)
-        ]
+        self.floors = [max(floors[name] for name in unit) for unit in self.units]
         self.round_to, self.limit, self._cost = round_to, limit, cost
+        self.most = list(self.widths)
+        if alive_only:
+            self.most = [self._alive(unit) for unit in range(len(self.units))]
         self._inner = [np.argsort(-column, kind="stable") for column in columns]
         row = np.concatenate(columns)
         self.order: NDArray[np.int64] = np.argsort(-row, kind="stable")
         self.row = row[self.order]
-        self._site = np.repeat(np.arange(len(columns)), self.widths)[self.order]
+        self._unit = np.repeat(np.arange(len(columns)), self.widths)[self.order]
         self._known: dict[Counts, float] = {}
-        self._common: dict[str, Tensor] = {}
-        for group in coupled:
-            first = keep_common([scores[name].detach().cpu() for name in group], floors[group[0]])
-            self._common |= dict.fromkeys(group, first)
 
-    @staticmethod
-    def _most(most: int, floor: int, width: int, round_to: int) -> int:
-        if most < width:  # a multiple, unless the floor asks for more
-            most = max(most // round_to, -(-floor // round_to)) * round_to
-        return min(most, width)
+    def _alive(self, unit: int) -> int:
+        """Return how many channels of a unit may be kept: a multiple of those alive, unless the floor asks for more."""
+        alive, width = int((self.scores[unit] > 0).sum()), self.widths[unit]
+        if alive == width:
+            return width
+        return min(max(alive // self.round_to, -(-self.floors[unit] // self.round_to)) * self.round_to, width)
 
     # --- cuts --------------------------------------------------------------------------------------------------
 
     def masks(self, counts: Counts) -> dict[str, Tensor]:
         """Return the cut as masks, True where a channel stays."""
         masks = {}
-        for name, count, order in zip(self.names, counts, self._inner, strict=True):
+        for unit, count, order in zip(self.units, counts, self._inner, strict=True):
             mask = torch.zeros(len(order), dtype=torch.bool)
             mask[torch.from_numpy(order[:count])] = True
-            masks[name] = mask | self._common[name] if name in self._common else mask
+            masks |= {name: mask.clone() for name in unit}
         return masks
 
     def cost(self, counts: Counts) -> float:
@@ -104,7 +104,7 @@ class CutSearch:
 
     def at_rank(self, rank: int) -> Counts:
         """Return the cut that keeps the `rank` best channels, and what floors and multiples add."""
-        wanted = np.bincount(self._site[:rank], minlength=len(self.names)).tolist()
+        wanted = np.bincount(self._unit[:rank], minlength=len(self.units)).tolist()
         return tuple(self._allowed(site, count) for site, count in enumerate(wanted))
 
     def _allowed(self, site: int, count: int) -> int:
@@ -159,7 +159,7 @@ class CutSearch:
         cut = self._grown(self._shrunk(cut))
         enough = len(self._known) + _PATIENCE
         # No single channel fits into the gap: give a few up at one site, and fill the wider gap at another.
-        pairs = itertools.product((1, 2, 3), self._by_last(cut.counts), range(len(self.names)))
+        pairs = itertools.product((1, 2, 3), self._by_last(cut.counts), range(len(self.units)))
         for steps, giver, taker in pairs:
             if cut.cost >= (1 - CLOSE) * self.limit or len(self._known) > enough:
                 break
@@ -167,7 +167,7 @@ class CutSearch:
             for _ in range(steps):
                 less = None if less is None else self._less(less, giver)
             if less is not None and taker != giver:
-                others = set(range(len(self.names))) - {taker}
+                others = set(range(len(self.units))) - {taker}
                 cut = max(cut, self._grown(less, others), key=lambda trial: trial.cost)
         return self._grown(cut)  # a third site may use what an exchange has left
 
@@ -185,7 +185,7 @@ class CutSearch:
         shut = set(closed)
         while True:
             site = max(
-                (s for s in range(len(self.names)) if s not in shut and cut.counts[s] < self.most[s]),
+                (s for s in range(len(self.units)) if s not in shut and cut.counts[s] < self.most[s]),
                 key=lambda s: self.scores[s][self._inner[s][cut.counts[s]]],
                 default=None,
             )

@@ -81,13 +81,13 @@ class SoftPruning(Callback):
             self._state = None
         if len(trainer.optimizers) != 1 and pl_module.automatic_optimization:
             raise ConfigError(
-                f"the callback rides on one optimizer. Got {len(trainer.optimizers)}; use manual optimization, and "
-                "attach the pruner to the optimizer that steps the BatchNorms."
+                f"the callback is attached to one optimizer. Got {len(trainer.optimizers)}; use manual optimization, "
+                "and attach the pruner to the optimizer that steps the BatchNorms."
             )
         if not self.pruner.attached:
             if len(trainer.optimizers) != 1:
                 raise ConfigError(
-                    f"the pruner rides on one optimizer. Got {len(trainer.optimizers)} and none attached; call "
+                    f"the pruner is attached to one optimizer. Got {len(trainer.optimizers)} and none attached; call "
                     "self.pruner.attach(...) in configure_optimizers, with the one that steps the BatchNorms."
                 )
             self.pruner.attach(trainer.optimizers[0])
@@ -124,7 +124,7 @@ class SoftPruning(Callback):
     # --- what you call -------------------------------------------------------------------------------------------
 
     def compact(self, model: nn.Module | None = None, **options: Any) -> nn.Module:
-        """The network with its silent channels cut out, verified equal; arguments as in the pruner's own `compact`."""
+        """Return the compact network, verified equal; arguments as in the pruner's own `compact`."""
         if self.pruner is None:
             raise ConfigError(
                 "there must be a fit before there is something to cut. Got none; call trainer.fit."

@@ -42,7 +42,7 @@ def from_scratch(plan: PlanLike | nn.Module, fresh: nn.Module) -> nn.Module:
         raise PlanError("`plan` must come from a network that softprune cut. Got a dense network.")
     compact = copy.deepcopy(fresh)
     for step in plans:
-        # Without its constants: folded biases are to be learned anew.
+        # Without its constants: folded biases are learned again.
         compact = apply_plan(replace(step, constants={}), compact)
     dense_modules = dict(fresh.named_modules())
     with torch.no_grad():
@@ -63,7 +63,7 @@ class ScratchPruner(StoredPruner):
 
     The dropped channels are off in training and evaluation from the first step, so that this is the compact
     network's training from scratch, and everything else (recipes, records, the verified cut) works as for a method.
-    The weights start as the dense definition draws them; behind a BatchNorm their scale plays no part.
+    The weights start as the dense definition draws them; before a BatchNorm their scale has no effect.
 
     Args:
         model: A newly built network of the definition that was pruned; masked in place.
@@ -97,7 +97,7 @@ class ScratchPruner(StoredPruner):
         elif cuts[0].dense != self._plans[0].dense:
             raise PlanError("`plan` must be of the network that `model` was cut from. Got another one's.")
         kept = _dense_channels(self._plans, physical=False)
-        # In training that goes on behind a cut (train.compact_at), some are gone already.
+        # In training that continues after a cut (train.compact_at), some are gone already.
         present = _dense_channels(cuts, physical=True)
         graph = read_graph(model, example, include=include, exclude=exclude, every_norm=True)
         self._initial: dict[str, Tensor] = {}

@@ -38,7 +38,7 @@ class _OpenGate(FixedGate):
 class ZeroingPruner(StoredPruner):
     """What SFP and FPGM share: filters that are set to zero before training and after every epoch.
 
-    The gate behind each BatchNorm closes in evaluation where the filter is zero, so that the cut is exact; with
+    The gate of each BatchNorm closes in evaluation where the filter is zero, so that the cut is exact; with
     ``evaluation="authors"`` it stays open, and evaluation shows the accuracy that the authors report. The cut is the
     strict one in either case.
     """
@@ -77,7 +77,7 @@ class ZeroingPruner(StoredPruner):
 
     @torch.no_grad()
     def zero_filters(self) -> None:
-        """Select anew, and set what was selected to zero."""
+        """Select filters and set them to zero."""
         filters = {site.name: filters_of(self.model, self.feeders, site.name) for site in self.sites}
         if self._limit is not None:
             scores = {name: within_site(self._scores(rows)) for name, rows in filters.items()}
@@ -117,7 +117,7 @@ class SfpPruner(ZeroingPruner):
 
     In every layer that feeds a BatchNorm, also the last of a residual branch, the int(ratio * width) filters with
     the smallest L2 norm are set to zero before training and after every epoch (call :meth:`end_epoch`). All of them
-    go on training.
+    are still trained.
 
     Args:
         model: Any network in which convolutions feed BatchNorms; masked in place.

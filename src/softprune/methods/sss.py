@@ -137,7 +137,7 @@ class _FactorGate(AffineGate):
         return self.extra.value * bn.weight, self.extra.value * bn.bias
 
     def masked_affine(self, bn: _BatchNorm) -> tuple[Tensor, Tensor]:
-        # A factor of zero has silenced the channel already, and must go on having a gradient: it may come back.
+        # A factor of zero makes the channel zero already, and must keep its gradient: it may come back.
         weight, bias = self.affine(bn)
         return weight.to(bn.weight.dtype), bias.to(bn.weight.dtype)
 
@@ -171,7 +171,7 @@ class SssPruner(AffinePruner):
     which makes some of them exactly zero. What has factor zero is dropped; there is no threshold.
 
     Blocks: one factor for each residual branch. It stands at the branch's last BatchNorm; where a convolution
-    follows behind a ReLU (pre-activation), that is the same as behind the convolution. Channels: one factor for each
+    follows after a ReLU (pre-activation), that is the same as after the convolution. Channels: one factor for each
     channel of each BatchNorm that an activation follows.
 
     Args:
@@ -232,7 +232,7 @@ class SssPruner(AffinePruner):
         return {name: extra.value.detach().clone() for name, extra in self.extras.items()}
 
     def before_step(self) -> None:
-        # The rate that the optimizer is about to use; a scheduler may change it behind the step.
+        # The rate that the optimizer is about to use; a scheduler may change it after the step.
         assert self._optimizer_hooks is not None
         gradients = take_gradients(self.extras.values())
         rates = rates_of(self._optimizer_hooks.optimizer, (self._masked[name].weight for name in self.extras))

@@ -21,9 +21,9 @@ class SiteSummary:
     kept: int
     floor: int
     rounded: int = 0
-    """Channels among the kept ones that are silent, and stay for the sake of a multiple or a floor."""
+    """Dead kept channels: those that a multiple or a floor keeps."""
     left: int = 0
-    """Channels in a cut network: fewer than are kept where nobody reads them, or a site tied to this one drops them."""
+    """Channels in a cut network: fewer than are kept where they are not read, or a coupled site drops them."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Summary:
     params: int
     dense_params: int
     filled: tuple[str, ...]
-    """Modules that keep one channel for the shapes' sake although nobody reads them."""
+    """Modules that keep one channel that is not read, because a shape needs it."""
 
     @classmethod
     def of(
@@ -78,7 +78,7 @@ class Summary:
         lines = [f"{'site':<{name}}  width  kept"]
         for site in self.sites:
             remark = "  at its floor" if 0 < site.floor == site.kept < site.width else ""
-            remark += f"  {site.rounded} silent, kept by rounding or a floor" if site.rounded else ""
+            remark += f"  {site.rounded} dead, kept by rounding or a floor" if site.rounded else ""
             remark += f"  {site.left} left in the cut network" if site.left < site.kept else ""
             lines.append(f"{site.name:<{name}}  {site.width:>5}  {site.kept:>4}{remark}")
         for label, after, before in (
@@ -88,5 +88,5 @@ class Summary:
         ):
             lines.append(f"{label}: {after:,} of {before:,} ({100 * (1 - after / max(before, 1)):.1f}% cut)")
         if self.filled:
-            lines.append(f"kept one channel for the shapes' sake: {', '.join(self.filled)}")
+            lines.append(f"kept one channel that a shape needs: {', '.join(self.filled)}")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Variational Pruning, reconstructed: BatchNorm scales with a posterior; those that settle at zero go.
+"""Variational Pruning, reconstructed: BatchNorm scales with a posterior; those that end at zero are removed.
 
 No code of the authors exists. What the paper does not say was chosen here; docs/methods/variational.md lists it.
 """
@@ -121,8 +121,8 @@ class VariationalPruner(AffinePruner, StoredPruner):
         sigmas, chosen = self.sigmas(), {}
         for site in self.sites:
             mu = self._masked[site.name].weight.abs()
-            settled = (mu < self.mu_below) & (sigmas[site.name] < self.sigma_below)
-            keep = self._stored(site.name) & ~settled
+            at_zero = (mu < self.mu_below) & (sigmas[site.name] < self.sigma_below)
+            keep = self._stored(site.name) & ~at_zero
             # What was dropped before does not come back to fill a floor.
             chosen[site.name] = self._filled(site, keep, torch.where(self._stored(site.name), mu, -1.0))
         self._store(self._keep_coupled(chosen))

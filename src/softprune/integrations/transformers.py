@@ -1,0 +1,166 @@
+"""A callback for transformers' Trainer: joint training and pruning, without a change to the model's forward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from softprune.errors import ConfigError
+from softprune.graph import ExampleLike
+from softprune.methods import Pruner, SoftPruner
+
+try:
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError(
+        'softprune.integrations.transformers needs transformers; pip install "softprune[transformers]".'
+    ) from error
+
+STATE_FILE = "softprune.pt"
+
+
+class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
+    """Prunes the network of a transformers Trainer while it trains.
+
+    Pass it to the Trainer and call :meth:`bind` before ``trainer.train()``::
+
+        pruning = SoftPruningCallback(images, target={"macs": 0.5})
+        trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[pruning])
+        pruning.bind(trainer)
+        trainer.train()
+        compact = pruning.compact()
+
+    :meth:`bind` makes the pruner, gives the Trainer an optimizer factory whose weight decay spares BatchNorm shifts,
+    and adds the method's loss to the Trainer's. The pruner's state is saved in every checkpoint and loaded by
+    ``trainer.train(resume_from_checkpoint=...)``.
+
+    Args:
+        example: What the network is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        network: Name of the model's submodule to prune; empty for the model itself.
+        make: Makes the pruner from (network, example, **options); any class of `softprune.methods`.
+        options: The pruner's own: `strength=`, `target=`, `round_to=` ... A target's `total_steps` is the Trainer's
+            number of optimizer steps where it is not given.
+    """
+
+    def __init__(
+        self,
+        example: ExampleLike,
+        *,
+        network: str = "",
+        make: Callable[..., Pruner] = SoftPruner,
+        **options: Any,
+    ) -> None:
+        self.example, self.network, self.make, self.options = example, network, make, options
+        self.pruner: Pruner | None = None
+
+    def bind(self, trainer: Trainer) -> None:
+        """Make the pruner for the Trainer's model, and add the method's loss to the Trainer's."""
+        if self.pruner is not None:
+            raise ConfigError(
+                "a callback prunes for one Trainer. Got a second bind(); make another SoftPruningCallback."
+            )
+        options = dict(self.options)
+        if options.get("target") is not None and "total_steps" not in options:
+            options["total_steps"] = _total_steps(trainer)
+        model = trainer.model.get_submodule(self.network)
+        self.pruner = self.make(model, self.example, **options)
+        compute_loss = trainer.compute_loss
+
+        def with_pruning(
+            model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any
+        ) -> Tensor | tuple[Tensor, Any]:
+            loss, outputs = compute_loss(model, inputs, return_outputs=True, **kwargs)
+            assert self.pruner is not None
+            loss = self.pruner.loss(loss)
+            return (loss, outputs) if return_outputs else loss
+
+        trainer.compute_loss = with_pruning
+        if trainer.optimizer is None:
+            decay = trainer.args.weight_decay
+            kind, settings = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+            groups = _parameter_groups(trainer.model, model, self.pruner, decay)
+            trainer.optimizer = kind(groups, **settings)
+
+    # --- what the Trainer calls ------------------------------------------------------------------------------------
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.pruner is None:
+            raise ConfigError(
+                "the callback must know its Trainer before training. Got train() without it; call "
+                "pruning.bind(trainer)."
+            )
+        resumed = Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE_FILE
+        if state.global_step and resumed.is_file():
+            self.pruner.load_state_dict(torch.load(resumed, weights_only=True))
+        optimizer = kwargs["optimizer"]
+        self.pruner.attach(getattr(optimizer, "optimizer", optimizer))  # Accelerate wraps it
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        assert self.pruner is not None
+        self.pruner.end_epoch(round(state.epoch or 0) - 1)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if logs is not None and self.pruner is not None and "loss" in logs:
+            kept = sum(int(mask.sum()) for mask in self.pruner.masks().values())
+            share = {"softprune_channels_kept": kept / sum(site.width for site in self.pruner.sites)}
+            logs.update(share)
+            if state.log_history:  # written before callbacks are called
+                state.log_history[-1].update(share)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if self.pruner is not None and state.is_world_process_zero and folder.is_dir():
+            torch.save(self.pruner.state_dict(), folder / STATE_FILE)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.pruner is not None:
+            self.pruner.release()
+
+    # --- what you call -------------------------------------------------------------------------------------------
+
+    def compact(self, model: nn.Module | None = None, **options: Any) -> nn.Module:
+        """Return the compact network, verified equal; arguments as in the pruner's own `compact`."""
+        if self.pruner is None:
+            raise ConfigError(
+                "there must be a training before a cut. Got none; call pruning.bind(trainer) and trainer.train()."
+            )
+        self.pruner.decide()
+        return self.pruner.compact(model, **options)
+
+
+def _total_steps(trainer: Trainer) -> int:
+    args = trainer.args
+    if args.max_steps > 0:
+        return int(args.max_steps)
+    batches = len(trainer.get_train_dataloader())
+    return math.ceil(max(batches // args.gradient_accumulation_steps, 1) * args.num_train_epochs)
+
+
+def _parameter_groups(
+    model: nn.Module, network: nn.Module, pruner: Pruner, decay: float
+) -> list[dict[str, Any]]:
+    """Return the pruner's groups, and the parameters of the rest of the model as one group."""
+    groups = pruner.parameter_groups(weight_decay=decay)
+    inside = {id(parameter) for parameter in network.parameters()}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in inside]
+    return [*groups, {"params": rest, "weight_decay": decay}] if rest else groups
