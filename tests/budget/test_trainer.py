@@ -72,6 +72,8 @@ def test_a_recipes_target_is_met_and_a_stopped_run_ends_the_same(config, tmp_pat
     assert 0.99 * limit <= result["compact"]["macs"] <= limit
     assert [row["name"] for row in result["table"]] == ["dense", "masked", "compact"]
     assert result["table"][1]["top1"] == result["table"][2]["top1"] == rows[-1]["test_top1"]
+    assert rows[0]["margin"] < 0 <= rows[-1]["margin"] < 0.01
+    assert 0 < result["finalised_step"] <= rows[-1]["step"]
     strengths = [row["strength"] for row in rows]
     assert strengths[-1] == 0.0
     assert strengths[0] not in (0.0, settings.method.strength), "no schedule puts it back"

@@ -105,6 +105,8 @@ class Pruned(Record):
     top1: Number
     top5: Number
     round_to: Count
+    finalised_step: Count | None = None
+    """With a target: the step from which the removed channels were fixed."""
     sites: tuple["Site", ...]
 
 

@@ -128,6 +128,7 @@ def _write(trainer: Trainer, table: list[Variant], counted: Cost, totals: Totals
         last=Moment.of(tested[-1]),
         table=tuple(table),
         round_to=None if pruned is None else pruned.round_to,
+        finalised_step=None if pruned is None else pruned.finalised_step,
         sites=() if pruned is None else pruned.sites,
         modules=_modules(trainer, counted, final),
         config=config,

@@ -212,6 +212,7 @@ class Trainer:
             if (self.epoch + 1) % self.config.records.eval_epochs == 0 or self.epoch + 1 in self._must_test():
                 tested = self.evaluator(network)
             kept = self.costs.kept(stage.pruner, self.sites) if self.pruned is None else self.pruned.kept
+            budget = None if stage.pruner is None else stage.pruner.status
         last_step = (self.epoch + 1) * step.steps - 1
         row = Epoch(
             epoch=self.epoch,
@@ -220,6 +221,7 @@ class Trainer:
             decided=stage.pruner is None or stage.pruner.decided,
             lr=step.schedule(last_step),
             strength=stage.strength(last_step),
+            margin=None if budget is None else budget.unused,
             train_loss=totals.loss,
             train_top1=totals.top1,
             test_loss=None if tested is None else tested.loss,
@@ -294,6 +296,7 @@ class Trainer:
             top1=tested.top1,
             top5=tested.top5,
             round_to=pruner.round_to,
+            finalised_step=None if pruner.status is None else pruner.status.finalised_step,
             sites=self.sites.records(masks),
         )
         self.cuts.append(plans_of(compact)[-1].to_json())
