@@ -174,7 +174,7 @@ def set_key(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"--set takes KEY=VALUE, such as optimizer.lr=0.05. Got {show(override)}.")
     if not _is_utf8(override):
         raise ConfigError(f"--set must be valid Unicode. Got {show(override)}.")
-    known = dict(keys_of(RunConfig))
+    known = _known_keys()
     if key not in known and not key.startswith(_TABLES):
         raise unknown_key(key, RunConfig)
     *sections, name = key.split(".")
@@ -205,7 +205,7 @@ def _parse_value(key: str, text: str, *, is_text: bool) -> Any:
 
 def check_value(key: str, value: Any) -> None:
     """Raise a ConfigError unless ``value`` has the type of the setting ``key``; unknown keys are not checked."""
-    known = dict(keys_of(RunConfig))
+    known = _known_keys()
     if key not in known:
         return
     try:
@@ -215,8 +215,14 @@ def check_value(key: str, value: Any) -> None:
 
 
 @functools.cache
+def _known_keys() -> dict[str, Any]:
+    """Return every key with its annotation. A sweep of many runs asks for them once per setting."""
+    return dict(keys_of(RunConfig))
+
+
+@functools.cache
 def _adapter(key: str) -> TypeAdapter[Any]:
-    return TypeAdapter(dict(keys_of(RunConfig))[key])
+    return TypeAdapter(_known_keys()[key])
 
 
 def inline_toml(value: Any) -> str:
