@@ -1,4 +1,4 @@
-"""The one function: what does this model cost."""
+"""`cost`: parameters and MACs of a model, exactly or by the rules of the SCP authors."""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Which multiple of channels convolutions like best on this machine: what `round_to="auto"` means.
+"""The multiple of channels at which convolutions are fastest on this machine, for `round_to="auto"`.
 
 A width of 57 may take as long as one of 64, or longer; whether it does depends on the processor and the library. So
 some widths are timed, and for every candidate multiple the times of those widths, rounded up to it, are added. A
@@ -30,7 +30,7 @@ _SECONDS = 0.002
 
 
 def fastest_multiple(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> int:
-    """The multiple of channels that makes pruned convolutions fastest here; measured once per process and setting."""
+    """Return the multiple of channels at which pruned convolutions are fastest. Measured once per setting."""
     place = torch.device(device)
     if not dtype.is_floating_point:
         raise ConfigError(f"`dtype` must be a floating-point type. Got {dtype}.")
@@ -56,8 +56,8 @@ def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int
 
     A layer that holds it once can only stay whole or go. Where most layers must stay (`required` counts them), as in a
     chain, three quarters have to hold it twice, or little could be cut. Where most are branches that may go altogether,
-    more than half: ResNet-56, a third of whose layers have 16 channels, is faster in multiples of 16 than of 8 where 16
-    is what the machine likes (benchmarks/records/latency.md).
+    more than half: ResNet-56, a third of whose layers have 16 channels, is faster in multiples of 16 than of 8 on
+    machines with fast multiples of 16 (benchmarks/records/latency.md).
     """
     chain = 2 * required > len(widths)
     while multiple > 1:
@@ -69,25 +69,27 @@ def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int
 
 
 def round_up(width: int, multiple: int) -> int:
-    """The next multiple."""
+    """Return the next multiple."""
     return -(-width // multiple) * multiple
 
 
 def multiple_costs(time_of: Callable[[int], float]) -> dict[int, float]:
-    """For every candidate multiple, the time that all widths take when they are rounded up to it."""
+    """Return for every candidate multiple the time of all widths, rounded up to it."""
     return {multiple: sum(time_of(round_up(w, multiple)) for w in WIDTHS) for multiple in MULTIPLES}
 
 
 def choose(totals: dict[int, float]) -> int:
-    """The fastest multiple; of several that tie, the largest: it keeps more channels in the same time, and runtimes
-    with blocked layouts (ONNX Runtime's) are faster at it."""
+    """Return the fastest multiple; of several that tie, the largest.
+
+    It keeps more channels in the same time; runtimes with blocked layouts, such as ONNX Runtime, are faster with it.
+    """
     limit = (1 + TIE) * min(totals.values())
     return max(multiple for multiple, total in totals.items() if total <= limit)
 
 
 @torch.no_grad()
 def time_widths(widths: Sequence[int], device: str, dtype: torch.dtype) -> dict[int, float]:
-    """Seconds of a 3 x 3 convolution with as many outputs as inputs, for every width; the least of several rounds."""
+    """Return for every width the seconds of a 3 x 3 convolution that keeps the width, the least of several rounds."""
     place = torch.device(device)
     batch, side = (64, 28) if place.type == "cuda" else (4, 14)
     # Half precision runs on tensor cores, which want the channels last.

@@ -170,7 +170,7 @@ def _count_vgg(tally: _Tally) -> None:
 
 
 def _count_densenet(tally: _Tally) -> None:
-    """A mask narrows the input of the convolution behind it; BatchNorms and outputs count in full."""
+    """A mask narrows the input of the convolution after it; BatchNorms and outputs count in full."""
     tally.full_conv("stem")
     stream = tally.module("stem", nn.Conv2d).out_channels
     transitions = _children(tally, "transitions")
@@ -283,7 +283,7 @@ def _qualified_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-# By name, since the networks are a later room than this one. digits_net is a VGG.
+# By name, since this package must not import the networks. digits_net is a VGG.
 RULES: dict[str, Callable[[_Tally], None]] = {
     "softprune.models.vgg.VGG": _count_vgg,
     "softprune.models.resnet_cifar.PreActResNet": _count_preact,

@@ -1,4 +1,4 @@
-"""What a count found: totals, and the share of every module."""
+"""The result of a count: totals, and the cost of every module."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -28,13 +28,13 @@ SCALES = (1.0, 30.0, 0.1)
 
 
 def random_inputs(example: Example, seed: int) -> Iterator[Example]:
-    """Yield random inputs of another batch size, in order of preference: smaller, larger, as large as `example`.
+    """Yield random inputs of another batch size, in order of preference: small, larger, as large as `example`.
 
     The last one has the batch size of `example`, for networks that take no other.
     """
     batch = example.batch_size()
     base = example if batch is None else example.with_batch(3 if batch != 3 else 4)
-    for resize in (smaller, larger, None):
+    for resize in (smallest, smaller, larger, None):
         yield noise(base, seed, resize)
     if batch is not None:
         yield noise(example, seed)
@@ -73,7 +73,7 @@ def smaller(size: int) -> int:
 
 
 def smallest(size: int) -> int:
-    """Return the spatial size of probes."""
+    """Return a spatial size of at most 64."""
     return 64 if size > 64 else smaller(size)
 
 
@@ -152,19 +152,25 @@ def by_sample(outputs: Sequence[Tensor], example: Example) -> list[Tensor]:
     return pieces
 
 
-def foreign_parameters(model: nn.Module, example: Example, original: nn.Module) -> list[str]:
-    """Return the names of `original`'s parameters that a call of its copy `model` reads.
+def outputs_and_foreign(
+    model: nn.Module, example: Example, *originals: nn.Module
+) -> tuple[list[Tensor], list[str]]:
+    """Return the outputs of `model`, and the names of the parameters of `originals` that the call reads.
 
     A deep copy shares what it cannot copy: functions, and the modules that they keep. Such a copy computes with the
     layers of the original.
     """
-    names = {parameter.untyped_storage().data_ptr(): name for name, parameter in original.named_parameters()}
-    for parameter in model.parameters():
-        names.pop(parameter.untyped_storage().data_ptr(), None)
-    names.pop(0, None)  # tensors without elements
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     with _StorageReads() as reads:
-        outputs_of(model, example)
-    return sorted(names[pointer] for pointer in reads.pointers & names.keys())
+        outputs = outputs_of(model, example)
+    foreign = reads.pointers - own - {0}  # tensors without elements have no storage
+    names = [
+        name
+        for original in originals
+        for name, parameter in original.named_parameters()
+        if parameter.untyped_storage().data_ptr() in foreign
+    ]
+    return outputs, names
 
 
 class _StorageReads(TorchDispatchMode):

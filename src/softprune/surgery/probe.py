@@ -25,9 +25,9 @@ from softprune.surgery.apply import apply_plan, plain_copy
 from softprune.surgery.comparison import (
     by_sample,
     compare,
-    foreign_parameters,
     noise,
     one_thread,
+    outputs_and_foreign,
     outputs_of,
     smallest,
     without_onednn,
@@ -57,13 +57,13 @@ def probe_cuts(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
 
 def _probed(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     probe = _Probe(graph, model)
-    difference = probe.nondeterministic()
+    difference, uncalled = probe.call_again(graph)
     if difference is not None:
         raise ModelError(
             "a network must give the same outputs for the same input in eval mode. Two calls of this "
             f"{type(model).__name__} differed: {difference}. Take the randomness out of its forward()."
         )
-    graph = graph.only(probe.uncalled(graph))
+    graph = graph.only(uncalled)
     if probe.failure(graph) is None:
         return graph
     difference = probe.copies_differ()
@@ -146,9 +146,8 @@ class _Probe:
             _last_half_masks(graph, required, generator),
             _least_masks(graph, required),
         )
-        self._input = self._accepted(graph.example.to_model(self._copy))
         self._training: list[tuple[int, ...]] | None = None
-        foreign = foreign_parameters(self._copy, self._input, model)
+        self._input, self._outputs, foreign = self._accepted(graph.example.to_model(self._copy), model)
         if foreign:
             raise ModelError(
                 "a copy of a network must compute with its own parameters. A copy of this "
@@ -157,13 +156,12 @@ class _Probe:
                 "module. Write it as a method of a module instead."
             )
 
-    def nondeterministic(self) -> str | None:
-        """Describe how two calls with the same input differ; None if they differ by rounding at most."""
-        difference, scale = compare(outputs_of(self._copy, self._input), outputs_of(self._copy, self._input))
-        return None if difference <= NONDETERMINISTIC * scale else _described(difference, scale)
+    def call_again(self, graph: ChannelGraph) -> tuple[str | None, dict[str, str]]:
+        """Call the network a second time with the same input.
 
-    def uncalled(self, graph: ChannelGraph) -> dict[str, str]:
-        """Return the sites whose module is never called, so that its mask would have no effect, with the reason."""
+        Return how the outputs differ, None if by rounding at most; and the sites whose module is never called, so that
+        a mask would have no effect, with the reason.
+        """
         called: set[str] = set()
         handles = [
             self._copy.get_submodule(site.name).register_forward_pre_hook(
@@ -172,12 +170,13 @@ class _Probe:
             for site in graph.sites
         ]
         try:
-            outputs_of(self._copy, self._input)
+            difference, scale = compare(self._outputs, outputs_of(self._copy, self._input))
         finally:
             for handle in handles:
                 handle.remove()
+        differs = None if difference <= NONDETERMINISTIC * scale else _described(difference, scale)
         reason = "forward() never calls the module but applies its tensors (F.batch_norm), so that a mask has no effect"
-        return {site.name: reason for site in graph.sites if site.name not in called}
+        return differs, {site.name: reason for site in graph.sites if site.name not in called}
 
     def copies_differ(self) -> str | None:
         """Describe how a plain copy differs; None if it differs by rounding at most."""
@@ -222,16 +221,15 @@ class _Probe:
         tolerance = TOLERANCES[next(self._copy.parameters()).dtype]
         return None if difference <= tolerance * scale else _described(difference, scale)
 
-    def _accepted(self, given: Example) -> Example:
-        """Return a small random input; the example itself if the network takes no other."""
+    def _accepted(self, given: Example, model: nn.Module) -> tuple[Example, list[Tensor], list[str]]:
+        """Return a small random input, or the example if the network takes no other; outputs; parameters of `model`
+        that were read."""
         quick = noise(given if given.batch_size() is None else given.with_batch(2), 0, smallest)
         for attempt in (quick, given):
             try:
-                outputs_of(self._copy, attempt)
+                return attempt, *outputs_and_foreign(self._copy, attempt, model)
             except Exception as error:
                 failure = error
-            else:
-                return attempt
         raise ModelError(
             f"the model must accept `example`. Got {type(failure).__name__} from {type(self._copy).__name__} in eval "
             f"mode: {failure}. Pass an example that model(example) accepts."

@@ -17,8 +17,8 @@ from softprune.surgery.apply import apply_plan, duplicated, plain_copy, plans_of
 from softprune.surgery.comparison import (
     by_sample,
     compare,
-    foreign_parameters,
     one_thread,
+    outputs_and_foreign,
     outputs_of,
     random_inputs,
 )
@@ -127,8 +127,7 @@ def _certify(
     for attempt, expected in _accepted(reference, given, seed):
         shape = _shapes(attempt)
         try:
-            got = outputs_of(candidate, attempt)
-            foreign = [name for each in originals for name in foreign_parameters(candidate, attempt, each)]
+            got, foreign = outputs_and_foreign(candidate, attempt, *originals)
         except Exception as error:
             raise VerificationError(
                 f"a compact network must run wherever the masked one does. Got {type(error).__name__} on input "
