@@ -276,7 +276,8 @@ def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
     limit = record["dense"]["macs"] // 2
     record["config"]["method"]["target"] = {"macs": 0.5}
     for position, row in enumerate(record["epochs"]):
-        row["strength"] = 1e-5 * (1 + position)
+        row |= {"strength": 1e-5 * (1 + position), "margin": 0.01 * position - 0.05}
+    record["finalised_step"] = record["epochs"][7]["step"]
     for macs, verdict in ((limit - 1, "meets"), (limit + 1, "exceeds")):
         record["compact"]["macs"] = macs
         (folder / "result.json").write_text(json.dumps(record))
@@ -284,7 +285,10 @@ def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
         assert f"At most {limit:,} MACs, 50.0 % of the dense network." in page
         assert f"{macs:,}, 100.0 % of the limit, and {verdict} it" in page
         assert 'id="target"' in page
+        assert f"finalised at step {record['epochs'][7]['step']:,}, in epoch 8." in page
+        assert ">finalised<" in page
         assert ">sparsity strength<" in page
+        assert ">margin to the target, %<" in page
         assert "target removed" in page
 
 

@@ -115,12 +115,10 @@ def target_section(run: Run) -> dict[str, Any] | None:
 
 def finalised_at(run: Run) -> tuple[int, int] | None:
     """(step, epoch) from which the removed channels were fixed, or None."""
-    result = getattr(run, "result", None)
-    step = getattr(result, "finalised_step", None)
+    step = None if run.result is None else run.result.finalised_step
     if step is None:
         return None
-    epoch = next((row.number for row in run.epochs if getattr(row, "step", 0) >= step), run.epochs[-1].number)
-    return int(step), epoch
+    return step, next((row.number for row in run.epochs if row.step >= step), run.epochs[-1].number)
 
 
 def training_section(run: Run) -> dict[str, Any] | None:
@@ -147,8 +145,7 @@ def training_section(run: Run) -> dict[str, Any] | None:
 
 
 def _margin(row: Epoch) -> float | None:
-    margin = getattr(row, "margin", None)
-    return None if margin is None else 100 * margin
+    return None if row.margin is None else 100 * row.margin
 
 
 def line_of(run: Run, label: str, style: str, panel: Panel, get: Callable[[Epoch], float | None]) -> Series:
