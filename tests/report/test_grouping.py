@@ -66,7 +66,7 @@ def test_dense_runs_stand_in_as_the_baseline_of_runs_without_one(make_run: Make)
     elsewhere = load_run(make_run("vgg", "vgg16", method="dense", level=0)[0])
     alone, beside = with_baselines([load_run(folder)]), with_baselines([load_run(folder), dense, elsewhere])
     assert alone[0].dense_top1 is None
-    assert beside[0].dense_top1 == dense.shipped_top1
+    assert beside[0].dense_top1 == dense.compact_top1
 
 
 def changed(made: tuple[Path, dict[str, Any]], own_dense: float | None = None, **settings: Any) -> Run:
@@ -107,7 +107,7 @@ def test_a_baseline_was_trained_in_the_same_way(
     pruned = make_run("scp")
     pruned[1]["config"]["records"] = {}
     run = with_baselines([changed(pruned, **{setting: value}), dense])[0]
-    assert run.dense_top1 == (dense.shipped_top1 if is_baseline else None)
+    assert run.dense_top1 == (dense.compact_top1 if is_baseline else None)
 
 
 def test_baselines_of_a_runs_own_are_not_averaged_with_others(make_run: Make) -> None:

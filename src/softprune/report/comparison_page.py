@@ -97,14 +97,14 @@ def _top1(moment: Moment | None) -> float | None:
 
 
 def _against_dense(run: Run) -> float | None:
-    compact, dense = run.shipped_top1, run.dense_top1
+    compact, dense = run.compact_top1, run.dense_top1
     return None if compact is None or dense is None else compact - dense
 
 
 COLUMNS: tuple[tuple[str, int, str, Callable[[Run], float | None]], ...] = (
     ("Dense top-1", 2, "n", lambda run: run.dense_top1),
     ("Best top-1", 2, "n spare", lambda run: _top1(run.best)),
-    ("Compact top-1", 2, "n", lambda run: run.shipped_top1),
+    ("Compact top-1", 2, "n", lambda run: run.compact_top1),
     ("Against dense", 2, "n", _against_dense),
     ("MACs cut %", 1, "n", lambda run: cut(run.dense.macs, run.compact.macs)),
     ("Params cut %", 1, "n spare", lambda run: cut(run.dense.params, run.compact.params)),
@@ -148,7 +148,7 @@ def _run_row(run: Run, group: int, out: Path) -> dict[str, Any]:
         "link": quote(os.path.relpath(report, out.parent)) if report.is_file() else "",
         "seed": run.seed,
         "best": _top1(run.best),
-        "compact": run.shipped_top1,
+        "compact": run.compact_top1,
         "against": _against_dense(run),
         "macs": cut(run.dense.macs, run.compact.macs),
         "params": cut(run.dense.params, run.compact.params),

@@ -114,7 +114,7 @@ def with_baselines(runs: Sequence[Run]) -> list[Run]:
         run
         if run.method == "dense" or identity(run) in provided
         else replace(
-            run, baseline_top1=spread(other.shipped_top1 for other in dense if same_training(run, other)).mean
+            run, baseline_top1=spread(other.compact_top1 for other in dense if same_training(run, other)).mean
         )
         for run in runs
     ]

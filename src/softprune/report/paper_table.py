@@ -97,7 +97,7 @@ def _point(row: PaperRow) -> tuple[float, float] | None:
 
 def _entries(run: Run) -> list[_Entry]:
     last, best = _top1(run.last), _top1(run.best)
-    entries = [_Entry(run, run.name, run.finetuned, last, best, run.shipped_top1, run.wall_seconds)]
+    entries = [_Entry(run, run.name, run.finetuned, last, best, run.compact_top1, run.wall_seconds)]
     before = run.variant("masked")
     if run.finetuned and before is not None:
         entries.insert(0, _Entry(run, run.name.removesuffix(FT), False, before.top1, None, None, None))

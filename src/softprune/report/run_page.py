@@ -145,13 +145,13 @@ def _views(run: Run) -> list[View]:
     compact = run.variant("compact")
     if compact is not None:
         note = "the network that was written to disk"
-        views.append(View("compact", "Compact network", note, run.shipped_top1, compact.top5, run.compact))
+        views.append(View("compact", "Compact network", note, run.compact_top1, compact.top5, run.compact))
     for key, label, moment in (("best", "Best epoch", run.best), ("last", "Last epoch", run.last)):
         if moment is not None:
             note = "" if moment.number is None else f"epoch {moment.number}"
             note += ", chosen by test accuracy" if key == "best" else ""
             views.append(View(key, label, note, moment.top1, moment.top5, moment.totals))
-    return views or [View("compact", "Network", "", run.shipped_top1, None, run.compact)]
+    return views or [View("compact", "Network", "", run.compact_top1, None, run.compact)]
 
 
 def _variants(run: Run) -> dict[str, Any]:

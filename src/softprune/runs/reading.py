@@ -64,7 +64,7 @@ class Run:
         return any(row.phase == "finetune" for row in self.epochs)
 
     @property
-    def shipped_top1(self) -> float | None:
+    def compact_top1(self) -> float | None:
         """Accuracy of the compact network, or of the network that it equals."""
         for name in ("compact", "masked"):
             row = self.variant(name)
