@@ -27,14 +27,18 @@ help:
 	@echo "make wheel     dist/softprune-VERSION-py3-none-any.whl"
 	@echo "make clean     remove the environment, caches and build outputs"
 
-# A half-made environment has no stamp and is made again from nothing. Compiling every file of torch would take
-# longer than the demo; Python compiles what it imports.
+# An incomplete environment has no stamp and is made again. For the demo the package is used from its source, which
+# saves the isolated build of an editable install. pip compiles nothing: Python compiles what it imports.
 $(RUN): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "softprune needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -e .
+	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*project["dependencies"], sep="\n")' > $(VENV)/requirements.txt
+	$(PIP_INSTALL) -r $(VENV)/requirements.txt
+	@$(BIN)/python -c 'import pathlib, sysconfig; folder = pathlib.Path(sysconfig.get_path("purelib")); \
+		(folder / "softprune-source.pth").write_text(str(pathlib.Path("src").resolve()))'
 	@touch $@
 
 $(TEST): $(RUN)

@@ -159,7 +159,7 @@ def _torch_pruning(model: nn.Module, example: Tensor, dead: dict[str, set[int]])
             for name, channels in gone.items():
                 dead.setdefault(name, set()).update(channels)
             group.prune()
-    # What the pruner passes over without a word (the stream behind an option-A shortcut) is asked for group by group.
+    # What the pruner passes over without a word (the stream after an option-A shortcut) is asked for group by group.
     graph = tp.DependencyGraph().build_dependency(model, example[:1])
     for conv in [
         module for module in model.modules() if isinstance(module, nn.Conv2d) and module not in heads

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from softprune.models.resnet_preact import PreActResNet
 from torch import nn
 
 import softprune as sp
 from softprune import models
+from softprune.models.resnet_cifar import PreActResNet
 from softprune.runs.environment import describe_environment
 
 DEPTHS = (56, 110, 218, 434)

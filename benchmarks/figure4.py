@@ -53,7 +53,7 @@ def page(found: list[Result]) -> str:
         "",
         "The paper says that the ratio saturates at about half of the training. *Saturated*: the first epoch from",
         f"which the share of removed channels stays within {NEAR:g} point of its final value. *Half-way*: that share",
-        "after half of the epochs. Runs to a budget are not here: they settle when they have met it.",
+        "after half of the epochs. Runs to a budget are not here: they are finalised when they have met it.",
         "",
         "| run | seed | epochs | saturated at epoch | of the training | half-way | final | accuracy half-way | final |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Kill a short run with SIGKILL at random moments, go on each time, and compare with a run left alone, bit for bit.
+"""Kill a short run with SIGKILL at random moments, resume it each time, and compare with a run left alone, bit for bit.
 
     python benchmarks/kill_resume.py [--kills 10] [--set train.deterministic=true ...]
 

@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 fold_bn=key["fold_bn"],
                 repeats=options.repeats,
             )
-            row = key | {"multiple": multiple, "cut": "trained run" if name in runs else "by lot"}
+            row = key | {"multiple": multiple, "cut": "trained run" if name in runs else "at random"}
             row["commit"] = describe_environment(torch.device(options.device)).model_dump()["git"]
             row |= {k: v for k, v in report.rows[0].to_dict().items() if k not in row}
             record["rows"].append(row)

@@ -40,7 +40,7 @@ class _Images(Dataset[tuple[Tensor, Tensor]]):
 
 
 class _NaiveMask(nn.Module):
-    """The paper's formulas written down straight behind a BatchNorm."""
+    """The paper's formulas written out after a BatchNorm."""
 
     def __init__(self, bn: nn.BatchNorm2d) -> None:
         super().__init__()

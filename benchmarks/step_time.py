@@ -4,7 +4,7 @@ masks and without.
     python benchmarks/step_time.py --out benchmarks/records/step_time.json
 
 Images are synthetic, of CIFAR's shape. The record is written after every measurement, so that a run that
-meets its time limit keeps what it has; run it again with the same --out and it goes on with the rest.
+meets its time limit keeps what it has; run it again with the same --out and it continues with the rest.
 
 With and without masks are timed in turns in one process: separate ones get different convolution algorithms from
 cuDNN's search, which moves a step by more than masks cost.
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         if not wanted:
             continue
         if time.monotonic() > deadline:
-            print("time limit reached; run again to go on")
+            print("time limit reached; run again to continue")
             break
         for row in _measure(wanted, options):
             record["rows"].append(row)
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=5, help="timed blocks")
     parser.add_argument("--workers", type=int, default=8, help="loader processes of the plain loop")
     parser.add_argument(
-        "--time-limit", type=float, default=540.0, help="begin nothing new after so many seconds"
+        "--time-limit", type=float, default=540.0, help="start nothing new after this many seconds"
     )
     parser.add_argument(
         "--compile-option",

@@ -12,8 +12,8 @@ def render(record: dict[str, Any]) -> str:
     lines = [
         "# Beside Torch-Pruning",
         "",
-        f"Torch-Pruning {record['torch_pruning']} takes half of every group of coupled channels by lot. They",
-        "are made exactly silent in a copy of the network (scale and shift of their BatchNorms zero); then both tools",
+        f"Torch-Pruning {record['torch_pruning']} takes half of every group of coupled channels at random. They",
+        "are made exactly zero in a copy of the network (scale and shift of their BatchNorms zero); then both tools",
         "remove them, and both results are compared with the copy in float64. Where Torch-Pruning crashes before it",
         "has chosen, softprune removes half of the channels of its own sites. Rendered from",
         "`benchmarks/records/torch_pruning.json` by `python benchmarks/beside_torch_pruning.py --render`.",

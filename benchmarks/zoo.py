@@ -1,4 +1,4 @@
-"""The zoo: what softprune makes of networks that nobody here wrote.
+"""The zoo: softprune on networks of torchvision and timm.
 
     python benchmarks/zoo.py                     run all networks, record benchmarks/records/zoo.json
     python benchmarks/zoo.py --only resnet18 'efficientnet*'
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         print(line(row), flush=True)
         record = {
             "format": 1,
-            "what": "softprune on networks of torchvision and timm, random weights, half of the channels cut by lot",
+            "what": "softprune on networks of torchvision and timm, random weights, half of the channels cut at random",
             "command": "python benchmarks/zoo.py",
             "environment": describe_environment(torch.device("cpu")).model_dump() | _versions(),
             "rows": [rows[key] for key in order if key in rows],

@@ -129,7 +129,7 @@ def randomise_(model: nn.Module, seed: int) -> None:
 
 
 def random_masks(widths: Mapping[str, int], required: frozenset[str], seed: int) -> dict[str, Tensor]:
-    """Half of all channels by lot, and some sites empty."""
+    """Half of all channels at random, and some sites empty."""
     generator = torch.Generator().manual_seed(seed)
     masks = {}
     for name, width in widths.items():

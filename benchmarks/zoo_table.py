@@ -21,10 +21,10 @@ def render(record: dict[str, Any]) -> str:
     lines = [
         "# The zoo",
         "",
-        "What softprune makes of networks that nobody here wrote, with random weights: read the network, train a few",
-        "steps with masks, drop half of the channels by lot (and one site in ten as a whole), cut, and compare masked",
+        "softprune on networks of torchvision and timm, with random weights: read the network, train a few",
+        "steps with masks, drop half of the channels at random (and one site in ten whole), cut, and compare masked",
         "and compact network in float64 on inputs of several sizes. Rendered from `benchmarks/records/zoo.json` by",
-        "`python benchmarks/zoo.py --render`; `make zoo` makes both anew.",
+        "`python benchmarks/zoo.py --render`; `make zoo` makes both again.",
         "",
         f"**{len(rows)} networks: {', '.join(f'{states[key]} {STATES[key]}' for key in STATES if states[key])}.**",
         f"Largest difference between masked and compact, relative to the largest output: {worst:.0e}.",

@@ -53,7 +53,7 @@ def test_a_damaged_newest_falls_back_and_says_so(
     assert "Reading the checkpoint before it" in caplog.text
     assert newest.read_bytes() == damaged[damage], "who only reads changes nothing"
     with caplog.at_level(logging.WARNING):
-        path, state = checkpoint.read_newest(tmp_path, mend=True)
+        path, state = checkpoint.read_newest(tmp_path, repair=True)
     assert (path.name, state["step"]) == ("step-0000000001.ckpt", 1)
     assert "step-0000000002.damaged" in caplog.text
     # The damaged file must not count as one of the two kept: the good one survives the next save.
@@ -73,9 +73,9 @@ def test_a_checkpoint_of_a_newer_softprune_is_left_alone(tmp_path: Path) -> None
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
     newest.write_bytes(newest.read_bytes().replace(b"softprune checkpoint 2 ", b"softprune checkpoint 3 "))
-    for mend in (False, True):
+    for repair in (False, True):
         with pytest.raises(CheckpointError, match="newer softprune wrote"):
-            checkpoint.read_newest(tmp_path, mend=mend)
+            checkpoint.read_newest(tmp_path, repair=repair)
     assert len(list(tmp_path.glob("*.ckpt"))) == 2
 
 
@@ -93,7 +93,7 @@ def test_a_checkpoint_that_may_not_be_read_is_left_alone(
 
     monkeypatch.setattr(Path, "read_bytes", read)
     with pytest.raises(CheckpointError, match="Permission denied"):
-        checkpoint.read_newest(tmp_path, mend=True)
+        checkpoint.read_newest(tmp_path, repair=True)
     assert len(list(tmp_path.glob("*.ckpt"))) == 2
 
 
@@ -114,7 +114,7 @@ def test_nothing_whole_is_the_same_error_every_time(tmp_path: Path) -> None:
         path.write_bytes(b"")
     for _ in range(2):
         with pytest.raises(CheckpointError, match="Got 2 damaged ones"):
-            checkpoint.read_newest(tmp_path, mend=True)
+            checkpoint.read_newest(tmp_path, repair=True)
     assert checkpoint.has_damaged(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, hard))  # the kernel then refuses the second half
     try:
-        with pytest.raises(CheckpointError, match="make room, then `softprune resume`"):
+        with pytest.raises(CheckpointError, match="make room, then run `softprune resume`"):
             checkpoint.save_checkpoint(tmp_path, 2, _state(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -137,7 +137,7 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".step-0000000002.ckpt.123.tmp").write_bytes(b"half")
     checkpoint.read_newest(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2, "the writer may be alive: only who holds the lock deletes"
-    checkpoint.read_newest(tmp_path, mend=True)
+    checkpoint.read_newest(tmp_path, repair=True)
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.ckpt"]
 
 

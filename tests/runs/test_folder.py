@@ -70,7 +70,9 @@ def test_a_full_disk_under_the_metrics_is_a_clear_error(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("softprune.runs.folder.open", full, raising=False)
-    with pytest.raises(CheckpointError, match=r"room for metrics\.jsonl.*make room, then `softprune resume`"):
+    with pytest.raises(
+        CheckpointError, match=r"room for metrics\.jsonl.*make room, then run `softprune resume`"
+    ):
         folder.append_metrics(row(0, 1.0))
 
 

@@ -75,7 +75,7 @@ def render_run(
     """Write a self-contained HTML page about one run to RUN/report.html or `out`, and return its path.
 
     A finished run is read from result.json, a run that still trains from metrics.jsonl. `titles` names the methods.
-    With `refresh`, an open page reloads itself after so many seconds.
+    With `refresh`, an open page reloads itself after this many seconds.
 
     Raises:
         FileFormatError: the folder holds no run, or its records are not what softprune writes.

@@ -87,16 +87,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def read_newest(folder: Path, *, mend: bool = False) -> tuple[Path, dict[str, Any]]:
+def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, Any]]:
     """Return the newest complete checkpoint of ``folder``; damaged newer ones are skipped with a warning.
 
     A checkpoint that cannot be opened, or that a newer softprune wrote, is an error: it may be complete, and the
     training since the one before it would be lost.
 
-    With ``mend``, for the process that holds the lock of the run, damaged files are renamed and the temporary files of
+    With ``repair``, for the process that holds the lock of the run, damaged files are renamed and temporary files of
     a killed process are deleted. For any other process such a file may be one that the run is about to write.
     """
-    if mend:
+    if repair:
         remove_leftovers(folder)
     paths = _newest_first(folder)
     if not paths and not has_damaged(folder):
@@ -110,7 +110,7 @@ def read_newest(folder: Path, *, mend: bool = False) -> tuple[Path, dict[str, An
             return path, read_checkpoint(path)
         except _DamagedError as error:
             damaged += 1
-            if not mend:
+            if not repair:
                 logger.warning("%s Reading the checkpoint before it.", error)
                 continue
             aside = path.with_suffix(_ASIDE)

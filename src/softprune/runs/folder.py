@@ -50,7 +50,7 @@ class RunFolder:
     def create(cls, path: Path | str, config: RunConfig) -> "RunFolder":
         """Make the folder of a new run and write its configuration.
 
-        Raise a ConfigError for a folder that holds a run already; nothing is left behind where the folder cannot be
+        Raise a ConfigError for a folder that holds a run already; nothing remains where the folder cannot be
         made.
         """
         folder = cls(path)

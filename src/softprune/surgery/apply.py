@@ -168,7 +168,7 @@ def _void(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> Co
     value = (
         torch.zeros(cut.width_out, dtype=torch.float64) if constants is None else torch.from_numpy(constants)
     )
-    # Channels that stay for the shapes' sake only have no constant; nobody reads them.
+    # Channels that stay for the shapes' sake only have no constant; no layer reads them.
     kept = torch.nan_to_num(value)[list(cut.outputs)]
     void = ConstantOutput(module, kept.to(weight.device, weight.dtype))
     void.training = module.training

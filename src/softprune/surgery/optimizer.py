@@ -1,4 +1,4 @@
-"""Carry a torch optimizer over a cut, so that training goes on with the smaller network."""
+"""Carry a torch optimizer over a cut, so that training continues with the smaller network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
 
     State of a parameter's shape (momentum, Adam's moments) is sliced as the parameter was; scalars are kept; a
     parameter that was cut away leaves its group; one that folding added joins its weight's group. Where some of a
-    parameter's state cannot be cut (Adafactor's factors), all of it starts anew, and the log says so.
+    parameter's state cannot be cut (Adafactor's factors), all of it is reset, which is logged.
 
     `dense` is the network that the optimizer trains; several cuts may lie between it and `compact`. A pruner that is
     attached to the optimizer stays with `dense`: it counts no more steps.
@@ -111,20 +111,20 @@ def _sliced_state(
     for key, value in (state or {}).items():
         if isinstance(value, Tensor) and value.ndim > 0:
             if value.shape != parameter.shape:
-                return _anew(name, key)
+                return _reset(name, key)
             for plan in plans:
                 value = slice_named(plan, name, value)
             sliced[key] = value
-        elif isinstance(value, list | tuple | dict):  # tensors inside, whose shapes nobody knows
-            return _anew(name, key)
+        elif isinstance(value, list | tuple | dict):  # tensors inside, whose shapes are unknown
+            return _reset(name, key)
         else:
             sliced[key] = value
     return sliced
 
 
-def _anew(name: str, key: str) -> dict[str, Any]:
+def _reset(name: str, key: str) -> dict[str, Any]:
     # No part of it is kept: an optimizer takes a state that is there for a whole one.
     logger.warning(
-        "optimizer state of '%s' starts anew, since its '%s' cannot be cut like the weight", name, key
+        "optimizer state of '%s' is reset, since its '%s' cannot be cut like the weight", name, key
     )
     return {}

@@ -176,7 +176,7 @@ def _train(
     stop: StopSignal,
 ) -> tuple[str | None, Result | None]:
     """Train one run to its end; return the reason to stop early, or the result."""
-    state = _newest_state(config, folder, mend=world.is_writer)
+    state = _newest_state(config, folder, repair=world.is_writer)
     if state is not None:
         check_same_images(data, state, folder)
         begin = restored_stage(config, data, world, state)
@@ -201,7 +201,7 @@ def _train(
     return None, result
 
 
-def _newest_state(config: RunConfig, folder: RunFolder, *, mend: bool) -> dict[str, Any] | None:
+def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict[str, Any] | None:
     """Return the checkpoint to resume from, or None if the run has none yet."""
     if newest_path(folder.checkpoints) is None and not has_damaged(folder.checkpoints):
         if folder.sessions.is_file():
@@ -209,7 +209,7 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, mend: bool) -> dict[s
                 "there is no checkpoint in %s: training starts from the beginning", folder.checkpoints
             )
         return None
-    path, state = read_newest(folder.checkpoints, mend=mend)
+    path, state = read_newest(folder.checkpoints, repair=repair)
     saved = config_from_dict(state["config"])
     # The folder of the data may differ between machines; nothing else may.
     if saved.replace(data=saved.data.replace(dir=config.data.dir)) != config:
