@@ -38,6 +38,8 @@ HOLD = 0.25
 MANY_ALIVE = 0.05
 """The share of all channels that may be removed although they are alive before a warning says so."""
 _UPDATES = 100
+_NEAR_ENOUGH = 0.002
+"""How far under the limit a cut ends, as a share of it, where single channels allow it."""
 
 
 class Budget(Limit):
@@ -142,7 +144,7 @@ class Budget(Limit):
     def _pursue(self, step: int, scores: Masks) -> float:
         self.channels.in_force = False  # decided before its time, and training continues
         search = self.search(scores)
-        near = torch.tensor(search.rank(self._near, within=1 + len(search.row) // 200, close=CLOSE / 2))
+        near = torch.tensor(search.rank(self._near, within=1 + len(search.row) // 200, close=CLOSE))
         broadcast_from_rank0_(near := near.to(self.channels.decision.in_force.device))
         self._near = int(near)
         keep = search.masks(search.at_rank(self._near))
@@ -163,7 +165,7 @@ class Budget(Limit):
         """Put the cut into force, with regrown channels where more have died than the target asks for."""
         regrows = step <= REGROW * self.total_steps
         search = self.search(scores, alive_only=not regrows)
-        cut = search.fit()
+        cut = search.fit(close=_NEAR_ENOUGH)
         masks = self._agree(search.masks(cut.counts))
         self._report(cut, step, scores, masks)
         self.channels.allowed = masks
@@ -212,7 +214,7 @@ class Budget(Limit):
             return
         scores = self.channels.scores(network)
         search = self.search(scores, network, alive_only=True)
-        cut = search.fit()
+        cut = search.fit(close=_NEAR_ENOUGH)
         masks = self._agree(search.masks(cut.counts))
         self._report(cut, None, scores, masks)
         self.channels.allowed = masks

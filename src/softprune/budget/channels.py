@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph import ChannelGraph
-from softprune.masks import MaskDecision, MaskedBatchNorm, SoftGate, alive_probability
+from softprune.masks import MaskConfig, MaskDecision, MaskedBatchNorm, SoftGate, alive_probability
 from softprune.rng import channel_words
 
 SAFE = 0.35
@@ -35,6 +35,7 @@ class ChannelState:
         self.graph, self.network = graph, network
         self.names = [site.name for site in graph.sites]
         self.widths = {site.name: site.width for site in graph.sites}
+        self._scales: dict[tuple[str, MaskConfig], tuple[Tensor, Tensor]] = {}
         self.decision = MaskDecision(next(network.parameters()).device)
         for name, width in self.widths.items():
             gate, device = self.gate(name), self.decision.in_force.device
@@ -90,18 +91,22 @@ class ChannelState:
         for name in self.names:
             gate, bn = self.gate(name), network.get_submodule(name)
             assert isinstance(bn, _BatchNorm)
-            threshold = _log_odds(torch.tensor(1 - gate.config.c, dtype=torch.float64))
-            untrained = alive_probability(
-                torch.zeros(1, dtype=torch.float64),
-                torch.ones(1, dtype=torch.float64),
-                gate.config,
-                gate.activation,
-            )
+            threshold, untrained = self._scale(gate)
             above = _log_odds(gate.alive(bn).double().cpu()) - threshold
             # The gate's own rule decides, to the last bit.
             above = torch.where(gate.dead(bn).cpu(), above.clamp(max=0.0), above.clamp(min=1e-9))
-            found[name] = above / (_log_odds(untrained) - threshold)
+            found[name] = above / untrained
         return found
+
+    def _scale(self, gate: SoftGate) -> tuple[Tensor, Tensor]:
+        """Return the log-odds of SCP's threshold, and those of an untrained channel above it."""
+        key = (gate.activation, gate.config)
+        if key not in self._scales:
+            one = torch.ones(1, dtype=torch.float64)
+            threshold = _log_odds((1 - gate.config.c) * one)
+            alive = alive_probability(0 * one, one, gate.config, gate.activation)
+            self._scales[key] = (threshold, _log_odds(alive) - threshold)
+        return self._scales[key]
 
     def protection(self, scores: Masks, before: Masks | None, keep: Masks) -> tuple[Masks, float]:
         """Return the factors that keep the channels of `keep` from dying, and the share of them that would.

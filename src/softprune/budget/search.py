@@ -149,14 +149,15 @@ class CutSearch:
     def _is_close(self, rank: int, close: float) -> bool:
         return (1 - close) * self.limit <= self.cost(self.at_rank(rank)) <= self.limit
 
-    def fit(self) -> Cut:
-        """Return the best cut found that is not over the limit."""
-        counts = self.at_rank(self.rank())
-        return self.refine(Cut(counts, self.cost(counts)))
+    def fit(self, *, close: float = 0.0) -> Cut:
+        """Return the best cut found that is not over the limit; `close`: as in :meth:`rank`."""
+        counts = self.at_rank(self.rank(close=close))
+        cut = Cut(counts, self.cost(counts))
+        return cut if (1 - close) * self.limit <= cut.cost <= self.limit else self.refine(cut, close=close)
 
-    def refine(self, cut: Cut) -> Cut:
-        """Bring `cut` below the limit if it is over it, then as near to it as single channels allow."""
-        cut = self._grown(self._shrunk(cut))
+    def refine(self, cut: Cut, *, close: float = 0.0) -> Cut:
+        """Bring `cut` below the limit if it is over it, then as near to it as single channels allow, or `close`."""
+        cut = self._grown(self._shrunk(cut), close=close)
         enough = len(self._known) + _PATIENCE
         # No single channel fits into the gap: give a few up at one site, and fill the wider gap at another.
         pairs = itertools.product((1, 2, 3), self._by_last(cut.counts), range(len(self.units)))
@@ -169,7 +170,7 @@ class CutSearch:
             if less is not None and taker != giver:
                 others = set(range(len(self.units))) - {taker}
                 cut = max(cut, self._grown(less, others), key=lambda trial: trial.cost)
-        return self._grown(cut)  # a third site may use what an exchange has left
+        return self._grown(cut, close=close)  # a third site may use what an exchange has left
 
     def _shrunk(self, cut: Cut) -> Cut:
         while cut.cost > self.limit:
@@ -181,9 +182,11 @@ class CutSearch:
             cut = smaller
         return cut
 
-    def _grown(self, cut: Cut, closed: Iterable[int] = ()) -> Cut:
+    def _grown(self, cut: Cut, closed: Iterable[int] = (), *, close: float = 0.0) -> Cut:
         shut = set(closed)
         while True:
+            if close and (1 - close) * self.limit <= cut.cost <= self.limit:
+                return cut
             site = max(
                 (s for s in range(len(self.units)) if s not in shut and cut.counts[s] < self.most[s]),
                 key=lambda s: self.scores[s][self._inner[s][cut.counts[s]]],
