@@ -101,12 +101,18 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Any) -> None:
             "[[run]]\nrecipe = 'digits'\nset = {'method.options.x' = 2020-01-01}",
             "must be true or false or a whole number",
         ),
-        ("[[run]]\nrecipe = 'digits'\nname = '../evil'", "A run's name must be usable as a folder's name"),
-        ("[[run]]\nrecipe = 'digits'\nname = 'a/b'", "A run's name must be usable as a folder's name"),
-        ("[[run]]\nrecipe = 'digits'\nname = ''", "A run's name must be usable as a folder's name"),
-        ("[[run]]\nrecipe = 'digits'\nname = ['a']", "A run's name must be usable as a folder's name"),
+        (
+            "[[run]]\nrecipe = 'digits'\nname = '../evil'",
+            "A run's name must be usable as the name of a folder",
+        ),
+        ("[[run]]\nrecipe = 'digits'\nname = 'a/b'", "A run's name must be usable as the name of a folder"),
+        ("[[run]]\nrecipe = 'digits'\nname = ''", "A run's name must be usable as the name of a folder"),
+        ("[[run]]\nrecipe = 'digits'\nname = ['a']", "A run's name must be usable as the name of a folder"),
         ("[[run]]\nrecipe = 'digits'\nname = 'logs'", "the folder of the runs' logs"),
-        ("name = '../esc'\n[[run]]\nrecipe = 'digits'", "A sweep's name must be usable as a folder's name"),
+        (
+            "name = '../esc'\n[[run]]\nrecipe = 'digits'",
+            "A sweep's name must be usable as the name of a folder",
+        ),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(write: Any, text: str, message: str) -> None:
