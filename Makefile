@@ -9,10 +9,12 @@ TEST := $(VENV)/.installed-test
 PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 EXTRAS := dev,docs,vision,timm,onnx,tensorboard,lightning,accelerate
 PYTEST_ARGS ?=
+FUZZ_ARGS ?=
+KILL_ARGS ?=
 # Tests start many processes, which would otherwise compile torch's files each time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test quick lint types pytest slow-list property zoo docs wheel clean
+.PHONY: help demo test quick lint types pytest slow-list property fuzz kill zoo docs wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +24,8 @@ help:
 	@echo "make slow-list measure all tests on one core; rewrites tests/slow.txt (half an hour)"
 	@echo "make lint      lint and format only"
 	@echo "make property  masked == compact on 1,000 other random networks"
+	@echo "make fuzz      10,000 mutated inputs over every file format and option; resumes where it was stopped"
+	@echo "make kill      200 kills of training, save, export, report and sweep: the same bits afterwards"
 	@echo "make zoo       every torchvision CNN and timm family: channels cut at random, verified exact; writes benchmarks/records/zoo.md (an hour)"
 	@echo "make docs      the documentation site in build/site; broken links fail"
 	@echo "make wheel     dist/softprune-VERSION-py3-none-any.whl"
@@ -70,6 +74,12 @@ slow-list: $(TEST)
 
 property: $(TEST)
 	SOFTPRUNE_EXAMPLES=1000 $(BIN)/python -m pytest tests/surgery/test_property.py $(PYTEST_ARGS)
+
+fuzz: $(TEST)
+	$(BIN)/python benchmarks/fuzz.py $(FUZZ_ARGS)
+
+kill: $(TEST)
+	$(BIN)/python benchmarks/kill.py $(KILL_ARGS)
 
 zoo: $(TEST)
 	$(BIN)/python benchmarks/zoo.py

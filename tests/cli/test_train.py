@@ -16,6 +16,9 @@ from softprune.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 
+OWN = ("--model", "tiny_networks:tiny")
+"""The network of the tiny run, whose folder alone may not name code."""
+
 
 def test_a_run_ends_with_the_table_and_the_report(softprune, tmp_path: Path) -> None:
     result = softprune("train", "tiny.toml", "--set", "train.epochs=2", "--seed", "3", "--out", "run")
@@ -33,9 +36,13 @@ def test_a_run_ends_with_the_table_and_the_report(softprune, tmp_path: Path) -> 
 def test_stopped_by_the_time_limit_and_resumed(softprune, tmp_path: Path) -> None:
     stopped = softprune("train", "tiny.toml", "--out", "run", "--time-limit", "0s")
     assert stopped.exit_code == 75
-    assert "softprune resume run" in stopped.output
+    assert "softprune resume run --model tiny_networks:tiny" in stopped.output
     assert not (tmp_path / "run" / "result.json").exists()
-    resumed = softprune("resume", "run")
+    refused = softprune("resume", "run")
+    assert refused.exit_code == 2
+    assert "add `--model tiny_networks:tiny`" in refused.stderr
+    assert softprune("resume", "run", "--model", "digits_net").exit_code == 2
+    resumed = softprune("resume", "run", *OWN)
     assert resumed.exit_code == 0, resumed.output
     assert len(metrics(tmp_path / "run")) == 4
     again = softprune("resume", "run")
@@ -140,12 +147,12 @@ def test_resuming_a_run_whose_result_cannot_be_read(
     for part in ("run", "run/dense"):
         (tmp_path / "run" / "result.json").unlink()
         (tmp_path / part / "result.json").write_text(content)
-        result = softprune("resume", "run")
+        result = softprune("resume", "run", *OWN)
         assert result.exit_code == 2
         assert message in result.stderr
         assert "nothing to do" not in result.stderr
         (tmp_path / part / "result.json").unlink()
-        assert softprune("resume", "run").exit_code == 0
+        assert softprune("resume", "run", *OWN).exit_code == 0
     assert json.loads((tmp_path / "run" / "result.json").read_text())["last"] == whole["last"]
 
 
@@ -183,7 +190,7 @@ def test_a_folder_of_images_resumes_in_mid_epoch(softprune, images: Path, tmp_pa
     arguments = ("train", "tiny.toml", *FOLDER, "--data-dir", str(images))
     assert softprune(*arguments, "--out", "whole").exit_code == 0
     assert softprune(*arguments, "--out", "pieces", "--time-limit", "0").exit_code == 75
-    assert softprune("resume", "pieces").exit_code == 0
+    assert softprune("resume", "pieces", "--model", "colour_networks:tiny").exit_code == 0
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
 
 
@@ -195,7 +202,7 @@ def test_a_broken_image_is_named_and_the_run_resumes_once_it_is_repaired(softpru
     assert result.exit_code == 2
     assert str(broken) in result.stderr
     broken.write_bytes(whole)
-    assert softprune("resume", "run").exit_code == 0
+    assert softprune("resume", "run", "--model", "colour_networks:tiny").exit_code == 0
 
 
 def test_an_empty_class_and_a_missing_split_are_named(softprune, images: Path) -> None:

@@ -29,6 +29,11 @@ def test_speed_page_is_rendered_from_its_record() -> None:
     assert module.PAGE.read_text() == module.page(json.loads(module.RECORD.read_text()))
 
 
+def test_security_page_is_rendered_from_its_records() -> None:
+    module = script("security_page")
+    assert module.PAGE.read_text() == module.page(module.PAGE.read_text())
+
+
 def test_what_is_missing_is_listed() -> None:
     module = script("missing")
     there = module.measured()

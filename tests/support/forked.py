@@ -1,15 +1,18 @@
 """What the processes run that tests fork from a server."""
 
 import os
-import signal
-import stat
+import sys
 from pathlib import Path
 
 import torch
+from dying import Death, FileOperations
 from tiny import tiny_config
 from torch import nn
 
-from softprune import io
+import softprune
+from softprune.export import to_torch_export
+from softprune.report import render_run
+from softprune.runs.folder import RunFolder
 from softprune.train.run import resume, start
 
 # Tracing imports a thousand modules when it is first used: once here, in the server, not in every child.
@@ -17,7 +20,7 @@ torch.export.export(nn.Identity(), (torch.zeros(1),))
 
 
 def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limit: float | None) -> None:
-    """One of two processes that start the run ``name`` or go on with it, as torchrun would set them up."""
+    """One of two processes that start the run ``name`` or resume it, as torchrun would set them up."""
     os.chdir(work)
     world = {
         "RANK": rank,
@@ -34,25 +37,46 @@ def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limi
         start(tiny_config(Path()), path, time_limit=time_limit)
 
 
-def train_or_resume(work: str, name: str, die_in_write: int, overrides: tuple[str, ...] = ()) -> None:
-    """Start the run ``name`` or go on with it; die within the ``die_in_write``-th write of a file, if not 0."""
+def perform(
+    action: str, work: str, name: str, death: Death | None, counts: str, overrides: tuple[str, ...]
+) -> None:
+    """Perform an action on the folder ``name`` of ``work``, and die at ``death``.
+
+    A process that lives to the end writes how many file operations it performed to the file ``counts``.
+    """
     os.chdir(work)
-    writes = [die_in_write]
-    fsync = os.fsync
+    sys.path.insert(0, work)  # where the network's module is
+    operations = FileOperations(Path(name), death)
+    operations.install()
+    _ACTIONS[action](Path(name), overrides)
+    operations.write_counts(counts)
 
-    def killing_fsync(descriptor: int) -> None:
-        # Files are forced to disk before they get their names: half of this one must never be read.
-        writes[0] -= stat.S_ISREG(os.fstat(descriptor).st_mode)
-        if writes[0] == 0:
-            os.truncate(descriptor, os.fstat(descriptor).st_size // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
-        fsync(descriptor)
 
-    if die_in_write:
-        io.os.fsync = killing_fsync  # type: ignore[attr-defined]
-    path = Path(name)
+def _train(path: Path, overrides: tuple[str, ...]) -> None:
     if (path / "config.toml").exists():
         resume(path)
     else:
-        settings = ("train.epochs=4", "train.compact_at=3", "records.checkpoint_steps=7", *overrides)
+        settings = ("train.epochs=4", "records.checkpoint_steps=7", *overrides)
         start(tiny_config(Path(), *settings), path)
+
+
+def _compact() -> nn.Module:
+    """Return the network of the undisturbed run in the current folder."""
+    from tiny_networks import tiny  # type: ignore[import-not-found]
+
+    return softprune.load(RunFolder("trained").compact, tiny(10))
+
+
+def _save(path: Path, overrides: tuple[str, ...]) -> None:
+    softprune.save(_compact(), path / "network.safetensors")
+
+
+def _export(path: Path, overrides: tuple[str, ...]) -> None:
+    to_torch_export(_compact(), torch.zeros(1, 1, 8, 8), path / "network.pt2")
+
+
+def _report(path: Path, overrides: tuple[str, ...]) -> None:
+    render_run(path)
+
+
+_ACTIONS = {"train": _train, "finetune": _train, "save": _save, "export": _export, "report": _report}

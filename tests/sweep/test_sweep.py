@@ -131,7 +131,12 @@ def test_a_run_that_was_started_otherwise_is_not_mixed_up(write: Any) -> None:
     file = write("[[run]]\nrecipe = 'tiny.toml'")
     cell = read_sweep(file).cells[0]
     RunFolder.create(cell.folder.path, cell.config)
-    assert read_sweep(file).cells[0].arguments == ["resume", "runs/my-sweep/tiny"]
+    assert read_sweep(file).cells[0].arguments == [
+        "resume",
+        "runs/my-sweep/tiny",
+        "--model",
+        "tiny_networks:tiny",
+    ]
     other = cell.config.replace(seed=5)
     cell.folder.config.write_text(dump_config(other))
     with pytest.raises(ConfigError, match="holds a run with other settings than 'tiny' has now"):

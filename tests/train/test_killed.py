@@ -1,16 +1,23 @@
-"""kill -9 at ten random moments, half of them while a checkpoint is written: the outcome is the same bits."""
+"""Kills at file operations and at random times change nothing: the outcome is the same bits. `make kill` has more."""
 
 from pathlib import Path
 
 import killing
 import pytest
-from tiny import tiny_recipe
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # of the children, not of this process
+    pytest.mark.usefixtures("forking"),
+    pytest.mark.slow,
+]
 
 
-@pytest.mark.filterwarnings("default")  # of the children, not of this process
-@pytest.mark.usefixtures("forking")
-def test_ten_kills_change_nothing(tmp_path: Path) -> None:
-    tiny_recipe(tmp_path)
-    counts = killing.kill_and_resume(tmp_path, kills=10)
-    assert counts["kills"] == 10
-    assert counts["torn"] >= 3
+def test_ten_kills_of_a_training(tmp_path: Path) -> None:
+    tally = killing.kill_and_repeat("train", tmp_path, kills=10)
+    assert tally.kills == 10
+    assert tally.half_written >= 2
+
+
+@pytest.mark.parametrize("action", ["save", "export", "report"])
+def test_kills_of_a_single_file(action: str, tmp_path: Path) -> None:
+    assert killing.kill_and_repeat(action, tmp_path, kills=8).kills == 8

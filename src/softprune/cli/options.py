@@ -32,6 +32,8 @@ DataName = Annotated[
         help="The data set: for a compact network outside its run, or a run whose data is module:factory.",
     ),
 ]
+OwnModel = Annotated[str, typer.Option("--model", help="The run's network, if it is module:factory.")]
+OwnData = Annotated[str, typer.Option("--data", help="The run's data set, if it is module:factory.")]
 Input = Annotated[
     str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")
 ]

@@ -130,22 +130,29 @@ def console() -> Console:
     return _out
 
 
+def _visible(text: str) -> str:
+    """Return ``text`` with control characters as escapes: names in files must not command the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def say(text: str = "") -> None:
     """Print one line."""
-    _out.print(text, markup=False)
+    _out.print(_visible(text), markup=False)
 
 
 def remark(text: str) -> None:
     """Print one line to standard error."""
     # A second stream would overwrite the lines of a live display in the same terminal.
     target = _out if _State.live and _err.is_terminal else _err
-    target.print(text, markup=False, soft_wrap=not target.is_terminal)
+    target.print(_visible(text), markup=False, soft_wrap=not target.is_terminal)
 
 
 def error_line(text: str) -> None:
     """Print an error message to standard error."""
     _err.print("error: ", style="bold red", end="")
-    _err.print(text, markup=False)
+    _err.print(_visible(text), markup=False)
 
 
 def print_json(facts: Any) -> None:
@@ -176,7 +183,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         justify: Literal["right", "left"] = "right" if right else "left"
         table.add_column(name, justify=justify, min_width=width, no_wrap=right, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_visible, row))
     _out.print(table, markup=False, soft_wrap=False)
 
 

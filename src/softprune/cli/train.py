@@ -1,15 +1,17 @@
 """`train` and `resume`."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from softprune.cli.app import command
-from softprune.cli.options import DataDir, Device, Run, TimeLimit, parse_time
-from softprune.cli.output import format_count, say
+from softprune.cli.options import DataDir, Device, OwnData, OwnModel, Run, TimeLimit, parse_time
+from softprune.cli.output import format_count, remark, say
 from softprune.config.recipes import load_recipe, recipe_names
 from softprune.config.settings import RunConfig
+from softprune.errors import CheckpointError, ConfigError
 from softprune.train.control import EXIT_STOPPED
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ def resume(
     time_limit: TimeLimit = None,
     device: Device = "auto",
     data_dir: DataDir = None,
+    model: OwnModel = "",
+    data: OwnData = "",
 ) -> None:
     """Resume a stopped run.
 
@@ -99,7 +103,15 @@ def resume(
     """
     seconds = parse_time(time_limit)
     from softprune.cli.progress import run_progress
+    from softprune.runs.folder import RunFolder
+    from softprune.runs.networks import named_config
     from softprune.train.run import resume as resume_run
+
+    folder = RunFolder.open(run)
+    if not folder.result.is_file() and named_config(folder, model, data) != folder.read_config():
+        raise ConfigError(
+            f"A run is resumed with its own network and data. Got {model or data!r}; name those of {folder.config}."
+        )
 
     with run_progress() as listener:
         outcome = resume_run(run, device=device, time_limit=seconds, data_dir=data_dir, listener=listener)
@@ -164,13 +176,20 @@ def _conclude(outcome: "Outcome") -> None:
             raise typer.Exit(EXIT_STOPPED)
         return
     if outcome.stopped:
-        say(f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}")
+        from softprune.runs.networks import own_code
+
+        own = "".join(f" {shlex.quote(part)}" for part in own_code(outcome.folder.read_config()))
+        say(
+            f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}{own}"
+        )
         raise typer.Exit(EXIT_STOPPED)
     from softprune.cli.results import print_result, write_report
 
     assert outcome.result is not None
     print_result(outcome.result)
-    report = write_report(outcome.folder.path)
     if outcome.folder.compact.exists():
         say(f"Compact network: {outcome.folder.compact}")
-    say(f"Report: {report}")
+    try:
+        say(f"Report: {write_report(outcome.folder.path)}")
+    except CheckpointError as error:  # a full or read-only disk; the run itself is finished
+        remark(f"warning: {error}")

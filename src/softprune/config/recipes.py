@@ -86,7 +86,11 @@ def find_recipe(recipe: str) -> Path:
 def load_recipe(recipe: str = DEFAULT_RECIPE, overrides: Iterable[str] = ()) -> RunConfig:
     """Return the checked configuration of a recipe, with ``key=value`` overrides applied."""
     path = find_recipe(recipe)
-    values = read_toml(path)
+    return resolve_recipe(path, read_toml(path), overrides)
+
+
+def resolve_recipe(path: Path, values: dict[str, Any], overrides: Iterable[str] = ()) -> RunConfig:
+    """Return the checked configuration of the content of a recipe, which is changed in place."""
     values.setdefault("name", path.stem)
     given: dict[str, Any] = {}
     for override in overrides:

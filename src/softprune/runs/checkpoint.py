@@ -4,19 +4,21 @@ A file is what ``torch.save`` writes, with a checksum as the comment of its ZIP 
 Python values only, so that ``torch.load(path, weights_only=True)`` opens it.
 """
 
+import contextlib
 import hashlib
 import io
 import logging
 import random
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from softprune.errors import CheckpointError, first_line
+from softprune.errors import CheckpointError, SoftpruneError, first_line
 from softprune.io import remove_leftovers, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -125,6 +127,21 @@ def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, 
         f"start a new run with `softprune train`. Without the {_ASIDE} files `softprune resume` would train from the "
         "beginning."
     )
+
+
+@contextlib.contextmanager
+def restoring() -> Iterator[None]:
+    """Raise a CheckpointError if the content of a checkpoint, whose checksum is right, cannot be restored."""
+    try:
+        yield
+    except (SoftpruneError, torch.OutOfMemoryError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            "A checkpoint must hold what softprune saved for this network. Got "
+            f"{type(error).__name__}: {first_line(error)}. The file or the network was changed: restore it, or delete "
+            "the newest checkpoint to resume from the one before."
+        ) from error
 
 
 def has_damaged(folder: Path) -> bool:

@@ -16,7 +16,7 @@ from softprune.config.settings import ModelConfig, RunConfig
 from softprune.data import DataBundle
 from softprune.errors import ConfigError, FileFormatError, nearest
 from softprune.factories import import_factory, is_factory_name
-from softprune.runs.checkpoint import read_newest
+from softprune.runs.checkpoint import read_newest, restoring
 from softprune.runs.folder import RunFolder
 from softprune.surgery import Origin, read_origin
 
@@ -80,6 +80,12 @@ def named_config(folder: RunFolder, model: str = "", data: str = "", *, needs_da
             )
     chosen = config.model if model in ("", config.model.name) else ModelConfig(name=model)
     return config.replace(model=chosen, data=config.data.replace(name=data or config.data.name))
+
+
+def own_code(config: RunConfig) -> list[str]:
+    """Return the options that name the user's own code of a run, for commands that import nothing on its word."""
+    names = {"--model": config.model.name, "--data": config.data.name}
+    return [part for option, name in names.items() if is_factory_name(name) for part in (option, name)]
 
 
 def origin_of(config: RunConfig, data: DataBundle) -> Origin:
@@ -151,10 +157,21 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     extra = [name for name in state if name not in expected]
     wrong = [name for name in expected if name in state and state[name].shape != expected[name].shape]
     head = [name for name in wrong if _is_head(network, name, state[name], num_classes)]
-    if missing or extra or len(head) < len(wrong):
+    # Copying would round floating-point numbers, or drop the imaginary part of complex ones.
+    other = [
+        name
+        for name in expected
+        if name in state and state[name].is_floating_point() != expected[name].is_floating_point()
+    ]
+    if missing or extra or other or len(head) < len(wrong):
         parts = [
             f"{title}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({len(names)})"
-            for title, names in (("missing", missing), ("unknown", extra), ("of another shape", wrong))
+            for title, names in (
+                ("missing", missing),
+                ("unknown", extra),
+                ("of another shape", wrong),
+                ("of another dtype", other),
+            )
             if names
         ]
         raise FileFormatError(
@@ -187,10 +204,11 @@ def _is_head(network: nn.Module, name: str, tensor: Tensor, num_classes: int) ->
 
 
 def check_weights_exist(path: Path) -> None:
-    """Raise unless there is something at ``path``."""
-    if not path.exists():
+    """Raise unless there is a file or a folder at ``path``: opening a fifo would block."""
+    if not (path.is_file() or path.is_dir()):
         raise ConfigError(
-            f"model.weights must be a file or the folder of a run. Got {path}, which does not exist."
+            f"model.weights must be a file or the folder of a run. Got {path}, which "
+            f"{'is neither' if path.exists() else 'does not exist'}."
         )
 
 
@@ -198,12 +216,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Read a state_dict from a file or from the newest checkpoint of a run."""
     if path.is_dir():
         state = read_newest(RunFolder.open(path).checkpoints)[1]
-        if state["cuts"]:
-            raise FileFormatError(
-                f"model.weights must be of a dense network. Got the run {path}, whose network was cut in "
-                "training."
-            )
-        return state["model"]
+        with restoring():
+            if state["cuts"]:
+                raise FileFormatError(
+                    f"model.weights must be of a dense network. Got the run {path}, whose network was cut in "
+                    "training."
+                )
+            _check_state(state["model"], path)
+            return state["model"]
     check_weights_exist(path)
     try:
         if path.suffix == ".safetensors":
@@ -219,8 +239,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+    _check_state(content, path)
+    return {name.removeprefix("module."): value for name, value in content.items()}
+
+
+def _check_state(content: Any, path: Path) -> None:
+    """Raise a FileFormatError unless ``content`` is a dictionary of tensors by name."""
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
         raise FileFormatError(
             f"model.weights must hold a state_dict. Got {type(content).__name__} in {path}."
         )
-    return {name.removeprefix("module."): value for name, value in content.items()}

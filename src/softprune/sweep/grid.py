@@ -1,6 +1,8 @@
 """Sweep files: recipes and a grid of settings, resolved into runs before any of them starts."""
 
+import copy
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +13,9 @@ from softprune.config.recipes import (
     check_value,
     find_recipe,
     inline_toml,
-    load_recipe,
     read_toml,
     recipe_folder,
+    resolve_recipe,
     sweep_folder,
     sweep_names,
 )
@@ -21,7 +23,7 @@ from softprune.config.settings import RunConfig
 from softprune.data.registry import check_data_name
 from softprune.errors import ConfigError, DataError, nearest
 from softprune.runs.folder import RunFolder, check_folder_name
-from softprune.runs.networks import check_network_name, check_weights_exist
+from softprune.runs.networks import check_network_name, check_weights_exist, own_code
 from softprune.train.method import check_method
 from softprune.train.run import absolute_paths
 
@@ -29,6 +31,8 @@ _TOP = ("name", "grid", "run")
 _RUN = ("recipe", "name", "set", "grid", "after")
 _AFTER = "{after}"
 """In a value of `set`, the folder of the run named by `after`."""
+LARGEST = 5_000
+"""Runs in a sweep: a few short lists multiply to more than memory holds."""
 LOGS = "logs"
 """Name of the folder for the runs' logs."""
 
@@ -55,7 +59,7 @@ class Cell:
     def arguments(self) -> list[str]:
         """Arguments of `softprune` that start the run, or resume it if it was started."""
         if self.folder.config.is_file():
-            return ["resume", str(self.folder.path)]
+            return ["resume", str(self.folder.path), *own_code(self.config)]
         chosen = [part for setting in self.settings for part in ("--set", setting)]
         return ["train", self.recipe, *chosen, "--out", str(self.folder.path)]
 
@@ -116,7 +120,14 @@ def _cells_of(
     label = check_folder_name(run.get("name", found.stem), "A run's name")
     cells: list[Cell] = []
     taken = {cell.name for cell in before}
-    for point in _points({**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}):
+    content = read_toml(found)
+    axes = {**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}
+    count = len(before) + math.prod(map(len, axes.values()))
+    if count > LARGEST:
+        raise ConfigError(
+            f"A sweep can have at most {LARGEST:,} runs. Got {count:,}; split it into several files."
+        )
+    for point in _points(axes):
         after = _after(run.get("after"), point, before)
         values = {**_checked_set(run.get("set", {})), **point}
         # Runs that differ only in their seed are repetitions and share a name.
@@ -128,7 +139,7 @@ def _cells_of(
             # TOML says what is text and what is not; `--set`, through which settings reach a run, has to guess.
             check_value(key, value)
         settings = tuple(_setting(key, value, after) for key, value in values.items())
-        config = load_recipe(str(found), settings)
+        config = resolve_recipe(found, copy.deepcopy(content), settings)
         check_method(config.method, compact_at=config.train.compact_at)
         check_network_name(config.model.name)
         check_data_name(config.data.name)

@@ -15,7 +15,7 @@ from softprune.config.settings import DistillConfig, MethodConfig, RunConfig
 from softprune.data import DataBundle, load_data
 from softprune.distributed import World, join_world, leave_world
 from softprune.errors import CheckpointError, DataError
-from softprune.runs.checkpoint import has_damaged, newest_path, read_newest
+from softprune.runs.checkpoint import has_damaged, newest_path, read_newest, restoring
 from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.result import Result
 from softprune.runs.resume import check_same_images, resume_hint
@@ -178,7 +178,8 @@ def _train(
     """Train one run to its end; return the reason to stop early, or the result."""
     state = _newest_state(config, folder, repair=world.is_writer)
     if state is not None:
-        check_same_images(data, state, folder)
+        with restoring():
+            check_same_images(data, state, folder)
         begin = restored_stage(config, data, world, state)
     elif begin is None:
         begin = first_stage(config, data, world)
@@ -186,7 +187,8 @@ def _train(
     if config.distill.teacher and teacher is None:
         teacher = load_teacher(config, folder, data, world)
     if state is not None:
-        check_same_teacher(teacher, state)
+        with restoring():
+            check_same_teacher(teacher, state)
     trainer = Trainer(
         config, folder, data, world, begin, listener=listener, stop=stop, teacher=teacher, state=state
     )
@@ -210,7 +212,8 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict
             )
         return None
     path, state = read_newest(folder.checkpoints, repair=repair)
-    saved = config_from_dict(state["config"])
+    with restoring():
+        saved = config_from_dict(state["config"])
     # The folder of the data may differ between machines; nothing else may.
     if saved.replace(data=saved.data.replace(dir=config.data.dir)) != config:
         raise CheckpointError(

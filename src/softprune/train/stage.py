@@ -22,7 +22,7 @@ from softprune.methods import Pruner
 from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.module_state import evaluating
 from softprune.plan import PrunePlan
-from softprune.runs.checkpoint import random_state
+from softprune.runs.checkpoint import random_state, restoring
 from softprune.runs.networks import build_network, starting_network
 from softprune.runs.resume import load_unsaved_buffers
 from softprune.surgery import apply_plan
@@ -203,15 +203,16 @@ def first_stage(config: RunConfig, data: DataBundle, world: World) -> StartingPo
 def restored_stage(config: RunConfig, data: DataBundle, world: World, state: dict[str, Any]) -> StartingPoint:
     """Build the stage of a checkpoint: the dense definition, its cuts, the weights, and all that training changes."""
     dense = build_network(config.model.name, data.num_classes, config.model.options)
-    network = dense if state["cuts"] else copy.deepcopy(dense)
-    for plan in state["cuts"]:
-        network = apply_plan(PrunePlan.from_json(plan), network)
-    network.load_state_dict(state["model"])
-    load_unsaved_buffers(network, state["unsaved_buffers"])
-    # Two kinds of stage have no pruner: fine-tuning after a cut, and a dense run, which is never fine-tuned.
-    finetune = state["stage"]["pruner"] is None and config.method.name != "dense"
-    stage = Stage(config, network, data, world, finetune=finetune, state=state["stage"])
-    return StartingPoint(dense, stage, state["random"])
+    with restoring():
+        network = dense if state["cuts"] else copy.deepcopy(dense)
+        for plan in state["cuts"]:
+            network = apply_plan(PrunePlan.from_json(plan), network)
+        network.load_state_dict(state["model"])
+        load_unsaved_buffers(network, state["unsaved_buffers"])
+        # Two kinds of stage have no pruner: fine-tuning after a cut, and a dense run, which is never fine-tuned.
+        finetune = state["stage"]["pruner"] is None and config.method.name != "dense"
+        stage = Stage(config, network, data, world, finetune=finetune, state=state["stage"])
+        return StartingPoint(dense, stage, state["random"])
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from softprune.config.settings import ModelConfig, RunConfig
 from softprune.data import DataBundle
 from softprune.distributed import World
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
-from softprune.runs.checkpoint import read_newest
+from softprune.runs.checkpoint import read_newest, restoring
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network, read_weights
 from softprune.train.optim import WeightAverage
@@ -85,11 +85,12 @@ def _run_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
         )
     network = _built(other.model, data)
     state = read_newest(folder.checkpoints)[1]
-    network.load_state_dict(state["model"])
-    if state["stage"]["average"] is not None:
-        average = WeightAverage(network, other.train.ema)
-        average.load_state_dict(state["stage"]["average"])
-        average.exchange()
+    with restoring():
+        network.load_state_dict(state["model"])
+        if state["stage"]["average"] is not None:
+            average = WeightAverage(network, other.train.ema)
+            average.load_state_dict(state["stage"]["average"])
+            average.exchange()
     return network
 
 

@@ -15,7 +15,7 @@ from softprune.data import DataBundle
 from softprune.distributed import World
 from softprune.errors import ConfigError, DataError, SoftpruneError
 from softprune.module_state import non_finite
-from softprune.runs.checkpoint import random_state, save_checkpoint, set_random_state
+from softprune.runs.checkpoint import random_state, restoring, save_checkpoint, set_random_state
 from softprune.runs.environment import describe_session
 from softprune.runs.folder import RunFolder
 from softprune.runs.result import Epoch, Pruned
@@ -94,9 +94,11 @@ class Trainer:
                 tested = self.evaluator(copy.deepcopy(start.dense).to(world.device).eval(), on_test=True)
                 self.given = (tested.top1, tested.top5)
         else:
-            self._restore(state)
-        set_random_state(start.random, world.device)
-        self.session = describe_session(world.device, world.size, epoch=self.epoch, batch=self.batch)
+            with restoring():
+                self._restore(state)
+        with restoring():
+            set_random_state(start.random, world.device)
+            self.session = describe_session(world.device, world.size, epoch=self.epoch, batch=self.batch)
         self._attributes = PlainAttributes(self.stage.network)
         self.events: EventWriter | None = None
         if world.is_writer:

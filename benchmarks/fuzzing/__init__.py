@@ -1,0 +1,1 @@
+"""Fuzzing of every file that softprune reads: seed files, mutations, formats, and processes with limits."""
