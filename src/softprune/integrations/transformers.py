@@ -18,7 +18,7 @@ try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError(
-        'softprune.integrations.transformers needs transformers; pip install "softprune[transformers]".'
+        "softprune.integrations.transformers needs transformers; pip install transformers accelerate."
     ) from error
 
 STATE_FILE = "softprune.pt"
