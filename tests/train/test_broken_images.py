@@ -131,8 +131,8 @@ def test_a_run_goes_on_as_if_its_images_had_always_been_whole(
     message = str(caught.value)
     assert re.search(rf"Got {tmp_path}/images/{split}/\w+/\d+\.png, which is not: ", message)
     assert "saved" in message
-    assert message.endswith(f"`softprune resume {tmp_path / 'run'}` goes on from {saved}.")
-    with pytest.raises(DataError, match=r"/\d+\.png, which is not: .* goes on from "):
+    assert message.endswith(f"`softprune resume {tmp_path / 'run'}` then resumes from {saved}.")
+    with pytest.raises(DataError, match=r"/\d+\.png, which is not: .* then resumes from "):
         resume(tmp_path / "run")  # nothing was mended
     broken.mend()
     outcome = resume(tmp_path / "run")
@@ -158,7 +158,7 @@ class _KillWorker(Listener):
 
 def test_a_killed_worker_costs_nothing(config: Callable[..., RunConfig], tmp_path: Path) -> None:
     start(config("data.workers=1"), tmp_path / "whole")
-    with pytest.raises(DataError, match=r"exited unexpectedly\. .* saved\. .* goes on from "):
+    with pytest.raises(DataError, match=r"exited unexpectedly\. .* saved\. .* then resumes from "):
         start(config("data.workers=1"), tmp_path / "run", listener=_KillWorker(6))
     _, state = read_newest(tmp_path / "run" / "checkpoints")
     assert state["epoch"] == 1
@@ -196,7 +196,9 @@ def test_the_baseline_of_a_run_goes_on_with_the_run(config: Callable[..., RunCon
     settings = config("train.dense_baseline=true", "train.epochs=2")
     start(settings, tmp_path / "whole")
     broken = Break(tmp_path / "images", "train", step=3)
-    with pytest.raises(DataError, match=f"`softprune resume {tmp_path / 'run'}` goes on from .*/run/dense/"):
+    with pytest.raises(
+        DataError, match=f"`softprune resume {tmp_path / 'run'}` then resumes from .*/run/dense/"
+    ):
         start(settings, tmp_path / "run", listener=broken)
     broken.mend()
     resume(tmp_path / "run")

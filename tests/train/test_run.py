@@ -219,7 +219,7 @@ def test_a_damaged_checkpoint_costs_only_the_way_back(
     newest.write_bytes(newest.read_bytes()[:-100])
     with caplog.at_level(logging.WARNING):
         resume(tmp_path / "run")
-    assert "going back to the checkpoint before" in caplog.text
+    assert "resuming from the checkpoint before" in caplog.text
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "run"))
 
@@ -239,7 +239,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused_every_time(tiny: Tiny, tmp_
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         path.write_bytes(b"")
     for _ in range(3):
-        with pytest.raises(CheckpointError, match="At least one checkpoint must be whole"):
+        with pytest.raises(CheckpointError, match="At least one checkpoint must be complete"):
             resume(tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         path.unlink()
@@ -347,7 +347,7 @@ def test_weights_are_looked_at_before_an_epoch_is_written(tiny: Tiny, tmp_path: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "run", lambda trainer: (trainers.append(trainer), made(trainer))[1])
         with pytest.raises(
-            SoftpruneError, match="There is no checkpoint yet: start anew with `softprune train"
+            SoftpruneError, match="There is no checkpoint yet: start a new run with `softprune train"
         ):
             start(tiny(), tmp_path / "run", listener=Spoil())
     assert metrics(tmp_path / "run") == []
@@ -363,7 +363,7 @@ def test_going_on_with_other_images_is_refused(
     renamed = tuple("abcdefghij")
     for other, found in (
         (dataclasses.replace(data, train=fewer), r"Got 1432 training images instead of 1437\. .* --data-dir"),
-        (dataclasses.replace(data, class_names=renamed), "classes of other names"),
+        (dataclasses.replace(data, class_names=renamed), "other class names"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr("softprune.train.run.load_data", lambda *_, other=other, **__: other)
