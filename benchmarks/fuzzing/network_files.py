@@ -157,7 +157,7 @@ def _signed_network(rng: Random, file: Path) -> str:
             name: value.contiguous() for name, value in tensors.items() if isinstance(value, torch.Tensor)
         }
         content = signed(plain, document)
-    except (ValueError, RecursionError, AttributeError):  # what nobody can write nobody can read
+    except (ValueError, RecursionError, AttributeError):  # content that cannot be written
         return "refused"
     file.write_bytes(content)
     kind = rng.random()

@@ -38,7 +38,9 @@ def python_blocks(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "own-model" in name else ()) for name in DOCUMENTS]
+)
 def test_code_in_documents_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = python_blocks((ROOT / name).read_text())
     assert blocks
@@ -109,3 +111,8 @@ def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SoftPruner" in (tmp_path / "site" / "api" / "index.html").read_text()
     assert "not included in the" not in done.stderr
+
+
+def test_the_output_in_the_guide_is_the_recorded_one() -> None:
+    record = (ROOT / "benchmarks" / "records" / "own_model.txt").read_text()
+    assert f"```text\n{record}```" in (ROOT / "docs/own-model.md").read_text()
