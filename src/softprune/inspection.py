@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from softprune.graph import ChannelGraph, ExampleLike, Frozen, Site
+from softprune.graph.sites import DEFAULT_KINDS
 from softprune.plan import make_plan, required_sites
 from softprune.selection import Globs, read_graph
+
+NO_BATCHNORM = (
+    "This network has no BatchNorm, and softprune prunes by BatchNorms: their shift and scale say how likely a channel "
+    "is dead. Put BatchNorms between convolutions and activations, or use a variant of the network that has them."
+)
+KIND_WORDS = {
+    "sum": "of a sum of BatchNorms",
+    "linear": "without an activation",
+    "stream": "of a residual stream",
+}
 
 
 @dataclass(frozen=True)
@@ -29,9 +41,17 @@ class Inspection:
     """Operators without a rule -> a place where they stand; what reaches them is frozen."""
     unreached: tuple[str, ...]
     """Parameters that the example does not lead to; what they would read may be cut away."""
+    available: dict[str, int]
+    """Kinds of sites that were not asked for -> frozen BatchNorms that they would mask."""
 
     def __str__(self) -> str:
-        rows = [(site.name, str(site.width), _described(site, self.required)) for site in self.sites]
+        if not self.sites and not self.frozen:
+            return NO_BATCHNORM
+        rows = [
+            (name, str(site.width), _described(site, name, self.required))
+            for site in self.sites
+            for name in site.members
+        ]
         rows += [(frozen.name, str(frozen.width), f"frozen: {frozen.reason}") for frozen in self.frozen]
         name = max((len(row[0]) for row in rows), default=4)
         lines = [f"{'BatchNorm':<{max(name, 9)}}  width  state"]
@@ -41,6 +61,8 @@ class Inspection:
             shown = f"{', '.join(self.unreached[:3])}{' ...' if len(self.unreached) > 3 else ''}"
             lines.append(f"not reached by the example, so that what they read may be cut away: {shown}")
         channels = sum(site.width for site in self.sites)
+        more = _more_kinds(self.available)
+        lines += [more] if more else []
         lines.append(
             f"{len(self.sites)} sites with {channels:,} channels, {len(self.frozen)} frozen. "
             f"At best {self.floor_macs:,} of {self.macs:,} MACs ({_percent(self.floor_macs, self.macs)}) and "
@@ -49,9 +71,28 @@ class Inspection:
         return "\n".join(lines)
 
 
-def _described(site: Site, required: frozenset[str]) -> str:
+def _described(site: Site, name: str, required: frozenset[str]) -> str:
+    if name != site.name:
+        return f"shares the mask of '{site.name}'"
     floor = ", at least 1 channel stays (the way to an output)" if site.name in required else ""
-    return f"site, {site.activation}{floor}"
+    kind = "" if site.kind == "activated" else f", {KIND_WORDS[site.kind]}"
+    return f"site, {site.activation}{kind}{floor}"
+
+
+def _available(graph: ChannelGraph) -> dict[str, int]:
+    """Return the kinds of sites that would mask frozen BatchNorms -> how many."""
+    frozen = {each.name for each in graph.frozen if each.maskable}
+    found: dict[str, int] = {}
+    for site in graph.grouped:
+        count = len(frozen.intersection(site.members))
+        if count:
+            found[site.kind] = found.get(site.kind, 0) + count
+    return found
+
+
+def _more_kinds(available: dict[str, int]) -> str:
+    parts = [f'"{kind}" masks {count}' for kind, count in available.items()]
+    return f"of the frozen BatchNorms site_kinds={', '.join(parts)} more" if parts else ""
 
 
 def _percent(part: int, whole: int) -> str:
@@ -59,17 +100,25 @@ def _percent(part: int, whole: int) -> str:
 
 
 def inspect(
-    model: nn.Module, example: ExampleLike, *, include: Globs = None, exclude: Globs = None
+    model: nn.Module,
+    example: ExampleLike,
+    *,
+    include: Globs = None,
+    exclude: Globs = None,
+    site_kinds: Iterable[str] = DEFAULT_KINDS,
 ) -> Inspection:
-    """Read `model` through one call on `example` and say what softprune could prune of it.
+    """Read `model` through one call on `example` and return what softprune could prune of it.
 
     Args:
         model: Any network. It is left exactly as it was.
         example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
         include: Only these BatchNorms, by name with wildcards.
         exclude: Not these.
+        site_kinds: Kinds of sites beside BatchNorms that an activation reads: "sum" (BatchNorms that are added and then
+            activated), "linear" (BatchNorms without an activation), "stream" (all BatchNorms that write one residual
+            stream). Pass what you will pass to the pruner.
     """
-    graph = read_graph(model, example, include=include, exclude=exclude)
+    graph = read_graph(model, example, include=include, exclude=exclude, kinds=site_kinds)
     required = required_sites(graph)
     floor = make_plan(graph, model, floor_masks(graph, required))
     return Inspection(
@@ -82,6 +131,7 @@ def inspect(
         floor_params=floor.params,
         unknown_operators=graph.unknown,
         unreached=graph.unreached,
+        available=_available(graph),
     )
 
 

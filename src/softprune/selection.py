@@ -12,6 +12,7 @@ from torch import nn
 from softprune.costs import count_exact
 from softprune.errors import ConfigError, ModelError, few_of
 from softprune.graph import ChannelGraph, ExampleLike, trace
+from softprune.graph.sites import KINDS
 from softprune.masks import check_unmasked
 from softprune.plan import dense_macs
 from softprune.surgery import probe_cuts
@@ -29,18 +30,38 @@ def read_graph(
     include: Globs = None,
     exclude: Globs = None,
     every_norm: bool = False,
+    kinds: Iterable[str] = (),
 ) -> ChannelGraph:
-    """The proved channel graph of `model`, with the sites that the globs leave.
+    """Return the channel graph of `model` as a trial cut proves it, with the sites that the globs leave.
 
-    `every_norm`: also BatchNorms that no activation follows, for methods that do not ask about it.
+    Args:
+        model: The network. It is left as it was.
+        example: What the model is called with.
+        include: Only these BatchNorms.
+        exclude: Not these BatchNorms.
+        every_norm: Also BatchNorms that no activation follows, for methods that do not ask about it.
+        kinds: Kinds of sites to add: "sum", "linear", "stream"; see :mod:`softprune.graph.groups`.
     """
     if isinstance(model, nn.Module):  # what is none is refused below
         check_unmasked(model, "a new pruner")
     included = None if include is None else _listed("include", include)
     excluded = [] if exclude is None else _listed("exclude", exclude)
-    graph = _with_unread(trace(model, example), model)
+    chosen = check_kinds(kinds)
+    graph = _with_unread(trace(model, example), model).with_kinds(chosen)
     graph = probe_cuts(graph.with_every_norm() if every_norm else graph, model)
     return graph.only(_chosen(graph, included, excluded))
+
+
+def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
+    """Return the kinds of sites as a tuple, or raise a ConfigError."""
+    chosen = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    for kind in chosen:
+        if kind not in KINDS:
+            raise ConfigError(
+                f"kinds of sites must be among {', '.join(KINDS)}. Got {kind!r}. A BatchNorm that an activation "
+                "reads is a site in any case."
+            )
+    return chosen
 
 
 def _with_unread(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
@@ -67,8 +88,8 @@ def _listed(option: str, globs: str | Iterable[str]) -> list[str]:
 
 def _chosen(graph: ChannelGraph, include: list[str] | None, exclude: list[str]) -> dict[str, str]:
     """Sites to freeze -> why, by the user's globs."""
-    names = [site.name for site in graph.sites]
-    known = names + [frozen.name for frozen in graph.frozen]
+    known = [name for site in graph.sites for name in site.members]
+    known += [frozen.name for frozen in graph.frozen]
     for option, globs in (("include", include or []), ("exclude", exclude)):
         for glob in globs:
             if not fnmatch.filter(known, glob):
@@ -82,9 +103,14 @@ def _chosen(graph: ChannelGraph, include: list[str] | None, exclude: list[str]) 
                 f"`include` and `exclude` must not contradict each other. Got {glob!r} in both."
             )
     left_out = {}
-    for name in names:
-        if include is not None and not any(fnmatch.fnmatchcase(name, glob) for glob in include):
-            left_out[name] = "it is not among those you included"
-        elif any(fnmatch.fnmatchcase(name, glob) for glob in exclude):
-            left_out[name] = "you excluded it"
+    for site in graph.sites:
+        if include is not None and not _matches(site.members, include):
+            left_out[site.name] = "it is not among those you included"
+        elif _matches(site.members, exclude):
+            whole = len(site.members) == 1
+            left_out[site.name] = "you excluded it" if whole else "you excluded a BatchNorm of its site"
     return left_out
+
+
+def _matches(names: Iterable[str], globs: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs)

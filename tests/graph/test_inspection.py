@@ -1,11 +1,13 @@
 """What inspect says: sites with their activation, frozen BatchNorms with the reason, how small a network can get."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from topologies import TOPOLOGIES, Chain, Residual, conv, pooled, randomise_
+from topologies import GROUPED, TOPOLOGIES, Chain, Residual, conv, pooled, randomise_
 from torch import Tensor, nn
 
 import softprune as sp
@@ -26,15 +28,16 @@ def test_every_activation_of_the_graph_has_a_dead_probability() -> None:
     assert set(ACTIVATIONS) | {"none"} == KNOWN_ACTIVATIONS
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", [*TOPOLOGIES, *GROUPED])
 def test_every_batchnorm_is_a_site_or_frozen_and_the_floor_is_true(name: str) -> None:
-    topology = TOPOLOGIES[name]
+    topology = {**TOPOLOGIES, **GROUPED}[name]
     model, example = randomise_(topology.build()), topology.example()
-    found = sp.inspect(model, example)
+    found = sp.inspect(model, example, site_kinds=topology.kinds)
     norms = [n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    assert sorted([s.name for s in found.sites] + [f.name for f in found.frozen]) == sorted(norms)
+    masked = [name for site in found.sites for name in site.members]
+    assert sorted(masked + [f.name for f in found.frozen]) == sorted(norms)
     assert all(frozen.reason for frozen in found.frozen)
-    graph = trace(model, example)
+    graph = trace(model, example).with_kinds(topology.kinds)
     compact = apply_plan(make_plan(graph, model, floor_masks(graph, found.required)), model)
     counted = sp.cost(compact, example)
     assert (counted.macs, counted.params) == (found.floor_macs, found.floor_params)
@@ -260,3 +263,35 @@ def test_both_ways_to_ask_whether_a_site_is_on_every_path_agree(name: str) -> No
     sites = frozenset(site.name for site in graph.sites)
     alone = {site for site in sites if _live_outputs(graph, sites - {site}) != _live_outputs(graph, sites)}
     assert _on_every_path(graph) == alone
+
+
+def test_it_names_the_kind_of_every_site_and_who_shares_a_mask() -> None:
+    found = sp.inspect(GROUPED["sum of branches"].build(), IMAGE)
+    assert [site.kind for site in found.sites] == ["activated", "sum"]
+    text = str(found)
+    assert re.search(r"^bn3 +6 +site, relu, of a sum of BatchNorms", text, re.M)
+    assert re.search(r"^same +6 +shares the mask of 'bn3'$", text, re.M)
+
+
+def test_it_says_which_kinds_would_mask_what_is_frozen() -> None:
+    found = sp.inspect(Residual(), IMAGE)
+    assert found.available == {"stream": 1}
+    assert 'site_kinds="stream" masks 1 more' in str(found)
+    whole = sp.inspect(Residual(), IMAGE, site_kinds=("sum", "stream"))
+    assert not whole.frozen
+    assert not whole.available
+
+
+def test_a_network_without_batchnorm_gets_a_plain_answer() -> None:
+    text = str(sp.inspect(nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.ReLU()), IMAGE))
+    assert text.startswith("This network has no BatchNorm")
+
+
+def test_the_page_of_site_kinds_is_rendered_from_its_record() -> None:
+    folder = Path(__file__).parents[2]
+    rows = json.loads((folder / "benchmarks" / "records" / "reach.json").read_text())["rows"]
+    page = (folder / "docs" / "sites.md").read_text()
+    for row in rows:
+        assert f"| {row['name']} | {row['norms']} | {row['masked'][0]} (" in page
+        assert row["masked"][-1] >= 0.9 * row["norms"]
+        assert row["difference"] < 1e-12

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from topologies import TOPOLOGIES, Topology, masks_of, randomise_
+from topologies import GROUPED, TOPOLOGIES, Topology, masks_of, randomise_
 from torch import nn
 
 from softprune.costs import cost
@@ -12,9 +12,9 @@ from softprune.selection import read_graph
 from softprune.surgery import apply_plan, verify_plan
 
 
-@pytest.fixture(params=TOPOLOGIES, ids=str)
+@pytest.fixture(params=[*TOPOLOGIES, *GROUPED], ids=str)
 def topology(request: pytest.FixtureRequest) -> Topology:
-    return TOPOLOGIES[request.param]
+    return {**TOPOLOGIES, **GROUPED}[request.param]
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:
@@ -32,7 +32,7 @@ def _widths(module: nn.Module) -> tuple[int, int]:
 
 def test_widths_and_costs_are_those_of_the_hand(topology: Topology) -> None:
     model, example, hand = randomise_(topology.build()), topology.example(), topology.hand
-    graph = read_graph(model, example)
+    graph = read_graph(model, example, kinds=topology.kinds)
     assert sorted(site.name for site in graph.sites) == sorted(hand.kept)
     assert sorted(frozen.name for frozen in graph.frozen) == sorted(topology.frozen)
     masks = masks_of(model, hand.kept)
@@ -53,7 +53,7 @@ def test_widths_and_costs_are_those_of_the_hand(topology: Topology) -> None:
 
 def test_the_plan_is_data(topology: Topology) -> None:
     model, example = randomise_(topology.build()), topology.example()
-    graph = read_graph(model, example)
+    graph = read_graph(model, example, kinds=topology.kinds)
     plan = make_plan(graph, model, masks_of(model, topology.hand.kept))
     again = PrunePlan.from_json(plan.to_json())
     assert again == plan

@@ -28,6 +28,9 @@ KINDS = (
     "option-A",
     "halves",
     "pool",
+    "branches",
+    "projection",
+    "linear",
 )
 
 
@@ -121,6 +124,14 @@ class Sequence(nn.Module):
             self.outputs = inputs + 2
         elif self.kind == "halves":
             self.first = Unit(inputs // 2, inputs // 2, block)
+        elif self.kind in ("branches", "projection"):
+            self.outputs = inputs if self.kind == "branches" else width
+            self.first = Unit(inputs, self.outputs, block)
+            self.short, self.bn = nn.Conv2d(inputs, self.outputs, 1), nn.BatchNorm2d(self.outputs)
+            self.same = nn.BatchNorm2d(inputs)
+        elif self.kind == "linear":
+            self.first = Unit(inputs, width, block)
+            self.outputs = width
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "residual":
@@ -144,6 +155,13 @@ class Sequence(nn.Module):
         if self.kind == "halves":
             left, right = x.chunk(2, 1)
             return torch.cat([self.first(left), right], 1)
+        if self.kind == "branches":
+            first = self.first
+            return first.act(first.bn(first.conv(x)) + self.bn(self.short(x)) + self.same(x))
+        if self.kind == "projection":
+            return self.first.act(self.first.bn(self.first.conv(x)) + self.bn(self.short(x)))
+        if self.kind == "linear":
+            return self.first.bn(self.first.conv(x))
         if self.kind == "pool":
             return F.avg_pool2d(x, 2, ceil_mode=True)
         return self.first(x)

@@ -41,6 +41,8 @@ class Topology:
     hand: Hand
     frozen: tuple[str, ...] = ()
     """BatchNorms that no activation follows."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of sites beside BatchNorms that an activation reads."""
 
     def example(self, batch: int = 2, seed: int = 0) -> Any:
         """What the network is called with: a tensor, or a tuple of them."""
@@ -110,6 +112,69 @@ class Residual(nn.Module):
         x = F.relu(self.bn(self.stem(x)))
         branch = F.relu(self.bn1(self.conv1(x)))
         return self.fc(pooled(F.relu(x + self.bn2(self.conv2(branch)))))
+
+
+class Branches(nn.Module):
+    """BatchNorms that are added and then activated, as RepVGG trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn = conv(3, 6), nn.BatchNorm2d(6)
+        self.conv3, self.bn3 = conv(6, 6), nn.BatchNorm2d(6)
+        self.conv1, self.bn1 = nn.Conv2d(6, 6, 1, bias=False), nn.BatchNorm2d(6)
+        self.same = nn.BatchNorm2d(6)
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.stem(x)))
+        return self.fc(pooled(F.relu(self.bn3(self.conv3(x)) + self.bn1(self.conv1(x)) + self.same(x))))
+
+
+class Projection(nn.Module):
+    """A residual block whose shortcut has a convolution and a BatchNorm of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn = conv(3, 8), nn.BatchNorm2d(8)
+        self.conv1, self.bn1 = conv(8, 6), nn.BatchNorm2d(6)
+        self.conv2, self.bn2 = conv(6, 8), nn.BatchNorm2d(8)
+        self.short, self.bn3 = nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.stem(x)))
+        branch = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return self.fc(pooled(F.relu(branch + self.bn3(self.short(x)))))
+
+
+class Linear(nn.Module):
+    """A BatchNorm that a convolution reads with no activation in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(pooled(F.relu(self.bn2(self.conv2(self.bn1(self.conv1(x)))))))
+
+
+class LinearStream(nn.Module):
+    """A stream without activations, as MobileNetV2 has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn = conv(3, 8), nn.BatchNorm2d(8)
+        self.conv1, self.bn1 = conv(8, 6), nn.BatchNorm2d(6)
+        self.conv2, self.bn2 = conv(6, 8), nn.BatchNorm2d(8)
+        self.last, self.bn3 = conv(8, 4), nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn(self.stem(x))
+        x = x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return self.fc(pooled(F.relu(self.bn3(self.last(x)))))
 
 
 class PreActivation(nn.Module):
@@ -823,3 +888,59 @@ TOPOLOGIES: dict[str, Topology] = {
         ),
     ),
 }
+
+GROUPED = {
+    "sum of branches": Topology(
+        Branches,
+        IMAGE,
+        # `same` reads what it gives: channel 4 of the stem stays, as zeros, since channel 4 of the sum is alive.
+        Hand(
+            {"bn": [0, 1, 2], "bn3": [1, 4]},
+            {"stem": (3, 4), "conv3": (3, 2), "conv1": (3, 2), "fc": (2, 5)},
+            64 * 27 * 4 + 64 * 9 * 3 * 2 + 64 * 3 * 2 + 2 * 5,
+            {"conv3": 3, "conv1": 3, "same": 2},
+        ),
+        kinds=("sum",),
+    ),
+    "projection shortcut": Topology(
+        Projection,
+        IMAGE,
+        Hand(
+            {"bn": [0, 1, 2], "bn1": [3], "bn2": [5, 7]},
+            {"stem": (3, 3), "conv1": (3, 1), "conv2": (1, 2), "short": (3, 2), "fc": (2, 5)},
+            64 * 27 * 3 + 64 * 9 * 3 * 1 + 64 * 9 * 1 * 2 + 64 * 3 * 2 + 2 * 5,
+        ),
+        kinds=("sum",),
+    ),
+    "without an activation": Topology(
+        Linear,
+        IMAGE,
+        Hand(
+            {"bn1": [0, 2], "bn2": [1]},
+            {"conv1": (3, 2), "conv2": (2, 1), "fc": (1, 5)},
+            64 * 27 * 2 + 64 * 9 * 2 * 1 + 1 * 5,
+        ),
+        kinds=("linear",),
+    ),
+    "residual stream": Topology(
+        Residual,
+        IMAGE,
+        Hand(
+            {"bn": [0, 3, 5], "bn1": [1, 2]},
+            {"stem": (3, 3), "conv1": (3, 2), "conv2": (2, 3), "fc": (3, 5)},
+            64 * 27 * 3 + 64 * 9 * 3 * 2 + 64 * 9 * 2 * 3 + 3 * 5,
+        ),
+        kinds=("stream",),
+    ),
+    "linear stream": Topology(
+        LinearStream,
+        IMAGE,
+        Hand(
+            {"bn": [6], "bn1": [0, 5], "bn3": [1, 2]},
+            {"stem": (3, 1), "conv1": (1, 2), "conv2": (2, 1), "last": (1, 2), "fc": (2, 5)},
+            64 * 27 * 1 + 64 * 9 * 1 * 2 + 64 * 9 * 2 * 1 + 64 * 9 * 1 * 2 + 2 * 5,
+        ),
+        kinds=("stream", "linear"),
+    ),
+}
+"""Networks with sites of several BatchNorms, or without an activation."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph import ChannelGraph
-from softprune.masks import MaskConfig, MaskDecision, MaskedBatchNorm, SoftGate, alive_probability
+from softprune.masks import MaskConfig, MaskDecision, MaskedBatchNorm, SoftGate, alive_probability, norms_of
 from softprune.rng import channel_words
 
 SAFE = 0.35
@@ -36,6 +36,8 @@ class ChannelState:
         self.names = [site.name for site in graph.sites]
         self.widths = {site.name: site.width for site in graph.sites}
         self._scales: dict[tuple[str, MaskConfig], tuple[Tensor, Tensor]] = {}
+        self._points = {site.name: site.points for site in graph.sites}
+        self._members = {site.name: site.members for site in graph.sites}
         self.decision = MaskDecision(next(network.parameters()).device)
         for name, width in self.widths.items():
             gate, device = self.gate(name), self.decision.in_force.device
@@ -89,8 +91,7 @@ class ChannelState:
         network = network or self.network
         found = {}
         for name in self.names:
-            gate, bn = self.gate(name), network.get_submodule(name)
-            assert isinstance(bn, _BatchNorm)
+            gate, bn = self.gate(name), norms_of(network, name, self._points[name])
             threshold, untrained = self._scale(gate)
             above = _log_odds(gate.alive(bn).double().cpu()) - threshold
             # The gate's own rule decides, to the last bit.
@@ -138,11 +139,12 @@ class ChannelState:
             chosen = masks[name]
             if not chosen.any():
                 continue
-            bn = self.network.get_submodule(name)
-            assert isinstance(bn, _BatchNorm)
-            place = chosen.to(bn.weight.device)
-            bn.weight[place], bn.bias[place] = _REGROWN_SCALE, 0.0
-            self._refill_filters(name, place, (self.gate(name).clock.seed, step, number))
+            for member in self._members[name]:
+                bn = self.network.get_submodule(member)
+                assert isinstance(bn, _BatchNorm)
+                place = chosen.to(bn.weight.device)
+                bn.weight[place], bn.bias[place] = _REGROWN_SCALE, 0.0
+                self._refill_filters(member, place, (self.gate(name).clock.seed, step, number))
             count += int(chosen.sum())
         return count
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from torch import nn
@@ -14,9 +15,11 @@ from softprune.graph.channels import IntArray
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.exported import capture
 from softprune.graph.ops import EqualWidths, ExtraMacs, FreeParameter, LayerOp, NormOp, Op, UnprovenSize
-from softprune.graph.sites import Frozen, Site, find_sites
+from softprune.graph.sites import Frozen, Site, find_grouped_sites, find_sites
 from softprune.graph.walk import walk
 from softprune.module_state import first_uninitialised
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,32 +54,68 @@ class ChannelGraph:
     norms: tuple[NormOp, ...]
     """The BatchNorms, each once."""
 
+    grouped: tuple[Site, ...] = ()
+    """Sites of other kinds that BatchNorms could form; :meth:`with_kinds` chooses among them."""
     unread_macs: int = 0
     """MACs per sample of operators without a rule, which no cut changes."""
 
     def freeze(self, atoms: IntArray, reason: str) -> ChannelGraph:
-        """The same graph with the classes of `atoms` pinned, and sites that thereby lost everything frozen."""
+        """Return the graph with the classes of `atoms` pinned, and the sites that lose every channel by it frozen."""
         pinned = np.union1d(self.pinned, self.classes[atoms])
         norms = {norm.name: norm for norm in self.norms}
-        lost = [site for site in self.sites if np.isin(self.classes[norms[site.name].outputs], pinned).all()]
-        return replace(
-            self,
-            pinned=pinned,
-            sites=tuple(site for site in self.sites if site not in lost),
-            frozen=self.frozen + tuple(Frozen(site.name, site.width, reason) for site in lost),
-        )
+        lost = {
+            site.name: reason
+            for site in self.sites
+            if np.isin(self.classes[norms[site.name].outputs], pinned).all()
+        }
+        return replace(self, pinned=pinned).only(lost)
 
     def only(self, left_out: Mapping[str, str]) -> ChannelGraph:
-        """The same graph with the sites in `left_out` frozen, each for the reason given there."""
+        """Return the graph with the sites in `left_out` frozen, each for the reason given there."""
+        frozen = [
+            Frozen(name, site.width, left_out[site.name])
+            for site in self.sites
+            if site.name in left_out
+            for name in site.members
+        ]
         return replace(
             self,
             sites=tuple(site for site in self.sites if site.name not in left_out),
-            frozen=self.frozen
-            + tuple(Frozen(s.name, s.width, left_out[s.name]) for s in self.sites if s.name in left_out),
+            frozen=(*self.frozen, *frozen),
         )
 
+    def with_kinds(self, kinds: Collection[str]) -> ChannelGraph:
+        """Return the graph with sites of these kinds, too: "sum", "linear", "stream".
+
+        A stream takes its BatchNorms from sums and from sites of one BatchNorm.
+        """
+        order = {norm.name: number for number, norm in enumerate(self.norms)}
+        free = {frozen.name for frozen in self.frozen} | {site.name for site in self.sites}
+        more: list[Site] = []
+        for site in sorted(self.grouped, key=lambda site: site.kind != "stream"):
+            if site.kind in kinds and free.issuperset(site.members):
+                more.append(site)
+                free -= set(site.members)
+        taken = {name for site in more for name in site.members}
+        sites = [site for site in self.sites if site.name not in taken]
+        return replace(
+            self,
+            sites=tuple(sorted((*sites, *more), key=lambda site: order[site.name])) if more else self.sites,
+            frozen=tuple(frozen for frozen in self.frozen if frozen.name not in taken),
+        )
+
+    def member_masks(self, masks: Mapping[str, T]) -> dict[str, T]:
+        """Return the masks of sites as masks of their BatchNorms."""
+        sites = {site.name: site for site in self.sites}
+        return {name: mask for site, mask in masks.items() for name in sites[site].members}
+
+    @property
+    def site_of(self) -> dict[str, str]:
+        """BatchNorm that carries a mask -> its site."""
+        return {name: site.name for site in self.sites for name in site.members}
+
     def with_every_norm(self) -> ChannelGraph:
-        """The same graph with those BatchNorms as sites, too, that no activation follows (activation "none")."""
+        """Return the graph with those BatchNorms as sites, too, that no activation follows (activation "none")."""
         order = {norm.name: number for number, norm in enumerate(self.norms)}
         more = [Site(frozen.name, frozen.width, "none") for frozen in self.frozen if frozen.maskable]
         return replace(
@@ -86,7 +125,7 @@ class ChannelGraph:
         )
 
     def feeder(self, name: str) -> str | None:
-        """The convolution or linear layer whose outputs, and nothing else, are what the BatchNorm `name` reads."""
+        """Return the convolution or linear layer whose outputs, and nothing else, the BatchNorm `name` reads."""
         norm = next(norm for norm in self.norms if norm.name == name)
         for mix in self.layers:
             fed = [np.array_equal(use.inputs, source.outputs) for use in norm.uses for source in mix.uses]
@@ -141,6 +180,7 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         example=Example.of(example).to_model(model).first(2) if captures[0].rebatched else traced,
         sites=sites,
         frozen=frozen,
+        grouped=find_grouped_sites(builder, sites, frozen),
         ops=tuple(builder.ops),
         layers=tuple(builder.layers.values()),
         norms=tuple(builder.norms.values()),

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from softprune.graph.rules.registry import ACTIVATIONS, OPERATORS, argument, operator_name
+from softprune.graph.rules.registry import ACTIVATIONS, OPERATORS, activation_of, operator_name
 
 WRITTEN_OUT = tuple(name for name, activation in ACTIVATIONS.items() if activation.left_tail_dies)
 """Activations that forward() may write out in arithmetic, such as x * sigmoid(x)."""
@@ -28,7 +28,7 @@ def activation_after(node: Node) -> tuple[str | None, str]:
             continue
         seen.add(reader)
         name = operator_name(reader) if reader.op == "call_function" else reader.op
-        activation = _activation(name, reader)
+        activation = activation_of(reader) if reader.op == "call_function" else None
         if activation is not None:
             found.add(activation)
         elif name in OPERATORS and OPERATORS[name].transparent:
@@ -54,23 +54,6 @@ def _refusal(name: str, reader: Node) -> str:
             f"{name} follows, and {name}(0) = {OPERATORS[name].at_zero}: a dropped channel would not be dead"
         )
     return f"{name} reads it with no activation in between"
-
-
-def _activation(name: str, reader: Node) -> str | None:
-    if name not in OPERATORS or not OPERATORS[name].clips:
-        return name if name in ACTIVATIONS else None
-    low, high = _bounds(name, reader)
-    if any(isinstance(bound, Node) for bound in (low, high)):
-        return None
-    if low == 0:
-        return "relu6" if high == 6 else "relu"
-    return "hardtanh" if low is not None and high is not None and low < 0 < high else None
-
-
-def _bounds(name: str, reader: Node) -> tuple[Any, Any]:
-    first, second = ("min_val", "max_val") if name == "hardtanh" else ("min", "max")
-    default = (-1.0, 1.0) if name == "hardtanh" else (None, None)
-    return argument(reader, 1, first, default[0]), argument(reader, 2, second, default[1])
 
 
 def _written_out(source: Node) -> str | None:

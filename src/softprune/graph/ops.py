@@ -101,6 +101,8 @@ class ChannelwiseOp:
     evaluate: Evaluate | None
     """On constants; None where only zero is known to stay what it is."""
     keeps_zero: bool = True
+    activation: str | None = None
+    """The activation that it is, by name."""
 
 
 @dataclass
@@ -113,6 +115,8 @@ class BinaryOp:
     evaluate: Evaluate
     absorbs_zero: bool
     """Zero times anything is zero."""
+    adds: bool = False
+    """Whether it is a sum or a difference: zero where both tensors are zero."""
 
 
 @dataclass

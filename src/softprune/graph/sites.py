@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -9,16 +10,30 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph.builder import GraphBuilder
 from softprune.graph.following import activation_after
+from softprune.graph.groups import find_groups
 from softprune.graph.modules import is_known_batch_norm
+
+KINDS = ("sum", "linear", "stream")
+"""Kinds of sites beside ``"activated"``, a BatchNorm that an activation reads; see :mod:`softprune.graph.groups`."""
+DEFAULT_KINDS = ("sum",)
 
 
 @dataclass(frozen=True)
 class Site:
-    """A BatchNorm whose channels can be masked, and the activation that reads it."""
+    """One or several BatchNorms that share one mask, and the activation that reads them."""
 
     name: str
+    """The BatchNorm, the first in order of execution where there are several."""
     width: int
     activation: str
+    points: tuple[tuple[str, ...], ...] = ()
+    """BatchNorms that are added up before one activation each; empty where the site is one BatchNorm."""
+    kind: str = "activated"
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The BatchNorms that carry the mask."""
+        return tuple(name for point in self.points for name in point) or (self.name,)
 
 
 @dataclass(frozen=True)
@@ -33,7 +48,7 @@ class Frozen:
 
 
 def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, ...]]:
-    """Every BatchNorm of the model, as a site or frozen with its reason, in the order of the model."""
+    """Return every BatchNorm of the model, as a site or frozen with its reason, in the order of the model."""
     sites: list[Site] = []
     frozen: list[Frozen] = []
     for name, module in builder.model.named_modules():
@@ -51,6 +66,23 @@ def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, .
             maskable = unusable is None and _bound_because(builder, name) is None
             frozen.append(Frozen(name, width, reason, maskable))
     return tuple(sites), tuple(frozen)
+
+
+def find_grouped_sites(
+    builder: GraphBuilder, sites: Sequence[Site], frozen: Sequence[Frozen]
+) -> tuple[Site, ...]:
+    """Return the sites of other kinds that BatchNorms could form; see :meth:`ChannelGraph.with_kinds`."""
+    single = {site.name for site in sites}
+    usable = single | {norm.name for norm in frozen if norm.maskable}
+    widths = {
+        name: len(norm.outputs)
+        for name, norm in builder.norms.items()
+        if name in usable and len(norm.uses) == 1
+    }
+    return tuple(
+        Site(group.points[0][0], widths[group.points[0][0]], group.activation, group.points, group.kind)
+        for group in find_groups(builder.ops, len(builder.table), widths, single)
+    )
 
 
 def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known: bool) -> str | None:

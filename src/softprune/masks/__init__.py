@@ -7,6 +7,7 @@ from softprune.masks.batchnorm import MaskedBatchNorm as MaskedBatchNorm
 from softprune.masks.batchnorm import can_mask as can_mask
 from softprune.masks.batchnorm import is_masked as is_masked
 from softprune.masks.batchnorm import mask_ as mask_
+from softprune.masks.batchnorm import mask_group_ as mask_group_
 from softprune.masks.batchnorm import unmask_ as unmask_
 from softprune.masks.functional import alive_probability as alive_probability
 from softprune.masks.functional import dead_probability as dead_probability
@@ -25,6 +26,8 @@ from softprune.masks.model import check_unmasked as check_unmasked
 from softprune.masks.sampling import Chain as Chain
 from softprune.masks.sampling import MaskBank as MaskBank
 from softprune.masks.sampling import draw_chain as draw_chain
+from softprune.masks.sites import norms_of as norms_of
+from softprune.masks.sites import site_affine as site_affine
 from softprune.rng import Clock as Clock
 from softprune.rng import channel_words as channel_words
 from softprune.rng import logistic_noise as logistic_noise

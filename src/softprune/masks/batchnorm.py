@@ -4,7 +4,7 @@ Parameters, buffers, hooks and every reference to the module stay as they are; t
 keys, and an optimizer made earlier still works.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -58,6 +58,9 @@ class MaskedBatchNorm(_BatchNorm):
 
     coupled: "tuple[MaskedBatchNorm, ...]"
     """The BatchNorms coupled to it: only channels that all of them keep are left."""
+
+    group: "tuple[tuple[MaskedBatchNorm, ...], ...]"
+    """The BatchNorms that share its mask, itself included, by points; empty where it has a mask of its own."""
 
     plain_class: type[_BatchNorm]
     """The class that :func:`unmask_` gives back."""
@@ -229,8 +232,29 @@ def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
     masked.gate = gate
     masked.folded = None
     masked.coupled = ()
+    masked.group = ()
     gate.to(bn.weight.device)
     return masked
+
+
+def mask_group_(points: Sequence[Sequence[_BatchNorm]], gate: Gate) -> MaskedBatchNorm:
+    """Turn BatchNorms that share one mask into masked ones, in place.
+
+    Args:
+        points: The BatchNorms, by the sums that they are added up in; see :mod:`softprune.masks.sites`.
+        gate: Decides about the channels of all of them.
+
+    Returns:
+        The first of them.
+    """
+    widths = {bn.num_features for point in points for bn in point}
+    if len(widths) != 1:
+        raise ModelError(f"BatchNorms that share a mask must have one width. Got {sorted(widths)}.")
+    group = tuple(tuple(mask_(bn, gate) for bn in point) for point in points)
+    for point in group:
+        for bn in point:
+            bn.group = group
+    return group[0][0]
 
 
 def unmask_(bn: _BatchNorm) -> _BatchNorm:
@@ -238,7 +262,8 @@ def unmask_(bn: _BatchNorm) -> _BatchNorm:
     if isinstance(bn, MaskedBatchNorm):
         plain = bn.plain_class
         del bn.gate, bn.folded
-        bn.__dict__.pop("coupled", None)
+        for name in ("coupled", "group"):
+            bn.__dict__.pop(name, None)
         cast(Any, bn).__class__ = plain
     return bn
 

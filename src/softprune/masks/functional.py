@@ -7,6 +7,7 @@ finite for every finite parameter, ``gamma = 0`` and overflowing quotients inclu
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -84,6 +85,17 @@ def sparsity_loss(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: s
     at 0 is 0.
     """
     return sparsity_terms(beta, gamma, config, activation).sum()
+
+
+def sum_of(betas: Sequence[Tensor], gammas: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Shift and scale of a sum of channels, ``N(sum of beta, sum of gamma^2)``.
+
+    Beyond the paper, for BatchNorms whose outputs are added before the activation. The channels are taken as
+    independent.
+    """
+    # The gradient of this norm is 0, not NaN, where all scales are 0.
+    scale = torch.linalg.vector_norm(torch.stack([_raise(gamma) for gamma in gammas]), dim=0)
+    return torch.stack([_raise(beta) for beta in betas]).sum(0), scale
 
 
 def _raise(parameter: Tensor) -> Tensor:

@@ -20,11 +20,15 @@ from softprune.masks.functional import (
     relaxed_sample,
     sparsity_terms,
 )
+from softprune.masks.sites import alive_at_any_point, dead_at_every_point, site_affine
 from softprune.rng import Clock, channel_words, logistic_noise
 
 
 class Gate(Protocol):
-    """Decides which channels of one BatchNorm are on. Holds no reference to the BatchNorm."""
+    """Decides which channels of one site are on. Holds no reference to its BatchNorms.
+
+    `bn` is the BatchNorm of the site, or any of those that share its mask; see :mod:`softprune.masks.sites`.
+    """
 
     @property
     def gate_statistics(self) -> GateStatistics:
@@ -100,6 +104,8 @@ class SoftGate:
         dead_edges(activation, config)  # refuses an unknown name now, and solves before anything is compiled
         check_rounding(round_to, min_channels)
         self.config = config
+        # Plain values, which torch.compile can compare and hash.
+        self.constants = tuple(vars(config).values())
         self.clock = clock
         self.site = site
         self.activation = activation
@@ -114,7 +120,7 @@ class SoftGate:
         return self.config.gate_statistics
 
     def sample(self, bn: _BatchNorm) -> Tensor | None:
-        dead = dead_probability(bn.bias, bn.weight, self.config, self.activation)
+        dead = self.dead_probability(bn)
         words = channel_words(self.clock.seed, self.site, bn.num_features, dead.device)
         n = relaxed_sample(dead, logistic_noise(self.clock, words, dead.dtype), self.config)
         return self._among_allowed(n, 0.0)
@@ -154,14 +160,18 @@ class SoftGate:
 
     def alive(self, bn: _BatchNorm) -> Tensor:
         """How likely each channel is alive."""
-        return alive_probability(bn.bias, bn.weight, self.config, self.activation)
+        return alive_at_any_point(alive_probability(*site_affine(bn), self.config, self.activation))
+
+    def dead_probability(self, bn: _BatchNorm) -> Tensor:
+        """How likely each channel is dead."""
+        return dead_at_every_point(dead_probability(*site_affine(bn), self.config, self.activation))
 
     @torch.no_grad()
     def dead(self, bn: _BatchNorm) -> Tensor:
-        return ~hard_mask(dead_probability(bn.bias, bn.weight, self.config, self.activation), self.config)
+        return ~hard_mask(self.dead_probability(bn), self.config)
 
     def loss(self, bn: _BatchNorm) -> Tensor | None:
-        terms = sparsity_terms(bn.bias, bn.weight, self.config, self.activation)
+        terms = sparsity_terms(*site_affine(bn), self.config, self.activation)
         return (terms if self.weight is None else terms * self.weight).sum()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SoftGate:

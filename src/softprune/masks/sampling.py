@@ -16,6 +16,7 @@ from softprune.errors import ModelError
 from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold
 from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss, sparsity_terms
 from softprune.masks.gates import MaskDecision, SoftGate
+from softprune.masks.sites import dead_at_every_point, join_points
 from softprune.rng import Clock, channel_words, logistic_noise
 
 
@@ -24,6 +25,9 @@ class Group:
     """Sites whose channels may stand in one tensor."""
 
     modules: list[MaskedBatchNorm]
+    """One BatchNorm of each site; where sites have several, the first ones of all sites, then the second ones, ..."""
+    structure: tuple[int, ...]
+    """BatchNorms per point, the same in all sites; see :mod:`softprune.masks.sites`."""
     config: MaskConfig
     activation: str
     clock: Clock
@@ -33,16 +37,33 @@ class Group:
 
     def allowed(self) -> Tensor:
         """Return the channels that a budget allows at all sites, concatenated."""
-        gates = (module.gate for module in self.modules)
+        gates = (module.gate for module in self.site_modules)
         return torch.cat([g.allowed for g in gates if isinstance(g, SoftGate) and g.allowed is not None])
 
     def loss(self, beta: Tensor, gamma: Tensor) -> Tensor:
-        """Return the sparsity loss of all sites, given their concatenated parameters."""
+        """Return the sparsity loss of all sites, given what :meth:`parameters` returned."""
+        beta, gamma = self.sites(beta, gamma)
         if not self.weighted:
             return sparsity_loss(beta, gamma, self.config, self.activation)
-        gates = (module.gate for module in self.modules)
+        gates = (module.gate for module in self.site_modules)
         weights = [g.weight for g in gates if isinstance(g, SoftGate) and g.weight is not None]
         return (sparsity_terms(beta, gamma, self.config, self.activation) * torch.cat(weights)).sum()
+
+    @property
+    def site_modules(self) -> list[MaskedBatchNorm]:
+        """One BatchNorm of each site."""
+        return self.modules[: len(self.modules) // self.members]
+
+    @property
+    def members(self) -> int:
+        """BatchNorms per site."""
+        return sum(self.structure)
+
+    def sites(self, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        """Return beta and gamma of the sites from those of :meth:`parameters`."""
+        if self.members == 1:
+            return beta, gamma
+        return join_points(beta.chunk(self.members), gamma.chunk(self.members), self.structure)
 
     def parameters(self) -> tuple[Tensor, Tensor]:
         """Return beta and gamma of all BatchNorms, concatenated."""
@@ -55,11 +76,11 @@ Chain = Callable[[Group, Tensor, Tensor], Folded]
 
 def draw_chain(group: Group, beta: Tensor, gamma: Tensor) -> Folded:
     """The samples of all sites of a group in a row, folded into their affines."""
-    dead = dead_probability(beta, gamma, group.config, group.activation)
+    dead = dead_at_every_point(dead_probability(*group.sites(beta, gamma), group.config, group.activation))
     n = relaxed_sample(dead, logistic_noise(group.clock, group.words, dead.dtype), group.config)
     if group.decision is not None:
         n = torch.where(group.decision.in_force & ~group.allowed(), 0.0, n)
-    return fold(n, gamma, beta)
+    return fold(n if group.members == 1 else n.repeat(group.members), gamma, beta)
 
 
 class MaskBank:
@@ -149,7 +170,7 @@ class MaskBank:
         if layout != self._layout:
             members: dict[tuple[Any, ...], list[MaskedBatchNorm]] = {}
             for module, (_, *key) in zip(self.modules, layout, strict=True):
-                if isinstance(module.gate, SoftGate):
+                if isinstance(module.gate, SoftGate) and _is_first(module):
                     members.setdefault(tuple(key), []).append(module)
             self._groups = [_group(modules) for modules in members.values()]
             self._layout = layout
@@ -164,12 +185,21 @@ def _key(module: MaskedBatchNorm) -> tuple[Any, ...]:
     shared = (
         gate.clock,
         gate.clock.seed,
-        gate.config,
+        gate.constants,
         gate.activation,
         _decision(gate),
         gate.weight is not None,
     )
-    return gate, *shared, weight.device, weight.dtype
+    return gate, *shared, weight.device, weight.dtype, *_structure(module)
+
+
+def _is_first(module: MaskedBatchNorm) -> bool:
+    """Whether `module` stands for its site: alone, or as the first of several BatchNorms."""
+    return not module.group or module.group[0][0] is module
+
+
+def _structure(module: MaskedBatchNorm) -> tuple[int, ...]:
+    return tuple(len(point) for point in module.group) or (1,)
 
 
 def _decision(gate: SoftGate) -> MaskDecision | None:
@@ -178,14 +208,17 @@ def _decision(gate: SoftGate) -> MaskDecision | None:
 
 
 def _group(modules: list[MaskedBatchNorm]) -> Group:
+    """Return the group of sites that `modules` stand for, one each."""
     gates = [module.gate for module in modules if isinstance(module.gate, SoftGate)]
     words = [
         channel_words(gate.clock.seed, gate.site, module.num_features, module.weight.device)
         for gate, module in zip(gates, modules, strict=True)
     ]
-    first = gates[0]
+    first, sites = gates[0], [[bn for point in each.group for bn in point] or [each] for each in modules]
+    members = [bn for column in zip(*sites, strict=True) for bn in column]
     return Group(
-        modules,
+        members,
+        _structure(modules[0]),
         first.config,
         first.activation,
         first.clock,

@@ -104,7 +104,7 @@ class Pruner(CuttableModel):
         self._foreign_steps = 0
         self._network = MaskedModel(
             model,
-            {site.name: self._gate(number, site) for number, site in enumerate(self.graph.sites)},
+            {site: self._gate(number, site) for number, site in enumerate(self.graph.sites)},
             {site.name: self.coupled_to(site.name) for site in self.graph.sites},
             self.clock,
         )

@@ -7,10 +7,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph import ChannelGraph, Site
 from softprune.graph.example import Example
-from softprune.masks import MaskedBatchNorm
+from softprune.masks import MaskedBatchNorm, norms_of
 from softprune.methods.masked_model import MaskedModel
 from softprune.methods.summary import Summary
 from softprune.methods.validation import check_cut, check_values
@@ -69,7 +70,12 @@ class CuttableModel:
 
     def _hard(self, name: str, network: nn.Module) -> Tensor:
         """Return the decision of the gate of site `name` on the BatchNorm that `network`, ours or a copy, has there."""
-        return self._masked[name].gate.hard(network.get_submodule(name))  # type: ignore[arg-type]
+        return self._masked[name].gate.hard(self._norms(name, network))
+
+    def _norms(self, name: str, network: nn.Module) -> _BatchNorm:
+        """Return what the gate of site `name` takes: the BatchNorms that `network`, ours or a copy, has there."""
+        site = next(site for site in self.sites if site.name == name)
+        return norms_of(network, name, site.points)
 
     def plan(
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
@@ -108,8 +114,8 @@ class CuttableModel:
         """Return, by site, the number of dead channels that a multiple or a floor keeps."""
         found = {}
         for name, bn in self._masked.items():
-            here = network.get_submodule(name)
-            count = int((self._hard(name, network) & bn.gate.dead(here)).sum())  # type: ignore[arg-type]
+            here = self._norms(name, network)
+            count = int((self._hard(name, network) & bn.gate.dead(here)).sum())
             if count:
                 found[name] = count
         return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 
 from softprune.errors import ModelError
-from softprune.masks import Clock, Gate, MaskedBatchNorm, mask_
+from softprune.graph import Site
+from softprune.masks import Clock, Gate, MaskedBatchNorm, mask_, mask_group_
 from softprune.masks.model import hook_root_, unmask_model_
 
 
@@ -16,7 +17,7 @@ class MaskedModel:
 
     Args:
         model: The network; its BatchNorms are masked in place.
-        gates: The gate of every site, by the name of its BatchNorm.
+        gates: Every site and its gate.
         coupled: Groups of sites of which only the channels that all of them keep remain.
         clock: Counts steps and forwards, and keys the noise.
     """
@@ -24,18 +25,24 @@ class MaskedModel:
     def __init__(
         self,
         model: nn.Module,
-        gates: Mapping[str, Gate],
+        gates: Mapping[Site, Gate],
         coupled: Mapping[str, tuple[str, ...]],
         clock: Clock,
     ) -> None:
         self.model = model
         self.norms: dict[str, MaskedBatchNorm] = {
-            name: mask_(model.get_submodule(name), gate)  # type: ignore[arg-type]
-            for name, gate in gates.items()
+            site.name: mask_group_(
+                [[model.get_submodule(name) for name in point] for point in site.points],  # type: ignore[misc]
+                gate,
+            )
+            if site.points
+            else mask_(model.get_submodule(site.name), gate)  # type: ignore[arg-type]
+            for site, gate in gates.items()
         }
+        self.members = {name: bn for site in gates for name, bn in _members(site, self.norms[site.name])}
         for name, bn in self.norms.items():
             bn.coupled = tuple(self.norms[other] for other in coupled.get(name, ()))
-        self.hooks = hook_root_(model, clock, self.norms.values())
+        self.hooks = hook_root_(model, clock, self.members.values())
         self._shapes = _shapes(model)
         self._detached = False
 
@@ -51,7 +58,7 @@ class MaskedModel:
             raise ModelError(
                 "a pruner ends with detach(), which returned the plain model. Got a call after it; make a new pruner."
             )
-        for name, bn in self.norms.items():
+        for name, bn in self.members.items():
             here = self._lookup(name)
             if here is not bn or not isinstance(here, MaskedBatchNorm):
                 raise ModelError(
@@ -106,3 +113,9 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def _first_difference(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str:
     return next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
+
+
+def _members(site: Site, norm: MaskedBatchNorm) -> Iterator[tuple[str, MaskedBatchNorm]]:
+    """Yield the masked BatchNorms of one site with their names."""
+    norms = [bn for point in norm.group for bn in point] or [norm]
+    yield from zip(site.members, norms, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from typing import Any, Unpack
 
 import torch
@@ -13,11 +14,13 @@ from torch.optim import Optimizer
 from softprune.budget import Budget, BudgetStatus, CostWeights, Macs, TargetLike
 from softprune.budget.channels import present
 from softprune.errors import CheckpointError, ConfigError
-from softprune.graph import ExampleLike, Site
+from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.graph.sites import DEFAULT_KINDS
 from softprune.masks import Gate, MaskConfig, SoftGate
 from softprune.methods.base import Pruner
 from softprune.methods.options import PrunerOptions
 from softprune.methods.validation import check_cut, check_state, check_values
+from softprune.selection import Globs, check_kinds, read_graph
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,9 @@ class SoftPruner(Pruner):
             (what its removal frees) ** a, with mean 1. What is freed is the target's quantity, or MACs without one.
             0 is the paper's loss. Larger values prune costly layers more; 0.5 is a good start.
         masks: The constants of the masks; the defaults are the authors'.
+        site_kinds: Kinds of sites beside BatchNorms that an activation reads: "sum" (BatchNorms that are added and then
+            activated share a mask; the default), "linear" (BatchNorms without an activation), "stream" (all BatchNorms
+            that write one residual stream share a mask).
         options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
@@ -58,6 +64,7 @@ class SoftPruner(Pruner):
         latency_batch: int | None = None,
         cost_weighting: float = 0.0,
         masks: MaskConfig | None = None,
+        site_kinds: Iterable[str] = DEFAULT_KINDS,
         **options: Unpack[PrunerOptions],
     ) -> None:
         if target is not None and strength is not None:
@@ -74,6 +81,7 @@ class SoftPruner(Pruner):
                 "authors' constants."
             )
         self.mask_config = masks or MaskConfig()
+        self.site_kinds = check_kinds(site_kinds)
         super().__init__(model, example, strength=1e-4 if strength is None else strength, **options)
         self.budget: Budget | None = None
         self._cost_weights: CostWeights | None = None
@@ -120,6 +128,9 @@ class SoftPruner(Pruner):
     def end_epoch(self, epoch: int) -> None:
         self._refresh_cost_weights()
 
+    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+        return read_graph(model, example, include=include, exclude=exclude, kinds=self.site_kinds)
+
     def _gate(self, number: int, site: Site) -> Gate:
         return SoftGate(
             self.mask_config,
@@ -132,8 +143,8 @@ class SoftPruner(Pruner):
 
     def _hard(self, name: str, network: nn.Module) -> Tensor:
         # A copy may be without masks, and does not know then what is coupled.
-        coupled = [(self._soft_gate(other), network.get_submodule(other)) for other in self.coupled_to(name)]
-        return self._soft_gate(name).hard(network.get_submodule(name), coupled)  # type: ignore[arg-type]
+        coupled = [(self._soft_gate(other), self._norms(other, network)) for other in self.coupled_to(name)]
+        return self._soft_gate(name).hard(self._norms(name, network), coupled)
 
     def _soft_gate(self, name: str) -> SoftGate:
         gate = self._masked[name].gate

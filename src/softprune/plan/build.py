@@ -117,7 +117,7 @@ def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str
         if array.shape != (widths[name],):
             raise PlanError(f"the mask of '{name}' must have shape ({widths[name]},). Got {array.shape}.")
         hard[name] = array.astype(bool)
-    return hard
+    return graph.member_masks(hard)
 
 
 def _kept(flags: NDArray[np.bool_]) -> Indices:

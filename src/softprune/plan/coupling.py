@@ -34,6 +34,7 @@ class _Couplings(ForwardAnalysis):
     def __init__(self, graph: ChannelGraph) -> None:
         self.widths = {site.name: site.width for site in graph.sites}
         self.names = list(self.widths)
+        self.site_of = graph.site_of
         self.first = np.full(len(graph.classes), NONE)
         self.channel = np.full(len(graph.classes), NONE)
         self.groups: dict[int, list[str]] = {}
@@ -43,8 +44,13 @@ class _Couplings(ForwardAnalysis):
         if op.groups == len(use.inputs) == len(use.outputs):
             self.copy(use.inputs, use.outputs)
 
+    def binary(self, op: BinaryOp) -> None:
+        if op.adds and all(bool((fact[op.left] == fact[op.right]).all()) for fact in self.facts):
+            self.copy(op.left, op.outputs)
+
     def norm(self, op: NormOp, use: Use) -> None:
-        if op.name not in self.widths:
+        site = self.site_of.get(op.name)
+        if site is None:
             self.copy(use.inputs, use.outputs)
             return
         channels = np.arange(len(use.outputs))
@@ -55,9 +61,11 @@ class _Couplings(ForwardAnalysis):
             and bool((self.first[use.inputs] == first).all())
             and bool((self.channel[use.inputs] == channels).all())
         )
-        if coupled and not any(op.name in group for group in self.groups.values()):
-            self.groups.setdefault(first, [self.names[first]]).append(op.name)
-        self.first[use.outputs] = first if coupled else self.names.index(op.name)
+        # The BatchNorms of one site have the same mask in any case.
+        coupled = coupled and self.names[first] != site
+        if coupled and not any(site in group for group in self.groups.values()):
+            self.groups.setdefault(first, [self.names[first]]).append(site)
+        self.first[use.outputs] = first if coupled else self.names.index(site)
         self.channel[use.outputs] = channels
 
 
@@ -81,7 +89,7 @@ def required_sites(graph: ChannelGraph) -> frozenset[str]:
 
 def _live_outputs(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
     """Return for each output of the network whether it depends on the inputs if only the sites `kept` are alive."""
-    found = _Dependence(graph, {site.name for site in graph.sites} - kept)
+    found = _Dependence(graph, {norm for norm, site in graph.site_of.items() if site not in kept})
     found.forward(graph.ops)
     return [bool(found.depends[atoms].any()) for atoms in graph.outputs]
 
@@ -137,6 +145,7 @@ class _Bottlenecks(ForwardAnalysis):
 
     def __init__(self, graph: ChannelGraph) -> None:
         self.bits = {site.name: 1 << number for number, site in enumerate(graph.sites)}
+        self._norm_bits = {norm: self.bits[site] for norm, site in graph.site_of.items()}
         self.through: NDArray[np.object_] = np.zeros(len(graph.classes), dtype=object)
         self.through[_constant_atoms(graph)] = ALL
         super().__init__(self.through)
@@ -151,7 +160,9 @@ class _Bottlenecks(ForwardAnalysis):
         self.through[use.outputs] = per_group(op, use, self.common)
 
     def norm(self, op: NormOp, use: Use) -> None:
-        self.through[use.outputs] = [mask | self.bits.get(op.name, 0) for mask in self.through[use.inputs]]
+        self.through[use.outputs] = [
+            mask | self._norm_bits.get(op.name, 0) for mask in self.through[use.inputs]
+        ]
 
     def binary(self, op: BinaryOp) -> None:
         left, right = self.through[op.left], self.through[op.right]

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from softprune.errors import PlanError
 from softprune.plan.cuts import Indices, ModuleCut, ParameterCut, Shapes, check_cuts, is_of_kind
@@ -45,6 +46,14 @@ class PrunePlan:
     constants: dict[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
     """Constant inputs of layers that fold them, constant outputs of void layers, at the weights the plan was made for.
     Not stored: in the weights of a saved network they are folded already."""
+
+    def masks(self) -> dict[str, Tensor]:
+        """Return the hard mask of every masked BatchNorm, True where a channel is kept."""
+        masks = {}
+        for name, kept in self.sites.items():
+            masks[name] = torch.zeros(self.modules[name].width_out, dtype=torch.bool)
+            masks[name][list(kept)] = True
+        return masks
 
     def to_json(self) -> str:
         """Return the plan as text; :meth:`from_json` reads it."""

@@ -163,20 +163,24 @@ class _Probe:
         a mask would have no effect, with the reason.
         """
         called: set[str] = set()
+        norms = [name for site in graph.sites for name in site.members]
         handles = [
-            self._copy.get_submodule(site.name).register_forward_pre_hook(
-                lambda module, args, name=site.name: called.add(name)
+            self._copy.get_submodule(name).register_forward_pre_hook(
+                lambda module, args, name=name: called.add(name)
             )
-            for site in graph.sites
+            for name in norms
         ]
         try:
             difference, scale = compare(self._outputs, outputs_of(self._copy, self._input))
+            if len(called) < len(norms):  # auxiliary heads run in training alone
+                self._training_shapes(self._copy)
         finally:
             for handle in handles:
                 handle.remove()
         differs = None if difference <= NONDETERMINISTIC * scale else _described(difference, scale)
         reason = "forward() never calls the module but applies its tensors (F.batch_norm), so that a mask has no effect"
-        return differs, {site.name: reason for site in graph.sites if site.name not in called}
+        uncalled = [site.name for site in graph.sites if not called.issuperset(site.members)]
+        return differs, dict.fromkeys(uncalled, reason)
 
     def copies_differ(self) -> str | None:
         """Describe how a plain copy differs; None if it differs by rounding at most."""
@@ -205,7 +209,7 @@ class _Probe:
         return None
 
     def _failure(self, graph: ChannelGraph, masks: dict[str, Tensor], *, in_training: bool) -> str | None:
-        expected = self._masked_outputs(masks)
+        expected = self._masked_outputs(graph.member_masks(masks))
         try:
             cut = apply_plan(make_plan(graph, self._copy, masks), self._copy)
             got = outputs_of(cut, self._input)

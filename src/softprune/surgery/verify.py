@@ -94,7 +94,7 @@ def _both(
     """Return the network with masks, and the cut network."""
     reference = plain_copy(network).to(dtype).eval() if dtype is not None else plain_copy(network).eval()
     candidate = apply_plan(plan, reference)
-    mask_sites_(reference, masks)
+    mask_sites_(reference, {**plan.masks(), **masks})  # a site's mask holds for all of its BatchNorms
     return reference, candidate
 
 

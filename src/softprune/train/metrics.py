@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from softprune.costs import Cost, PaperCounter, cost
 from softprune.data import DataBundle
 from softprune.errors import ConfigError
+from softprune.masks import norms_of
+from softprune.masks.sites import deciding_affine
 from softprune.methods import Pruner
 from softprune.plan import PrunePlan
 from softprune.runs.result import Epoch, Site, Totals
@@ -23,6 +25,8 @@ class _Site:
     beta: list[float]
     gamma: list[float]
     """Per dense channel; those cut away keep the values that they were cut with."""
+    points: list[list[str]]
+    """The BatchNorms that share the mask; empty for one."""
 
 
 class SiteHistory:
@@ -40,7 +44,8 @@ class SiteHistory:
         for site in pruner.sites:
             width = site.width
             zeros = [0.0] * width
-            history._sites[site.name] = _Site(site.activation, list(range(width)), zeros, list(zeros))
+            points = [list(point) for point in site.points]
+            history._sites[site.name] = _Site(site.activation, list(range(width)), zeros, list(zeros), points)
         return history
 
     def dense_masks(self, masks: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -56,14 +61,11 @@ class SiteHistory:
 
     def note(self, network: nn.Module) -> None:
         """Record shift and scale of the channels that the network has now."""
-        modules = dict(network.named_modules())
         for name, site in self._sites.items():
             if not site.live:
                 continue
-            bn = modules[name]
-            assert isinstance(bn.weight, Tensor)
-            assert isinstance(bn.bias, Tensor)
-            for channel, beta, gamma in zip(site.live, bn.bias.tolist(), bn.weight.tolist(), strict=True):
+            shifts, scales = deciding_affine(norms_of(network, name, site.points))
+            for channel, beta, gamma in zip(site.live, shifts.tolist(), scales.tolist(), strict=True):
                 site.beta[channel], site.gamma[channel] = beta, gamma
 
     def cut(self, plan: PrunePlan) -> None:

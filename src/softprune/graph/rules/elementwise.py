@@ -14,7 +14,9 @@ from torch.fx import Node
 from softprune.graph.builder import GraphBuilder, Value
 from softprune.graph.channels import IntArray
 from softprune.graph.ops import BinaryOp, ChannelwiseOp, Evaluate, identity
-from softprune.graph.rules.registry import OPERATORS, argument, operator_name, rule
+from softprune.graph.rules.registry import OPERATORS, activation_of, argument, operator_name, rule
+
+SUMS = ("add", "sub", "rsub")
 
 
 def _tensors(node: Node) -> list[Node]:
@@ -34,7 +36,12 @@ def _apply(node: Node, position: int = 0) -> Evaluate:
 
 
 def _record(
-    builder: GraphBuilder, node: Node, value: Value, evaluate: Evaluate | None, keeps_zero: bool = True
+    builder: GraphBuilder,
+    node: Node,
+    value: Value,
+    evaluate: Evaluate | None,
+    keeps_zero: bool = True,
+    activation: str | None = None,
 ) -> Any:
     examples = node.meta["val"]
     if isinstance(examples, (list, tuple)):
@@ -42,7 +49,7 @@ def _record(
         builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate, keeps_zero))
         return [output, *_indices(builder, value.atoms, examples[1:])]
     output = builder.followed_value(node, value.atoms)
-    builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate, keeps_zero))
+    builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate, keeps_zero, activation))
     return output
 
 
@@ -61,7 +68,8 @@ def pointwise(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(tensors[0])
     if not isinstance(value, Value) or not isinstance(node.meta.get("val"), Tensor):
         return builder.unusual(node)
-    return _record(builder, node, value, _apply(node, list(node.args).index(tensors[0])))
+    evaluate = _apply(node, list(node.args).index(tensors[0]))
+    return _record(builder, node, value, evaluate, activation=activation_of(node))
 
 
 @rule("copy")
@@ -147,7 +155,9 @@ def _added_up(builder: GraphBuilder, atoms: IntArray, dims: list[int]) -> IntArr
         for other in others:
             outputs = builder.table.follow(total)
             builder.ops.append(
-                BinaryOp(total.ravel(), other.ravel(), outputs.ravel(), operator.add, absorbs_zero=False)
+                BinaryOp(
+                    total.ravel(), other.ravel(), outputs.ravel(), operator.add, absorbs_zero=False, adds=True
+                )
             )
             total = outputs
         atoms = total
@@ -218,7 +228,9 @@ def two_tensors(builder: GraphBuilder, node: Node) -> Any:
         args[positions[0]], args[positions[1]] = a.clone(), b.clone()
         return node.target(*args, **node.kwargs)  # type: ignore[operator]
 
-    builder.ops.append(BinaryOp(*_flat_pair(both), outputs.ravel(), evaluate, absorbs_zero=name == "mul"))
+    builder.ops.append(
+        BinaryOp(*_flat_pair(both), outputs.ravel(), evaluate, absorbs_zero=name == "mul", adds=name in SUMS)
+    )
     return Value(tuple(example.shape), outputs)
 
 

@@ -133,5 +133,5 @@ def prelu(builder: GraphBuilder, node: Node) -> Any:
     else:
         builder.table.pin(slope.atoms, f"one of them is the slope of all channels in {builder.where(node)}")
     output = builder.followed_value(node, value.atoms)
-    builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate=None))
+    builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate=None, activation="prelu"))
     return output

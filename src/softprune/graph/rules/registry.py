@@ -183,3 +183,22 @@ def operator_name(node: Node) -> str:
 def argument(node: Node, index: int, name: str, default: Any = None) -> Any:
     """Return an argument of the node's operator, given by position or by name."""
     return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
+def activation_of(node: Node) -> str | None:
+    """Return the activation that `node` is, or None. Clips are activations depending on their bounds."""
+    name = operator_name(node)
+    if name not in OPERATORS or not OPERATORS[name].clips:
+        return name if name in ACTIVATIONS else None
+    low, high = _bounds(name, node)
+    if any(isinstance(bound, Node) for bound in (low, high)):
+        return None
+    if low == 0:
+        return "relu6" if high == 6 else "relu"
+    return "hardtanh" if low is not None and high is not None and low < 0 < high else None
+
+
+def _bounds(name: str, node: Node) -> tuple[Any, Any]:
+    first, second = ("min_val", "max_val") if name == "hardtanh" else ("min", "max")
+    default = (-1.0, 1.0) if name == "hardtanh" else (None, None)
+    return argument(node, 1, first, default[0]), argument(node, 2, second, default[1])

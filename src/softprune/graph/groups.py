@@ -1,0 +1,229 @@
+"""BatchNorms that share one mask per channel, found by following their outputs through sums.
+
+Where the outputs of BatchNorms are added, a channel of the sum is zero only if it is zero in every one of them. Three
+kinds of sites follow from this, beside the BatchNorm that an activation reads directly:
+
+* ``sum``: the BatchNorms of one sum that an activation reads (RepVGG, projection shortcuts);
+* ``linear``: a BatchNorm that no activation follows (projections of MobileNetV2);
+* ``stream``: all BatchNorms that write one residual stream (post-activation ResNets).
+
+A *point* is a set of BatchNorms that are added up before one activation, or before one layer that reads them without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from softprune.graph.channels import PAD, IntArray
+from softprune.graph.dataflow import ForwardAnalysis
+from softprune.graph.ops import BinaryOp, ChannelwiseOp, LayerOp, NormOp, Op, Use
+
+NOTHING = -1
+"""No BatchNorm: an input, the output of a layer, a parameter."""
+ZERO = -2
+"""Padding with zeros along the channels."""
+NO_ACTIVATION = "none"
+
+Point = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Group:
+    """BatchNorms that share a mask."""
+
+    kind: str
+    points: tuple[tuple[str, ...], ...]
+    """In order of execution; every BatchNorm is in one of them."""
+    activation: str
+
+
+def find_groups(
+    ops: Sequence[Op], atoms: int, widths: Mapping[str, int], single: Collection[str]
+) -> tuple[Group, ...]:
+    """Return the sums, linear BatchNorms and streams of a network.
+
+    A BatchNorm may be in a sum and in a stream; whoever enables both kinds gives streams precedence.
+
+    Args:
+        ops: The operators in order of execution.
+        atoms: Number of atoms.
+        widths: Width of every BatchNorm that could carry a mask, in order of execution.
+        single: Those that are sites by themselves, since an activation reads them directly.
+    """
+    names = tuple(widths)
+    sums = _Sums(atoms, names)
+    sums.forward(ops)
+    members: dict[int, list[int]] = {}
+    for number in range(len(names)):
+        members.setdefault(sums.stream_of(number), []).append(number)
+    groups = [
+        Group("sum", (_named(point, names),), activations.pop())
+        for point, activations in sums.pure_points().items()
+        if len(point) > 1
+    ]
+    broken = sums.broken_streams()
+    for root, numbers in members.items():
+        if root in broken or all(names[number] in single for number in numbers):
+            continue
+        points, activation = sums.points_of(numbers)
+        if len(numbers) > 1 and len(points) == 1 and activation != NO_ACTIVATION:
+            continue  # a sum that is not added to anything later
+        kind = "linear" if len(numbers) == 1 else "stream"
+        groups.append(Group(kind, tuple(_named(point, names) for point in points), activation))
+    return tuple(groups)
+
+
+def _named(point: Collection[int], names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(names[number] for number in sorted(point))
+
+
+class _Sums(ForwardAnalysis):
+    """For every atom, the stream that it belongs to, its channel there, and what was added since an activation."""
+
+    def __init__(self, atoms: int, names: Sequence[str]) -> None:
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._parent = list(range(len(names)))
+        self._sets: list[Point] = [frozenset()]
+        self._ids: dict[Point, int] = {frozenset(): 0}
+        self._read: dict[Point, tuple[set[str], bool]] = {}
+        """Point -> activations that read it, and whether nothing else was added; in order of execution."""
+        self._broken: set[int] = set()
+        """BatchNorms to whose stream something is added that no BatchNorm gives, or at other channels."""
+        self.writer: IntArray = np.full(atoms, NOTHING, dtype=np.int64)
+        self.place: IntArray = np.full(atoms, NOTHING, dtype=np.int64)
+        self.point: IntArray = np.zeros(atoms, dtype=np.int64)
+        self.pure = np.zeros(atoms, dtype=bool)
+        self.writer[PAD] = ZERO
+        super().__init__(self.writer, self.place, self.point, self.pure)
+
+    # --- what was found ----------------------------------------------------------------------------------------
+
+    def stream_of(self, number: int) -> int:
+        """Return the first BatchNorm of the stream that BatchNorm `number` writes."""
+        while self._parent[number] != number:
+            number = self._parent[number]
+        return number
+
+    def broken_streams(self) -> set[int]:
+        """Return the streams that no mask of BatchNorms can make zero."""
+        return {self.stream_of(number) for number in self._broken}
+
+    def pure_points(self) -> dict[Point, set[str]]:
+        """Return the points that one activation reads, of BatchNorms that nothing else reads -> the activation."""
+        return {
+            point: set(activations)
+            for point, (activations, pure) in self._read.items()
+            if pure
+            and len(activations) == 1
+            and NO_ACTIVATION not in activations
+            and all(other == point or other.isdisjoint(point) for other in self._read)
+        }
+
+    def points_of(self, numbers: Collection[int]) -> tuple[list[Point], str]:
+        """Return the points of a stream, each without the BatchNorms of earlier ones, and the common activation."""
+        points: list[Point] = []
+        activations: set[str] = set()
+        seen: set[int] = set()
+        for point, (read_by, _) in self._read.items():
+            if not point.isdisjoint(numbers):
+                activations |= read_by
+                # Dead at the earlier points, a channel sees its own BatchNorm alone at this one.
+                new = point - seen
+                points += [new] if new else []
+                seen |= point
+        unread = frozenset(numbers) - seen
+        points += [unread] if unread else []
+        return points, activations.pop() if len(activations) == 1 else NO_ACTIVATION
+
+    # --- operators ---------------------------------------------------------------------------------------------
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        self._note(use.inputs, NO_ACTIVATION)
+        number = self._numbers.get(op.name)
+        if number is not None:
+            self.writer[use.outputs] = number
+            self.place[use.outputs] = np.arange(len(use.outputs))
+            self.point[use.outputs] = self._id(frozenset([number]))
+            self.pure[use.outputs] = True
+
+    def layer(self, op: LayerOp, use: Use) -> None:
+        self._note(use.inputs, NO_ACTIVATION)
+
+    def channelwise(self, op: ChannelwiseOp) -> None:
+        inputs, outputs = op.inputs.ravel(), op.outputs.ravel()
+        if op.activation is not None:
+            self._note(inputs, op.activation)
+        elif not _keeps_zero(op):
+            self._note(inputs, NO_ACTIVATION)
+            return
+        self.copy(inputs, outputs)
+        if op.activation is not None:
+            self.point[outputs], self.pure[outputs] = 0, False
+
+    def binary(self, op: BinaryOp) -> None:
+        if op.adds:
+            self._add(op)
+            return
+        left, right = self.writer[op.left], self.writer[op.right]
+        if op.absorbs_zero and bool((right == NOTHING).all()):
+            self.copy(op.left, op.outputs)
+        elif op.absorbs_zero and bool((left == NOTHING).all()):
+            self.copy(op.right, op.outputs)
+        else:
+            self._note(op.left, NO_ACTIVATION)
+            self._note(op.right, NO_ACTIVATION)
+
+    def _add(self, op: BinaryOp) -> None:
+        left, right = self.writer[op.left], self.writer[op.right]
+        if bool((left == ZERO).all()) or bool((right == ZERO).all()):
+            self.copy(op.right if (left == ZERO).all() else op.left, op.outputs)
+            return
+        aligned = (self.place[op.left] == self.place[op.right]).all()
+        if not aligned or (left < 0).any() or (right < 0).any():
+            for atoms in (op.left, op.right):
+                self._note(atoms, NO_ACTIVATION)
+                known = np.unique(self.writer[atoms])
+                self._broken |= {int(number) for number in known if number >= 0}
+            return
+        for one, other in np.unique(np.stack([left, right]), axis=1).T.tolist():
+            self._join(one, other)
+        self.copy(op.left, op.outputs)
+        self.pure[op.outputs] = self.pure[op.left] & self.pure[op.right]
+        pairs, where = np.unique(
+            np.stack([self.point[op.left], self.point[op.right]]), axis=1, return_inverse=True
+        )
+        united = [self._id(self._sets[one] | self._sets[other]) for one, other in pairs.T.tolist()]
+        self.point[op.outputs] = np.array(united)[where.ravel()]
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _id(self, point: Point) -> int:
+        if point not in self._ids:
+            self._ids[point] = len(self._sets)
+            self._sets.append(point)
+        return self._ids[point]
+
+    def _join(self, one: int, other: int) -> None:
+        low, high = sorted((self.stream_of(one), self.stream_of(other)))
+        if low != high:
+            self._parent[high] = low
+
+    def _note(self, atoms: IntArray, activation: str) -> None:
+        """An activation, or a layer without one, reads these atoms."""
+        atoms = atoms.ravel()
+        for number in np.unique(self.point[atoms[self.writer[atoms] >= 0]]).tolist():
+            if number:
+                here = self.point[atoms] == number
+                read_by, pure = self._read.setdefault(self._sets[number], (set(), True))
+                read_by.add(activation)
+                self._read[self._sets[number]] = read_by, pure and bool(self.pure[atoms][here].all())
+
+
+def _keeps_zero(op: ChannelwiseOp) -> bool:
+    if op.evaluate is None:
+        return op.keeps_zero
+    return bool((op.evaluate(torch.zeros(1, dtype=torch.float64)) == 0).all())

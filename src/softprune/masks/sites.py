@@ -1,0 +1,88 @@
+"""Shift and scale of a site whose mask is shared by several BatchNorms.
+
+The BatchNorms of one *point* are added up and judged as one channel; a site of several points (a residual stream) is
+dead where every point is dead. Shifts and scales of a site have the shape (width,), or (points, width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.masks.functional import sum_of
+
+Points = tuple[tuple[_BatchNorm, ...], ...]
+
+
+@dataclass(frozen=True)
+class GroupedNorms:
+    """The BatchNorms of one site in a network without masks, in the place of a masked BatchNorm."""
+
+    group: Points
+
+    @property
+    def weight(self) -> Tensor:
+        """A parameter of the right width, device and dtype."""
+        return self.group[0][0].weight
+
+    @property
+    def num_features(self) -> int:
+        return self.group[0][0].num_features
+
+
+def norms_of(network: nn.Module, name: str, points: Sequence[Sequence[str]]) -> _BatchNorm:
+    """Return what a gate takes for the site `name` of `network`, which may be an unmasked copy."""
+    norm = network.get_submodule(name)
+    if not points or hasattr(norm, "group"):
+        return cast(_BatchNorm, norm)
+    group = tuple(tuple(network.get_submodule(each) for each in point) for point in points)
+    return cast(_BatchNorm, GroupedNorms(cast(Points, group)))
+
+
+def site_affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    """Return beta and gamma of the site that `norm` belongs to."""
+    group: Points = getattr(norm, "group", ())
+    if not group:
+        return norm.bias, norm.weight
+    flat = [each for point in group for each in point]
+    structure = tuple(len(point) for point in group)
+    return join_points([each.bias for each in flat], [each.weight for each in flat], structure)
+
+
+def join_points(
+    betas: Sequence[Tensor], gammas: Sequence[Tensor], structure: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the shifts and scales of the points; `structure` says how many BatchNorms each point has."""
+    if len(betas) == 1:
+        return betas[0], gammas[0]
+    sums, start = [], 0
+    for count in structure:
+        sums.append(sum_of(betas[start : start + count], gammas[start : start + count]))
+        start += count
+    if len(sums) == 1:
+        return sums[0]
+    return torch.stack([beta for beta, _ in sums]), torch.stack([gamma for _, gamma in sums])
+
+
+def deciding_affine(norm: _BatchNorm, quantile: float = 1.645) -> tuple[Tensor, Tensor]:
+    """Return one beta and gamma per channel, of the point where the channel reaches furthest: for display."""
+    beta, gamma = (parameter.detach() for parameter in site_affine(norm))
+    if beta.dim() == 1:
+        return beta, gamma
+    furthest = (beta + quantile * gamma.abs()).argmax(0, keepdim=True)
+    return beta.gather(0, furthest)[0], gamma.gather(0, furthest)[0]
+
+
+def dead_at_every_point(dead: Tensor) -> Tensor:
+    """Return the dead probability of a site from those of its points: the smallest one."""
+    return dead if dead.dim() == 1 else dead.amin(0)
+
+
+def alive_at_any_point(alive: Tensor) -> Tensor:
+    """Return the alive probability of a site from those of its points: the largest one."""
+    return alive if alive.dim() == 1 else alive.amax(0)

@@ -1,0 +1,101 @@
+"""Which BatchNorms share a mask: sums, linear BatchNorms and streams, found by following their outputs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from topologies import GROUPED, TOPOLOGIES, conv
+from torch import Tensor, nn
+
+from softprune.graph import ChannelGraph, trace
+from softprune.graph.sites import KINDS
+
+IMAGE = torch.randn(2, 3, 8, 8)
+
+
+def grouped(model: nn.Module) -> dict[str, tuple[tuple[tuple[str, ...], ...], str]]:
+    """Kind -> points and activation, for networks with one group of each kind at most."""
+    return {site.kind: (site.points, site.activation) for site in trace(model, IMAGE).grouped}
+
+
+def members(graph: ChannelGraph) -> list[tuple[str, ...]]:
+    return [site.members for site in graph.sites]
+
+
+def test_branches_that_are_added_and_activated_are_one_sum() -> None:
+    assert grouped(GROUPED["sum of branches"].build()) == {"sum": ((("bn3", "bn1", "same"),), "relu")}
+
+
+def test_a_projection_shortcut_begins_a_stream_and_is_a_sum() -> None:
+    assert grouped(GROUPED["projection shortcut"].build()) == {"sum": ((("bn2", "bn3"),), "relu")}
+
+
+def test_a_batchnorm_without_an_activation_is_linear() -> None:
+    assert grouped(GROUPED["without an activation"].build()) == {"linear": ((("bn1",),), "none")}
+
+
+def test_a_stream_has_a_point_for_every_activation() -> None:
+    assert grouped(GROUPED["residual stream"].build()) == {"stream": ((("bn",), ("bn2",)), "relu")}
+    assert grouped(GROUPED["linear stream"].build()) == {"stream": ((("bn",), ("bn2",)), "none")}
+
+
+def test_sites_of_one_batchnorm_stay_as_they_are() -> None:
+    for name in ("chain", "dense", "depthwise", "u-net"):
+        graph = trace(TOPOLOGIES[name].build(), TOPOLOGIES[name].example())
+        assert graph.with_kinds(KINDS).sites == graph.sites
+
+
+def test_a_stream_takes_precedence_over_its_sums_and_its_stem() -> None:
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.bn = conv(3, 4), nn.BatchNorm2d(4)
+            self.conv1, self.bn1 = conv(4, 6), nn.BatchNorm2d(6)
+            self.short, self.bn2 = conv(4, 6), nn.BatchNorm2d(6)
+            self.conv3, self.bn3 = conv(6, 6), nn.BatchNorm2d(6)
+            self.head = conv(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.bn(self.stem(x)))
+            x = F.relu(self.bn1(self.conv1(x)) + self.bn2(self.short(x)))
+            return self.head(F.relu(x + self.bn3(self.conv3(x))))
+
+    graph = trace(Stage(), IMAGE)
+    assert members(graph.with_kinds(["sum"])) == [("bn",), ("bn1", "bn2")]
+    assert members(graph.with_kinds(KINDS)) == [("bn",), ("bn1", "bn2", "bn3")]
+    stream = graph.with_kinds(["stream"]).sites[1]
+    assert stream.points == (("bn1", "bn2"), ("bn3",))
+
+
+def test_what_no_batchnorm_writes_breaks_a_stream() -> None:
+    class Raw(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1, self.conv2 = conv(3, 6), nn.BatchNorm2d(6), conv(3, 6)
+            self.head = conv(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(F.relu(self.bn1(self.conv1(x)) + self.conv2(x)))
+
+    assert grouped(Raw()) == {}
+
+
+def test_a_batchnorm_that_is_also_read_alone_is_in_no_sum() -> None:
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = conv(3, 6), nn.BatchNorm2d(6)
+            self.conv2, self.bn2 = conv(3, 6), nn.BatchNorm2d(6)
+            self.head, self.side = conv(6, 2), conv(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            left = self.bn1(self.conv1(x))
+            return self.head(F.relu(left + self.bn2(self.conv2(x)))) + self.side(left)
+
+    assert "sum" not in grouped(Read())
+
+
+def test_masks_of_sites_are_masks_of_their_batchnorms() -> None:
+    graph = trace(GROUPED["residual stream"].build(), IMAGE).with_kinds(["stream"])
+    assert graph.member_masks({"bn": 1, "bn1": 2}) == {"bn": 1, "bn2": 1, "bn1": 2}
+    assert graph.site_of == {"bn": "bn", "bn2": "bn", "bn1": "bn1"}

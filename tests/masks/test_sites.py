@@ -1,0 +1,136 @@
+"""One mask for several BatchNorms: sums are judged as one channel, streams at every point."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from softprune.masks import (
+    Clock,
+    MaskConfig,
+    SoftGate,
+    is_masked,
+    mask_group_,
+    norms_of,
+    site_affine,
+    unmask_,
+)
+from softprune.masks.functional import dead_probability, sum_of
+from softprune.masks.model import hook_root_
+from softprune.masks.sites import deciding_affine
+
+CONFIG = MaskConfig()
+
+
+class Network(nn.Module):
+    """Four BatchNorms of one width."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(4))
+        for norm in self.norms:
+            nn.init.uniform_(norm.weight, 0.1, 0.5)
+            nn.init.uniform_(norm.bias, -0.9, 0.1)
+
+    def forward(self, x):
+        a, b, c, d = self.norms
+        return torch.relu(torch.relu(a(x) + b(x)) + c(x)) + d(x)
+
+
+POINTS = (("norms.0", "norms.1"), ("norms.2",))
+
+
+def masked(points=POINTS, activation="relu"):
+    model, clock = Network(), Clock(3)
+    gate = SoftGate(CONFIG, clock, 5, activation=activation)
+    group = [[model.get_submodule(name) for name in point] for point in points]
+    first = mask_group_(group, gate)
+    return model, clock, gate, first
+
+
+def test_gaussians_add_up():
+    beta, gamma = sum_of(
+        [torch.tensor([1.0]), torch.tensor([-3.0])], [torch.tensor([3.0]), torch.tensor([4.0])]
+    )
+    assert (beta.item(), gamma.item()) == (-2.0, 5.0)
+    dead = dead_probability(beta, gamma, CONFIG)
+    expected = 0.5 * (1 + math.erf((CONFIG.delta + 2.0) / (5.0 * math.sqrt(2))))
+    assert dead.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_gradient_is_finite_where_all_scales_are_zero():
+    beta, gamma = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, 3, requires_grad=True)
+    dead_probability(*sum_of(list(beta), list(gamma)), CONFIG).sum().backward()
+    assert torch.isfinite(beta.grad).all()
+    assert torch.isfinite(gamma.grad).all()
+
+
+def test_one_batchnorm_is_its_own_site():
+    norm = nn.BatchNorm1d(4)
+    assert site_affine(norm)[0] is norm.bias
+    assert site_affine(norm)[1] is norm.weight
+
+
+def test_a_stream_is_dead_where_every_point_is_dead():
+    model, _, gate, first = masked()
+    a, b, c, _ = model.norms
+    with torch.no_grad():
+        for norm in (a, b, c):
+            norm.weight.fill_(0.01)
+            norm.bias.fill_(-1.0)
+        a.bias[0], b.bias[0] = 2.0, -3.0  # dead as a sum
+        a.bias[1] = 2.0  # alive at the first point
+        c.bias[2] = 1.0  # alive at the second point
+    assert gate.dead(first).tolist() == [True, False, False, True, True, True]
+    assert gate.hard(c).tolist() == (~gate.dead(a)).tolist()
+    shown, _ = deciding_affine(first)
+    assert shown[:3].tolist() == pytest.approx([-1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "none"])
+def test_the_bank_draws_what_the_gates_would_draw(activation):
+    model, clock, gate, first = masked(activation=activation)
+    hooks = hook_root_(model, clock, [norm for norm in model.modules() if is_masked(norm)])
+    clock.begin_forward()
+    hooks.bank.begin_forward()
+    drawn = [norm.folded.n for norm in model.norms[:3]]
+    own = gate.sample(first)
+    assert all(torch.equal(n, own) for n in drawn)
+    for norm in model.norms[:3]:
+        assert torch.equal(norm.folded.weight, own * norm.weight)
+    assert torch.equal(hooks.bank.loss(), gate.loss(first))
+    parameters = [p for norm in model.norms[:3] for p in (norm.weight, norm.bias)]
+    row = torch.autograd.grad(hooks.bank.loss() + sum(n.sum() for n in drawn), parameters)
+    alone = torch.autograd.grad(gate.loss(first) + 3 * gate.sample(first).sum(), parameters)
+    assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(row, alone, strict=True))
+
+
+def test_all_members_are_off_together_in_evaluation():
+    model, _, gate, first = masked()
+    with torch.no_grad():
+        for norm in model.norms[:3]:
+            norm.bias[4] = -9.0
+    x = torch.randn(16, 6)
+    model.eval()
+    assert not gate.hard(first)[4]
+    assert all((norm(x)[:, 4] == 0).all() for norm in model.norms[:3])
+
+
+def test_a_copy_has_a_group_of_its_own_and_a_plain_copy_is_judged_alike():
+    model, _, gate, first = masked()
+    other = copy.deepcopy(model)
+    assert other.norms[0].group[1][0] is other.norms[2]
+    assert other.norms[0].gate is other.norms[2].gate
+    plain = copy.deepcopy(model)
+    for norm in plain.norms:
+        unmask_(norm)
+    with torch.no_grad():
+        plain.norms[1].bias.sub_(5)
+        model.norms[1].bias.sub_(5)
+    assert torch.equal(gate.hard(norms_of(plain, "norms.0", POINTS)), gate.hard(first))
+    assert not hasattr(plain.norms[0], "group")
