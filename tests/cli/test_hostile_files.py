@@ -125,3 +125,10 @@ def test_a_sweep_has_a_largest_size(tmp_path: Path) -> None:
     path.write_text(f'[grid]\n{grid}[[run]]\nrecipe = "digits"\n')
     with pytest.raises(ValueError, match=f"at most {LARGEST:,} runs. Got 1,000,000,000"):
         read_sweep(path)
+
+
+@pytest.mark.parametrize("shape", ["3x200000x200000", "1x8x" + "9" * 5000, "1x8x²", "1x8x0"])
+def test_shapes_beyond_any_image_are_refused(softprune, shape: str) -> None:
+    result = softprune("inspect", "digits_net", "--input", shape)
+    assert result.exit_code == 2
+    assert "--input must" in result.stderr

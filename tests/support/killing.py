@@ -37,6 +37,8 @@ SETTINGS = {
 _LARGEST_NUMBER = 8
 """Of an operation of one kind: after a few kills a run has not many left."""
 _KILLS_IN_A_ROW = 10
+WHOLE, KILLED = "undisturbed-run", "killed-run"
+"""Folders. Pages show their names, which no page has otherwise."""
 
 SWEEP = """
 [grid]
@@ -74,18 +76,18 @@ def kill_and_repeat(
     if not (work / "trained").exists():
         _finish(server, "train", work, "trained", SETTINGS["train"])
     started = Folders(action, work)
-    whole = started.fresh("whole")
-    _finish(server, action, work, "whole", settings)  # the server itself starts with its first child
-    whole = started.fresh("whole")
+    whole = started.fresh(WHOLE)
+    _finish(server, action, work, WHOLE, settings)  # the server itself starts with its first child
+    whole = started.fresh(WHOLE)
     began = time.monotonic()
-    counts = _finish(server, action, work, "whole", settings)
+    counts = _finish(server, action, work, WHOLE, settings)
     duration = time.monotonic() - began
     tally, rng, in_a_row = Tally(), random.Random(f"{seed}/{action}"), 0
-    killed = started.fresh("killed")
+    killed = started.fresh(KILLED)
     for death in _deaths(counts, rng):
         if tally.kills == kills:
             break
-        process = _start(server, action, work, "killed", death, settings)
+        process = _start(server, action, work, KILLED, death, settings)
         if death is None:
             process.join(rng.uniform(0.1, 0.9) * duration)
             if process.pid is not None and process.is_alive():
@@ -99,12 +101,12 @@ def kill_and_repeat(
             in_a_row += 1
             started.check_complete(killed, whole)
         if not hit or in_a_row == _KILLS_IN_A_ROW or action not in ("train", "finetune"):
-            _finish(server, action, work, "killed", settings)
+            _finish(server, action, work, KILLED, settings)
             started.compare(whole, killed)
             tally.compared += 1
-            killed, in_a_row = started.fresh("killed"), 0
+            killed, in_a_row = started.fresh(KILLED), 0
     if in_a_row:
-        _finish(server, action, work, "killed", settings)
+        _finish(server, action, work, KILLED, settings)
         started.compare(whole, killed)
         tally.compared += 1
     return tally
@@ -165,7 +167,8 @@ def compare_runs(whole: Path, killed: Path) -> None:
     for key in ("best", "last", "compact", "sites", "modules"):
         assert results[0][key] == results[1][key], key
     assert first.compact.read_bytes() == second.compact.read_bytes()
-    assert not list(killed.rglob(".*.tmp"))
+    leftovers = [str(path.relative_to(killed)) for path in killed.rglob(".*.tmp")]
+    assert not leftovers, leftovers
 
 
 def kill_sweep(work: Path, kills: int, seed: int = 0) -> Tally:

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share, and how their text is parsed."""
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,9 @@ import typer
 from softprune.errors import ConfigError
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?")
+_SIZE = re.compile(r"0*[1-9]\d{0,8}", re.ASCII)
+_LARGEST_INPUT = 2**26
+"""Larger than any image, and small enough for memory."""
 _SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)]
@@ -54,6 +58,9 @@ def parse_shape(text: str) -> tuple[int, ...]:
     if not text:
         return ()
     parts = text.lower().replace(",", "x").split("x")
-    if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if len(parts) != 3 or not all(_SIZE.fullmatch(part.strip()) for part in parts):
         raise ConfigError(f"--input must be CHANNELSxHEIGHTxWIDTH, such as 3x224x224. Got {text!r}.")
-    return tuple(int(part) for part in parts)
+    shape = tuple(int(part) for part in parts)
+    if math.prod(shape) > _LARGEST_INPUT:
+        raise ConfigError(f"--input must have at most {_LARGEST_INPUT:,} numbers per image. Got {text!r}.")
+    return shape

@@ -116,30 +116,33 @@ def _scan(folder: Path, classes: list[str]) -> tuple[list[bytes], list[int]]:
     return files, labels
 
 
-def _walk(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[str, bool]]:
-    """Yield every file below `folder` in order, and whether it is an image.
+def _walk(root: Path) -> Iterator[tuple[str, bool]]:
+    """Yield every file below `root` in order, and whether it is an image.
 
-    Links to folders are followed, except one that leads to a folder above it, which would repeat its images for ever.
-    Only regular files are images: opening a fifo or a device would block.
+    Links to folders are followed, except to a folder that was seen: folders that lead to each other would repeat their
+    images without end. Only regular files are images: opening a fifo or a device would block.
     """
-    try:
-        info = os.stat(folder)
-        with os.scandir(folder) as entries:
-            ordered = sorted(entries, key=lambda entry: (entry.is_dir(), entry.name))
-    except OSError as error:
-        raise DataError(
-            f"Every folder of images must be readable. Got {folder}: {error.strerror}."
-        ) from error
-    here = (info.st_dev, info.st_ino)
-    if here in above:
-        yield str(folder), False
-        return
-    for entry in ordered:
-        if entry.is_dir():
-            yield from _walk(Path(entry.path), above | {here})
-        else:
-            suffix = os.path.splitext(entry.name)[1].lower()
-            yield entry.path, suffix in SUFFIXES and entry.is_file()
+    seen: set[tuple[int, int]] = set()
+    folders = [str(root)]
+    while folders:
+        folder = folders.pop()
+        try:
+            info = os.stat(folder)
+            with os.scandir(folder) as entries:
+                ordered = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            raise DataError(
+                f"Every folder of images must be readable. Got {folder}: {error.strerror}."
+            ) from error
+        if (info.st_dev, info.st_ino) in seen:
+            yield folder, False
+            continue
+        seen.add((info.st_dev, info.st_ino))
+        for entry in ordered:
+            if not entry.is_dir():
+                suffix = os.path.splitext(entry.name)[1].lower()
+                yield entry.path, suffix in SUFFIXES and entry.is_file()
+        folders += [entry.path for entry in reversed(ordered) if entry.is_dir()]
 
 
 def _few(names: Iterable[str], most: int = 5) -> str:

@@ -94,7 +94,8 @@ class RunFolder:
         except OSError as error:
             raise unwritable(self.lock_file, error) from error
         try:
-            remove_leftovers(self.path)
+            for folder in (self.path, self.checkpoints):
+                remove_leftovers(folder)
             yield
         finally:
             lock.release()

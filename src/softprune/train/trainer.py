@@ -366,11 +366,19 @@ class Trainer:
         return save_checkpoint(self.folder.checkpoints, step, state)
 
     def _restore(self, state: dict[str, Any]) -> None:
+        numbers = [
+            state["seconds"],
+            state["epoch_seconds"],
+            *(each for each in state["given"] if each is not None),
+        ]
+        if not all(isinstance(each, float) for each in numbers) or not isinstance(state["started"], str):
+            raise TypeError("times and accuracies must be numbers")
         self.epoch, self.batch, self.epoch_ended = state["epoch"], state["batch"], state["epoch_ended"]
         self.cuts, self.history = state["cuts"], [Epoch(**row) for row in state["history"]]
         self.pruned = None if state["pruned"] is None else Pruned(**state["pruned"])
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
-        self.given = state["given"]
+        top1, top5 = state["given"]
+        self.given = (top1, top5)
         self.started, self.sites = state["started"], SiteHistory.from_state(state["sites"])
 
     def _count_time(self) -> None:
