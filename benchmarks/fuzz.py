@@ -143,7 +143,8 @@ def _read_state(path: Path) -> dict[tuple[str, int], Outcome]:
             row = json.loads(line)
         except ValueError:
             continue  # the run was killed while it wrote this line
-        done[row.pop("format"), row.pop("number")] = Outcome(**row)
+        key = row.pop("format"), row.pop("number")
+        done[key] = Outcome(**row)
     return done
 
 

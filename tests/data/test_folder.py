@@ -196,6 +196,7 @@ def test_links_that_lead_back_and_fifos_are_ignored(root, caplog):
     bee = root / "train" / "bee"
     (bee / "loop").symlink_to(bee, target_is_directory=True)
     (bee / "gone.png").symlink_to(root / "nothing.png")
+    (bee / "self.png").symlink_to("self.png")
     os.mkfifo(bee / "pipe.png")
     elsewhere = root / "elsewhere"
     elsewhere.mkdir()
@@ -204,7 +205,7 @@ def test_links_that_lead_back_and_fifos_are_ignored(root, caplog):
     with caplog.at_level(logging.WARNING):
         train = _load(root).train
     assert train.labels.tolist() == [0] * 4 + [1] * 5 + [2] * 4
-    assert "ignoring 3 files that are not images" in caplog.text
+    assert "ignoring 4 files that are not images" in caplog.text
     assert "loop" in caplog.text
 
 

@@ -29,3 +29,14 @@ def test_every_format_is_in_one_half() -> None:
     from fuzz import FORMATS
 
     assert sorted(_HALVES[0] + _HALVES[1]) == sorted(FORMATS)
+
+
+def test_a_stopped_run_continues_from_its_state(tmp_path: Path) -> None:
+    from fuzzing.worker import Outcome
+
+    from fuzz import _read_state
+
+    (tmp_path / "state").write_text(
+        '{"format": "recipe", "number": 3, "outcome": "refused"}\n{"format": "rec'
+    )
+    assert _read_state(tmp_path / "state") == {("recipe", 3): Outcome("refused")}

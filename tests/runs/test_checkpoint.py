@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import random
 import resource
 import zipfile
@@ -189,3 +190,14 @@ def test_random_states_go_back(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(3), expected[0])
     assert random.random() == expected[1]
     assert numpy_draw() == expected[2]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_what_is_no_regular_file_is_not_opened(kind: str, tmp_path: Path) -> None:
+    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    path = checkpoint.checkpoint_path(tmp_path, 2)
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    assert checkpoint.read_newest(tmp_path)[1]["step"] == 1

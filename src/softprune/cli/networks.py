@@ -20,7 +20,8 @@ def inspect(
         str, typer.Argument(help="A name from `softprune models`, module:factory, or the folder of a run.")
     ] = "digits_net",
     num_classes: Annotated[
-        int | None, typer.Option(help="Classes of the network. [default: 10, or the run's]")
+        int | None,
+        typer.Option(min=1, max=1_000_000, help="Classes of the network. [default: 10, or the run's]"),
     ] = None,
     input_shape: Input = "",
     include: Annotated[

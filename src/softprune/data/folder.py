@@ -139,10 +139,11 @@ def _walk(root: Path) -> Iterator[tuple[str, bool]]:
             continue
         seen.add((info.st_dev, info.st_ino))
         for entry in ordered:
-            if not entry.is_dir():
+            # DirEntry's own methods raise for a link to itself.
+            if not os.path.isdir(entry.path):
                 suffix = os.path.splitext(entry.name)[1].lower()
-                yield entry.path, suffix in SUFFIXES and entry.is_file()
-        folders += [entry.path for entry in reversed(ordered) if entry.is_dir()]
+                yield entry.path, suffix in SUFFIXES and os.path.isfile(entry.path)
+        folders += [entry.path for entry in reversed(ordered) if os.path.isdir(entry.path)]
 
 
 def _few(names: Iterable[str], most: int = 5) -> str:

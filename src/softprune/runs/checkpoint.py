@@ -55,6 +55,8 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint file, on the CPU, or raise a CheckpointError that says what is wrong."""
+    if path.exists() and not path.is_file():  # a fifo would block, and a device may have no end
+        raise _DamagedError(f"A checkpoint must be a regular file. Got something else at {path}.")
     try:
         content = path.read_bytes()
     except OSError as error:
