@@ -104,6 +104,6 @@ def test_wrong_targets_are_refused_before_a_run(config, overrides, message):
 
 
 def test_a_target_needs_a_method_that_can_pursue_it():
-    with pytest.raises(ConfigError, match="can pursue one: scp, slimming"):
+    with pytest.raises(ConfigError, match="can meet one: scp, slimming"):
         check_method(MethodConfig(name="sss", target={"macs": 0.5}))
     RunConfig(method=MethodConfig(target={"macs": 0.5}), train=TrainConfig(epochs=1))

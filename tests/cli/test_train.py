@@ -88,12 +88,12 @@ def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
             "such as train.epochs=... Got 'train', which is the section",
         ),
         (("tiny.toml", "--set", "method.target.macs=1.5"), "Got macs = 1.5, which is read as 1.5 MACs"),
-        (("tiny.toml", "--set", "optimizer.lr=-1"), "optimizer.lr must be more than 0. Got -1"),
+        (("tiny.toml", "--set", "optimizer.lr=-1"), "optimizer.lr must be a number, more than 0. Got -1"),
         (("tiny.toml", "--set", "model.name=nets:none"), "must be importable"),
         (("tiny.toml", "--set", "model.name=vgg166"), "Did you mean 'vgg16'?"),
         (("tiny.toml", "--set", "data.name=cifar01"), "Did you mean 'cifar10'?"),
         (("tiny.toml", "--set", "method.name=slimmin"), "Did you mean 'slimming'?"),
-        (("tiny.toml", "--set", "method.options.gain=1"), "method.options must be settings of scp"),
+        (("tiny.toml", "--set", "method.options.gain=1"), "method.options must be options of scp"),
         (("tiny.toml", "--time-limit", "soon"), "--time-limit must be a number of seconds"),
         (("tiny.toml", "--device", "gpu"), "--device must be auto, cpu, cuda"),
         (("cifar10-vgg16-scp", "--data-dir", "nowhere"), "nowhere"),
@@ -137,7 +137,7 @@ def test_resuming_what_is_no_run(softprune, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("{", "Delete it, and"), ('{"format": 2}', "A newer softprune wrote it")]
+    ("content", "message"), [("{", "Delete it, and"), ('{"format": 3}', "A newer softprune wrote it")]
 )
 def test_resuming_a_run_whose_result_cannot_be_read(
     softprune, finished: Path, tmp_path: Path, content: str, message: str

@@ -99,8 +99,8 @@ def test_the_commands_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.Monke
             main()
         assert not ended.value.code, command
     result = RunFolder("runs/mine").read_result()
-    compact = next(row for row in result["table"] if row["variant"] == "compact")
-    assert 0.45 <= compact["macs"] / result["dense"]["macs"] <= 0.5
+    compact = next(row for row in result.table if row.name == "compact")
+    assert 0.45 <= compact.macs / result.dense.macs <= 0.5
     assert (tmp_path / "runs/mine/compact.onnx").is_file()
 
 

@@ -89,7 +89,7 @@ class CutSearch:
 
     def masks(self, counts: Counts) -> dict[str, Tensor]:
         """Return the cut as masks, True where a channel stays."""
-        masks = {}
+        masks: dict[str, Tensor] = {}
         for unit, count, order in zip(self.units, counts, self._inner, strict=True):
             mask = torch.zeros(len(order), dtype=torch.bool)
             mask[torch.from_numpy(order[:count])] = True
