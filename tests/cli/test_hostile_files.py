@@ -132,3 +132,9 @@ def test_shapes_beyond_any_image_are_refused(softprune, shape: str) -> None:
     result = softprune("inspect", "digits_net", "--input", shape)
     assert result.exit_code == 2
     assert "--input must" in result.stderr
+
+
+def test_a_path_that_is_too_long_is_an_error_with_a_remedy(softprune) -> None:
+    result = softprune("report", "1" * 5000)
+    assert result.exit_code == 2
+    assert "Got File name too long" in result.stderr

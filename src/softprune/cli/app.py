@@ -53,7 +53,7 @@ def _settings(
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Register a command. A SoftpruneError ends it with one message and exit code 2."""
+    """Register a command. A SoftpruneError, or a path that cannot be opened, ends it with a message and exit code 2."""
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
@@ -64,6 +64,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             if _Settings.debug:
                 raise
             error_line(str(error))
+            raise typer.Exit(EXIT_ERROR) from None
+        except OSError as error:
+            if _Settings.debug or error.filename is None:
+                raise
+            error_line(
+                f"A path must be one that can be opened. Got {error.strerror}: {str(error.filename)[:200]}. "
+                "Give another path, or change its permissions."
+            )
             raise typer.Exit(EXIT_ERROR) from None
         lost = lost_output()
         if lost is not None:
