@@ -43,7 +43,7 @@ def test_a_forgotten_optimizer_is_said_once(attached: bool, caplog: pytest.LogCa
         ("variational", {"mu_below": None}, "`mu_below` must be a number above 0. Got None"),
         ("fpgm", {"mask_gradients": "no"}, "`mask_gradients` must be True or False. Got 'no'"),
         ("l1", {"ratio": {5: 0.5}}, "must name sites of the model. Got 5 as a name"),
-        ("scratch", {"plan": 5}, "or the folder of a compact network or a run. Got 5"),
+        ("scratch", {"plan": 5}, "or the folder of a run. Got 5"),
     ],
 )
 def test_an_option_of_the_wrong_kind(method: str, options: dict[str, Any], said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -129,9 +130,11 @@ class Budget(Limit):
         """Update weights, and the cut, when `step` steps are done; return the strength from here on.
 
         With several processes all must call this together; the costs of rank 0 count, since running statistics, and
-        with them what folds, differ a little.
+        with them what folds, differ a little. NaN scores, those of a training that diverged, give the strength NaN.
         """
         scores = self.channels.scores()
+        if any(bool(score.isnan().any()) for score in scores.values()):
+            return math.nan
         if self.finalised_step is None:
             strength = self._pursue(step, scores)
         elif step < self.trim_at:
