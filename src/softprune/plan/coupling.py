@@ -29,22 +29,24 @@ def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
 
 
 class _Couplings(ForwardAnalysis):
-    """For every atom, the first site of the group it comes from, and its channel there."""
+    """For every atom, the first and the last site of the group it comes from, and its channel there."""
 
     def __init__(self, graph: ChannelGraph) -> None:
         self.widths = {site.name: site.width for site in graph.sites}
         self.names = list(self.widths)
         self.site_of = graph.site_of
         self.first = np.full(len(graph.classes), NONE)
+        self.last = np.full(len(graph.classes), NONE)
         self.channel = np.full(len(graph.classes), NONE)
         self.groups: dict[int, list[str]] = {}
-        super().__init__(self.first, self.channel)
+        super().__init__(self.first, self.last, self.channel)
 
     def layer(self, op: LayerOp, use: Use) -> None:
         if op.groups == len(use.inputs) == len(use.outputs):
             self.copy(use.inputs, use.outputs)
 
     def binary(self, op: BinaryOp) -> None:
+        # BatchNorms of one site die together. Of two sites of a group, either keeps the sum alive.
         if op.adds and all(bool((fact[op.left] == fact[op.right]).all()) for fact in self.facts):
             self.copy(op.left, op.outputs)
 
@@ -65,7 +67,8 @@ class _Couplings(ForwardAnalysis):
         coupled = coupled and self.names[first] != site
         if coupled and not any(site in group for group in self.groups.values()):
             self.groups.setdefault(first, [self.names[first]]).append(site)
-        self.first[use.outputs] = first if coupled else self.names.index(site)
+        self.last[use.outputs] = self.names.index(site)
+        self.first[use.outputs] = first if coupled else self.last[use.outputs]
         self.channel[use.outputs] = channels
 
 
