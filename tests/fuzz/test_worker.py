@@ -36,7 +36,7 @@ def _crash(work: Path) -> str:
 
 
 def _allocate(work: Path) -> str:
-    return "accepted" if b"x" * (50 * 2**20) else ""
+    return "accepted" if b"x" * (400 * 2**20) else ""
 
 
 def _sleep(work: Path) -> str:
@@ -63,7 +63,8 @@ def _spin(work: Path) -> str:
     ],
 )
 def test_outcomes(function, outcome, tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "SECONDS", 0.5)
+    if outcome == "hang":
+        monkeypatch.setattr(worker, "SECONDS", 0.5)
     monkeypatch.setattr(worker, "MEMORY", 20 * 2**20)
     found = handle(function, tmp_path / "finding")
     assert found.outcome == outcome, found.detail
