@@ -740,7 +740,7 @@ TOPOLOGIES: dict[str, Topology] = {
             {"bn1": 4, "bn2": 2},
         ),
     ),
-    "coupled": Topology(
+    "tied": Topology(
         Tied,
         IMAGE,
         Hand(
