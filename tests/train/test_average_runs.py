@@ -42,8 +42,8 @@ def test_an_average_goes_with_channels_last(tiny: Tiny, tmp_path: Path) -> None:
     assert plain is not None
     assert ordered is not None
     # The memory order changes rounding only, and the average follows the weights from the first step on.
-    assert ordered["epochs"][0]["test_loss"] == pytest.approx(plain["epochs"][0]["test_loss"], rel=1e-2)
-    assert ordered["table"][2]["top1"] == ordered["last"]["top1"]
+    assert ordered.epochs[0].test_loss == pytest.approx(plain.epochs[0].test_loss, rel=1e-2)
+    assert ordered.table[2].top1 == ordered.last.top1
 
 
 def test_an_average_is_not_lost_in_a_cut_in_mid_training(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def signed(tensors: dict[str, Tensor], document: dict[str, Any]) -> bytes:
     size = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
     header["__metadata__"][CHECKSUM] = _digest(header, data)
+    # safetensors writes the metadata in no fixed order; equal networks give equal files.
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format aligns its data
     return b"".join((len(text).to_bytes(8, "little"), text, data))
