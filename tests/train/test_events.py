@@ -80,8 +80,8 @@ def test_tensorboard_missing_says_how_to_get_it_and_leaves_no_folder(
     tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"softprune\[tensorboard\]"):
+    with pytest.raises(ConfigError, match="pip install tensorboard"):
         EventWriter(tmp_path)
-    with pytest.raises(ConfigError, match=r"softprune\[tensorboard\]"):
+    with pytest.raises(ConfigError, match="pip install tensorboard"):
         start(tiny("records.tensorboard=true"), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -152,9 +152,9 @@ def test_convolutions_are_fitted_in_bfloat16_on_cuda(
 ) -> None:
     step = TrainStep.__new__(TrainStep)
     step.options, step.device = StepOptions(bf16=bf16), torch.device("cuda" if cuda else "cpu")
-    assert step._fits() is wanted
+    assert step._fits_convolutions() is wanted
     step.options = StepOptions(bf16=bf16, fit_convolutions=not wanted)
-    assert step._fits() is not wanted
+    assert step._fits_convolutions() is not wanted
 
 
 class _Reads(TorchDispatchMode):

@@ -66,7 +66,7 @@ class TargetSoftPruner(SoftPruner):
         # Untrained channels are all alike. In the order of the layers the first layers would be chosen whole.
         order = self._shuffle[torch.argsort(torch.cat(alive)[self._shuffle], stable=True)]
         chosen = torch.zeros_like(order, dtype=torch.bool)
-        chosen[order[: self.target]] = True
+        chosen.index_fill_(0, order[: self.target], True)  # an assignment would copy a scalar from the host
         return torch.cat(terms), chosen, chosen & ~torch.cat(dead)
 
     def _extra_loss(self) -> Tensor:
