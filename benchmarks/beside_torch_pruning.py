@@ -209,7 +209,7 @@ def _judge(reference: nn.Module, small: nn.Module, example: Tensor) -> dict[str,
         with torch.no_grad():
             expected, got = _leaves(reference(example)), _leaves(small.eval()(example))
         difference = max((a - b).abs().max().item() for a, b in zip(expected, got, strict=True))
-        before, after = softprune.costs(reference, example[:1]), softprune.costs(small, example[:1])
+        before, after = softprune.cost(reference, example[:1]), softprune.cost(small, example[:1])
     except Exception as error:
         return {"status": "crash", "reason": f"forward: {type(error).__name__}: {error}"[:300]}
     scale = max(leaf.abs().max().item() for leaf in expected)

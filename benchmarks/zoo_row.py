@@ -84,12 +84,13 @@ def _cut(
     compact = softprune.apply_plan(plan, model)
     clock.lap("cut")
     masked = plain_copy(model)
-    for name, mask in masks.items():
-        mask_(masked.get_submodule(name), FixedGate(mask))  # type: ignore[arg-type]
+    for site in graph.sites:
+        for member in site.members:
+            mask_(masked.get_submodule(member), FixedGate(masks[site.name]))  # type: ignore[arg-type]
     certificate = softprune.verify(masked, compact, example)
     clock.lap("verify")
     floor = make_plan(graph, model, floor_masks(graph, required))
-    before, after = softprune.costs(model, example[:1]), softprune.costs(compact, example[:1])
+    before, after = softprune.cost(model, example[:1]), softprune.cost(compact, example[:1])
     cuts = plan.modules.values()
     return {
         "status": "exact" if after.macs < before.macs else "not smaller",
