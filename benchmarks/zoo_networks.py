@@ -139,7 +139,8 @@ def entries() -> list[Entry]:
         for name in ("fasterrcnn_resnet50_fpn_v2", "ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn")
     ]
     listed += [Entry(name, "timm", _timm(name), size) for size, names in TIMM.items() for name in names]
-    listed += [_own(name) for name in softprune.models.REGISTRY]
+    # resnet50_64 is resnet50 with another stem.
+    listed += [_own(name) for name in softprune.models.REGISTRY if name != "resnet50_64"]
     # softprune's own ResNets of option A pad on one side only.
     listed.append(Entry("resnet20_a_centred", "softprune", ResNet20, 32))
     return listed
