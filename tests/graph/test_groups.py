@@ -80,6 +80,21 @@ def test_what_no_batchnorm_writes_breaks_a_stream() -> None:
     assert grouped(Raw()) == {}
 
 
+def test_batchnorms_of_different_width_share_no_mask() -> None:
+    class Slice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = conv(3, 6), nn.BatchNorm2d(6)
+            self.conv2, self.bn2 = conv(3, 3), nn.BatchNorm2d(3)
+            self.head = conv(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second = self.bn1(self.conv1(x)).chunk(2, dim=1)
+            return self.head(F.relu(torch.cat([first + self.bn2(self.conv2(x)), second], dim=1)))
+
+    assert grouped(Slice()) == {}
+
+
 def test_a_batchnorm_that_is_also_read_alone_is_in_no_sum() -> None:
     class Read(nn.Module):
         def __init__(self) -> None:

@@ -55,7 +55,7 @@ def find_groups(
         single: Those that are sites by themselves, since an activation reads them directly.
     """
     names = tuple(widths)
-    sums = _Sums(atoms, names)
+    sums = _Sums(atoms, widths)
     sums.forward(ops)
     members: dict[int, list[int]] = {}
     for number in range(len(names)):
@@ -84,9 +84,10 @@ def _named(point: Collection[int], names: Sequence[str]) -> tuple[str, ...]:
 class _Sums(ForwardAnalysis):
     """For every atom, the stream that it belongs to, its channel there, and what was added since an activation."""
 
-    def __init__(self, atoms: int, names: Sequence[str]) -> None:
-        self._numbers = {name: number for number, name in enumerate(names)}
-        self._parent = list(range(len(names)))
+    def __init__(self, atoms: int, widths: Mapping[str, int]) -> None:
+        self._numbers = {name: number for number, name in enumerate(widths)}
+        self._widths = np.array(list(widths.values()), dtype=np.int64)
+        self._parent = list(range(len(widths)))
         self._sets: list[Point] = [frozenset()]
         self._ids: dict[Point, int] = {frozenset(): 0}
         self._read: dict[Point, tuple[set[str], bool]] = {}
@@ -182,8 +183,10 @@ class _Sums(ForwardAnalysis):
         if bool((left == ZERO).all()) or bool((right == ZERO).all()):
             self.copy(op.right if (left == ZERO).all() else op.left, op.outputs)
             return
+        written = bool((left >= 0).all() and (right >= 0).all())
         aligned = (self.place[op.left] == self.place[op.right]).all()
-        if not aligned or (left < 0).any() or (right < 0).any():
+        # One mask covers all of a BatchNorm: a narrower one, added to a slice of channels, cannot share it.
+        if not (written and aligned and (self._widths[left] == self._widths[right]).all()):
             for atoms in (op.left, op.right):
                 self._note(atoms, NO_ACTIVATION)
                 known = np.unique(self.writer[atoms])
