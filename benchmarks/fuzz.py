@@ -4,12 +4,14 @@
 
 An input must give the result of the undamaged file, another valid one, or a SoftpruneError (exit code 2), within five
 seconds and one gigabyte. Everything else is a finding: saved under build/fuzz/findings, and the exit code is 1. The
-state under build/fuzz lets a stopped run continue. Writes benchmarks/records/fuzz.json when all inputs are done.
+state under build/fuzz lets a stopped run of the same commit continue. Writes benchmarks/records/fuzz.json when all
+inputs are done.
 """
 
 import argparse
 import collections
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -23,16 +25,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
-os.environ["PYTHONPATH"] = str(HERE.parent / "src")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Where an input would use the network it fails at once.
-for _name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-    os.environ[_name] = "http://127.0.0.1:9"
 
 from fuzzing import data_files, network_files, run_files, settings  # noqa: E402, F401  (register their formats)
 from fuzzing.formats import FORMATS, command  # noqa: E402
 from fuzzing.seeds import Seeds, make_seeds  # noqa: E402
 from fuzzing.worker import GOOD, MEMORY, SECONDS, Outcome, handle  # noqa: E402
+from revision import revision  # noqa: E402
 
 RECORD = HERE / "records" / "fuzz.json"
 
@@ -56,6 +54,11 @@ def main() -> None:
     )
     parser.add_argument("--record", type=Path, default=RECORD)
     options = parser.parse_args()
+    os.environ["PYTHONPATH"] = str(HERE.parent / "src")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Where an input would use the network it fails at once.
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        os.environ[name] = "http://127.0.0.1:9"
     seeds = make_seeds(options.state / "seeds")
     _import_everything(seeds)
     if options.only:
@@ -64,10 +67,13 @@ def main() -> None:
         print(json.dumps(asdict(found), indent=1).replace("\\n", "\n"))
         return
     names = options.formats.split(",")
-    began = time.monotonic()
-    done = _read_state(options.state / f"state-{options.seed}.jsonl")
+    began, code = time.monotonic(), revision("src", "benchmarks")
+    path = options.state / f"state-{options.seed}.jsonl"
+    if not path.is_file():
+        path.write_text(json.dumps({"revision": code}) + "\n", encoding="utf-8")
+    done = _read_state(path, code)
     inputs = _inputs(names, options.count)
-    with open(options.state / f"state-{options.seed}.jsonl", "a", encoding="utf-8") as state:
+    with open(path, "a", encoding="utf-8") as state:
         for name, number in inputs:
             if (name, number) in done:
                 continue
@@ -87,7 +93,7 @@ def main() -> None:
     findings = sum(found.outcome not in GOOD for found in rows.values())
     print(f"{len(rows):,} inputs, {findings} findings, {time.monotonic() - began:.0f} s")
     if len(rows) == len(inputs):
-        _write_record(options.record, rows, options.seed)
+        _write_record(options.record, rows, options.seed, code)
     sys.exit(findings > 0)
 
 
@@ -117,6 +123,10 @@ def _import_everything(seeds: Seeds) -> None:
             ):
                 code, output = command(*arguments)
                 assert code == 0, f"`softprune {' '.join(arguments)}` must accept its seed. Got: {output}"
+    seeds.checkpoints()
+    # A collection in a child would touch, and so copy, every page of this process.
+    gc.collect()
+    gc.freeze()
 
 
 def _inputs(names: list[str], count: int) -> list[tuple[str, int]]:
@@ -136,9 +146,16 @@ def _handle(name: str, number: int, seed: int, seeds: Seeds, state: Path) -> Out
     return handle(lambda work: FORMATS[name].handle(rng, seeds, work), keep)
 
 
-def _read_state(path: Path) -> dict[tuple[str, int], Outcome]:
+def _read_state(path: Path, code: str) -> dict[tuple[str, int], Outcome]:
+    """Return the inputs that are done. A state of other code is refused: a record is of one commit."""
+    first, *lines = path.read_text().splitlines()
+    then = json.loads(first).get("revision")
+    if then != code:
+        raise SystemExit(
+            f"{path} is of the revision {then}. Got {code}; remove {path.parent} to begin again."
+        )
     done = {}
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    for line in lines:
         try:
             row = json.loads(line)
         except ValueError:
@@ -148,7 +165,7 @@ def _read_state(path: Path) -> dict[tuple[str, int], Outcome]:
     return done
 
 
-def _write_record(path: Path, rows: dict[tuple[str, int], Outcome], seed: int) -> None:
+def _write_record(path: Path, rows: dict[tuple[str, int], Outcome], seed: int, code: str) -> None:
     import numpy
     import torch
 
@@ -163,6 +180,7 @@ def _write_record(path: Path, rows: dict[tuple[str, int], Outcome], seed: int) -
         "inputs": len(rows),
         "findings": sum(found.outcome not in GOOD for found in rows.values()),
         "seed": seed,
+        "revision": code,
         "formats": {name: dict(sorted(counter.items())) for name, counter in counts.items()},
         "limits": {"seconds": SECONDS, "bytes": MEMORY},
         "longest_seconds": max(found.seconds for found in rows.values()),

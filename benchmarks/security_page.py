@@ -46,10 +46,10 @@ def fuzz_table(record: dict[str, Any]) -> str:
 def kill_table(record: dict[str, Any]) -> str:
     """Return the kills by action, in Markdown."""
     lines = [
-        f"Last record: {record['kills']} kills with seed {record['seed']}; every comparison was identical.",
+        f"Last record: {record['kills']} kills with seed {record['seed']}, {record['findings']} findings.",
         "",
-        "| action | kills | at a file operation | half-written files | comparisons |",
-        "|---|---:|---:|---:|---:|",
+        "| action | kills | at a file operation | half-written files | comparisons | findings |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for name, row in record["actions"].items():
         random = sum(count for point, count in row["points"].items() if point.startswith("random time"))
@@ -57,7 +57,13 @@ def kill_table(record: dict[str, Any]) -> str:
             name,
             *(
                 str(number)
-                for number in (row["kills"], row["kills"] - random, row["half_written"], row["compared"])
+                for number in (
+                    row["kills"],
+                    row["kills"] - random,
+                    row["half_written"],
+                    row["compared"],
+                    len(row["findings"]),
+                )
             ),
         ]
         lines.append(f"| {' | '.join(cells)} |")

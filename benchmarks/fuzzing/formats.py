@@ -4,11 +4,13 @@ Every function returns "same" (the result of the undamaged file) or "accepted" (
 SoftpruneError (refused), or raises :class:`WrongResult`. Anything else is a finding.
 """
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from fuzzing.mutations import (
     json_value,
@@ -17,7 +19,7 @@ from fuzzing.mutations import (
     replace_by_other_kind,
 )
 from fuzzing.seeds import Seeds
-from fuzzing.worker import WrongResult
+from fuzzing.worker import NO_MEMORY, WrongResult
 
 Handler = Callable[[Random, Seeds, Path], str]
 
@@ -60,6 +62,8 @@ def command(*arguments: str, terminal: bool = True) -> tuple[int, str]:
         raise WrongResult(f"exit code {result.exit_code}: {result.output[-500:]}")
     if result.exit_code == 2 and "rror" not in result.output:
         raise WrongResult(f"exit code 2 without a message: {result.output[-500:]!r}")
+    if NO_MEMORY.search(result.output):
+        raise WrongResult(f"an allocation failed: {result.output[-500:]}")
     if terminal and (found := CONTROL.search(result.output)):
         raise WrongResult(f"{found[0]!r} reaches the terminal: {result.output[:500]!r}")
     if Path("IMPORTED").exists():
@@ -69,6 +73,23 @@ def command(*arguments: str, terminal: bool = True) -> tuple[int, str]:
 
 def outcome_of(code: int) -> str:
     return "refused" if code == 2 else "accepted"
+
+
+def check_same_run(run: Path, seeds: Seeds) -> None:
+    """Raise WrongResult unless a resumed run ended as the seed run did, bit for bit."""
+    good = seeds.folder / "run"
+    if (run / "compact.safetensors").read_bytes() != (good / "compact.safetensors").read_bytes():
+        raise WrongResult("a resumed run ended with another network")
+    if _without_times(run / "metrics.jsonl") != _without_times(good / "metrics.jsonl"):
+        raise WrongResult("a resumed run ended with other metrics")
+
+
+def _without_times(path: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [
+        {key: value for key, value in row.items() if key not in ("seconds", "images_per_second")}
+        for row in rows
+    ]
 
 
 def mutate_text(rng: Random, path: Path, seeds: Seeds, by_structure: Callable[[Random, str], str]) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzzing.formats import command, outcome_of, register
-from fuzzing.mutations import mutate_bytes, mutate_json, replace_by_other_kind
+from fuzzing.formats import check_same_run, command, outcome_of, register
+from fuzzing.mutations import mutate_bytes, mutate_json, mutate_pickle, replace_by_other_kind
 from fuzzing.seeds import Seeds
 from fuzzing.worker import WrongResult
 
@@ -29,16 +30,15 @@ def checkpoint(rng: Random, seeds: Seeds, work: Path) -> str:
         replace_by_other_kind(rng, path)
     if rng.random() < 0.03:
         return outcome_of(command("evaluate", "run", "--device", "cpu")[0])
+    if rng.random() < 0.02:
+        (run / "result.json").unlink()
+        code = command("resume", "run", "--device", "cpu")[0]
+        if code == 0:
+            check_same_run(run, seeds)
+        return "refused" if code else "same"
     state = read_newest(run / "checkpoints")[1]
-    good = seeds.folder / "run" / "checkpoints"
-    for each in sorted(good.glob("step-*"), reverse=True):
-        alone = work / "alone"
-        alone.mkdir(exist_ok=True)
-        for old in alone.iterdir():
-            old.unlink()
-        (alone / each.name).symlink_to(each)
-        if equal(state, read_newest(alone)[1]):
-            return "same"
+    if any(equal(state, good) for good in seeds.checkpoints()):
+        return "same"
     raise WrongResult("a damaged checkpoint was read as another state")
 
 
@@ -168,6 +168,29 @@ def _signed_network(rng: Random, file: Path) -> str:
     return outcome_of(command(*arguments, str(file), *(("--device", "cpu") if kind < 0.95 else ()))[0])
 
 
+def _mutate_archive(rng: Random, path: Path) -> None:
+    """Damage the pickle inside a file of torch.save, or compress or repeat an entry of it."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    name = next(name for name in entries if name.endswith("data.pkl"))
+    kind = rng.random()
+    if kind < 0.7:
+        entries[name] = mutate_pickle(rng, entries[name])
+    elif kind < 0.8:
+        entries[name] = b"\x80\x02cbuiltins\nbytearray\n" + _pickled(2**31) + b"\x85R."
+    elif kind < 0.9:
+        entries[rng.choice(list(entries))] = bytes(2**24)
+    way = zipfile.ZIP_DEFLATED if kind > 0.8 else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", way) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+
+
+def _pickled(number: int) -> bytes:
+    size = (number.bit_length() + 8) // 8
+    return b"\x8a" + bytes([size]) + number.to_bytes(size, "little")
+
+
 @register(0.05)
 def weights(rng: Random, seeds: Seeds, work: Path) -> str:
     """Weights that a run starts from: a state_dict in torch's format, or safetensors."""
@@ -181,10 +204,12 @@ def weights(rng: Random, seeds: Seeds, work: Path) -> str:
         path.write_bytes(mutate_bytes(rng, path.read_bytes(), seeds.others))
     elif kind < 0.9 and name.endswith("safetensors"):
         path.write_bytes(_mutate_safetensors(rng, path.read_bytes(), seeds))
-    elif kind < 0.9:
+    elif kind < 0.65:
         import torch
 
         torch.save(mutate_state(rng, torch.load(path)), path)
+    elif kind < 0.9:
+        _mutate_archive(rng, path)
     else:
         replace_by_other_kind(rng, path)
     initial_network(ModelConfig(name="digits_net", weights=str(path)), 10, 0)

@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
 
-from fuzzing.formats import CONTROL, command, mutate_lines, mutate_text, outcome_of, register
-from fuzzing.mutations import mutate_json, mutate_toml
+from fuzzing.formats import CONTROL, check_same_run, command, mutate_lines, mutate_text, outcome_of, register
+from fuzzing.mutations import TEXTS, mutate_bytes, mutate_json, mutate_toml, replace_by_other_kind
 from fuzzing.seeds import Seeds
 from fuzzing.worker import WrongResult
 
@@ -87,9 +87,29 @@ def sessions(rng: Random, seeds: Seeds, work: Path) -> str:
     mutate_text(rng, run / "sessions.jsonl", seeds, mutate_lines)
     if rng.random() < 0.04:
         (run / "result.json").unlink()
-        return outcome_of(command("resume", "run", "--device", "cpu")[0])
+        code = command("resume", "run", "--device", "cpu")[0]
+        if code == 0:
+            check_same_run(run, seeds)
+        return "refused" if code else "same"
     RunFolder(run).read_sessions()
     return "accepted"
+
+
+@register(0.02)
+def log(rng: Random, seeds: Seeds, work: Path) -> str:
+    """run.log, whose warnings are in the report; once in a while as a run appends to it."""
+    run = seeds.copy("run", work)
+    path = run / "run.log"
+    warning = f"2026-01-01 00:00:00 WARNING {rng.choice(TEXTS)}\n"
+    path.write_text(path.read_text() + warning * rng.choice((1, 3, 30)), encoding="utf-8")
+    if rng.random() < 0.8:
+        path.write_bytes(mutate_bytes(rng, path.read_bytes(), seeds.others))
+    else:
+        replace_by_other_kind(rng, path)
+    if rng.random() < 0.1:
+        (run / "result.json").unlink()
+        return outcome_of(command("resume", "run", "--device", "cpu")[0])
+    return _report(run)
 
 
 @register(0.09)
@@ -105,12 +125,20 @@ def config(rng: Random, seeds: Seeds, work: Path) -> str:
     else:
         mutate_text(rng, path, seeds, mutate_toml)
     kind = rng.random()
+    if kind < 0.05:
+        (run / "result.json").unlink()
+        return outcome_of(command("resume", "run", "--device", "cpu")[0])
     if kind < 0.6:
         return outcome_of(command("runs", ".")[0])
     if kind < 0.8:
         (run / "result.json").unlink()
         return _report(run)
     arguments = rng.choice(
-        (("inspect", "run"), ("evaluate", "run", "--device", "cpu"), ("inspect", "run", "--json"))
+        (
+            ("inspect", "run"),
+            ("evaluate", "run", "--device", "cpu"),
+            ("inspect", "run", "--json"),
+            ("export", "run", "--format", "pt2"),
+        )
     )
     return outcome_of(command(*arguments)[0])

@@ -1,5 +1,6 @@
 """Undamaged files to mutate: a finished run, weights, a sweep, CIFAR batches and an image folder, made once."""
 
+import functools
 import os
 import pickle
 import random
@@ -8,7 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from softprune.data.cifar import Cifar
@@ -78,6 +79,15 @@ class Seeds:
             return Path(shutil.copytree(source, target, symlinks=True))
         target.parent.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(source, target))
+
+    @functools.cache  # noqa: B019  (read once, before the children are forked)
+    def checkpoints(self) -> "list[dict[str, Any]]":
+        """Return the states of the seed run's checkpoints."""
+        from softprune.runs.checkpoint import read_checkpoint
+
+        return [
+            read_checkpoint(path) for path in sorted((self.folder / "run" / "checkpoints").glob("step-*"))
+        ]
 
 
 def make_seeds(folder: Path) -> Seeds:

@@ -71,46 +71,56 @@ def sweep(rng: Random, seeds: Seeds, work: Path) -> str:
     return outcome_of(command("sweep", "sweep.toml", "--dry-run")[0])
 
 
-_OPTIONS = {
-    "train": (
-        "--model", "--data", "--data-dir", "--epochs", "--batch-size", "--lr", "--seed", "--set", "--time-limit",
-        "--device",
-    ),
-    "sweep": ("--jobs", "--data-dir", "--time-limit", "--device"),
-    "inspect": ("--num-classes", "--input", "--include", "--exclude"),
-    "evaluate": ("--device", "--data-dir", "--model", "--data"),
-    "export": ("--format", "--model", "--input"),
-    "bench": (
-        "--backend", "--batch", "--threads", "--dtype", "--compile-mode", "--repeats", "--device", "--model", "--input",
-    ),
-    "predict": ("--device", "--data-dir"),
-    "runs": (),
-    "recipes": (),
-    "report": (),
-    "compare": (),
-    "resume": ("--time-limit", "--device", "--data-dir"),
-}  # fmt: skip
-_FIXED = {
-    "train": ("recipe.toml", "--dry-run"),
-    "sweep": ("sweep.toml", "--dry-run"),
-    "predict": ("run", "images/train/ant/image.png"),
+_GOOD_ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "train": (("recipe.toml", "--dry-run"),),
+    "sweep": (("sweep.toml", "--dry-run"),),
+    "inspect": (("digits_net",), ("run",)),
+    "predict": (("run", "images/train/ant/image.png"),),
+    "compare": (("run", "run", "--out", "table.md"),),
+    "export": (("missing",), ("run", "--format", "pt2")),
+    "bench": (("missing",),),  # how long it may take is for the user to choose
+    "recipes": (("digits",), ()),
+    "runs": ((".",),),
+    "methods": ((),),
+    "models": ((),),
+    "data": ((),),
 }
+"""Arguments of each command that it accepts; ("run",) where nothing is given."""
+_VALUES = (
+    *TEXTS, "-1", "0", "1.5", "1" * 400, "cpu", "1x8x8", "3x200000x200000", "1x-1x8", "run", "\udcff", "ray",
+)  # fmt: skip
 
 
-@register(0.03)
+def known_options() -> dict[str, list[str]]:
+    """Return every option of every command, as the application declares them."""
+    import typer.main
+
+    from softprune.cli.app import app
+
+    group: Any = typer.main.get_command(app)
+    return {
+        name: sorted(text for each in found.params for text in each.opts if text.startswith("--"))
+        for name, found in sorted(group.commands.items())
+    }
+
+
+@register(0.04)
 def options(rng: Random, seeds: Seeds, work: Path) -> str:
     """Arguments and options of every command, one of them hostile."""
-    for name in ("recipe.toml", "sweep.toml", "run", "images"):
+    for name in ("recipe.toml", "sweep.toml", "images"):
         (work / name).symlink_to(seeds.folder / name)
-    name = rng.choice([*_OPTIONS, "train", "inspect"])
-    text = rng.choice(
-        (*TEXTS, "-1", "0", "1.5", "1" * 400, "cpu", "1x8x8", "3x200000x200000", "1x-1x8", "run", "\udcff")
-    )
-    known = _OPTIONS[name]
-    if known and rng.random() < 0.85:
-        fixed = _FIXED.get(name, ("digits_net",) if name == "inspect" else ("missing",))
-        arguments = (name, *fixed, rng.choice(known), text)
+    seeds.copy("run", work)
+    known = known_options()
+    name = rng.choice(list(known))
+    good = rng.choice(_GOOD_ARGUMENTS.get(name, (("run",),)))
+    text = rng.choice(_VALUES)
+    kind = rng.random()
+    if kind < 0.7:
+        # A value is taken as another argument where the option is a flag: both are mistakes to report.
+        arguments = (name, *good, rng.choice(known[name]), text)
+    elif kind < 0.8:
+        arguments = (name, *good, *rng.choices(known[name], k=2))
     else:
-        arguments = (name, text, *(("--dry-run",) if name in ("train", "sweep") else ()))
+        arguments = (name, text, *good[1:])
     # An option's own text may come back: it was the user who typed it.
     return outcome_of(command(*arguments, terminal=False)[0])

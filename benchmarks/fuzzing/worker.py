@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import resource
 import select
 import shutil
@@ -44,7 +45,9 @@ class Outcome:
 
 def handle(function: Callable[[Path], str], keep: Path | None = None) -> Outcome:
     """Call ``function`` with an empty folder in a forked process; ``keep`` receives the folder of a finding."""
-    work = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    base = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    work = base / "a" / "b"  # "../../x" stays inside
+    work.mkdir(parents=True)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -65,7 +68,7 @@ def handle(function: Callable[[Path], str], keep: Path | None = None) -> Outcome
             shutil.copytree(work, keep / "input", symlinks=True, ignore=_special)
         keep.mkdir(parents=True, exist_ok=True)
         (keep / "outcome.json").write_text(json.dumps(asdict(outcome), indent=1) + "\n")
-    shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(base, ignore_errors=True)
     return outcome
 
 
@@ -92,7 +95,7 @@ def _child(function: Callable[[Path], str], work: Path, writer: int) -> None:
     try:
         found = Outcome(function(work))
     except SoftpruneError as error:
-        found = Outcome("refused", str(error)[:200])
+        found = Outcome("memory" if ran_out(error) else "refused", str(error)[:200])
     except WrongResult as error:
         found = Outcome("wrong result", str(error)[:2000])
     except BaseException:
@@ -101,6 +104,18 @@ def _child(function: Callable[[Path], str], work: Path, writer: int) -> None:
     with contextlib.suppress(OSError):
         os.write(writer, json.dumps(asdict(found)).encode()[:60_000])
     os._exit(0)
+
+
+NO_MEMORY = re.compile("MemoryError|allocate memory|out of memory|Cannot allocate", re.IGNORECASE)
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Return whether an allocation failed, which the limit of this process did: a user's machine might have tried."""
+    while error is not None:
+        if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _wait(child: int, reader: int) -> tuple[str, bytes]:

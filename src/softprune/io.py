@@ -15,15 +15,18 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _RESUME = "run `softprune resume`"
 
 
-def write_atomically(path: Path, content: bytes | Iterable[bytes], *, then: str = _RESUME) -> None:
+def write_atomically(
+    path: Path, content: bytes | Iterable[bytes], *, then: str = _RESUME, follow_link: bool = False
+) -> None:
     """Write a temporary file beside ``path``, force it to disk, then rename it to ``path``.
 
-    A symbolic link stays one: the file that it points to is replaced. If writing fails, the temporary file is removed,
-    whatever was at ``path`` before is untouched, and a CheckpointError states the cause. ``then`` ends its message:
-    what to do once the cause is gone.
+    A symbolic link is replaced, since the folder of a run may be from others and link to any file. With
+    ``follow_link`` the file that it points to is replaced. If writing fails, the temporary file is removed, whatever
+    was at ``path`` before is untouched, and a CheckpointError states the cause. ``then`` ends its message: what to do
+    once the cause is gone.
     """
     try:
-        if path.is_symlink():
+        if follow_link and path.is_symlink():
             path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         with _written_beside(path, content) as temporary:

@@ -1,7 +1,10 @@
 """`runs`, `recipes`, `methods`, `models`, `data`, and the help."""
 
+import contextlib
 import json
+import os
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -81,3 +84,18 @@ def test_runs_are_listed_with_their_state(softprune, finished: Path, tmp_path: P
     assert rows["runs/a"]["epoch"] == "3"
     with RunFolder("runs/c").lock():
         assert "running" in softprune("runs").output
+
+
+def test_runs_are_found_in_deep_folders_and_not_through_links(softprune, tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    with contextlib.chdir(top):
+        for _ in range(1200):  # deeper than Python's stack
+            os.mkdir("d")
+            os.chdir("d")
+    (top / "loop").symlink_to(tmp_path)
+    (top / "config.toml").touch()
+    result = softprune("runs", "top")
+    subprocess.run(["rm", "-rf", str(top)], check=True)  # too deep for pytest
+    assert result.exit_code == 0, result.output
+    assert len(result.output.splitlines()) == 2

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -110,24 +111,50 @@ def test_a_file_does_not_choose_how_much_memory_is_used(softprune, tmp_path: Pat
     file = save(pruner.compact(), tmp_path / "small", origin=Origin("digits_net", "digits", (1, 8, 8)))
     whole = file.read_bytes()
 
-    def many_classes(document: dict[str, Any]) -> None:
-        """10**9 classes in the plan: those layers of the plan that name every channel must go."""
+    def many_classes(document: dict[str, Any], count: int) -> None:
+        """Ask for many classes in the plan: those layers of the plan that name every channel must go."""
         plan = document["plans"][0]
         body = plan["plan"]
         for name, shape in body["dense"].items():
             if name.startswith("classifier."):
-                shape[0] = 10**9
+                shape[0] = count
         body["modules"] = {name: cut for name, cut in body["modules"].items() if name != "classifier"}
         text = json.dumps(body, separators=(",", ":"), sort_keys=True)
         plan["sha256"] = hashlib.sha256(text.encode()).hexdigest()
 
-    rewrite(file, many_classes)
-    result = softprune("export", "small", "--format", "pt2")
-    assert result.exit_code == 2
-    assert "weights must fit the plan. 'classifier." in result.stderr
+    for count, says in ((10**9, "at most 1,000,000 classes"), (900_000, "weights must fit the plan")):
+        file.write_bytes(whole)
+        rewrite(file, lambda document, count=count: many_classes(document, count))
+        for command in (("export", "--format", "pt2"), ("bench",)):
+            result = softprune(command[0], "small", *command[1:])
+            assert result.exit_code == 2
+            assert says in " ".join(result.stderr.split())
     file.write_bytes(whole)
     rewrite(file, lambda document: document["origin"].update(input_shape=[1, 200_000, 200_000]))
-    assert softprune("export", "small", "--format", "pt2").exit_code == 2
+    for command in (("export", "--format", "pt2"), ("bench",), ("evaluate",)):
+        result = softprune(command[0], "small", *command[1:])
+        assert result.exit_code == 2
+        assert "at most 4,194,304 numbers. Got [1, 200000, 200000]" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["inspect", "export", "bench"])
+def test_a_run_does_not_choose_how_much_memory_is_used(softprune, tmp_path: Path, command: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "compact.safetensors").touch()
+    options = {"data.image_size": 200_000, "train.threads": 10**9, "data.workers": 10**9}
+    for key, value in options.items():
+        section, name = key.split(".")
+        (run / "config.toml").write_text(f"[{section}]\n{name} = {value}\n")
+        result = softprune(command, "run")
+        assert result.exit_code == 2
+        assert f"{key} must be a whole number, at least" in " ".join(result.stderr.split())
+    (run / "config.toml").write_text(
+        '[model]\nname = "resnet50"\n[data]\nname = "folder"\nimage_size = 4096\n'
+    )
+    result = softprune(command, "run", *(("--num-classes", "2") if command == "inspect" else ()))
+    assert result.exit_code == 2
+    assert "at most 4,194,304 numbers here. Got data.image_size = 4096" in " ".join(result.stderr.split())
 
 
 def test_a_compact_network_elsewhere_needs_to_know_its_network(
@@ -247,25 +274,32 @@ def test_predict_agrees_with_the_labels(softprune, finished: Path, tmp_path: Pat
     table = softprune("predict", str(finished), *OWN, "0.png")
     assert found[0]["classes"][0]["class"] in table.output
     (tmp_path / "text.png").write_text("no image")
-    bad = softprune("predict", str(finished), *OWN, "text.png")
-    assert bad.exit_code == 2
-    assert "text.png" in bad.stderr
+    os.mkfifo("pipe.png")
+    Image.new("RGB", (8, 8)).save("page.png", format="EPS")  # whose decoder starts another program
+    Image.new("1", (9_000, 9_000)).save("large.png")
+    for name in ("text.png", "pipe.png", "page.png", "large.png"):
+        bad = softprune("predict", str(finished), *OWN, name)
+        assert bad.exit_code == 2
+        assert name in bad.stderr
 
 
-@pytest.mark.parametrize("command", ["inspect", "evaluate", "export", "bench", "compact"])
+@pytest.mark.parametrize(
+    "command", ["inspect", "evaluate", "export", "bench", "compact", "resume", "predict"]
+)
 def test_code_that_only_a_run_names_is_not_imported(softprune, tmp_path: Path, command: str) -> None:
     (tmp_path / "helper.py").write_text("from pathlib import Path\nPath('imported').touch()\nmake = None\n")
     run = tmp_path / "run"
     run.mkdir()
     (run / "compact.safetensors").touch()
     (run / "config.toml").write_text('[model]\nname = "helper:make"\n')
-    result = softprune(command, "run")
+    more = ("image.png",) if command == "predict" else ()
+    result = softprune(command, "run", *more)
     assert result.exit_code == 2
     assert "add `--model helper:make`" in " ".join(result.stderr.split())
     assert not (tmp_path / "imported").exists()
-    if command in ("evaluate", "compact"):
+    if command in ("evaluate", "compact", "resume", "predict"):
         (run / "config.toml").write_text('[data]\nname = "helper:make"\n')
-        result = softprune(command, "run")
+        result = softprune(command, "run", *more)
         assert result.exit_code == 2
         assert "add `--data helper:make`" in " ".join(result.stderr.split())
         assert not (tmp_path / "imported").exists()

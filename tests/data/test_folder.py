@@ -226,3 +226,16 @@ def test_a_decoder_is_chosen_from_the_common_ones_alone(root):
     item = _load(root).train[0, 0]
     assert isinstance(item, BrokenImage)
     assert "cannot identify" in item.reason
+
+
+@pytest.mark.parametrize(
+    ("size", "says"), [((9_000, 9_000), "more than 67,108,864"), ((1, 65_000), "too different for a square")]
+)
+def test_a_small_file_does_not_choose_how_much_memory_is_used(root, size, says):
+    """A PNG of a few kilobytes can unpack to gigabytes, and a line of pixels would be resized to as many."""
+    path = root / "val" / "ant" / "0.png"
+    Image.new("1", size).save(path)
+    assert path.stat().st_size < 100_000
+    item = _load(root).test[0, 0]
+    assert isinstance(item, BrokenImage)
+    assert says in item.reason

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -324,3 +325,7 @@ def test_the_warnings_of_the_run_are_on_its_page(make_run: Make) -> None:
     assert "problem 18<" in page
     assert "problem 19<" not in page
     assert ">11 more in run.log<" in page
+    (folder / "run.log").write_text("\n".join(f"a b ERROR {number}" for number in range(50_000)))
+    began = time.process_time()
+    assert ">49,980 more in run.log<" in render_run(folder).read_text().replace("49980", "49,980")
+    assert time.process_time() - began < 5, "each warning was compared with every other"

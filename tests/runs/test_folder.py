@@ -10,6 +10,7 @@ import torch
 
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
+from softprune.io import write_atomically
 from softprune.runs.environment import command_line, describe_environment, describe_session
 from softprune.runs.folder import RunFolder
 from softprune.runs.result import Epoch, Session, read_metrics
@@ -166,6 +167,41 @@ def test_a_lock_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     folder.lock_file.mkdir()
     with pytest.raises(CheckpointError, match="must be writable"):
         folder.lock().__enter__()
+
+
+@pytest.mark.parametrize("name", [".lock", "run.log", "metrics.jsonl", "compact.safetensors", "report.html"])
+def test_a_link_in_a_run_leads_to_no_file_elsewhere(tmp_path: Path, name: str) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    (tmp_path / "mine").write_text("mine")
+    (folder.path / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(CheckpointError, match=f"plain files.*Got {folder.path / name}"), folder.lock():
+        pass
+    write_atomically(folder.path / name, b"theirs")
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert (folder.path / name).read_bytes() == b"theirs"
+
+
+def test_a_fifo_in_a_run_does_not_block(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    os.mkfifo(folder.log)
+    with pytest.raises(CheckpointError, match="plain files"), folder.lock():
+        pass
+
+
+def test_whether_a_run_is_locked_is_asked_without_a_change(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    assert not folder.is_locked()
+    assert not folder.lock_file.exists()
+    with folder.lock():
+        assert folder.is_locked()
+        content = folder.lock_file.read_text()
+    assert not folder.is_locked()
+    (tmp_path / "mine").write_text("mine")
+    folder.lock_file.unlink(missing_ok=True)
+    folder.lock_file.symlink_to(tmp_path / "mine")
+    assert not folder.is_locked()
+    assert content.startswith("process")
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_the_lock_removes_what_a_killed_process_left(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Where a run's network and its first weights come from."""
 
 import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,23 @@ def test_weights_come_from_safetensors_and_state_dicts(tmp_path: Path) -> None:
     for file in ("w.safetensors", "plain.pt", "ddp.pt"):
         loaded = initial_network(ModelConfig(weights=str(tmp_path / file)), 10, 0).state_dict()
         assert all(torch.equal(loaded[name], state[name]) for name in state), file
+
+
+def test_weights_unpack_to_no_more_than_the_file(tmp_path: Path) -> None:
+    """PyTorch would unpack compressed or overlapping entries, and call bytearray with any number."""
+    path = tmp_path / "w.pt"
+    torch.save({"a": torch.zeros(3)}, path)
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    pickled = next(name for name in entries if name.endswith("data.pkl"))
+    data = next(name for name in entries if name.endswith("data/0"))
+    call = b"\x80\x02cbuiltins\nbytearray\n\x8a\x05\x00\x00\x00\x00\x01\x85R."
+    for changed, says in (({data: bytes(10**6)}, "its own size"), ({pickled: call}, "a bytearray")):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in {**entries, **changed}.items():
+                archive.writestr(name, content)
+        with pytest.raises(FileFormatError, match=f"Got {path}.*{says}"):
+            initial_network(ModelConfig(weights=str(path)), 10, 0)
 
 
 class _Evil:

@@ -4,6 +4,7 @@ Processes are forked from a server that has imported everything but computed not
 milliseconds.
 """
 
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 from dying import KINDS, WAYS, Death
 from forked import perform
@@ -36,7 +38,8 @@ SETTINGS = {
 """The actions, and the settings of their runs."""
 _LARGEST_NUMBER = 8
 """Of an operation of one kind: after a few kills a run has not many left."""
-_KILLS_IN_A_ROW = 10
+_KILLS_IN_A_ROW = {"train": 10, "finetune": 10, "save": 3, "export": 5, "report": 3, "sweep": 4}
+"""Kills before an action is left to end. A single file is checked after every one of them."""
 WHOLE, KILLED = "undisturbed-run", "killed-run"
 """Folders. Pages show their names, which no page has otherwise."""
 
@@ -52,21 +55,34 @@ set = { "train.epochs" = 2, "records.checkpoint_steps" = 7 }
 
 @dataclass
 class Tally:
-    """What was killed: how often at which operation and how, and how many runs were compared."""
+    """What was killed: how often at which operation and how, how many ends were compared, and what was wrong."""
 
     points: Counter[str] = field(default_factory=Counter)
-    half_written: int = 0
     compared: int = 0
+    findings: list[str] = field(default_factory=list)
 
     @property
     def kills(self) -> int:
         return sum(self.points.values())
 
+    @property
+    def half_written(self) -> int:
+        """Kills that left half of a file."""
+        return self.points["half write"] + self.points["half fsync"]
+
+    @contextlib.contextmanager
+    def noting(self, what: str) -> Iterator[None]:
+        """Note a failed assertion as a finding."""
+        try:
+            yield
+        except AssertionError as error:
+            self.findings.append(f"{what}: {error}")
+
 
 def kill_and_repeat(
     action: str, work: Path, kills: int, seed: int = 0, overrides: tuple[str, ...] = ()
 ) -> Tally:
-    """Kill an action ``kills`` times; assert that what it leaves is complete, and ends as if it was never killed.
+    """Kill an action ``kills`` times; note where what it leaves is incomplete, or ends with other bits than alone.
 
     ``work`` is an empty folder, or one of an earlier call.
     """
@@ -75,40 +91,41 @@ def kill_and_repeat(
     tiny_recipe(work)
     if not (work / "trained").exists():
         _finish(server, "train", work, "trained", SETTINGS["train"])
-    started = Folders(action, work)
-    whole = started.fresh(WHOLE)
+    folders = Folders(action, work)
+    whole = folders.fresh(WHOLE)
     _finish(server, action, work, WHOLE, settings)  # the server itself starts with its first child
-    whole = started.fresh(WHOLE)
+    whole = folders.fresh(WHOLE)
     began = time.monotonic()
     counts = _finish(server, action, work, WHOLE, settings)
     duration = time.monotonic() - began
     tally, rng, in_a_row = Tally(), random.Random(f"{seed}/{action}"), 0
-    killed = started.fresh(KILLED)
+    killed = folders.fresh(KILLED)
     for death in _deaths(counts, rng):
-        if tally.kills == kills:
+        if tally.kills == kills and not in_a_row:
             break
-        process = _start(server, action, work, KILLED, death, settings)
-        if death is None:
-            process.join(rng.uniform(0.1, 0.9) * duration)
-            if process.pid is not None and process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        assert process.exitcode in (0, -signal.SIGKILL), f"{action} failed with {process.exitcode}"
-        hit = process.exitcode == -signal.SIGKILL
-        if hit:
-            tally.points["random time" if death is None else f"{death.way} {death.kind}"] += 1
-            tally.half_written += any(killed.rglob(".*.tmp"))
-            in_a_row += 1
-            started.check_complete(killed, whole)
-        if not hit or in_a_row == _KILLS_IN_A_ROW or action not in ("train", "finetune"):
+        name = "random time" if death is None else f"{death.way} {death.kind}"
+        if tally.kills < kills:
+            process = _start(server, action, work, KILLED, death, settings)
+            if death is None:
+                process.join(rng.uniform(0.1, 0.9) * duration)
+                if process.pid is not None and process.is_alive():
+                    os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            hit = process.exitcode == -signal.SIGKILL
+            with tally.noting(f"{action}, {name}"):
+                assert process.exitcode in (0, -signal.SIGKILL), f"it failed with {process.exitcode}"
+            if hit:
+                tally.points[name] += 1
+                in_a_row += 1
+                with tally.noting(f"{action} after a kill, {name}"):
+                    folders.check_complete(killed, whole)
+            if hit and in_a_row < _KILLS_IN_A_ROW[action] and tally.kills < kills:
+                continue
+        with tally.noting(f"{action} repeated, last kill: {name}"):
             _finish(server, action, work, KILLED, settings)
-            started.compare(whole, killed)
-            tally.compared += 1
-            killed, in_a_row = started.fresh(KILLED), 0
-    if in_a_row:
-        _finish(server, action, work, KILLED, settings)
-        started.compare(whole, killed)
+            folders.compare(whole, killed)
         tally.compared += 1
+        killed, in_a_row = folders.fresh(KILLED), 0
     return tally
 
 
@@ -171,43 +188,107 @@ def compare_runs(whole: Path, killed: Path) -> None:
     assert not leftovers, leftovers
 
 
-def kill_sweep(work: Path, kills: int, seed: int = 0) -> Tally:
-    """Kill a sweep at random times ``kills`` times, alone, with its runs, or one of its runs, and repeat it."""
+def kill_sweep(work: Path, kills: int, seed: int = 0, on: str = "local") -> Tally:
+    """Kill a sweep at random times: the sweep, its runs, both, or on Ray a worker or a node. Repeat and compare."""
     tiny_recipe(work)
     (work / "sweep.toml").write_text(SWEEP)
-    rng, tally = random.Random(f"{seed}/sweep"), Tally()
-    began = time.monotonic()
-    assert _sweep(work, "whole").wait() == 0
-    duration = time.monotonic() - began
-    victims = itertools.cycle(("the sweep", "the sweep and its runs", "a run"))
-    while tally.kills < kills:
-        shutil.rmtree(work / "killed", ignore_errors=True)
-        for _ in range(min(_KILLS_IN_A_ROW // 2, kills - tally.kills)):
-            process, victim = _sweep(work, "killed"), next(victims)
-            try:
-                process.wait(rng.uniform(0.2, 0.8) * duration)
-                break  # done before the kill
-            except subprocess.TimeoutExpired:
-                runs = _children(process.pid)
-            targets = {
-                "the sweep": [process.pid],
-                "a run": runs,
-                "the sweep and its runs": [process.pid, *runs],
-            }
-            for target in targets[victim]:
-                os.kill(target, signal.SIGKILL)
-            process.wait()
-            tally.points[f"random time, {victim}"] += bool(targets[victim])
-        # A run that failed by a kill makes the exit code 1; the next call resumes it.
-        assert any(_sweep(work, "killed").wait() == 0 for _ in range(2))
-        for path in sorted((work / "whole").glob("scp-*")):
-            compare_runs(path, work / "killed" / path.name)
-            tally.compared += 1
+    rng, tally = random.Random(f"{seed}/sweep/{on}"), Tally()
+    with _cluster(on) as cluster:
+        options = ["--on", "ray", "--address", cluster.address] if cluster is not None else []
+        began = time.monotonic()
+        assert _sweep(work, "whole", []).wait() == 0
+        duration = time.monotonic() - began
+        kinds = ("the sweep", "a run", "the sweep and its runs", *(("a worker", "a node") if cluster else ()))
+        victims = itertools.cycle(kinds)
+        while tally.kills < kills:
+            shutil.rmtree(work / "killed", ignore_errors=True)
+            for _ in range(min(_KILLS_IN_A_ROW["sweep"], kills - tally.kills)):
+                process, victim = _sweep(work, "killed", options), next(victims)
+                deadline = time.monotonic() + 4 * duration + 60
+                while not (runs := _runs_in(work)) and process.poll() is None and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(rng.uniform(0, 0.4) * duration)
+                    break  # done before the kill
+                tally.points[f"random time, {victim}"] += _kill(
+                    victim, process, _runs_in(work) or runs, cluster
+                )
+                if victim not in ("a worker", "a node"):
+                    process.wait()
+                else:  # the sweep itself resumes the run elsewhere
+                    with tally.noting(f"sweep after the kill of {victim}"):
+                        _wait(process, 10 * duration + 120)
+            with tally.noting(f"sweep on {on}"):
+                # A run that failed by a kill makes the exit code 1; the next call resumes it.
+                codes = [1]
+                while codes[-1] and len(codes) < 5:
+                    codes.append(_sweep(work, "killed", options).wait())
+                assert not codes[-1], f"exit codes {codes[1:]}"
+                for path in sorted((work / "whole").glob("scp-*")):
+                    compare_runs(path, work / "killed" / path.name)
+                    tally.compared += 1
     return tally
 
 
-def _sweep(work: Path, out: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "softprune", "sweep", "sweep.toml", "--out", out, "--device", "cpu"]
+@contextlib.contextmanager
+def _cluster(on: str) -> Iterator[Any]:
+    """Yield a Ray cluster on this machine with one node that can run something, or None."""
+    if on == "local":
+        yield None
+        return
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise AssertionError(f"it did not end in {seconds:.0f} s") from None
+
+
+def _kill(victim: str, process: "subprocess.Popen[bytes]", runs: list[int], cluster: Any) -> bool:
+    """Kill a victim with SIGKILL; return whether there was one."""
+    if victim == "a node":
+        lost = next(iter(cluster.worker_nodes))
+        cluster.add_node(num_cpus=1)
+        cluster.remove_node(lost, allow_graceful=False)
+        return True
+    targets = {
+        "the sweep": [process.pid],
+        "a run": runs[:1],
+        "the sweep and its runs": [process.pid, *runs],
+        "a worker": [parent for run in runs[:1] if (parent := _parent(run)) is not None],
+    }[victim]
+    for target in targets:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(target, signal.SIGKILL)
+    return bool(targets)
+
+
+def _sweep(work: Path, out: str, options: list[str]) -> "subprocess.Popen[bytes]":
+    command = [
+        sys.executable,
+        "-m",
+        "softprune",
+        "sweep",
+        "sweep.toml",
+        "--out",
+        out,
+        "--device",
+        "cpu",
+        *options,
+    ]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -218,11 +299,23 @@ def _sweep(work: Path, out: str) -> "subprocess.Popen[bytes]":
     )
 
 
-def _children(process: int) -> list[int]:
+def _runs_in(work: Path) -> list[int]:
+    """Return the processes that train in the folder ``work``, whoever started them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.readlink(entry / "cwd") == str(work.resolve()):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"softprune" in words and (b"train" in words or b"resume" in words):
+                    found.append(int(entry.name))
+    return found
+
+
+def _parent(process: int) -> int | None:
     try:
-        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
-        return []
+        return None
 
 
 def fork_server() -> ForkServerContext:

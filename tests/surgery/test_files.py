@@ -22,7 +22,7 @@ from topologies import TOPOLOGIES, randomise_
 from torch import nn
 
 import softprune as sp
-from softprune.errors import CheckpointError, ModelError, PlanError, SoftpruneError
+from softprune.errors import CheckpointError, FileFormatError, ModelError, PlanError, SoftpruneError
 from softprune.graph import trace
 from softprune.plan import make_plan
 from softprune.surgery import Origin, apply_plan, plans_of, read_origin
@@ -276,7 +276,7 @@ def test_what_is_no_path_is_refused(path: Any, tmp_path: Path, monkeypatch: pyte
         [],
         {"model": 1},
         {"model": "a", "data": "b", "input_shape": [0]},
-        {"model": "a", "data": "b", "input_shape": [3, 200_000, 200_000]},
+        {"model": "a", "data": "b", "input_shape": [1] * 9},
         {"model": "a", "data": "b", "input_shape": [True]},
         "vgg16",
     ],
@@ -286,6 +286,22 @@ def test_an_origin_that_makes_no_sense_is_none(origin: object, tmp_path: Path) -
     assert read_origin(file) == Origin("chain", "digits", (3, 8, 8))
     rewrite(file, lambda document: document.update(origin=origin))
     assert read_origin(file) is None
+
+
+@pytest.mark.parametrize("shape", [[3, 200_000, 200_000], [1, 1, 10**4000]])
+def test_an_origin_asks_for_no_more_memory_than_an_image_takes(shape: list[int], tmp_path: Path) -> None:
+    file = sp.save(compact_of("chain")[1], tmp_path / "net", origin=Origin("chain", "digits", (3, 8, 8)))
+    rewrite(file, lambda document: document["origin"].update(input_shape=shape))
+    with pytest.raises(FileFormatError, match=r"at most 4,194,304 numbers. Got \["):
+        read_origin(file)
+
+
+def test_a_file_has_a_largest_number_of_plans(tmp_path: Path) -> None:
+    model, small = compact_of("chain")
+    file = sp.save(small, tmp_path / "net")
+    rewrite(file, lambda document: document.update(plans=document["plans"] * 1001))
+    with pytest.raises(FileFormatError, match=r"at most 1,000 plans. Got 1,001"):
+        sp.load(file, model)
 
 
 def test_a_compact_network_can_be_pickled() -> None:

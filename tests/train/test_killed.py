@@ -14,10 +14,13 @@ pytestmark = [
 
 def test_ten_kills_of_a_training(tmp_path: Path) -> None:
     tally = killing.kill_and_repeat("train", tmp_path, kills=10)
+    assert not tally.findings
     assert tally.kills == 10
-    assert tally.half_written >= 2
+    assert tally.half_written >= 1
 
 
-@pytest.mark.parametrize("action", ["save", "export", "report"])
-def test_kills_of_a_single_file(action: str, tmp_path: Path) -> None:
-    assert killing.kill_and_repeat(action, tmp_path, kills=8).kills == 8
+@pytest.mark.parametrize(("action", "kills"), [("save", 6), ("export", 2), ("report", 3)])
+def test_kills_of_a_single_file(action: str, kills: int, tmp_path: Path) -> None:
+    tally = killing.kill_and_repeat(action, tmp_path, kills=kills)
+    assert not tally.findings
+    assert tally.kills == kills

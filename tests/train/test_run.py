@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny import assert_same, final_state, metrics
@@ -123,6 +124,46 @@ def test_stopping_and_going_on_changes_nothing(
         assert getattr(whole.result, key) == getattr(pieces.result, key)
     for ours, theirs in zip(whole.result.table, pieces.result.table, strict=True):
         assert ours.model_copy(update={"latency_ms": 0.0}) == theirs.model_copy(update={"latency_ms": 0.0})
+
+
+STATEFUL = """
+import numpy as np
+import torch
+from torch import nn
+from tiny_networks import tiny
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        with torch.no_grad():
+            self.calls += 1
+        return x + 0.01 * self.calls + 0.1 * float(np.random.standard_normal())
+
+def noisy(num_classes):
+    return nn.Sequential(Noisy(), tiny(num_classes))
+"""
+
+
+def test_state_outside_the_state_dict_survives_a_stop(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A buffer that is not persistent, and NumPy's generator in the forward pass."""
+    (tmp_path / "stateful_networks.py").write_text(STATEFUL)
+    config = tiny("train.epochs=2", "model.name=stateful_networks:noisy")
+    np.random.seed(0)  # noqa: NPY002
+    start(config, tmp_path / "whole")
+    np.random.seed(0)  # noqa: NPY002
+    with monkeypatch.context() as patch:
+        assert start(config, tmp_path / "pieces", listener=StopAt(patch, 37)).stopped
+    np.random.seed(1)  # noqa: NPY002  (another process)
+    resume(tmp_path / "pieces")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
+    assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "pieces"))
 
 
 def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp_path: Path) -> None:

@@ -167,5 +167,7 @@ def _write_record(out: Path, report: Any, path: Path, device: Any) -> Path:
         "compact_macs": report.compact_macs,
         "rows": [row.to_dict() for row in report.rows],
     }
-    write_atomically(out, (json.dumps(record, indent=1) + "\n").encode(), then="measure again")
+    write_atomically(
+        out, (json.dumps(record, indent=1) + "\n").encode(), then="measure again", follow_link=True
+    )
     return out

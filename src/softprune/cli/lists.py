@@ -1,6 +1,7 @@
 """Lists: `runs`, `recipes`, `methods`, `models`, `data`."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 from softprune.cli.app import command
 from softprune.cli.options import Json
 from softprune.cli.output import format_percent, print_facts, print_json, print_table, say
-from softprune.errors import CheckpointError, ConfigError, SoftpruneError, nearest
+from softprune.errors import ConfigError, SoftpruneError, nearest
 
 
 @command
@@ -23,8 +24,7 @@ def runs(
             f"The folder to look for runs in must exist. Got {folder}. `softprune train` makes runs in ./runs; "
             "name another folder as the argument."
         )
-    found = sorted(path.parent for path in folder.rglob("config.toml") if path.parent.name != "dense")
-    rows = [_run_cells(path) for path in found]
+    rows = [_run_cells(path) for path in sorted(_run_folders(folder))]
     columns = ["run", "state", "epoch", "top-1 %", "MACs cut %"]
     if not rows and not as_json:
         say(f"No runs in {folder}.")
@@ -32,36 +32,42 @@ def runs(
     print_facts(columns, rows, as_json=as_json)
 
 
+def _run_folders(root: Path) -> Iterator[Path]:
+    """Yield the folders below ``root`` with a config.toml, without dense baselines. Links are not followed."""
+    folders = [str(root)]  # not rglob, which fails in deep folders
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as entries:
+                inside = list(entries)
+        except OSError:  # a folder that cannot be read has no runs to show
+            continue
+        folders += [entry.path for entry in inside if entry.is_dir(follow_symlinks=False)]
+        if os.path.basename(folder) != "dense" and any(entry.name == "config.toml" for entry in inside):
+            yield Path(folder)
+
+
 def _run_cells(path: Path) -> list[str]:
     """Return name, state and newest figures."""
+    from softprune.runs.folder import RunFolder
     from softprune.runs.reading import load_run
 
     try:
         run = load_run(path)
     except SoftpruneError:  # damaged, or no epoch has ended
         begun = (path / "checkpoints").is_dir() or (path / "metrics.jsonl").is_file()
-        state = "running" if _is_locked(path) else "stopped" if begun else "not started"
+        state = "running" if RunFolder(path).is_locked() else "stopped" if begun else "not started"
         return [str(path), state, "-", "-", "-"]
     state = (
-        "running" if run.in_progress and _is_locked(path) else "stopped" if run.in_progress else "finished"
+        "running"
+        if run.in_progress and RunFolder(path).is_locked()
+        else "stopped"
+        if run.in_progress
+        else "finished"
     )
     last = run.epochs[-1]
     cut = None if run.in_progress else 100 * (1 - last.macs / max(run.dense.macs, 1))
     return [str(path), state, str(last.number), format_percent(last.test_top1), format_percent(cut, 1)]
-
-
-def _is_locked(run: Path) -> bool:
-    """Return whether a process works on the run."""
-    from softprune.runs.folder import RunFolder
-
-    folder = RunFolder(run)
-    if not os.access(folder.lock_file, os.W_OK):
-        return False
-    try:
-        with folder.lock():
-            return False
-    except CheckpointError:
-        return True
 
 
 @command
@@ -110,7 +116,7 @@ def _show_recipe(name: str, copy: Path | None) -> None:
         raise ConfigError(f"--copy must name a file that does not exist. Got {copy}; name another.")
     from softprune.io import write_atomically
 
-    write_atomically(copy, text.encode(), then="copy again")
+    write_atomically(copy, text.encode(), then="copy again", follow_link=True)
     command = "sweep" if name in library.sweep_names() else "train"
     say(f"{copy} written. Edit it, then: softprune {command} {copy}")
 

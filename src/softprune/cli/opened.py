@@ -1,5 +1,6 @@
 """The networks of a run as `inspect`, `export`, `bench` and `predict` need them: dense, compact, and an input."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,18 @@ from torch import Tensor, nn
 from softprune.config.settings import RunConfig
 from softprune.data import DATASETS
 from softprune.data.datasets import ArrayDataset
-from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, evaluation_crop
+from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, evaluation_crop, open_image
 from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.models import REGISTRY
 from softprune.plan.plan import model_shapes
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network, known_origin, named_config
-from softprune.surgery import check_saved_shapes, load, read_plans, saved_path
+from softprune.surgery import LARGEST_INPUT, check_saved_shapes, load, read_plans, saved_path
 from softprune.train.restore import refuse_dense
 from softprune.train.run import open_data
+
+LARGEST_CLASSES = 1_000_000
+"""Classes that the file of a network may ask for: a small file could ask for any number."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +79,20 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
 
 
 def image_shape(config: RunConfig) -> tuple[int, ...]:
-    """Return the shape of one image of a run's data set."""
+    """Return the shape of one image of a run's data set. Larger ones than a run may ask for need --input."""
     entry, size = DATASETS.get(config.data.name), config.data.image_size
     if entry is None:
         raise ConfigError(
             "A data set of your own needs the shape of an image, such as --input 3x224x224. Got data.name = "
             f"{config.data.name!r} without it."
         )
-    return entry.input_shape or (3, size, size)
+    shape = entry.input_shape or (3, size, size)
+    if math.prod(shape) > LARGEST_INPUT:
+        raise ConfigError(
+            f"A run can ask for images of at most {LARGEST_INPUT:,} numbers here. Got data.image_size = {size}; if "
+            f"there is memory for it, give the shape yourself: --input 3x{size}x{size}."
+        )
+    return shape
 
 
 def dense_network(run: Path, config: RunConfig, num_classes: int | None = None) -> nn.Module:
@@ -103,14 +113,22 @@ def dense_network(run: Path, config: RunConfig, num_classes: int | None = None) 
 def _definition(name: str, compact: Path, options: Mapping[str, Any]) -> nn.Module:
     """Build the dense network of a saved one, with the number of classes for which all shapes match."""
     plan = read_plans(compact)[0]
-    sizes = dict.fromkeys(shape[0] for shape in reversed(plan.dense.values()) if shape)
-    # On the meta device no memory is allocated for the candidates. The match is built only if the file has the tensors
-    # of its outputs: a small file could ask for 10**9 classes.
+    # On the meta device no memory is allocated. Tensors that differ for ten classes belong to a classifier, so that the
+    # right number is a size of each of them.
+    with torch.device("meta"):
+        probe = model_shapes(build_network(name, 10, options))
+    differing = [set(plan.dense.get(key, ())) for key, shape in probe.items() if plan.dense.get(key) != shape]
+    sizes = sorted(set.intersection(*differing)) if differing else [10]
     for size in sizes:
+        if size > LARGEST_CLASSES:
+            raise FileFormatError(
+                f"The file of a network can ask for at most {LARGEST_CLASSES:,} classes. Got {size:,} in {compact}; if "
+                "there is memory for them, build the network yourself and use `softprune.load`."
+            )
         with torch.device("meta"):
-            candidate = build_network(name, size, options)
+            candidate = build_network(name, max(size, 1), options)
         if model_shapes(candidate) == plan.dense:
-            check_saved_shapes(compact, candidate)
+            check_saved_shapes(compact, candidate)  # the file must have the tensors that it asks for
             return build_network(name, size, options)
     raise FileFormatError(
         f"The network must be the one that was pruned, a {plan.model}. Got {name!r}, whose shapes do not match the "
@@ -123,7 +141,7 @@ def open_images(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Read image files as a batch for a run's network, and return it with the class names of the run's data set."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        import PIL  # noqa: F401
     except ImportError as error:
         raise ConfigError(
             f'`softprune predict` needs Pillow. Got: {error}. Install the extra "vision".'
@@ -133,14 +151,15 @@ def open_images(
     pixels = []
     for file in files:
         try:
-            with Image.open(file) as image:
-                picture = image.convert("L" if channels == 1 else "RGB")
-        except (OSError, UnidentifiedImageError) as error:
+            picture = open_image(file, "L" if channels == 1 else "RGB")
+            if not isinstance(data.test, ArrayDataset):
+                picture = evaluation_crop(picture, height)
+        except MemoryError:
+            raise  # not the image's fault
+        except Exception as error:  # decoders raise nearly anything
             raise DataError(
-                f"An image to classify must be a readable image file. Got {file}: {error}."
+                f"An image to classify must be a readable image file. Got {file}: {error or type(error).__name__}."
             ) from error
-        if not isinstance(data.test, ArrayDataset):
-            picture = evaluation_crop(picture, height)
         array = np.asarray(picture.resize((width, height)), dtype=np.float32)
         pixels.append(torch.from_numpy(array).reshape(height, width, channels).permute(2, 0, 1))
     batch = torch.stack(pixels)

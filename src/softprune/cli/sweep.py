@@ -26,7 +26,8 @@ def sweep(
         ),
     ],
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, help="Number of runs in parallel, one process each.")
+        int,
+        typer.Option("--jobs", "-j", min=1, max=1000, help="Number of runs in parallel, one process each."),
     ] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the runs. [default: runs/NAME]")

@@ -82,9 +82,9 @@ class DataConfig(Section):
     """Parameter alpha of CutMix's Beta distribution; 0 for no CutMix."""
     randaugment: Annotated[int, Ge(0), Le(30)] = 0
     """Magnitude of RandAugment with two operations per image (images from folders); 0 for none."""
-    image_size: Annotated[int, Ge(8)] = 224
+    image_size: Annotated[int, Ge(8), Le(4096)] = 224
     """Side of the square that images from folders are cropped to."""
-    workers: Count = 8
+    workers: Annotated[int, Ge(0), Le(256)] = 8
     """Loader processes for images from folders; data sets that fit in memory need none."""
 
 
@@ -123,7 +123,7 @@ class TrainConfig(Section):
     CPU."""
     deterministic: bool = False
     """Use only algorithms that give the same bits every time; slower on a GPU. On a CPU runs repeat without it."""
-    threads: Count = 0
+    threads: Annotated[int, Ge(0), Le(1024)] = 0
     """CPU threads; 0 for PyTorch's choice. A small network is often faster with one, above all on a busy
     machine."""
     sync_batchnorm: bool = False

@@ -31,6 +31,8 @@ IMAGENET_STD = (58.395, 57.12, 57.375)
 """Standard deviation of ImageNet's colours, in units of stored bytes."""
 # The decoders that may read an image, whatever its name says: others, such as EPS, start programs.
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
+_MOST_PIXELS = 2**26
+"""Pixels of an image, as stored and as resized: a small file can hold any number."""
 # The usual ranges of a random crop: its share of the image's area, and the ratio of its sides.
 _CROP_AREA = (0.08, 1.0)
 _CROP_RATIO = (3 / 4, 4 / 3)
@@ -123,7 +125,7 @@ class FolderDataset(LoadedDataset):
         index, draw = item
         path = self.path(index)
         try:
-            image = _open(path)
+            image = open_image(path)
             if self.crops.augment:
                 image = self._augmented(image, draw, transforms)
             else:
@@ -168,14 +170,24 @@ def evaluation_crop(image: Image, size: int) -> Image:
     """Return the central square of an image, as the networks are tested on it."""
     from torchvision.transforms.v2 import functional as transforms
 
-    return transforms.center_crop(transforms.resize(image, [round(size * 256 / 224)]), [size])
+    short = round(size * 256 / 224)
+    if short * short * max(image.size) > _MOST_PIXELS * min(image.size):
+        raise DataError(
+            f"its sides of {image.width} and {image.height} pixels are too different for a square crop"
+        )
+    return transforms.center_crop(transforms.resize(image, [short]), [size])
 
 
-def _open(path: Path) -> Image:
+def open_image(path: Path, mode: str = "RGB") -> Image:
+    """Return an image file in a mode of Pillow. Decoders raise nearly anything where the file is damaged."""
     from PIL import Image
 
+    if not path.is_file():  # opening a fifo would block
+        raise DataError("it is missing or not a regular file")
     with Image.open(path, formats=_FORMATS) as image:
-        return image.convert("RGB")
+        if image.width * image.height > _MOST_PIXELS:
+            raise DataError(f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}")
+        return image.convert(mode)
 
 
 def _crop(height: int, width: int, chance: random.Random) -> tuple[int, int, int, int]:

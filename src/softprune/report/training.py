@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ def warnings_of(run: Run) -> list[str]:
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [match[1] for line in lines if (match := _WARNING.match(line))]
-    times = {message: found.count(message) for message in found}
+    times = Counter(found)
     texts = [message if n == 1 else f"{message} ({n} times)" for message, n in times.items()]
     more = len(texts) - MOST_WARNINGS
     return texts if more <= 0 else [*texts[:MOST_WARNINGS], f"{more} more in run.log"]

@@ -11,6 +11,7 @@ import logging
 import random
 import re
 import shlex
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if int(comment[1]) != _VERSION or not right_length or digest.hexdigest().encode() != comment[2]:
         raise _DamagedError(f"A checkpoint must match its checksum. Got a damaged file at {path}.")
     try:
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        state = load_tensors(io.BytesIO(content))
     except Exception as error:  # what torch.load refuses has no common class
         raise _DamagedError(
             f"A checkpoint must hold tensors and plain values. Got {first_line(error)} at {path}."
@@ -89,6 +90,26 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise _DamagedError(f"A checkpoint must hold a dictionary. Got {type(state).__name__} at {path}.")
     return state
+
+
+def load_tensors(file: Path | io.BytesIO) -> Any:
+    """Return what ``torch.save`` wrote, on the CPU, without running code or using more memory than the file has.
+
+    Raise nearly anything for a damaged file. PyTorch itself would unpack compressed or overlapping entries of any
+    size, which torch.save does not write, and call ``bytearray`` with any number.
+    """
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            whole = file.getbuffer().nbytes if isinstance(file, io.BytesIO) else file.stat().st_size
+            if sum(entry.file_size for entry in entries) > whole:
+                raise ValueError("an archive that unpacks to more than its own size")
+            for entry in entries:
+                if entry.filename.endswith("data.pkl") and b"bytearray" in archive.read(entry):
+                    raise ValueError("a bytearray, which is no tensor")
+    if isinstance(file, io.BytesIO):
+        file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, Any]]:

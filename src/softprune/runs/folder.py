@@ -34,6 +34,7 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.dense = self.path / "dense"
         self.events = self.path / "tensorboard"
+        self.log = self.path / "run.log"
         self.lock_file = self.path / ".lock"
 
     @property
@@ -81,6 +82,7 @@ class RunFolder:
 
         The kernel releases the lock when the process ends, however it ends. Reading needs no lock.
         """
+        self.check_plain_files()
         lock = FileLock(self.lock_file)
         try:
             lock.acquire(blocking=False)
@@ -99,6 +101,42 @@ class RunFolder:
             yield
         finally:
             lock.release()
+
+    def is_locked(self) -> bool:
+        """Return whether a process writes the run. Changes nothing."""
+        try:
+            import fcntl  # not on Windows
+        except ImportError:
+            return False
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def check_plain_files(self) -> None:
+        """Raise a CheckpointError if a file of the run is a link: writing would change a file elsewhere."""
+        written = (
+            self.metrics,
+            self.sessions,
+            self.result,
+            self.compact,
+            self.report,
+            self.log,
+            self.lock_file,
+        )
+        for path in written:
+            if path.is_symlink() or path.is_fifo() or path.is_char_device():
+                raise CheckpointError(
+                    "A run is written only if its files are plain files, since a link would lead to a file elsewhere. "
+                    f"Got {path}; remove it, or put a copy of the file there."
+                )
 
     def read_config(self) -> RunConfig:
         """Return the resolved configuration of the run."""

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from softprune.config.settings import ModelConfig, RunConfig
 from softprune.data import DataBundle
 from softprune.errors import ConfigError, FileFormatError, nearest
 from softprune.factories import import_factory, is_factory_name
-from softprune.runs.checkpoint import read_newest, restoring
+from softprune.runs.checkpoint import load_tensors, read_newest, restoring
 from softprune.runs.folder import RunFolder
 from softprune.surgery import Origin, read_origin
 
@@ -228,8 +229,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, EOFError, ValueError, OSError) as error:
+        content = load_tensors(path)
+    except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile) as error:
         raise FileFormatError(f"model.weights must be readable. Got {path}: {error}") from error
     except Exception as error:  # torch.load's refusals of unsafe pickles have no public common class
         raise FileFormatError(

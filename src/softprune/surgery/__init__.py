@@ -4,6 +4,7 @@ from softprune.surgery.apply import apply_plan, plain_copy, plans_of
 from softprune.surgery.optimizer import remap_optimizer
 from softprune.surgery.probe import probe_cuts
 from softprune.surgery.saved import (
+    LARGEST_INPUT,
     Origin,
     check_saved_shapes,
     load,
@@ -15,6 +16,7 @@ from softprune.surgery.saved import (
 from softprune.surgery.verify import Certificate, verify, verify_plan
 
 __all__ = [
+    "LARGEST_INPUT",
     "Certificate",
     "Origin",
     "apply_plan",

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import reprlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,8 @@ LARGEST_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library."""
 LARGEST_INPUT = 2**22
 """Numbers in the example of an origin, such as 3 x 1024 x 1024: a file must not choose how much memory is used."""
+MOST_PLANS = 1000
+"""Cuts of one network: each takes time when the file is read."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -91,7 +94,7 @@ def save(compact: nn.Module, path: str | os.PathLike[str], *, origin: Origin | N
     if origin is not None:
         document["origin"] = asdict(origin)
     tensors = {name: _storable(tensor) for name, tensor in _tensors(compact).items()}
-    write_atomically(target, signed(tensors, document), then="save again")
+    write_atomically(target, signed(tensors, document), then="save again", follow_link=True)
     return target
 
 
@@ -154,7 +157,10 @@ def read_plans(path: str | os.PathLike[str]) -> list[PrunePlan]:
 
 
 def read_origin(path: str | os.PathLike[str]) -> Origin | None:
-    """Return the origin noted in a saved network; None if there is none that makes sense."""
+    """Return the origin noted in a saved network; None if there is none that makes sense.
+
+    Raise a FileFormatError if its example would need more memory than a file may ask for.
+    """
     file = saved_path(path)
     try:
         found = _document(file, _read(file)[0]).get("origin")
@@ -163,9 +169,18 @@ def read_origin(path: str | os.PathLike[str]) -> Origin | None:
     if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in ("model", "data")):
         return None
     shape = found.get("input_shape")
-    if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
+    if (
+        not isinstance(shape, list)
+        or len(shape) > 8
+        or not all(type(size) is int and size > 0 for size in shape)
+    ):
         return None
-    return Origin(found["model"], found["data"], tuple(shape)) if math.prod(shape) <= LARGEST_INPUT else None
+    if math.prod(shape) > LARGEST_INPUT:
+        raise FileFormatError(
+            f"the example of a saved network can have at most {LARGEST_INPUT:,} numbers. Got {reprlib.repr(shape)} in "
+            f"'{file}'; save the network again with the shape of one sample in its origin."
+        )
+    return Origin(found["model"], found["data"], tuple(shape))
 
 
 def check_saved_shapes(path: str | os.PathLike[str], model: nn.Module) -> None:
@@ -282,6 +297,10 @@ def _plans(file: Path, header: dict[str, Any]) -> list[PrunePlan]:
     plans = _document(file, header).get("plans")
     if not isinstance(plans, list) or not plans:
         raise FileFormatError(f"'{file}' has no plans in its metadata. Save or copy it again.")
+    if len(plans) > MOST_PLANS:
+        raise FileFormatError(
+            f"a saved network can have at most {MOST_PLANS:,} plans. Got {len(plans):,} in '{file}'; save it again."
+        )
     return [PrunePlan.from_json(json.dumps(plan)) for plan in plans]
 
 

@@ -98,9 +98,10 @@ def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise ConfigError("A sweep must have at least one [[run]] with a recipe. Got none.")
     cells: list[Cell] = []
+    earlier = _Earlier()
     for run in runs:
         _only(run, _RUN, "[[run]]")
-        cells += _cells_of(run, values.get("grid", {}), path.parent, folder, data_dir, cells)
+        cells += _cells_of(run, values.get("grid", {}), path.parent, folder, data_dir, earlier)
     return Sweep(name, folder, tuple(cells))
 
 
@@ -110,7 +111,7 @@ def _cells_of(
     base: Path,
     folder: Path,
     data_dir: str | None,
-    before: Sequence[Cell],
+    earlier: "_Earlier",
 ) -> list[Cell]:
     recipe = run.get("recipe")
     if not isinstance(recipe, str):
@@ -119,16 +120,16 @@ def _cells_of(
     found = find_recipe(str(beside) if beside.suffix == ".toml" and beside.is_file() else recipe)
     label = check_folder_name(run.get("name", found.stem), "A run's name")
     cells: list[Cell] = []
-    taken = {cell.name for cell in before}
+    taken: set[str] = set()
     content = read_toml(found)
     axes = {**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}
-    count = len(before) + math.prod(map(len, axes.values()))
+    count = len(earlier.names) + math.prod(map(len, axes.values()))
     if count > LARGEST:
         raise ConfigError(
             f"A sweep can have at most {LARGEST:,} runs. Got {count:,}; split it into several files."
         )
     for point in _points(axes):
-        after = _after(run.get("after"), point, before)
+        after = earlier.after(run.get("after"), point)
         values = {**_checked_set(run.get("set", {})), **point}
         # Runs that differ only in their seed are repetitions and share a name.
         shared = {key: value for key, value in point.items() if key != "seed"}
@@ -158,13 +159,15 @@ def _cells_of(
             raise ConfigError(
                 f"{LOGS!r} is the folder of the runs' logs. Got a run of that name; choose another."
             )
-        if cell.name in taken:
+        if cell.name in earlier.names or cell.name in taken:
             raise ConfigError(
                 f"The runs of a sweep must have different names. Got {cell.name!r} twice; give one of them `name`."
             )
         _check_started(cell)
-        taken.add(cell.name)
         cells.append(cell)
+        taken.add(cell.name)
+    for cell in cells:
+        earlier.add(label, cell)
     return cells
 
 
@@ -211,23 +214,47 @@ def _shown(value: Any) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text)
 
 
-def _after(label: Any, point: Point, before: Sequence[Cell]) -> Cell | None:
-    """Return the cell that a run waits for: the one of run `label` with the same values in the grid."""
-    if label is None:
-        return None
-    same = [
-        cell
-        for cell in before
-        if cell.name == str(label) + _suffix(cell.point)
-        and all(point.get(key, value) == value for key, value in cell.point.items())
-    ]
-    if len(same) != 1:
-        known = sorted({cell.name for cell in before})
-        raise ConfigError(
-            "`after` must name one earlier [[run]], which has no setting in its grid that this one lacks. Got "
-            f"{label!r}, which fits {len(same)} of: {', '.join(known) or 'no run'}."
-        )
-    return same[0]
+class _Earlier:
+    """The cells so far, by run and by their values, so that `after` finds one of thousands without a search."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._cells: dict[str, list[Cell]] = {}
+        self._by_values: dict[tuple[str, int, tuple[str, ...]], dict[Any, list[Cell]]] = {}
+
+    def add(self, label: str, cell: Cell) -> None:
+        """Add a cell of the run `label`."""
+        self.names.add(cell.name)
+        self._cells.setdefault(label, []).append(cell)
+
+    def after(self, label: Any, point: Point) -> Cell | None:
+        """Return the cell that a run waits for: the one of run `label` with the same values in the grid."""
+        if label is None:
+            return None
+        cells = self._cells.get(str(label), [])
+        key = str(label), len(cells), tuple(sorted(point))
+        if key not in self._by_values:
+            found: dict[Any, list[Cell]] = {}
+            for cell in cells:
+                found.setdefault(_shared(cell.point, point), []).append(cell)
+            self._by_values[key] = found
+        same = self._by_values[key].get(_shared(point, cells[0].point), []) if cells else []
+        if len(same) != 1:
+            known = sorted(self.names)
+            raise ConfigError(
+                "`after` must name one earlier [[run]], which has no setting in its grid that this one lacks. Got "
+                f"{label!r}, which fits {len(same)} of: {', '.join(known[:10]) or 'no run'}"
+                f"{' and others' * (len(known) > 10)}."
+            )
+        return same[0]
+
+
+def _shared(point: Point, other: Point) -> tuple[Any, ...]:
+    """Return the values of `point` at the keys that `other` has too, in a form that a dictionary takes."""
+    values = [(key, point[key]) for key in sorted(point) if key in other]
+    return tuple(
+        (key, value if isinstance(value, int | float | str) else repr(value)) for key, value in values
+    )
 
 
 def _setting(key: str, value: Any, after: Cell | None) -> str:

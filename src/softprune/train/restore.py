@@ -106,6 +106,8 @@ def compact_run(
     folder = RunFolder.open(run)
     config = named_config(folder, model, data_name)
     refuse_dense(config, run)
+    if out is None:
+        folder.check_plain_files()
     world = join_world(device)
     set_arithmetic(config, world.device)
     data = open_data(config, world.device, data_dir)

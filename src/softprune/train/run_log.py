@@ -19,7 +19,7 @@ def run_log(folder: RunFolder, listener: Listener, *, write: bool = True) -> Ite
     if not write:
         yield listener
         return
-    handler = logging.FileHandler(folder.path / "run.log", encoding="utf-8")
+    handler = logging.FileHandler(folder.log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S"))
     package = logging.getLogger("softprune")
     package.addHandler(handler)
