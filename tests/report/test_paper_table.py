@@ -161,6 +161,8 @@ def test_names_are_text_in_markdown_and_have_no_control_characters() -> None:
     assert r"a\|b&lt;script>\[x\](y)\`\\x1b\[31m\\n" in text
     assert text.splitlines()[2].replace(r"\|", "").count("|") == text.splitlines()[0].count("|")
     assert "\x1b" not in csv_text([row])
+    (row,) = paper_rows([run("=HYPERLINK(1)", "scp")])
+    assert ",'=HYPERLINK(1)," in csv_text([row])
 
 
 def test_csv_has_full_precision() -> None:

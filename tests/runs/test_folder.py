@@ -169,7 +169,7 @@ def test_a_lock_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         folder.lock().__enter__()
 
 
-@pytest.mark.parametrize("name", [".lock", "run.log", "metrics.jsonl", "compact.safetensors", "report.html"])
+@pytest.mark.parametrize("name", [".lock", "run.log", "metrics.jsonl", "compact.safetensors", "checkpoints"])
 def test_a_link_in_a_run_leads_to_no_file_elsewhere(tmp_path: Path, name: str) -> None:
     folder = RunFolder.create(tmp_path / "run", RunConfig())
     (tmp_path / "mine").write_text("mine")

@@ -146,7 +146,7 @@ def open_images(
         raise ConfigError(
             f'`softprune predict` needs Pillow. Got: {error}. Install the extra "vision".'
         ) from error
-    data = open_data(config, torch.device("cpu"), data_dir)
+    data = open_data(config, torch.device("cpu"), data_dir, download=False)
     channels, height, width = data.input_shape
     pixels = []
     for file in files:

@@ -89,7 +89,10 @@ def csv_text(rows: Sequence[PaperRow]) -> str:
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow([*heads, "front"])
     for row in rows:
-        line: list[object] = list(_texts(row))
+        # A spreadsheet takes text that begins so as a formula.
+        line: list[object] = [
+            f"'{text}" if text[:1] in ("=", "+", "-", "@") else text for text in _texts(row)
+        ]
         for column in COLUMNS:
             ours = column.ours(row)
             line += [ours.mean, ours.deviation]

@@ -121,17 +121,10 @@ class RunFolder:
         return False
 
     def check_plain_files(self) -> None:
-        """Raise a CheckpointError if a file of the run is a link: writing would change a file elsewhere."""
-        written = (
-            self.metrics,
-            self.sessions,
-            self.result,
-            self.compact,
-            self.report,
-            self.log,
-            self.lock_file,
-        )
-        for path in written:
+        """Raise a CheckpointError if a part of the run is a link: writing would change files elsewhere."""
+        folders = (self.checkpoints, self.dense, self.events)
+        files = (self.metrics, self.sessions, self.result, self.compact, self.report, self.log)
+        for path in (*folders, *files, self.lock_file):
             if path.is_symlink() or path.is_fifo() or path.is_char_device():
                 raise CheckpointError(
                     "A run is written only if its files are plain files, since a link would lead to a file elsewhere. "

@@ -42,7 +42,7 @@ def evaluate_folder(
     config = _config_for(compact, model, data, data_dir)
     world = join_world(device)
     set_arithmetic(config, world.device)
-    images = open_data(config, world.device)
+    images = open_data(config, world.device, download=False)
     evaluator = Evaluator(images, config, world)
     rows = []
     folder = RunFolder(path)
@@ -110,7 +110,7 @@ def compact_run(
         folder.check_plain_files()
     world = join_world(device)
     set_arithmetic(config, world.device)
-    data = open_data(config, world.device, data_dir)
+    data = open_data(config, world.device, data_dir, download=False)
     start = restored_stage(config, data, world, read_newest(folder.checkpoints)[1])
     stage = start.stage
     if round_to is not None or not gathers:

@@ -224,13 +224,18 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict
     return state
 
 
-def open_data(config: RunConfig, device: torch.device, folder: str | None = None) -> DataBundle:
-    """Return the run's images, from ``folder`` if given, or from the configuration's folder."""
+def open_data(
+    config: RunConfig, device: torch.device, folder: str | None = None, *, download: bool = True
+) -> DataBundle:
+    """Return the run's images, from ``folder`` if given, or from the configuration's folder.
+
+    Commands that only read a run pass ``download=False``: its folder is data, and must not make them fetch anything.
+    """
     return load_data(
         config.data.name,
         folder or config.data.dir or None,
         device=device,
-        download=config.data.download,
+        download=config.data.download and download,
         image_size=config.data.image_size,
         seed=config.seed,
         augment=config.data.augment,
