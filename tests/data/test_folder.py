@@ -236,6 +236,6 @@ def test_a_small_file_does_not_choose_how_much_memory_is_used(root, size, says):
     path = root / "val" / "ant" / "0.png"
     Image.new("1", size).save(path)
     assert path.stat().st_size < 100_000
-    item = _load(root).test[0, 0]
+    item = load_data("folder", root, image_size=224).test[0, 0]
     assert isinstance(item, BrokenImage)
     assert says in item.reason
