@@ -59,6 +59,7 @@ def main() -> None:
     # Where an input would use the network it fails at once.
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         os.environ[name] = "http://127.0.0.1:9"
+    options.state = options.state.resolve()  # children work elsewhere
     seeds = make_seeds(options.state / "seeds")
     _import_everything(seeds)
     if options.only:
