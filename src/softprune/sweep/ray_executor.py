@@ -1,23 +1,31 @@
 """Execute the runs of a sweep on a Ray cluster: one task per run, resumed after a lost worker or node."""
 
 import contextlib
+import ctypes
+import fcntl
+import importlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from softprune.errors import ConfigError
 from softprune.sweep.executor import Arguments
+from softprune.train.control import EXIT_STOPPED
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_SECONDS = 20
 _STOP_SUFFIX = ".stop"
 """A run ends when this file appears beside its log: all nodes see the sweep's folder."""
+_NODE_SUFFIX = ".node"
+"""Beside the log: locked by the process of a run on its node, which can outlive the worker that Ray calls lost."""
+_FREE_SECONDS = 300.0
+"""How long a lost process may hold its lock. Shared storage releases the locks of a dead machine after a while."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +58,7 @@ class RayExecutor:
             import ray
         except ImportError as error:
             raise ConfigError(
-                "--on ray needs the package ray. Got an ImportError: install it with `pip install ray`, "
+                '--on ray needs the package ray. Got an ImportError; install it with `pip install "softprune[ray]"`, '
                 "or leave --on out to use this machine alone."
             ) from error
         self._ray, self.options, self.folder = ray, options, folder.resolve()
@@ -60,7 +68,7 @@ class RayExecutor:
             self._connect()
         try:
             self._check_resources()
-            self._check_folder()
+            self._check_paths()
         except BaseException:
             self.close()
             raise
@@ -120,61 +128,96 @@ class RayExecutor:
                 f"at most {_amounts(largest)}; lower --gpus-per-run, --cpus-per-run or --memory-per-run."
             )
 
-    def _check_folder(self) -> None:
-        """Raise unless every node sees the sweep's folder."""
-        ray = self._ray
+    def _check_paths(self) -> None:
+        """Raise unless every node sees the sweep's folder and the current one, which relative paths start from."""
         self.folder.mkdir(parents=True, exist_ok=True)
         probe = self.folder / f".visible-{os.getpid()}-{time.time_ns()}"
         probe.write_text("", encoding="utf-8")
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        missing_on = self._ray.remote(num_cpus=0)(_missing)
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
         try:
-            nodes = [node for node in ray.nodes() if node["Alive"]]
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            exists = ray.remote(num_cpus=0)(_exists)
-            seen = [
-                exists.options(
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                ).remote(str(probe))
-                for node in nodes
-            ]
-            blind = [
-                node["NodeManagerHostname"]
-                for node, visible in zip(nodes, ray.get(seen, timeout=60), strict=True)
-                if not visible
-            ]
+            answers = self._ray.get(
+                [
+                    missing_on.options(
+                        scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(
+                            node["NodeID"], soft=False
+                        )
+                    ).remote([str(probe), str(Path.cwd())])
+                    for node in nodes
+                ],
+                timeout=60,
+            )
         finally:
             probe.unlink(missing_ok=True)
-        if blind:
-            raise ConfigError(
-                f"Every node must see the sweep's folder under the same path. Got {self.folder}, which is not on "
-                f"{', '.join(sorted(set(blind)))}; choose a folder on shared storage with --out."
-            )
+        for path, shown, remedy in (
+            (str(probe), self.folder, "choose a folder on shared storage with --out"),
+            (str(Path.cwd()), Path.cwd(), "start the sweep from a folder on shared storage"),
+        ):
+            blind = {
+                node["NodeManagerHostname"]
+                for node, missing in zip(nodes, answers, strict=True)
+                if path in missing
+            }
+            if blind:
+                raise ConfigError(
+                    f"Every node must see the folder of the sweep and the current folder under the same path. Got "
+                    f"{shown}, which is not on {', '.join(sorted(blind))}; {remedy}."
+                )
 
 
-@dataclass
 class RayTask:
-    """A run on the cluster."""
+    """A run on the cluster. It is submitted when no process of an earlier attempt works on it any more."""
 
-    ray: Any
-    options: RayOptions
-    arguments: Arguments
-    log: Path
-    _reference: Any = None
-    _code: int | None = None
-    _lost: int = 0
-    _stopping: bool = field(default=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, ray: Any, options: RayOptions, arguments: Arguments, log: Path) -> None:
+        self._ray, self._options, self._arguments, self._log = ray, options, arguments, log
+        self._reference: Any = None
+        self._code: int | None = None
+        self._lost = 0
+        self._stopping = False
+        self._waiting_since = time.monotonic()
         self._stop_file.unlink(missing_ok=True)
-        self._submit()
+        self._submit_if_free()
 
     @property
     def _stop_file(self) -> Path:
-        return self.log.with_suffix(_STOP_SUFFIX)
+        return self._log.with_suffix(_STOP_SUFFIX)
+
+    @property
+    def _node_file(self) -> Path:
+        return self._log.with_suffix(_NODE_SUFFIX)
+
+    def poll(self) -> int | None:
+        """Return the exit code of the run, or None while it runs; resume it if its worker or node was lost."""
+        if self._code is not None:
+            return self._code
+        if self._reference is None:
+            self._submit_if_free()
+        elif self._ray.wait([self._reference], timeout=0)[0]:
+            self._collect()
+        if self._code is not None:
+            self._stop_file.unlink(missing_ok=True)
+        return self._code
+
+    def stop(self) -> None:
+        """Ask the run to save and exit."""
+        self._stopping = True
+        self._stop_file.touch()
+
+    def _submit_if_free(self) -> None:
+        if self._stopping:
+            self._code = EXIT_STOPPED
+        elif _is_free(self._node_file):
+            self._submit()
+        elif time.monotonic() - self._waiting_since > _FREE_SECONDS:
+            self._note(
+                f"softprune: a lost process still holds {self._node_file}; stop it and repeat the sweep"
+            )
+            self._code = 1
 
     def _submit(self) -> None:
-        wanted = self.options
-        run = self.ray.remote(
+        wanted = self._options
+        run = self._ray.remote(
             num_cpus=wanted.cpus_per_run,
             num_gpus=wanted.gpus_per_run,
             memory=int(wanted.memory_per_run * 1e9) or None,
@@ -188,58 +231,56 @@ class RayTask:
         }
         environment.setdefault("OMP_NUM_THREADS", str(max(1, int(wanted.cpus_per_run))))
         self._reference = run.remote(
-            self.arguments(), str(self.log), str(self._stop_file), str(Path.cwd()), environment
+            self._arguments(),
+            str(self._log),
+            str(self._stop_file),
+            str(self._node_file),
+            str(Path.cwd()),
+            environment,
         )
 
-    def poll(self) -> int | None:
-        """Return the exit code of the run, or None while it runs; resume it if its worker or node was lost."""
-        if self._code is not None:
-            return self._code
-        if not self.ray.wait([self._reference], timeout=0)[0]:
-            return None
+    def _collect(self) -> None:
+        """Take the exit code of a task that ended, or prepare to resume the run if its worker or node was lost."""
+        errors = self._ray.exceptions
         try:
-            self._code = self.ray.get(self._reference)
-        except (self.ray.exceptions.RayTaskError, self.ray.exceptions.RuntimeEnvSetupError) as error:
+            self._code = self._ray.get(self._reference)
+        except (errors.RayTaskError, errors.RuntimeEnvSetupError) as error:
             self._note(f"softprune: the run could not be started on its node: {_first_line(error)}")
             self._code = 1
-        except self.ray.exceptions.RayError as error:
+        except errors.RayError as error:
             self._lost += 1
-            if self._stopping or self._lost > self.options.retries:
+            if self._stopping or self._lost > self._options.retries:
                 self._note(
                     f"softprune: the worker or node of this run was lost {self._lost} times: {_first_line(error)}"
                 )
                 self._code = 1
-            else:
-                self._note("softprune: the worker or node of this run was lost; it is resumed on another one")
-                logger.warning("softprune: %s lost its worker or node and is resumed", self.log.stem)
-                self._submit()
-        if self._code is not None:
-            self._stop_file.unlink(missing_ok=True)
-        return self._code
-
-    def stop(self) -> None:
-        """Ask the run to save and exit."""
-        self._stopping = True
-        self._stop_file.touch()
+                return
+            self._note("softprune: the worker or node of this run was lost; it is resumed on another one")
+            logger.warning("softprune: %s lost its worker or node and is resumed", self._log.stem)
+            self._reference, self._waiting_since = None, time.monotonic()
 
     def _note(self, line: str) -> None:
-        with open(self.log, "a", encoding="utf-8") as log:
+        with open(self._log, "a", encoding="utf-8") as log:
             log.write(line + "\n")
 
 
-def _run(arguments: list[str], log: str, stop_file: str, folder: str, environment: dict[str, str]) -> int:
+def _run(
+    arguments: list[str], log: str, stop_file: str, node_file: str, folder: str, environment: dict[str, str]
+) -> int:
     """Run softprune on a node until it ends; forward a request to stop. Return its exit code."""
     stop = Path(stop_file)
     if stop.exists():
-        return 75  # it was stopped before it could start
-    with open(log, "ab") as output:
+        return EXIT_STOPPED  # it was stopped before it could start
+    with open(log, "ab") as output, open(node_file, "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         process = subprocess.Popen(
             [sys.executable, "-m", "softprune", *arguments],
-            cwd=folder if Path(folder).is_dir() else None,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
+            pass_fds=(lock.fileno(),),
             preexec_fn=_die_with_parent,
         )
     asked = False
@@ -247,22 +288,29 @@ def _run(arguments: list[str], log: str, stop_file: str, folder: str, environmen
         if not asked and stop.exists():
             process.terminate()
             asked = True
-        time.sleep(0.2)
+        time.sleep(0.1)
     # A process that is still importing has no handler yet, and nothing to save: SIGTERM ends it.
-    return 75 if asked and code < 0 else code
+    return EXIT_STOPPED if asked and code < 0 else code
+
+
+def _is_free(path: Path) -> bool:
+    """Return whether no process has locked ``path``."""
+    with open(path, "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when the Ray worker dies, so that a resumed run has its folder alone."""
+    """Have the kernel kill this process when the Ray worker dies, so that the run can be resumed elsewhere."""
     with contextlib.suppress(OSError, AttributeError):
-        import ctypes
-        import signal
-
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
 
 
-def _exists(path: str) -> bool:
-    return Path(path).exists()
+def _missing(paths: list[str]) -> list[str]:
+    return [path for path in paths if not Path(path).exists()]
 
 
 def _amounts(resources: dict[str, float]) -> str:
