@@ -3,13 +3,14 @@
 import builtins
 import logging
 import os
+import random
 import re
 
 import pytest
 import torch
 
 from softprune.data import BatchLoader, load_data
-from softprune.data.images import BrokenImage
+from softprune.data.images import BrokenImage, _crop
 from softprune.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
@@ -51,6 +52,23 @@ def test_test_images_are_resized_and_cut_in_the_middle(root):
     assert pixels.shape == (3, 16, 16)
     assert pixels[0].min() == 255
     assert pixels[1].max() == 0
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (37, 91), (80, 33), (9, 300)])
+def test_crops_are_those_of_torchvision(root, shape):
+    from torchvision.transforms.v2 import functional as transforms
+
+    pixels = torch.randint(256, (shape[1], shape[0], 3), dtype=torch.uint8)
+    image = Image.fromarray(pixels.numpy())
+    image.save(root / "train" / "ant" / "0.png")
+    centre = transforms.center_crop(transforms.resize(image, [18]), [16])
+    assert torch.equal(_load(root, augment=False).train[0, 0][0], transforms.pil_to_tensor(centre))
+    chance = random.Random(5)
+    box = _crop(shape[1], shape[0], chance)
+    crop = transforms.resized_crop(image, *box, [16, 16])
+    if chance.random() < 0.5:
+        crop = transforms.horizontal_flip(crop)
+    assert torch.equal(_load(root).train[0, 5][0], transforms.pil_to_tensor(crop))
 
 
 def test_training_crops_depend_on_seed_and_draw_alone(root):
@@ -122,7 +140,7 @@ def _failing(items):
     ],
 )
 def test_whatever_stops_the_loader_is_an_error_of_the_data(root, monkeypatch, workers, collate, found):
-    monkeypatch.setattr("softprune.data.images.collate", collate)
+    monkeypatch.setattr("softprune.data.loader.collate", collate)
     loader = BatchLoader(_load(root).train, workers=workers)
     with pytest.raises(DataError, match=found):
         list(loader.batches(torch.tensor([[0], [1]]), torch.zeros(2, 1)))
@@ -165,9 +183,13 @@ def test_no_classes(root):
         _load(root)
 
 
-def test_without_torchvision(root, monkeypatch):
+def test_without_pillow_or_torchvision(root, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchvision", None)
-    with pytest.raises(DataError, match="pip install torchvision"):
+    assert len(_load(root).train) == 12
+    with pytest.raises(DataError, match=r"data\.randaugment.*pip install torchvision"):
+        _load(root, randaugment=9)
+    monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
+    with pytest.raises(DataError, match="pip install pillow"):
         _load(root)
 
 
@@ -189,7 +211,7 @@ def test_a_torchvision_of_another_torch(root, monkeypatch, error):
     with pytest.raises(
         DataError, match=rf"torchvision 0\.1\.2 with torch {re.escape(torch.__version__)}: .*matches"
     ):
-        _load(root)
+        _load(root, randaugment=9)
 
 
 def test_links_that_lead_back_and_fifos_are_ignored(root, caplog):

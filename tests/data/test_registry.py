@@ -14,7 +14,7 @@ def test_unknown_name_suggests_a_near_one():
 
 
 def test_every_entry_has_a_description():
-    assert set(DATASETS) == {"digits", "cifar10", "cifar100", "folder"}
+    assert set(DATASETS) == {"digits", "cifar10", "cifar100", "folder", "webdataset", "huggingface"}
     assert all(entry.description for entry in DATASETS.values())
 
 

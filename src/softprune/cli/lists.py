@@ -1,4 +1,4 @@
-"""Lists: `runs`, `recipes`, `methods`, `models`, `data`."""
+"""Lists: `runs`, `recipes`, `methods`, `models`."""
 
 import os
 from collections.abc import Iterator
@@ -140,14 +140,3 @@ def models(as_json: Json = False) -> None:
         [name, "x".join(map(str, entry.input_shape)), entry.description] for name, entry in REGISTRY.items()
     ]
     print_facts(["model", "input", "description"], rows, as_json=as_json)
-
-
-@command
-def data(as_json: Json = False) -> None:
-    """List the data sets (`data.name` in a recipe)."""
-    from softprune.data import DATASETS
-
-    rows = [
-        [name, "yes" if entry.needs_root else "no", entry.description] for name, entry in DATASETS.items()
-    ]
-    print_facts(["data", "--data-dir", "description"], rows, as_json=as_json)

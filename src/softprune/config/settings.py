@@ -60,12 +60,21 @@ class DataConfig(Section):
     section: ClassVar[str] = "data"
 
     name: str = "digits"
-    """A name from `softprune data`: `digits`, `cifar10`, `cifar100`, or `folder` for images in the ImageNet layout;
-    or `module:factory` for a function of your own that returns training and test set (docs/data.md)."""
+    """A name from `softprune data`: `digits`, `cifar10`, `cifar100`, `folder` for images in the ImageNet layout,
+    `webdataset` for tar shards, `huggingface` for a set of the Hugging Face Hub; or `module:factory` for a function of
+    your own that returns training and test set (docs/data.md)."""
     dir: str = ""
     """Where the files are; `--data-dir` sets it. Not needed for the digits, which come with softprune."""
     download: bool = False
     """Fetch CIFAR from its official address when the files are missing (checked against its checksum)."""
+    train_shards: str = "train-*.tar"
+    """The training shards in `dir` (`webdataset`): a pattern with `*` or `{000..009}`, or a URL with `{000..009}`,
+    whose shards are stored in `dir`."""
+    val_shards: str = "val-*.tar"
+    """The test shards, given in the same way."""
+    repo: str = ""
+    """The set on the Hugging Face Hub, such as `uoft-cs/cifar10`, or a folder that its package `datasets` saved
+    (`huggingface`)."""
     batch_size: PositiveCount = 64
     """Images per optimizer step, over all processes and micro-batches together."""
     eval_batch_size: PositiveCount = 500
@@ -81,11 +90,11 @@ class DataConfig(Section):
     cutmix: Amount = 0.0
     """Parameter alpha of CutMix's Beta distribution; 0 for no CutMix."""
     randaugment: Annotated[int, Ge(0), Le(30)] = 0
-    """Magnitude of RandAugment with two operations per image (images from folders); 0 for none."""
+    """Magnitude of RandAugment with two operations per image (images in files); 0 for none."""
     image_size: Annotated[int, Ge(8), Le(4096)] = 224
-    """Side of the square that images from folders are cropped to."""
+    """Side of the square that images in files are cropped to."""
     workers: Annotated[int, Ge(0), Le(256)] = 8
-    """Loader processes for images from folders; data sets that fit in memory need none."""
+    """Loader processes for images in files; data sets that fit in memory need none."""
 
 
 class TrainConfig(Section):

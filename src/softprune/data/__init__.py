@@ -2,7 +2,8 @@
 
 from softprune.data.batches import BatchSource, make_batches
 from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
-from softprune.data.images import BatchLoader, FolderDataset, LoadedDataset
+from softprune.data.images import FolderDataset, LoadedDataset
+from softprune.data.loader import BatchLoader
 from softprune.data.registry import DATASETS, DataEntry, load_data
 from softprune.data.sampler import EpochSampler
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from softprune.data.augment import augmented_batch, image_words
 from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
-from softprune.data.images import BatchLoader
+from softprune.data.loader import BatchLoader
 from softprune.data.sampler import EpochSampler
 from softprune.errors import ConfigError
 from softprune.rng import Clock

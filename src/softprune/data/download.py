@@ -40,10 +40,27 @@ def fetch_archive(url: str, sha256: str, folder: str, root: Path) -> Path:
     return goal
 
 
+def fetch_file(url: str, path: Path) -> None:
+    """Download `url` to `path`, as a whole or not at all."""
+    log.info("downloading %s", url)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".softprune-download-", dir=path.parent) as work:
+            _download(url, Path(work, "file"))
+            Path(work, "file").replace(path)
+    except OSError as error:
+        raise DataError(f"{url} could not be stored as {path}: {error}.") from error
+
+
 def _download(url: str, archive: Path) -> None:
     try:
         with urllib.request.urlopen(url, timeout=60) as response, archive.open("wb") as file:
             shutil.copyfileobj(response, file, 1 << 20)
+            expected = response.headers.get("Content-Length")
+        if expected is not None and archive.stat().st_size != int(expected):
+            raise DataError(
+                f"{url} must have {expected} bytes. Got {archive.stat().st_size}: the connection was lost. Try again."
+            )
     except urllib.error.URLError as error:
         raise DataError(
             f"{url} could not be downloaded: {error.reason}. Check the network, or fetch the file elsewhere "

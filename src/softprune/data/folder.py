@@ -25,8 +25,27 @@ def load_folder(
     root: Path | str, *, image_size: int = 224, seed: int = 0, augment: bool = True, randaugment: int = 0
 ) -> DataBundle:
     """Return both splits of the folder `root`. Only file names are read; images are opened when their batch is due."""
-    _require_torchvision()
+    require_decoder(randaugment)
     root = Path(root)
+    classes, splits = scan_folder(root)
+    parts = {}
+    for split, (files, labels) in splits.items():
+        crops = Crops(
+            size=image_size, seed=seed, augment=augment and split == "train", randaugment=randaugment
+        )
+        parts[split] = FolderDataset(root / split, np.array(files), torch.tensor(labels), crops)
+    return DataBundle(
+        name="folder",
+        num_classes=len(classes),
+        input_shape=(3, image_size, image_size),
+        train=parts["train"],
+        test=parts["val"],
+        class_names=tuple(classes),
+    )
+
+
+def scan_folder(root: Path) -> tuple[list[str], dict[str, tuple[list[bytes], list[int]]]]:
+    """Return the classes of a folder and, for each split, paths below it and labels."""
     classes = {split: _classes(root, split) for split in SPLITS}
     train_only = sorted(set(classes["train"]) - set(classes["val"]))
     val_only = sorted(set(classes["val"]) - set(classes["train"]))
@@ -35,34 +54,30 @@ def load_folder(
             f"{root}/train and {root}/val must have the same class folders. "
             f"Got {_few(train_only) or 'none'} only in train and {_few(val_only) or 'none'} only in val."
         )
-    parts = {}
-    for split in SPLITS:
-        files, labels = _scan(root / split, classes[split])
-        crops = Crops(
-            size=image_size, seed=seed, augment=augment and split == "train", randaugment=randaugment
-        )
-        parts[split] = FolderDataset(root / split, np.array(files), torch.tensor(labels), crops)
-    return DataBundle(
-        name="folder",
-        num_classes=len(classes["train"]),
-        input_shape=(3, image_size, image_size),
-        train=parts["train"],
-        test=parts["val"],
-        class_names=tuple(classes["train"]),
-    )
+    return classes["train"], {split: _scan(root / split, classes[split]) for split in SPLITS}
 
 
-def _require_torchvision() -> None:
+def require_decoder(randaugment: int = 0) -> None:
+    """Raise a DataError unless Pillow can be imported, and torchvision where RandAugment needs it."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise DataError(
+            f"Images in files are decoded by Pillow, which cannot be imported ({error}). "
+            "Install it with `pip install pillow`."
+        ) from error
+    if not randaugment:
+        return
     try:
         import torchvision  # noqa: F401
     except ImportError as error:
         raise DataError(
-            f"Images from folders are cropped by torchvision, which cannot be imported ({error}). "
+            f"data.randaugment is torchvision's RandAugment, which cannot be imported ({error}). "
             "Install it with `pip install torchvision`."
         ) from error
     except (RuntimeError, OSError, AttributeError) as error:  # its compiled part does not fit this PyTorch
         raise DataError(
-            "Images from folders are cropped by torchvision, which must be built for the PyTorch that is installed. "
+            "data.randaugment is torchvision's RandAugment, which must be built for the PyTorch that is installed. "
             f"Got torchvision {_installed('torchvision')} with torch {torch.__version__}: {error}. Install the "
             "torchvision that matches this torch (https://pytorch.org/get-started/previous-versions lists the pairs)."
         ) from error

@@ -1,29 +1,30 @@
-"""Images in files: decoded, cropped and read ahead by worker processes, in an order that the caller fixes."""
+"""Images that are decoded and cropped when their batch is due: files in folders, and what other sources build on.
+
+Pillow decodes and resizes. Its results are those of torchvision's transforms for Pillow images, at a lower cost for
+small images, and torchvision is not imported in every worker.
+"""
 
 from __future__ import annotations
 
-import logging
+import math
 import os
 import random
-import signal
-import threading
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
 
 from softprune.errors import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-log = logging.getLogger(__name__)
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 """Mean of ImageNet's colours, in units of stored bytes."""
@@ -33,9 +34,12 @@ IMAGENET_STD = (58.395, 57.12, 57.375)
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 _MOST_PIXELS = 2**26
 """Pixels of an image, as stored and as resized: a small file can hold any number."""
+MOST_BYTES = 2**28
+"""Bytes of an encoded image."""
 # The usual ranges of a random crop: its share of the image's area, and the ratio of its sides.
 _CROP_AREA = (0.08, 1.0)
 _CROP_RATIO = (3 / 4, 4 / 3)
+_LOG_RATIO = (math.log(3 / 4), math.log(4 / 3))
 _CROP_TRIES = 10
 
 
@@ -100,55 +104,82 @@ class Crops:
     """Magnitude of RandAugment with two operations per image; 0 for none."""
 
 
-class FolderDataset(LoadedDataset):
-    """One split of an image folder, as uint8 images (3, size, size)."""
+class EncodedDataset(LoadedDataset):
+    """Encoded images from any source, as uint8 images (3, size, size). A subclass says where the bytes are."""
 
-    def __init__(self, root: Path, files: np.ndarray, labels: Tensor, crops: Crops) -> None:
-        self.root, self.labels, self.crops = root, labels, crops
-        # One array instead of a million Python strings, whose reference counts would make forked workers copy them.
-        self._files = files
+    def __init__(self, labels: Tensor, crops: Crops) -> None:
+        self.labels, self.crops = labels, crops
+
+    @abstractmethod
+    def read(self, index: int) -> bytes:
+        """Return the encoded image."""
+
+    @abstractmethod
+    def source(self, index: int) -> str:
+        """Return where the image is, for messages."""
+
+    @abstractmethod
+    def select(self, indices: np.ndarray, labels: Tensor, crops: Crops) -> Self:
+        """Return the images with these indices, which have these labels."""
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.labels)
 
-    def subset(self, indices: Tensor, *, augment: bool = True) -> FolderDataset:
+    def subset(self, indices: Tensor, *, augment: bool = True) -> Self:
         crops = replace(self.crops, augment=self.crops.augment and augment)
-        return FolderDataset(self.root, self._files[indices.numpy()], self.labels[indices], crops)
-
-    def path(self, index: int) -> Path:
-        """Return the file of an image."""
-        return self.root / os.fsdecode(self._files[index])
+        return self.select(indices.numpy(), self.labels[indices], crops)
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int] | BrokenImage:
-        from torchvision.transforms.v2 import functional as transforms
-
         index, draw = item
-        path = self.path(index)
         try:
-            image = open_image(path)
+            image = decode_image(self.read(index))
             if self.crops.augment:
-                image = self._augmented(image, draw, transforms)
+                image = self._augmented(image, draw)
             else:
                 image = evaluation_crop(image, self.crops.size)
-            return transforms.pil_to_tensor(image), int(self.labels[index])
+            return image_tensor(image), int(self.labels[index])
         except MemoryError:
             raise  # not the image's fault
         except Exception as error:  # decoders raise nearly anything, resizing at odd shapes
-            return BrokenImage(str(path), str(error) or type(error).__name__)
+            return BrokenImage(self.source(index), str(error) or type(error).__name__)
 
-    def _augmented(self, image: Image, draw: int, transforms: Any) -> Image:
+    def _augmented(self, image: Image, draw: int) -> Image:
         size, magnitude = self.crops.size, self.crops.randaugment
         chance = random.Random((self.crops.seed << 64) + draw)
         top, left, height, width = _crop(image.height, image.width, chance)
-        image = transforms.resized_crop(image, top, left, height, width, [size, size])
+        # Values of Resampling.BILINEAR and Transpose.FLIP_LEFT_RIGHT, whose enumerations are slow to look up.
+        image = image.crop((left, top, left + width, top + height)).resize((size, size), 2)
         if chance.random() < 0.5:
-            image = transforms.horizontal_flip(image)
+            image = image.transpose(0)
         if magnitude:
             from torchvision.transforms.v2 import RandAugment
 
             with seeded(chance.getrandbits(63)):
                 image = RandAugment(num_ops=2, magnitude=magnitude)(image)
         return image
+
+
+class FolderDataset(EncodedDataset):
+    """One split of an image folder."""
+
+    def __init__(self, root: Path, files: np.ndarray, labels: Tensor, crops: Crops) -> None:
+        super().__init__(labels, crops)
+        self.root = root
+        # One array instead of a million Python strings, whose reference counts would make forked workers copy them.
+        self._files = files
+
+    def path(self, index: int) -> Path:
+        """Return the file of an image."""
+        return self.root / os.fsdecode(self._files[index])
+
+    def read(self, index: int) -> bytes:
+        return read_image(os.path.join(os.fsencode(self.root), self._files[index]))
+
+    def source(self, index: int) -> str:
+        return str(self.path(index))
+
+    def select(self, indices: np.ndarray, labels: Tensor, crops: Crops) -> Self:
+        return type(self)(self.root, self._files[indices], labels, crops)
 
 
 @contextmanager
@@ -168,145 +199,61 @@ def seeded(seed: int) -> Iterator[None]:
 
 def evaluation_crop(image: Image, size: int) -> Image:
     """Return the central square of an image, as the networks are tested on it."""
-    from torchvision.transforms.v2 import functional as transforms
+    side = round(size * 256 / 224)
+    width, height = image.size
+    if side * side * max(width, height) > _MOST_PIXELS * min(width, height):
+        raise DataError(f"its sides of {width} and {height} pixels are too different for a square crop")
+    if width <= height:
+        shape = side, int(side * height / width)
+    else:
+        shape = int(side * width / height), side
+    if shape != image.size:
+        image = image.resize(shape, 2)
+    left, top = (round((length - size) / 2) for length in shape)
+    return image.crop((left, top, left + size, top + size))
 
-    short = round(size * 256 / 224)
-    if short * short * max(image.size) > _MOST_PIXELS * min(image.size):
-        raise DataError(
-            f"its sides of {image.width} and {image.height} pixels are too different for a square crop"
-        )
-    return transforms.center_crop(transforms.resize(image, [short]), [size])
+
+def image_tensor(image: Image) -> Tensor:
+    """Return the values of an image, (C, H, W) in uint8. They stay in the order of Pillow, channels last."""
+    pixels = torch.from_numpy(np.array(image))
+    return pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels.unsqueeze(0)
 
 
 def open_image(path: Path, mode: str = "RGB") -> Image:
     """Return an image file in a mode of Pillow. Decoders raise nearly anything where the file is damaged."""
+    return decode_image(read_image(path), mode)
+
+
+def read_image(path: Path | bytes) -> bytes:
+    """Return the content of an image file."""
+    if not os.path.isfile(path):  # opening a fifo would block
+        raise DataError("it is missing or not a regular file")
+    with open(path, "rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise DataError(f"it has more than {MOST_BYTES:,} bytes")
+    return content
+
+
+def decode_image(content: bytes, mode: str = "RGB") -> Image:
+    """Return an encoded image in a mode of Pillow."""
     from PIL import Image
 
-    if not path.is_file():  # opening a fifo would block
-        raise DataError("it is missing or not a regular file")
-    with Image.open(path, formats=_FORMATS) as image:
-        if image.width * image.height > _MOST_PIXELS:
-            raise DataError(f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}")
-        return image.convert(mode)
+    image: Image.Image = Image.open(BytesIO(content), formats=_FORMATS)
+    if image.width * image.height > _MOST_PIXELS:
+        raise DataError(f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}")
+    image.load()
+    return image if image.mode == mode else image.convert(mode)  # which copies also if there is nothing to do
 
 
 def _crop(height: int, width: int, chance: random.Random) -> tuple[int, int, int, int]:
     """Return top, left, height and width of a random crop, with ImageNet's usual area and ratio, or of the centre."""
     for _ in range(_CROP_TRIES):
         area = height * width * chance.uniform(*_CROP_AREA)
-        ratio = np.exp(chance.uniform(*np.log(_CROP_RATIO)))
+        ratio = math.exp(chance.uniform(*_LOG_RATIO))
         w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
         if 0 < w <= width and 0 < h <= height:
             return chance.randint(0, height - h), chance.randint(0, width - w), h, w
     w = min(width, round(height * _CROP_RATIO[1]))
     h = min(height, round(width / _CROP_RATIO[0]))
     return (height - h) // 2, (width - w) // 2, h, w
-
-
-def collate(items: list[tuple[Tensor, int] | BrokenImage]) -> tuple[Tensor, Tensor] | BrokenImage:
-    """Return a batch, or its first image that could not be read."""
-    images, labels = [], []
-    for item in items:
-        if isinstance(item, BrokenImage):
-            return item
-        images.append(item[0])
-        labels.append(item[1])
-    return torch.stack(images), torch.tensor(labels)
-
-
-def _remove_worker_handler() -> None:
-    """Remove PyTorch's SIGCHLD handler, which raises wherever the main thread is, perhaps inside a checkpoint.
-
-    The loader itself notices a dead worker when it waits for the next batch, where the error belongs.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    handler = signal.getsignal(signal.SIGCHLD)
-    if getattr(handler, "__module__", "") == "torch.utils.data._utils.signal_handling":
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-class _Order(Sampler[list[tuple[int, int]]]):
-    """The batches of the next pass; changed in place, since the workers persist from pass to pass."""
-
-    def __init__(self) -> None:
-        self.indices = torch.empty(0, 0, dtype=torch.int64)
-        self.draws = self.indices
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for indices, draws in zip(self.indices, self.draws, strict=True):
-            yield list(zip(indices.tolist(), draws.tolist(), strict=True))
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-
-class BatchLoader:
-    """Loads batches of a LoadedDataset and copies them to the device, one batch ahead of their use."""
-
-    def __init__(self, dataset: LoadedDataset, *, workers: int, device: torch.device | str = "cpu") -> None:
-        self.dataset, self.device = dataset, torch.device(device)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if workers > cores:
-            log.info(
-                "using %d loader processes, one per core available to this process, instead of %d",
-                cores,
-                workers,
-            )
-            workers = cores
-        self._order = _Order()
-        self._loader: DataLoader = DataLoader(
-            dataset,
-            batch_sampler=self._order,
-            collate_fn=collate,
-            num_workers=workers,
-            pin_memory=self.device.type == "cuda",
-            persistent_workers=workers > 0,
-            # Without it the loader draws the workers' seed from the global generator, whose state must not change.
-            generator=torch.Generator(),
-        )
-        self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-
-    def batches(self, indices: Tensor, draws: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield images, as loaded, and labels on the device for each row of `indices`; `draws` has the same shape."""
-        self._order.indices, self._order.draws = indices.cpu(), draws.cpu()
-        waiting: tuple[Tensor, Tensor] | None = None
-        for host in self._loaded():
-            if isinstance(host, BrokenImage):
-                raise DataError(
-                    f"Every image must be readable. Got {host.path}, which is not: {host.reason}. "
-                    "Replace the file and resume; without it the data set is another one and needs a new run."
-                )
-            coming = self._send(*host)
-            if waiting is not None:
-                yield self._arrived(waiting)
-            waiting = coming
-        if waiting is not None:
-            yield self._arrived(waiting)
-
-    def _loaded(self) -> Iterator[tuple[Tensor, Tensor] | BrokenImage]:
-        try:
-            batches = iter(self._loader)
-            _remove_worker_handler()
-            yield from batches
-        except Exception as error:  # for example of a worker that was killed
-            # The last line of a worker's traceback is the error.
-            what = f"{type(error).__name__}: {str(error).strip().rpartition(chr(10))[2]}"
-            raise DataError(
-                f"Loader processes must return every batch. Got {what}. If a loader process was killed, memory may "
-                "be exhausted: free some, or start a run with fewer data.workers."
-            ) from error
-
-    def _send(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if self._copies is None:
-            return images.to(self.device), labels.to(self.device)
-        with torch.cuda.stream(self._copies):
-            return images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-
-    def _arrived(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        if self._copies is not None:
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_stream(self._copies)
-            for tensor in batch:
-                tensor.record_stream(stream)
-        return batch

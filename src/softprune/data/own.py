@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from softprune.data.datasets import ArrayDataset, DataBundle
-from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, BrokenImage, LoadedDataset, seeded
+from softprune.data.images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    BrokenImage,
+    LoadedDataset,
+    image_tensor,
+    seeded,
+)
 from softprune.errors import DataError
 from softprune.factories import import_factory
 
@@ -52,9 +59,7 @@ class TorchDataset(LoadedDataset):
             item = self.dataset[index]
         image, label = item
         if not isinstance(image, Tensor):
-            from torchvision.transforms.v2.functional import pil_to_tensor
-
-            image = pil_to_tensor(image)
+            image = image_tensor(image)
         if image.ndim != 3 or (image.dtype != torch.uint8 and not image.is_floating_point()):
             raise DataError(
                 "An image must be a tensor (C, H, W) of bytes or floats, or a PIL image. "

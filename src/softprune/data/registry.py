@@ -12,7 +12,9 @@ from softprune.data.cifar import CIFAR10, CIFAR100, Cifar, load_cifar
 from softprune.data.datasets import DataBundle
 from softprune.data.digits import load_digits
 from softprune.data.folder import load_folder
+from softprune.data.huggingface import load_huggingface
 from softprune.data.own import load_own
+from softprune.data.shards import load_shards
 from softprune.errors import DataError, nearest
 from softprune.factories import is_factory_name
 
@@ -22,12 +24,18 @@ class DataOptions:
     """Arguments of a loader; most use only some of them."""
 
     root: Path
+    """The folder of the files."""
+    given_root: Path | None
+    """The folder that the user named, if any."""
     device: torch.device
     download: bool
     image_size: int
     seed: int
     augment: bool
     randaugment: int
+    train_shards: str
+    val_shards: str
+    repo: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +84,33 @@ DATASETS: dict[str, DataEntry] = {
         description="your images, in the ImageNet layout: train/CLASS/*.jpeg and val/CLASS/*.jpeg",
         needs_root=True,
     ),
+    "webdataset": DataEntry(
+        load=lambda o: load_shards(
+            o.root,
+            train_shards=o.train_shards,
+            val_shards=o.val_shards,
+            image_size=o.image_size,
+            seed=o.seed,
+            augment=o.augment,
+            randaugment=o.randaugment,
+        ),
+        description="your images, in tar shards of the WebDataset layout: train-*.tar and val-*.tar",
+        needs_root=True,
+    ),
+    "huggingface": DataEntry(
+        load=lambda o: load_huggingface(
+            o.repo,
+            o.given_root,
+            image_size=o.image_size,
+            seed=o.seed,
+            augment=o.augment,
+            randaugment=o.randaugment,
+        ),
+        description="an image set of the Hugging Face Hub, data.repo; needs softprune[hf]",
+        needs_root=False,
+    ),
 }
+_IN_FILES = ("folder", "webdataset", "huggingface")
 
 
 def load_data(
@@ -90,6 +124,9 @@ def load_data(
     augment: bool = True,
     randaugment: int = 0,
     holdout: int = 0,
+    train_shards: str = "train-*.tar",
+    val_shards: str = "val-*.tar",
+    repo: str = "",
 ) -> DataBundle:
     """Return the data set `name`: a key of DATASETS, or `module:factory` of your own (docs/data.md).
 
@@ -101,14 +138,17 @@ def load_data(
         image_size: Side of the crops of images in files.
         seed: Seeds these crops.
         augment: Augment the training images.
-        randaugment: Magnitude of RandAugment, for images in folders; 0 for none.
+        randaugment: Magnitude of RandAugment, for images in files; 0 for none.
         holdout: Training images that are left out of training and evaluated after each epoch.
+        train_shards: Pattern or URL pattern of the training shards of a WebDataset.
+        val_shards: Pattern or URL pattern of its test shards.
+        repo: The set on the Hugging Face Hub, or a folder that its package `datasets` saved.
     """
     check_data_name(name)
-    if randaugment and name != "folder":
+    if randaugment and name not in _IN_FILES:
         raise DataError(
-            f'data.randaugment needs images in files (data.name = "folder"). Got data.name = {name!r}; leave it '
-            "out, or put RandAugment into the transform of your own data set."
+            f"data.randaugment needs images in files (data.name = {', '.join(_IN_FILES)}). Got data.name = "
+            f"{name!r}; leave it out, or put RandAugment into the transform of your own data set."
         )
     if name not in DATASETS:
         own_root = None if root is None else Path(root).expanduser()
@@ -121,16 +161,20 @@ def load_data(
             device=torch.device(device),
         )
         return bundle.with_holdout(holdout, seed) if holdout else bundle
-    if name == "folder" and root is None:
-        raise DataError("Images from folders need the folder's path. Got none; pass --data-dir (`root`).")
+    if name in ("folder", "webdataset") and root is None:
+        raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
     options = DataOptions(
         root=Path(root if root is not None else "data").expanduser(),
+        given_root=None if root is None else Path(root).expanduser(),
         device=torch.device(device),
         download=download,
         image_size=image_size,
         seed=seed,
         augment=augment,
         randaugment=randaugment,
+        train_shards=train_shards,
+        val_shards=val_shards,
+        repo=repo,
     )
     bundle = DATASETS[name].load(options)
     if holdout:

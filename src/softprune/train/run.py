@@ -241,6 +241,9 @@ def open_data(
         augment=config.data.augment,
         randaugment=config.data.randaugment,
         holdout=config.data.holdout,
+        train_shards=config.data.train_shards,
+        val_shards=config.data.val_shards,
+        repo=config.data.repo,
     )
 
 

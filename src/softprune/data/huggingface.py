@@ -1,0 +1,118 @@
+"""Image classification sets of the Hugging Face Hub, or saved with `datasets`, through the package datasets."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softprune.data.datasets import DataBundle
+from softprune.data.folder import require_decoder
+from softprune.data.images import Crops, EncodedDataset
+from softprune.errors import DataError
+
+_TEST_SPLITS = ("validation", "val", "valid", "test")
+"""Names of the test images, best first: the split `test` of some sets has no labels."""
+
+
+class HubDataset(EncodedDataset):
+    """One split. Arrow files are mapped into memory, and an image is decoded when its batch is due."""
+
+    def __init__(self, rows: Any, column: str, indices: np.ndarray, labels: Tensor, crops: Crops) -> None:
+        super().__init__(labels, crops)
+        self._rows, self._column, self._indices = rows, column, indices
+
+    def read(self, index: int) -> bytes:
+        image = self._rows[int(self._indices[index])][self._column]
+        return image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes()
+
+    def source(self, index: int) -> str:
+        return f"row {self._indices[index]}, column {self._column!r}"
+
+    def select(self, indices: np.ndarray, labels: Tensor, crops: Crops) -> Self:
+        return type(self)(self._rows, self._column, self._indices[indices], labels, crops)
+
+
+def load_huggingface(
+    repo: str,
+    cache: Path | None = None,
+    *,
+    image_size: int = 224,
+    seed: int = 0,
+    augment: bool = True,
+    randaugment: int = 0,
+) -> DataBundle:
+    """Return the set `repo`: a name on the Hub such as "uoft-cs/cifar10", or a folder that `save_to_disk` wrote.
+
+    Args:
+        repo: Which set. Its features must have one image column and one ClassLabel column.
+        cache: Where `datasets` stores what it downloads; its own default if None.
+        image_size: Side of the crops.
+        seed: Seeds these crops.
+        augment: Augment the training images.
+        randaugment: Magnitude of RandAugment; 0 for none.
+    """
+    require_decoder(randaugment)
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise DataError(
+            'data.name = "huggingface" needs the package datasets. Got an ImportError; install it with '
+            '`pip install "softprune[hf]"`.'
+        ) from error
+    if not repo:
+        raise DataError('data.name = "huggingface" needs data.repo, such as "uoft-cs/cifar10". Got none.')
+    try:
+        if (Path(repo).expanduser() / "dataset_dict.json").is_file():
+            splits = datasets.load_from_disk(str(Path(repo).expanduser()))
+        else:
+            splits = datasets.load_dataset(repo, cache_dir=None if cache is None else str(cache))
+    except Exception as error:  # of the network, the Hub, or files in any format
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"data.repo must be an image set of the Hugging Face Hub, or a folder that save_to_disk wrote. Got "
+            f"{repo!r}: {reason.rstrip('.')}. Check the name and the network."
+        ) from error
+    test = next((name for name in _TEST_SPLITS if name in splits), None)
+    if "train" not in splits or test is None:
+        raise DataError(
+            f"A set must have the split train, and one of {', '.join(_TEST_SPLITS)}. Got {', '.join(splits)} in "
+            f"{repo!r}."
+        )
+    image, label = _columns(datasets, splits["train"].features, repo)
+    parts = []
+    for name in ("train", test):
+        rows = splits[name].cast_column(image, datasets.Image(decode=False))
+        labels = torch.tensor(rows[label][:], dtype=torch.int64)
+        if not len(labels) or int(labels.min()) < 0:
+            raise DataError(f"Every image must have a label. Got the split {name} of {repo!r} without them.")
+        crops = Crops(
+            size=image_size, seed=seed, augment=augment and name == "train", randaugment=randaugment
+        )
+        parts.append(HubDataset(rows.select_columns([image]), image, np.arange(len(labels)), labels, crops))
+    names = tuple(splits["train"].features[label].names)
+    return DataBundle(
+        name="huggingface",
+        num_classes=len(names),
+        input_shape=(3, image_size, image_size),
+        train=parts[0],
+        test=parts[1],
+        class_names=names,
+    )
+
+
+def _columns(datasets: Any, features: Any, repo: str) -> tuple[str, str]:
+    """Return the columns of images and labels. Of several label columns, "label" or "fine_label" is taken."""
+    images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+    labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
+    preferred = [name for name in ("label", "fine_label") if name in labels]
+    if len(images) != 1 or not (len(labels) == 1 or preferred):
+        raise DataError(
+            f"A set must have one column of images and one of class labels. Got {repo!r} with the columns "
+            f"{', '.join(features)}; write a factory of your own (data.name = 'module:factory') for it."
+        )
+    return images[0], (preferred or labels)[0]

@@ -1,0 +1,143 @@
+"""Batches of images that worker processes load ahead of their use, in an order that the caller fixes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler, get_worker_info
+
+from softprune.data.images import BrokenImage, LoadedDataset
+from softprune.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+def collate(items: list[tuple[Tensor, int] | BrokenImage]) -> tuple[Tensor, Tensor] | BrokenImage:
+    """Return a batch, or its first image that could not be read."""
+    images, labels = [], []
+    for item in items:
+        if isinstance(item, BrokenImage):
+            return item
+        images.append(item[0])
+        labels.append(item[1])
+    return _stack(images), torch.tensor(labels)
+
+
+def _stack(images: list[Tensor]) -> Tensor:
+    """Stack images without changing their memory order, in a worker into memory that the main process shares."""
+    channels_last = images[0].ndim == 3 and images[0].stride(0) == 1
+    if channels_last:
+        images = [image.permute(1, 2, 0) for image in images]
+    out = None
+    if get_worker_info() is not None:
+        first = images[0]
+        shape = (len(images), *first.shape)
+        size = len(images) * first.numel() * first.element_size()
+        storage = torch.UntypedStorage._new_shared(size, device="cpu")
+        out = torch.empty(0, dtype=first.dtype).set_(storage, 0, shape)
+    batch = torch.stack(images, out=out)
+    return batch.permute(0, 3, 1, 2) if channels_last else batch
+
+
+def _remove_worker_handler() -> None:
+    """Remove PyTorch's SIGCHLD handler, which raises wherever the main thread is, perhaps inside a checkpoint.
+
+    The loader itself notices a dead worker when it waits for the next batch, where the error belongs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    handler = signal.getsignal(signal.SIGCHLD)
+    if getattr(handler, "__module__", "") == "torch.utils.data._utils.signal_handling":
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+class _Order(Sampler[list[tuple[int, int]]]):
+    """The batches of the next pass; changed in place, since the workers persist from pass to pass."""
+
+    def __init__(self) -> None:
+        self.indices = torch.empty(0, 0, dtype=torch.int64)
+        self.draws = self.indices
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for indices, draws in zip(self.indices, self.draws, strict=True):
+            yield list(zip(indices.tolist(), draws.tolist(), strict=True))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class BatchLoader:
+    """Loads batches of a LoadedDataset and copies them to the device, one batch ahead of their use."""
+
+    def __init__(self, dataset: LoadedDataset, *, workers: int, device: torch.device | str = "cpu") -> None:
+        self.dataset, self.device = dataset, torch.device(device)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if workers > cores:
+            log.info(
+                "using %d loader processes, one per core available to this process, instead of %d",
+                cores,
+                workers,
+            )
+            workers = cores
+        self._order = _Order()
+        self._loader: DataLoader = DataLoader(
+            dataset,
+            batch_sampler=self._order,
+            collate_fn=collate,
+            num_workers=workers,
+            pin_memory=self.device.type == "cuda",
+            persistent_workers=workers > 0,
+            # Without it the loader draws the workers' seed from the global generator, whose state must not change.
+            generator=torch.Generator(),
+        )
+        self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    def batches(self, indices: Tensor, draws: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield images, as loaded, and labels on the device for each row of `indices`; `draws` has the same shape."""
+        self._order.indices, self._order.draws = indices.cpu(), draws.cpu()
+        waiting: tuple[Tensor, Tensor] | None = None
+        for host in self._loaded():
+            if isinstance(host, BrokenImage):
+                raise DataError(
+                    f"Every image must be readable. Got {host.path}, which is not: {host.reason}. "
+                    "Replace the file and resume; without it the data set is another one and needs a new run."
+                )
+            coming = self._send(*host)
+            if waiting is not None:
+                yield self._arrived(waiting)
+            waiting = coming
+        if waiting is not None:
+            yield self._arrived(waiting)
+
+    def _loaded(self) -> Iterator[tuple[Tensor, Tensor] | BrokenImage]:
+        try:
+            batches = iter(self._loader)
+            _remove_worker_handler()
+            yield from batches
+        except Exception as error:  # for example of a worker that was killed
+            # The last line of a worker's traceback is the error.
+            what = f"{type(error).__name__}: {str(error).strip().rpartition(chr(10))[2]}"
+            raise DataError(
+                f"Loader processes must return every batch. Got {what}. If a loader process was killed, memory may "
+                "be exhausted: free some, or start a run with fewer data.workers."
+            ) from error
+
+    def _send(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if self._copies is None:
+            return images.to(self.device), labels.to(self.device)
+        with torch.cuda.stream(self._copies):
+            return images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+    def _arrived(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        if self._copies is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_stream(self._copies)
+            for tensor in batch:
+                tensor.record_stream(stream)
+        return batch

@@ -1,0 +1,274 @@
+"""Tar shards in the WebDataset layout, local or by URL.
+
+A shard is an uncompressed tar file. Files with the same path up to the first dot of their name form a sample: an image
+(`.jpg`, `.png`, ...) and its class number as text (`.cls`). The headers of all shards are read once at the start. From
+then on an image is one read at a known offset, so shards are ordered like any other data set: shuffled over all
+images, and the same after a resume and on any number of processes.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import itertools
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from softprune.data.datasets import DataBundle
+from softprune.data.download import fetch_file
+from softprune.data.folder import SPLITS, SUFFIXES, require_decoder, scan_folder
+from softprune.data.images import MOST_BYTES, Crops, EncodedDataset
+from softprune.errors import ConfigError, DataError
+from softprune.io import write_atomically
+from softprune.rng import hashed_permutation
+
+CLASSES = "classes.txt"
+"""Beside the shards: the names of the classes, one a line. Optional."""
+_LARGEST_LABEL = 2**20
+# Takes the place of a site's number in the hash; far above any of them.
+_WRITTEN = 0x73686172
+
+
+@dataclass(frozen=True)
+class _Index:
+    """Where the images of one or more shards are."""
+
+    shards: tuple[str, ...]
+    shard: np.ndarray
+    offset: np.ndarray
+    size: np.ndarray
+    label: np.ndarray
+
+
+class ShardDataset(EncodedDataset):
+    """The images of tar shards."""
+
+    def __init__(self, index: _Index, labels: Tensor, crops: Crops) -> None:
+        super().__init__(labels, crops)
+        self._index = index
+
+    def read(self, index: int) -> bytes:
+        where = self._index
+        size = int(where.size[index])
+        # Opened for each image: a set can have more shards than a process may have open files.
+        file = os.open(where.shards[where.shard[index]], os.O_RDONLY)
+        try:
+            content = os.pread(file, size, int(where.offset[index]))
+        finally:
+            os.close(file)
+        if len(content) < size:
+            raise OSError("the shard is truncated")
+        return content
+
+    def source(self, index: int) -> str:
+        where = self._index
+        return f"{where.shards[where.shard[index]]} (the image at byte {where.offset[index]})"
+
+    def select(self, indices: np.ndarray, labels: Tensor, crops: Crops) -> Self:
+        old = self._index
+        rows = (old.shard[indices], old.offset[indices], old.size[indices], old.label[indices])
+        return type(self)(_Index(old.shards, *rows), labels, crops)
+
+
+def load_shards(
+    root: Path | str,
+    *,
+    train_shards: str = "train-*.tar",
+    val_shards: str = "val-*.tar",
+    image_size: int = 224,
+    seed: int = 0,
+    augment: bool = True,
+    randaugment: int = 0,
+) -> DataBundle:
+    """Return the images of tar shards. The patterns are relative to `root`; shards of a URL are stored there."""
+    require_decoder(randaugment)
+    root = Path(root)
+    parts = {}
+    for split, pattern in zip(SPLITS, (train_shards, val_shards), strict=True):
+        index = _read_index(find_shards(pattern, root, f"data.{split}_shards"))
+        crops = Crops(
+            size=image_size, seed=seed, augment=augment and split == "train", randaugment=randaugment
+        )
+        parts[split] = ShardDataset(index, torch.from_numpy(index.label), crops)
+    count = 1 + max(int(part.labels.max()) for part in parts.values())
+    names = _class_names(root / CLASSES, count)
+    return DataBundle(
+        name="webdataset",
+        num_classes=len(names) or count,
+        input_shape=(3, image_size, image_size),
+        train=parts["train"],
+        test=parts["val"],
+        class_names=names,
+    )
+
+
+def find_shards(pattern: str, root: Path, key: str) -> list[Path]:
+    """Return the shards of a pattern such as `train-{000..009}.tar`, `train-*.tar` or a URL, fetched if needed."""
+    names = expand_braces(pattern)
+    if "://" in pattern:
+        targets = [(name, root / name.rpartition("/")[2]) for name in names]
+        if any(character in pattern for character in "*?["):
+            raise DataError(
+                f"{key} must list the shards of a URL with braces, {{000..009}}. Got {pattern!r}."
+            )
+        for url, path in targets:
+            if not path.is_file():
+                fetch_file(url, path)
+        return [path for _, path in targets]
+    found = [path for name in names for path in sorted(glob.glob(str(root / name))) or [str(root / name)]]
+    missing = [path for path in found if not os.path.isfile(path)]
+    if missing:
+        raise DataError(
+            f"{key} must be a pattern of tar files in data.dir = {root}. Got {pattern!r}: there is no {missing[0]}. "
+            "`softprune shards` writes shards from a folder of images."
+        )
+    return [Path(path) for path in found]
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Return the names of a pattern with `{000..009}` (numbers, as wide as the first) or `{a,b}`."""
+    match = re.search(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}", pattern)
+    if match is None:
+        return [pattern]
+    first, last, listed = match.groups()
+    if listed is None:
+        middles = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+        if not 0 < len(middles) <= 1_000_000:
+            raise ConfigError(
+                f"A range of shards must rise, and have at most a million of them. Got {match[0]}."
+            )
+    else:
+        middles = listed.split(",")
+    ends = expand_braces(pattern[match.end() :])
+    return [pattern[: match.start()] + middle + end for middle in middles for end in ends]
+
+
+def _read_index(shards: Sequence[Path]) -> _Index:
+    rows: list[tuple[int, int, int, int]] = []
+    for number, path in enumerate(shards):
+        found = [(number, *sample) for sample in _samples(path)]
+        if not found:
+            raise DataError(f"A shard must hold at least one image with its class. Got none in {path}.")
+        rows += found
+    columns = np.array(rows, dtype=np.int64).T
+    return _Index(tuple(map(str, shards)), *columns)
+
+
+def _samples(path: Path) -> Iterator[tuple[int, int, int]]:
+    """Yield offset, size and label of every image of a shard."""
+    try:
+        with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            key, parts, end = "", {}, 0
+            for member in tar:
+                end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+                if member.isdir():
+                    continue
+                folder, slash, name = member.name.rpartition("/")
+                stem, _, extension = name.partition(".")
+                if folder + slash + stem != key:
+                    if parts:
+                        yield _sample(path, key, parts, file)
+                    key, parts = folder + slash + stem, {}
+                if not member.isreg() or member.issparse():
+                    raise tarfile.TarError(f"{member.name} is not a plain file")
+                parts[extension.lower()] = (member.offset_data, member.size)
+            if parts:
+                yield _sample(path, key, parts, file)
+            # A file cut off between two members looks complete to tarfile.
+            if os.pread(file.fileno(), tarfile.BLOCKSIZE, end) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.TarError("the end of the archive is missing")
+    except (tarfile.TarError, EOFError) as error:
+        raise DataError(
+            f"A shard must be a complete, uncompressed tar file of plain files. Got {path}: {error}. Copy or download "
+            "it again."
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"A shard must be readable. Got {path}: {error.strerror}; check its permissions."
+        ) from error
+
+
+def _sample(
+    path: Path, key: str, parts: dict[str, tuple[int, int]], file: io.BufferedReader
+) -> tuple[int, int, int]:
+    images = [name for name in parts if f".{name}" in SUFFIXES]
+    if len(images) != 1 or "cls" not in parts:
+        raise DataError(
+            f"A sample of a shard must have one image and its class number in a file .cls. Got {path}: {key} with "
+            f"{', '.join(sorted(parts))}."
+        )
+    offset, size = parts["cls"]
+    text = os.pread(file.fileno(), min(size, 20), offset).decode("ascii", "replace").strip()
+    if not text.isdecimal() or int(text) >= _LARGEST_LABEL:
+        raise DataError(f"A class must be a number from 0. Got {path}: {key}.cls with {text!r}.")
+    offset, size = parts[images[0]]
+    if size > MOST_BYTES:
+        raise DataError(f"An image can have at most {MOST_BYTES:,} bytes. Got {path}: {key} with {size:,}.")
+    return offset, size, int(text)
+
+
+def _class_names(path: Path, count: int) -> tuple[str, ...]:
+    if not path.is_file():
+        return ()
+    names = tuple(path.read_text(encoding="utf-8").split("\n"))
+    names = names[:-1] if names[-1] == "" else names
+    if len(names) < count:
+        raise DataError(
+            f"{path} must name every class, one a line. Got {len(names)} names and labels up to {count - 1}."
+        )
+    return names
+
+
+def write_shards(
+    root: Path | str,
+    out: Path | str,
+    *,
+    per_shard: int = 1000,
+    on_shard: Callable[[Path], None] = lambda path: None,
+) -> None:
+    """Write the images of a folder in the ImageNet layout as shards, in a shuffled order.
+
+    The bytes of the files are kept. A shard that exists is not written again, so that a stopped call can be repeated.
+    """
+    out = Path(out)
+    if per_shard < 1:
+        raise ConfigError(f"A shard must hold at least one image. Got per_shard = {per_shard}.")
+    classes, splits = scan_folder(Path(root))
+    out.mkdir(parents=True, exist_ok=True)
+    for split, (files, labels) in splits.items():
+        order = hashed_permutation(len(files), 0, _WRITTEN, 0).tolist()
+        for number, start in enumerate(range(0, len(order), per_shard)):
+            path = out / f"{split}-{number:06d}.tar"
+            chosen = order[start : start + per_shard]
+            if not path.exists():
+                images = ((Path(root) / split / os.fsdecode(files[each]), labels[each]) for each in chosen)
+                write_atomically(path, _archive(itertools.count(start), images), then="repeat the command")
+            on_shard(path)
+    write_atomically(
+        out / CLASSES, "".join(f"{name}\n" for name in classes).encode(), then="repeat the command"
+    )
+
+
+def _archive(numbers: Iterator[int], images: Iterator[tuple[Path, int]]) -> Iterator[bytes]:
+    """Yield the bytes of a tar file, sample by sample. They depend on the images alone."""
+    total = 0
+    for number, (path, label) in zip(numbers, images, strict=False):
+        for extension, content in (
+            (path.suffix.lower().lstrip("."), path.read_bytes()),
+            ("cls", str(label).encode()),
+        ):
+            member = tarfile.TarInfo(f"{number:08d}.{extension}")
+            member.size = len(content)
+            block = member.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+            total += len(block)
+            yield block
+    yield bytes(2 * tarfile.BLOCKSIZE + -(total + 2 * tarfile.BLOCKSIZE) % tarfile.RECORDSIZE)
