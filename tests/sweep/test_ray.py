@@ -14,8 +14,9 @@ from tiny import tiny_recipe
 from softprune.errors import ConfigError
 from softprune.sweep import ray_executor
 from softprune.sweep.grid import read_sweep
+from softprune.sweep.jobs import SweepListener
 from softprune.sweep.ray_executor import RayExecutor, RayOptions
-from softprune.sweep.runner import SweepListener, SweepRunner
+from softprune.sweep.runner import SweepRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 

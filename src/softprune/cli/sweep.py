@@ -9,6 +9,7 @@ from softprune.cli.app import command
 from softprune.cli.options import DataDir, TimeLimit, parse_time
 from softprune.cli.output import error_line, print_table, say
 from softprune.cli.reports import print_comparison
+from softprune.cli.results import method_titles
 from softprune.errors import ConfigError
 from softprune.train.control import EXIT_STOPPED
 
@@ -88,6 +89,12 @@ def sweep(
     done = [job.cell.folder.path for job in runner.jobs if job.state == "done"]
     if done:
         print_comparison(done)
+    if done and planned.search is not None:
+        from softprune.report import render_comparison
+
+        dropped = sum(job.state == "dropped" for job in runner.jobs)
+        say(f"{dropped} of {len(runner.jobs)} trials were dropped early.")
+        say(f"Pareto front: {render_comparison(done, planned.folder / 'pareto.html', method_titles())}")
     failed = [job for job in runner.jobs if job.state in ("failed", "blocked")]
     for job in failed:
         words = job.last_words() if job.state == "failed" else [f"it needs {job.cell.after}, which failed"]

@@ -34,6 +34,7 @@ from softprune.rng import hashed_permutation
 CLASSES = "classes.txt"
 """Beside the shards: the names of the classes, one a line. Optional."""
 _LARGEST_LABEL = 2**20
+_MOST_SHARDS = 1_000_000
 # Takes the place of a site's number in the hash; far above any of them.
 _WRITTEN = 0x73686172
 
@@ -140,15 +141,16 @@ def expand_braces(pattern: str) -> list[str]:
     if match is None:
         return [pattern]
     first, last, listed = match.groups()
+    ends = expand_braces(pattern[match.end() :])
+    count = int(last) - int(first) + 1 if listed is None else listed.count(",") + 1
+    if not 0 < count * len(ends) <= _MOST_SHARDS:
+        raise ConfigError(
+            f"A range of shards must rise, and a pattern can have at most {_MOST_SHARDS:,} shards. Got {pattern!r}."
+        )
     if listed is None:
-        middles = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-        if not 0 < len(middles) <= 1_000_000:
-            raise ConfigError(
-                f"A range of shards must rise, and have at most a million of them. Got {match[0]}."
-            )
+        middles = [f"{int(first) + number:0{len(first)}d}" for number in range(count)]
     else:
         middles = listed.split(",")
-    ends = expand_braces(pattern[match.end() :])
     return [pattern[: match.start()] + middle + end for middle in middles for end in ends]
 
 

@@ -24,10 +24,11 @@ from softprune.data.registry import check_data_name
 from softprune.errors import ConfigError, DataError, nearest
 from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.networks import check_network_name, check_weights_exist, own_code
+from softprune.sweep.search import Search, read_search
 from softprune.train.method import check_method
 from softprune.train.run import absolute_paths
 
-_TOP = ("name", "grid", "run")
+_TOP = ("name", "grid", "run", "search")
 _RUN = ("recipe", "name", "set", "grid", "after")
 _AFTER = "{after}"
 """In a value of `set`, the folder of the run named by `after`."""
@@ -54,6 +55,8 @@ class Cell:
     point: Point
     after: str | None = None
     """The cell that must have finished before."""
+    run: str = ""
+    """Name of its [[run]]."""
 
     @property
     def arguments(self) -> list[str]:
@@ -71,6 +74,7 @@ class Sweep:
     name: str
     folder: Path
     cells: tuple[Cell, ...]
+    search: Search | None = None
 
 
 def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: str | None = None) -> Sweep:
@@ -99,15 +103,17 @@ def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data
         raise ConfigError("A sweep must have at least one [[run]] with a recipe. Got none.")
     cells: list[Cell] = []
     earlier = _Earlier()
+    search = read_search(values.get("search"))
     for run in runs:
         _only(run, _RUN, "[[run]]")
-        cells += _cells_of(run, values.get("grid", {}), path.parent, folder, data_dir, earlier)
-    return Sweep(name, folder, tuple(cells))
+        cells += _cells_of(run, values.get("grid", {}), search, path.parent, folder, data_dir, earlier)
+    return Sweep(name, folder, tuple(cells), search)
 
 
 def _cells_of(
     run: Mapping[str, Any],
     grid: Any,
+    search: Search | None,
     base: Path,
     folder: Path,
     data_dir: str | None,
@@ -123,12 +129,13 @@ def _cells_of(
     taken: set[str] = set()
     content = read_toml(found)
     axes = {**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}
-    count = len(earlier.names) + math.prod(map(len, axes.values()))
+    trials = [{}] if search is None else search.points()
+    count = len(earlier.names) + math.prod(map(len, axes.values())) * len(trials)
     if count > LARGEST:
         raise ConfigError(
             f"A sweep can have at most {LARGEST:,} runs. Got {count:,}; split it into several files."
         )
-    for point in _points(axes):
+    for point in ({**point, **trial} for point in _points(axes) for trial in trials):
         after = earlier.after(run.get("after"), point)
         values = {**_checked_set(run.get("set", {})), **point}
         # Runs that differ only in their seed are repetitions and share a name.
@@ -154,6 +161,7 @@ def _cells_of(
             config=config,
             point=point,
             after=None if after is None else after.name,
+            run=label,
         )
         if cell.name == LOGS:
             raise ConfigError(

@@ -1,0 +1,173 @@
+"""Search: values from ranges, early stopping by Pareto dominance, and a whole search on the digits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny import tiny_recipe
+
+from softprune.errors import ConfigError
+from softprune.sweep.grid import read_sweep
+from softprune.sweep.halving import Halving
+from softprune.sweep.jobs import Job
+from softprune.sweep.search import Search, read_search
+
+SPACE = {
+    "method.strength": {"low": 1e-4, "high": 1e-2, "log": True},
+    "optimizer.lr": {"low": 0.1, "high": 0.5},
+}
+
+
+def search(**options: Any) -> Search:
+    found = read_search({"trials": 8, "space": SPACE, **options})
+    assert found is not None
+    return found
+
+
+def test_values_fill_the_ranges_evenly() -> None:
+    points = search(trials=64).points()
+    assert points == search(trials=64).points()
+    for key, middle in (("method.strength", 1e-3), ("optimizer.lr", 0.3)):
+        values = [point[key] for point in points]
+        assert len(set(values)) == 64
+        assert 28 <= sum(value < middle for value in values) <= 36
+    quarters = {(p["method.strength"] < 1e-3, p["optimizer.lr"] < 0.3) for p in points[:8]}
+    assert len(quarters) == 4, "also the first few points are spread"
+    assert search(seed=1, trials=8).points() == search(trials=16).points()[8:]
+
+
+def test_whole_numbers_and_choices() -> None:
+    space = {"train.epochs": {"low": 3, "high": 5}, "optimizer.name": {"choices": ["sgd", "adamw"]}}
+    points = search(trials=40, space=space).points()
+    assert {point["train.epochs"] for point in points} == {3, 4, 5}
+    assert {point["optimizer.name"] for point in points} == {"sgd", "adamw"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trials": 0}, r"Got search\.trials"),
+        ({"trial": 5}, r"Got search\.trial"),
+        ({"space": {}}, "at least one setting"),
+        ({"space": {"seed": {"low": 1}}}, "low and high, or choices. Got 'seed' with neither"),
+        ({"space": {"seed": {"low": 2, "high": 1}}}, "low must be below high. Got 2 and 1"),
+        ({"space": {"seed": {"low": 0, "high": 1, "log": True}}}, "must begin above 0. Got low = 0"),
+        ({"space": {"seed": {"low": 0, "high": 1, "choices": [1]}}}, "Got 'seed' with neither or both"),
+        ({"factor": 1}, r"search\.factor must be 2 or more"),
+    ],
+)
+def test_mistakes_in_the_section(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        search(**options)
+
+
+def test_rungs_lie_before_the_last_epoch() -> None:
+    assert search(first_epoch=2).rungs(20) == [2, 6, 18]
+    assert search().rungs(9) == [1, 3]
+    assert search().rungs(1) == search().rungs(0) == search(factor=0).rungs(100) == []
+
+
+class Trial:
+    """A job whose metrics are given."""
+
+    def __init__(self, folder: Path, name: str, top1: float, macs: int, epoch: int = 0) -> None:
+        self.state, self.why = "running", None
+        path = folder / f"{name}.jsonl"
+        row = {"epoch": epoch, "step": 1, "lr": 0.1, "train_loss": 1.0, "train_top1": 1.0, "seconds": 1.0}
+        row |= {"images_per_second": 1.0, "channels": 1, "params": 1, "macs": macs, "test_top1": top1}
+        path.write_text(json.dumps(row) + "\n")
+        config = SimpleNamespace(train=SimpleNamespace(epochs=9))
+        self.cell = SimpleNamespace(name=name, run="r", folder=SimpleNamespace(metrics=path), config=config)
+
+    def drop(self, why: dict[str, Any]) -> None:
+        self.why = why
+
+
+def dropped(folder: Path, *figures: tuple[float, int]) -> list[bool]:
+    """Whether each trial is dropped, when they reach the first epoch in this order."""
+    halving = Halving(search(factor=3))
+    trials: list[Any] = []
+    for number, (top1, macs) in enumerate(figures):
+        trials.append(Trial(folder, str(number), top1, macs))
+        halving.drop_losers(trials)
+        halving.drop_losers(trials)  # looking twice counts once
+    return [trial.why is not None for trial in trials]
+
+
+def test_the_best_third_continues(tmp_path: Path) -> None:
+    assert dropped(tmp_path, (90, 5), (80, 5), (70, 5), (95, 5), (91, 5), (60, 5)) == [
+        False,  # the first
+        True,  # second of two
+        True,
+        False,
+        False,  # second of five: among the best third
+        True,
+    ]
+
+
+def test_fewer_macs_outweigh_accuracy(tmp_path: Path) -> None:
+    assert dropped(tmp_path, (90, 5), (80, 4), (70, 3), (69, 3), (70, 2)) == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_sweep_has_the_trials_of_its_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe(tmp_path)
+    text = "[grid]\nseed = [0, 1]\n[[run]]\nrecipe = 'tiny.toml'\n[search]\ntrials = 3\n"
+    space = "[search.space]\n'method.strength' = {low = 0.001, high = 0.1, log = true}\n"
+    (tmp_path / "s.toml").write_text(text + space)
+    sweep = read_sweep("s.toml")
+    assert len(sweep.cells) == 6
+    assert len({cell.config.method.strength for cell in sweep.cells}) == 3
+    assert all(cell.run == "tiny" and 0.001 <= cell.config.method.strength < 0.1 for cell in sweep.cells)
+    (tmp_path / "s.toml").write_text(text + space.replace("strength'", "strenth'"))
+    with pytest.raises(ConfigError, match=r"method\.strength"):
+        read_sweep("s.toml")
+
+
+def test_a_dropped_trial_stays_dropped(tmp_path: Path) -> None:
+    folder = SimpleNamespace(result=tmp_path / "result.json")
+    job = Job(SimpleNamespace(folder=folder), tmp_path / "a.log")  # type: ignore[arg-type]
+    assert job.rest() == "waiting"
+    codes = iter([None, 75])
+    job.task = SimpleNamespace(stop=lambda: None, poll=lambda: next(codes))  # type: ignore[assignment]
+    job.drop({"epoch": 1})
+    assert not job.poll()
+    assert job.poll()
+    assert (job.state, job.rest()) == ("dropped", "dropped")
+    folder.result.touch()  # it ended before the signal came
+    assert job.rest() == "done"
+
+
+@pytest.mark.slow
+def test_a_search_ends_with_its_pareto_front(tmp_path: Path) -> None:
+    """The whole command: trials are dropped, the front is written, and a second call does nothing."""
+    tiny_recipe(tmp_path)
+    (tmp_path / "s.toml").write_text(
+        "[[run]]\nrecipe = 'tiny.toml'\nset = {'train.epochs' = 40, 'method.strength' = 0.001}\n"
+        "[search]\ntrials = 3\nfactor = 2\n[search.space]\n"
+        "'optimizer.lr' = {choices = [0.1, 1e-4, 1e-5]}\n"
+    )
+    command = [sys.executable, "-m", "softprune", "sweep", "s.toml", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
+    first, again = (
+        subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        for _ in range(2)
+    )
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "2 of 3 trials were dropped early" in first.stdout
+    assert "Pareto front: runs/s/pareto.html" in first.stdout
+    why = json.loads((tmp_path / "runs/s/logs/tiny-lr1e-05.dropped").read_text())
+    assert why["epoch"] == 1
+    assert again.returncode == 0
+    assert again.stdout.splitlines()[-3:] == first.stdout.splitlines()[-3:]
