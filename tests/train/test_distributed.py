@@ -20,28 +20,42 @@ from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
 from softprune.masks import Clock
 from softprune.runs.checkpoint import read_newest
+from softprune.runs.folder import RunFolder
 from softprune.runs.networks import initial_network
 from softprune.train.evaluate import EvalStep
 from softprune.train.method import make_pruner
 from softprune.train.optim import make_sgd
+from softprune.train.run import resume
 from softprune.train.stage import learning_rate
 
 ROOT = Path(__file__).parents[2]
 
 
-def torchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line in two processes, as a user would start it."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def torchrun_on_two_nodes(folder: Path, *arguments: str) -> list[str]:
+    """The command line on two nodes of one process each, as a user would start it. Return what each printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, "-m", "softprune", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    nodes = [
+        subprocess.Popen(
+            [*command, "--node-rank", str(rank), "-m", "softprune", *arguments],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    printed = [node.communicate(timeout=180)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], printed
+    return printed
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
 
 
 def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
@@ -90,9 +104,8 @@ def test_two_processes_train_like_one(tmp_path: Path, monkeypatch: pytest.Monkey
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     config = tiny_config(tmp_path)
-    done = torchrun(tmp_path, "train", "tiny.toml", "--out", "two")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("epoch 1/4") == 1, "one process speaks"
+    printed = torchrun_on_two_nodes(tmp_path, "train", "tiny.toml", "--out", "two")
+    assert "".join(printed).count("epoch 1/4") == 1, "one process speaks"
     rows, masks = reference(config)
     torch.set_num_threads(threads)
     for ours, theirs in zip(metrics(tmp_path / "two"), rows, strict=True):
@@ -119,11 +132,28 @@ def test_two_processes_stop_and_go_on_together(tmp_path: Path) -> None:
     assert_same(final_state(tmp_path / "pieces"), final_state(tmp_path / "whole"))
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_another_number_of_processes_keeps_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe(tmp_path)
+    in_two(tmp_path, "run", time_limit=0.0)
+    stopped = read_newest(tmp_path / "run" / "checkpoints")[1]
+    resume(tmp_path / "run", device="cpu")
+    result = RunFolder(tmp_path / "run").read_result()
+    assert [session.environment.processes for session in result.sessions] == [2, 1]
+    assert result.sessions[1].batch == stopped["batch"] == 10
+    # Neither the steps of an epoch nor the images of a step change.
+    assert [row.step for row in result.epochs] == [30, 60, 90, 120]
+    assert "processes 2 before, 1 now" in caplog.text
+    assert "The batch of all processes together stays the same" in caplog.text
+
+
 def in_two(work: Path, name: str, time_limit: float | None = None) -> None:
     """The tiny run in two processes. Only the first has the time limit: it must stop both."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = fork_server()
     limits = (time_limit, None)
     processes = [

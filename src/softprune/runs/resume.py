@@ -82,6 +82,11 @@ def warn_of_changes(before: Sequence[Session], now: Session) -> None:
             "undisturbed run in the last bits, and after many steps visibly",
             "; ".join(changed),
         )
+    if old.processes != new.processes:
+        logger.warning(
+            "softprune: The batch of all processes together stays the same. BatchNorm normalises over the share of "
+            "each process, which is another one now, unless train.sync_batchnorm is set."
+        )
 
 
 def unsaved_buffers(network: nn.Module) -> dict[str, Tensor]:
