@@ -1,6 +1,6 @@
 """A sweep on a two-node Ray cluster that loses a node, against the local pool: equal bits, overhead, wall time.
 
-    python benchmarks/ray_sweep.py [--runs 8] [--epochs 3]
+    python benchmarks/ray_sweep.py [--runs 8] [--epochs 3] [--work DIR]
 
 Starts two Ray nodes on the loopback (`ray start --head`, `ray start --address`), runs `softprune sweep --on ray`, kills
 one node with SIGKILL while it trains, and compares every run with those of an undisturbed sweep on the local pool.
@@ -12,13 +12,14 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,42 @@ def overheads(address: str, count: int) -> dict[str, float]:
     return {"process": alone, "pool": pool - alone, "ray": on_ray - alone, "ray_join": joined}
 
 
+def measure(folder: Path, runs: int) -> dict[str, Any]:
+    """Run every stage that has not been measured yet; return the figures of all."""
+    notes = folder / "stages.json"
+    stages: dict[str, Any] = json.loads(notes.read_text()) if notes.exists() else {}
+
+    def killed() -> dict[str, Any]:
+        with loopback_cluster() as (address, nodes):
+            figures = disturbed_sweep(folder, "killed", address, nodes[1])
+            results = sorted((folder / "killed").glob("*/result.json"))
+            before = [path.stat().st_mtime_ns for path in results]
+            figures["second_call"] = run_sweep(folder, "killed", "--on", "ray", "--address", address)
+        assert before == [path.stat().st_mtime_ns for path in results], "the second call did something"
+        return figures
+
+    def on_ray(action: Callable[[str], Any]) -> Any:
+        with loopback_cluster() as (address, _):
+            return action(address)
+
+    actions: dict[str, Callable[[], Any]] = {
+        "one": lambda: run_sweep(folder, "one", "--jobs", "1", "--device", "cpu"),
+        "pool": lambda: run_sweep(folder, "pool", "--jobs", "2", "--device", "cpu"),
+        "calm": lambda: on_ray(
+            lambda address: run_sweep(folder, "calm", "--on", "ray", "--address", address)
+        ),
+        "killed": killed,
+        "overhead": lambda: on_ray(lambda address: overheads(address, runs)),
+    }
+    for name, action in actions.items():
+        if name not in stages:
+            shutil.rmtree(folder / name, ignore_errors=True)  # of a stage that was interrupted
+            stages[name] = action()
+            notes.write_text(json.dumps(stages))
+            print(name, stages[name], flush=True)
+    return stages
+
+
 def _environment() -> dict[str, str]:
     return {
         **os.environ,
@@ -234,6 +271,7 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--work", type=Path, help="keep the sweeps here, and resume after an interruption")
     parser.add_argument("--record", type=Path, default=HERE / "records" / "ray_sweep.json")
     options = parser.parse_args()
 
@@ -241,49 +279,34 @@ def main() -> None:
     from softprune.runs.environment import describe_environment
 
     os.environ.update(_environment())
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with contextlib.ExitStack() as stack:
+        folder = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
         write_sweep(folder, options.runs, options.epochs)
-        one = run_sweep(folder, "one", "--jobs", "1", "--device", "cpu")
-        print(f"one after another: {one:.1f} s", flush=True)
-        pool = run_sweep(folder, "pool", "--jobs", "2", "--device", "cpu")
-        print(f"local pool of two: {pool:.1f} s", flush=True)
-        with loopback_cluster() as (address, _):
-            undisturbed = run_sweep(folder, "calm", "--on", "ray", "--address", address)
-            print(f"Ray, two nodes: {undisturbed:.1f} s", flush=True)
-            added = overheads(address, options.runs)
-            print(f"overhead per run: {added}", flush=True)
-        with loopback_cluster() as (address, nodes):
-            ray = disturbed_sweep(folder, "ray", address, nodes[1])
-            print(f"Ray, a node killed: {ray}", flush=True)
-            results = sorted((folder / "ray").glob("*/result.json"))
-            before = [path.stat().st_mtime_ns for path in results]
-            again = run_sweep(folder, "ray", "--on", "ray", "--address", address)
-            assert before == [path.stat().st_mtime_ns for path in results], "the second call did something"
-            print(f"second call: {again:.1f} s", flush=True)
-        runs = sorted(path.parent.name for path in results)
-        assert len(runs) == options.runs
+        stages = measure(folder, options.runs)
         hashes = {}
-        for run in runs:
-            hashes[run] = assert_equal(folder / "ray" / run, folder / "pool" / run)
+        for seed in range(options.runs):
+            run = f"tiny-seed{seed}"
+            hashes[run] = assert_equal(folder / "killed" / run, folder / "pool" / run)
             for other in ("one", "calm"):
                 assert_equal(folder / other / run, folder / "pool" / run)
-        print(f"{len(runs)} runs are equal bit for bit in four sweeps", flush=True)
+        print(f"{len(hashes)} runs are equal bit for bit in four sweeps", flush=True)
+    killed = stages["killed"]
     record = {
         "what": "a sweep on two Ray nodes, one killed by SIGKILL, against the local pool; equal bit for bit",
-        "runs": len(runs),
+        "runs": len(hashes),
         "epochs": options.epochs,
         "identical": True,  # a difference raises
         "seconds": {
-            "one_after_another": round(one, 1),
-            "pool_of_2": round(pool, 1),
-            "ray_2_nodes": round(undisturbed, 1),
-            "ray_node_killed": round(ray["seconds"], 1),
-            "second_call": round(again, 1),
+            "one_after_another": round(stages["one"], 1),
+            "pool_of_2": round(stages["pool"], 1),
+            "ray_2_nodes": round(stages["calm"], 1),
+            "ray_node_killed": round(killed["seconds"], 1),
+            "second_call": round(killed["second_call"], 1),
         },
-        "killed_while_training": ray["killed_while_training"],
-        "resumed": ray["resumed"],
-        "seconds_per_run": {name: round(value, 3) for name, value in added.items()},
+        "killed_while_training": killed["killed_while_training"],
+        "resumed": killed["resumed"],
+        "seconds_per_run": {name: round(value, 3) for name, value in stages["overhead"].items()},
         "compact_sha256": hashes,
         "environment": describe_environment(pick_device("cpu")).model_dump(),
     }
