@@ -59,12 +59,15 @@ def rows(count: int, features: dict[str, Any] | None = None, label: int = 1) -> 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     def install(**splits: Rows) -> None:
-        def load_dataset(repo: str, cache_dir: str | None) -> dict[str, Rows]:
+        def load_dataset(repo: str, cache_dir: str | None, download_config: Any) -> dict[str, Rows]:
+            assert download_config == {"local_files_only": True}
             if repo == "gone":
                 raise FileNotFoundError("Dataset 'gone' doesn't exist on the Hub.\nmore")
             return splits
 
-        module = SimpleNamespace(Image=Image, ClassLabel=ClassLabel, load_dataset=load_dataset)
+        module = SimpleNamespace(
+            Image=Image, ClassLabel=ClassLabel, load_dataset=load_dataset, DownloadConfig=dict
+        )
         monkeypatch.setitem(sys.modules, "datasets", module)
 
     return install

@@ -90,18 +90,20 @@ def test_a_pass_resumes_in_mid_epoch_and_on_two_processes(root):
 
 
 def test_a_url_is_fetched_once(root, tmp_path):
-    bundle = _load(
-        tmp_path / "cache",
-        train_shards=f"file://{root}/train-{{000000..000002}}.tar",
-        val_shards=f"file://{root}/val-000000.tar",
-    )
+    urls = {
+        "train_shards": f"file://{root}/train-{{000000..000002}}.tar",
+        "val_shards": f"file://{root}/val-000000.tar",
+    }
+    with pytest.raises(DataError, match=r"Got no train-000000\.tar there; set data\.download = true"):
+        _load(tmp_path / "cache", **urls)
+    bundle = _load(tmp_path / "cache", download=True, **urls)
     assert len(bundle.train) == 10
     for path in root.glob("*.tar"):
         path.unlink()
     urls = {"train_shards": "file:///gone/train-{000000..000002}.tar", "val_shards": "val-*.tar"}
     assert len(_load(tmp_path / "cache", **urls).train) == 10
     with pytest.raises(DataError, match=r"file:///gone/train-000003.tar could not be downloaded"):
-        _load(tmp_path / "cache", train_shards="file:///gone/train-{000002..000003}.tar")
+        _load(tmp_path / "cache", download=True, train_shards="file:///gone/train-{000002..000003}.tar")
     with pytest.raises(DataError, match=r"must list the shards of a URL with braces.*Got 'file:///x-\*"):
         _load(tmp_path / "cache", train_shards="file:///x-*.tar")
 

@@ -66,10 +66,11 @@ class DataConfig(Section):
     dir: str = ""
     """Where the files are; `--data-dir` sets it. Not needed for the digits, which come with softprune."""
     download: bool = False
-    """Fetch CIFAR from its official address when the files are missing (checked against its checksum)."""
+    """Fetch missing files: CIFAR from its official address (checked against its checksum), shards that are named by
+    URL, and sets of the Hugging Face Hub."""
     train_shards: str = "train-*.tar"
     """The training shards in `dir` (`webdataset`): a pattern with `*` or `{000..009}`, or a URL with `{000..009}`,
-    whose shards are stored in `dir`."""
+    whose shards are kept in `dir`."""
     val_shards: str = "val-*.tar"
     """The test shards, given in the same way."""
     repo: str = ""

@@ -45,6 +45,7 @@ def load_huggingface(
     seed: int = 0,
     augment: bool = True,
     randaugment: int = 0,
+    download: bool = False,
 ) -> DataBundle:
     """Return the set `repo`: a name on the Hub such as "uoft-cs/cifar10", or a folder that `save_to_disk` wrote.
 
@@ -55,6 +56,7 @@ def load_huggingface(
         seed: Seeds these crops.
         augment: Augment the training images.
         randaugment: Magnitude of RandAugment; 0 for none.
+        download: Fetch what is not in the cache.
     """
     require_decoder(randaugment)
     try:
@@ -70,12 +72,16 @@ def load_huggingface(
         if (Path(repo).expanduser() / "dataset_dict.json").is_file():
             splits = datasets.load_from_disk(str(Path(repo).expanduser()))
         else:
-            splits = datasets.load_dataset(repo, cache_dir=None if cache is None else str(cache))
+            splits = datasets.load_dataset(
+                repo,
+                cache_dir=None if cache is None else str(cache),
+                download_config=datasets.DownloadConfig(local_files_only=not download),
+            )
     except Exception as error:  # of the network, the Hub, or files in any format
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(
             f"data.repo must be an image set of the Hugging Face Hub, or a folder that save_to_disk wrote. Got "
-            f"{repo!r}: {reason.rstrip('.')}. Check the name and the network."
+            f"{repo!r}: {reason.rstrip('.')}. Check the name, and set data.download = true to fetch it."
         ) from error
     test = next((name for name in _TEST_SPLITS if name in splits), None)
     if "train" not in splits or test is None:

@@ -89,6 +89,7 @@ DATASETS: dict[str, DataEntry] = {
             o.root,
             train_shards=o.train_shards,
             val_shards=o.val_shards,
+            download=o.download,
             image_size=o.image_size,
             seed=o.seed,
             augment=o.augment,
@@ -101,6 +102,7 @@ DATASETS: dict[str, DataEntry] = {
         load=lambda o: load_huggingface(
             o.repo,
             o.given_root,
+            download=o.download,
             image_size=o.image_size,
             seed=o.seed,
             augment=o.augment,
@@ -134,7 +136,7 @@ def load_data(
         name: Which data set.
         root: The folder with its files (./data by default; the digits need none).
         device: Data sets in memory are copied to this device.
-        download: Fetch CIFAR from its official address if the files are missing.
+        download: Fetch missing files: CIFAR from its official address, shards by URL, sets of the Hugging Face Hub.
         image_size: Side of the crops of images in files.
         seed: Seeds these crops.
         augment: Augment the training images.

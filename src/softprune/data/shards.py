@@ -89,13 +89,14 @@ def load_shards(
     seed: int = 0,
     augment: bool = True,
     randaugment: int = 0,
+    download: bool = False,
 ) -> DataBundle:
-    """Return the images of tar shards. The patterns are relative to `root`; shards of a URL are stored there."""
+    """Return the images of tar shards. The patterns are relative to `root`; shards of a URL are downloaded to it."""
     require_decoder(randaugment)
     root = Path(root)
     parts = {}
     for split, pattern in zip(SPLITS, (train_shards, val_shards), strict=True):
-        index = _read_index(find_shards(pattern, root, f"data.{split}_shards"))
+        index = _read_index(find_shards(pattern, root, f"data.{split}_shards", download=download))
         crops = Crops(
             size=image_size, seed=seed, augment=augment and split == "train", randaugment=randaugment
         )
@@ -112,8 +113,8 @@ def load_shards(
     )
 
 
-def find_shards(pattern: str, root: Path, key: str) -> list[Path]:
-    """Return the shards of a pattern such as `train-{000..009}.tar`, `train-*.tar` or a URL, fetched if needed."""
+def find_shards(pattern: str, root: Path, key: str, *, download: bool = False) -> list[Path]:
+    """Return the shards of a pattern such as `train-{000..009}.tar`, `train-*.tar` or a URL."""
     names = expand_braces(pattern)
     if "://" in pattern:
         targets = [(name, root / name.rpartition("/")[2]) for name in names]
@@ -122,8 +123,14 @@ def find_shards(pattern: str, root: Path, key: str) -> list[Path]:
                 f"{key} must list the shards of a URL with braces, {{000..009}}. Got {pattern!r}."
             )
         for url, path in targets:
-            if not path.is_file():
-                fetch_file(url, path)
+            if path.is_file():
+                continue
+            if not download:
+                raise DataError(
+                    f"{key} names shards by URL, which are kept in data.dir = {root}. Got no {path.name} there; set "
+                    "data.download = true to fetch it."
+                )
+            fetch_file(url, path)
         return [path for _, path in targets]
     found = [path for name in names for path in sorted(glob.glob(str(root / name))) or [str(root / name)]]
     missing = [path for path in found if not os.path.isfile(path)]
