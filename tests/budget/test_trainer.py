@@ -89,13 +89,34 @@ def test_a_recipes_target_is_met_and_a_stopped_run_ends_the_same(config, tmp_pat
     )
 
 
+def test_a_network_that_is_cut_before_the_end_meets_the_target(config, tmp_path, monkeypatch):
+    settings = config("method.target.macs=50%")
+    settings = settings.replace(train=settings.train.replace(compact_at=settings.train.epochs - 1))
+    start(settings, tmp_path / "whole", device="cpu")
+    result, rows = figures(tmp_path / "whole")
+    limit = result["dense"]["macs"] // 2
+    assert 0.99 * limit <= result["compact"]["macs"] <= limit
+    assert 0 < result["finalised_step"] <= rows[-2]["step"]
+    assert rows[-1]["strength"] == 0.0
+    with monkeypatch.context() as patch:
+        steps = rows[-2]["step"] + 1
+        assert start(settings, tmp_path / "pieces", listener=StopAfter(patch, steps)).stopped == "a test"
+    resume(tmp_path / "pieces", device="cpu")
+    again, pieces = figures(tmp_path / "pieces")
+    assert pieces == rows
+    assert again["finalised_step"] == result["finalised_step"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (("method.target.watts=0.5",), "macs, flops, params, channels, latency"),
         (("method.target.macs=2%", "method.target.params=0.5"), "one key"),
         (("method.target.macs=0.5", "method.name=dense"), "prunes nothing"),
-        (("method.target.macs=0.5", "train.compact_at=1"), "cannot be combined with method.target"),
+        (
+            ("method.target.macs=0.5", "train.compact_at=1"),
+            r"at least 0.6 of train.epochs = \d+: .* Got 1; use",
+        ),
     ],
 )
 def test_wrong_targets_are_refused_before_a_run(config, overrides, message):

@@ -17,7 +17,7 @@ from softprune.budget.controller import Controller
 from softprune.budget.limit import BudgetStatus, Limit
 from softprune.budget.search import CLOSE, Cut
 from softprune.budget.weighting import CostWeights
-from softprune.config.target import TargetLike
+from softprune.config.target import FINAL_AT, TargetLike
 from softprune.distributed import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph
@@ -26,8 +26,8 @@ from softprune.masks import SoftGate
 
 logger = logging.getLogger(__name__)
 
-EARLIEST, LATEST = 0.2, 0.6
-"""The shares of the training between which the cut is finalised, as soon as the target is met."""
+EARLIEST = 0.2
+"""The share of the training from which on the cut is finalised as soon as the target is met, until `FINAL_AT`."""
 TRIM = 0.1
 """The share of the training, at its end, in which channels are only removed ..."""
 ADAPT_STEPS = 50
@@ -48,7 +48,7 @@ class Budget(Limit):
 
     Until the cut is finalised, :meth:`update` moves the strength, and channels that the target needs are protected:
     their sparsity loss weakens, and turns around, before they die. As soon as the method's own decision is within the
-    limit (see `EARLIEST` and `LATEST`), the cut is finalised: the removed channels are off from there on, in training
+    limit (see `EARLIEST` and `FINAL_AT`), the cut is finalised: the removed channels are off from there on, in training
     as in evaluation. The kept ones are sampled as before, under a lower strength. In the last tenth (`TRIM`) channels
     are only removed. A kept channel is never dead by the method's own rule, except where a floor or a multiple needs
     one.
@@ -99,7 +99,7 @@ class Budget(Limit):
         adapt = min(ADAPT_STEPS, total_steps // 2)
         self.every = max(1, total_steps // _UPDATES)
         self.trim_at = total_steps - max(round(TRIM * total_steps), adapt)
-        self.latest = min(round(LATEST * total_steps), total_steps - adapt)
+        self.latest = min(round(FINAL_AT * total_steps), total_steps - adapt)
         self.channels = ChannelState(graph, network)
         self.controller = Controller(total_steps)
         self.cost_weights = CostWeights(cost_weighting, self.measure, self.channels.widths)

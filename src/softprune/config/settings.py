@@ -4,6 +4,7 @@ The defaults are the authors' CIFAR settings (SGD with Nesterov momentum, batch 
 rate divided by ten at epochs 80 and 121), so that a recipe holds only what differs.
 """
 
+import math
 from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -11,7 +12,7 @@ from pydantic import Field, model_validator
 
 from softprune.config.masks import MaskConfig
 from softprune.config.schema import FromList, Section
-from softprune.config.target import read_target
+from softprune.config.target import FINAL_AT, read_target
 from softprune.errors import ConfigError
 
 Mode = Literal["auto", "eager", "compile", "cuda_graph", "compile+cuda_graph"]
@@ -113,7 +114,7 @@ class TrainConfig(Section):
     """Epochs of the dense baseline; 0 for as many as `epochs`."""
     compact_at: Count = 0
     """Remove the dead channels before this epoch and continue with the smaller network; 0 removes them only at the
-    end."""
+    end. With a target, at least 0.6 of `epochs`; the smaller network then trains without a sparsity loss."""
     recalibrate: Count = 0
     """Batches over which the BatchNorm statistics of the compact network are measured again after the last cut; 0
     for none."""
@@ -321,10 +322,11 @@ def _check_train(config: RunConfig) -> None:
             f"train.compact_at must be an epoch before train.epochs = {train.epochs}, since the cut at the end happens "
             f"anyway. Got {train.compact_at}; use 0 to cut only at the end."
         )
-    if train.compact_at and config.method.target:
+    if config.method.target and 0 < train.compact_at < FINAL_AT * train.epochs:
         raise ConfigError(
-            "train.compact_at cannot be combined with method.target, which measures the whole network. Got "
-            f"train.compact_at = {train.compact_at}; use 0 to cut only at the end."
+            f"With method.target, train.compact_at must be at least {FINAL_AT:g} of train.epochs = {train.epochs}: the "
+            f"cut is final from there on. Got {train.compact_at}; use {math.ceil(FINAL_AT * train.epochs)}, or 0 to "
+            "cut only at the end."
         )
     if train.compact_at and train.ema:
         raise ConfigError(

@@ -49,6 +49,7 @@ class Stage:
         data: The images.
         world: The processes that train.
         finetune: Whether this is the fine-tuning of the compact network, which has no pruner.
+        cut: Whether dead channels were removed before. The network then meets the run's target, if there is one.
         state: What :meth:`state_dict` returned, to resume from; ``network`` has its weights already.
         momentum: Optimizer state by parameter name, carried over a cut.
         clock: The pruner's clock, carried over a cut.
@@ -64,12 +65,15 @@ class Stage:
         world: World,
         *,
         finetune: bool = False,
+        cut: bool = False,
         state: dict[str, Any] | None = None,
         momentum: dict[str, dict[str, Tensor]] | None = None,
         clock: dict[str, int] | None = None,
         round_to: int | None = None,
         teacher: Teacher | None = None,
     ) -> None:
+        if cut and config.method.target:
+            config = config.replace(method=config.method.replace(target={}, strength=0.0))
         network = network.to(world.device)
         if config.train.sync_batchnorm and world.size > 1 and world.device.type == "cuda":
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
@@ -211,7 +215,9 @@ def restored_stage(config: RunConfig, data: DataBundle, world: World, state: dic
         load_unsaved_buffers(network, state["unsaved_buffers"])
         # Two kinds of stage have no pruner: fine-tuning after a cut, and a dense run, which is never fine-tuned.
         finetune = state["stage"]["pruner"] is None and config.method.name != "dense"
-        stage = Stage(config, network, data, world, finetune=finetune, state=state["stage"])
+        stage = Stage(
+            config, network, data, world, finetune=finetune, cut=bool(state["cuts"]), state=state["stage"]
+        )
         return StartingPoint(dense, stage, state["random"])
 
 

@@ -14,6 +14,7 @@ from softprune.config.settings import RunConfig
 from softprune.data import DataBundle
 from softprune.distributed import World
 from softprune.errors import ConfigError, DataError, SoftpruneError
+from softprune.methods import Pruner
 from softprune.module_state import non_finite
 from softprune.runs.checkpoint import random_state, restoring, save_checkpoint, set_random_state
 from softprune.runs.environment import describe_session
@@ -79,6 +80,7 @@ class Trainer:
         self.stage.step.teacher = teacher
         self.history: list[Epoch] = []
         self.cuts: list[str] = []
+        self.finalised_step: int | None = None
         self.pruned: Pruned | None = None
         self.given: tuple[float | None, float | None] = (None, None)
         """Top-1 and top-5 accuracy of the trained weights that the run began with, if it did."""
@@ -263,6 +265,7 @@ class Trainer:
         assert old.pruner is not None
         self.listener.on_stage(f"cutting the network before epoch {self.epoch + 1}")
         old.pruner.decide()
+        self._note_finalised_step(old.pruner)
         self.sites.note(old.network)
         network = old.pruner.compact()
         remap_optimizer(old.optimizer, old.network, network)
@@ -274,6 +277,7 @@ class Trainer:
             network.train(),
             self.data,
             self.world,
+            cut=True,
             momentum=optimizer_state(old.optimizer, network),
             clock=old.pruner.clock.state_dict(),
             round_to=old.pruner.round_to,
@@ -290,6 +294,7 @@ class Trainer:
             self.sites.note(network)
             kept = self.costs.kept(pruner, self.sites)
             compact = pruner.compact()
+        self._note_finalised_step(pruner)
         # Reads images, which may fail: before the cut is recorded.
         if self.config.train.recalibrate:
             recalibrate(compact, self.stage.step.batches, self.config.train.recalibrate)
@@ -298,11 +303,16 @@ class Trainer:
             top1=tested.top1,
             top5=tested.top5,
             round_to=pruner.round_to,
-            finalised_step=None if pruner.status is None else pruner.status.finalised_step,
+            finalised_step=self.finalised_step,
             sites=self.sites.records(masks),
         )
         self.cuts.append(plans_of(compact)[-1].to_json())
         return compact
+
+    def _note_finalised_step(self, pruner: Pruner) -> None:
+        """Remember when a target's cut became final; a pruner that continues after the cut does not know."""
+        if pruner.status is not None:
+            self.finalised_step = pruner.status.finalised_step
 
     def _check_weights(self) -> None:
         """Raise if weights are not finite in any process: no training can continue from them."""
@@ -349,6 +359,7 @@ class Trainer:
             "batch": self.batch,
             "epoch_ended": self.epoch_ended,
             "cuts": self.cuts,
+            "finalised_step": self.finalised_step,
             "pruned": None if self.pruned is None else self.pruned.model_dump(),
             "given": self.given,
             "model": self.stage.network.state_dict(),
@@ -374,6 +385,7 @@ class Trainer:
         if not all(isinstance(each, float) for each in numbers) or not isinstance(state["started"], str):
             raise TypeError("times and accuracies must be numbers")
         self.epoch, self.batch, self.epoch_ended = state["epoch"], state["batch"], state["epoch_ended"]
+        self.finalised_step = state["finalised_step"]
         self.cuts, self.history = state["cuts"], [Epoch(**row) for row in state["history"]]
         self.pruned = None if state["pruned"] is None else Pruned(**state["pruned"])
         self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
