@@ -1,4 +1,4 @@
-"""masked == compact: over the topology table, the paper's networks, and networks of other people."""
+"""masked == compact: over the topology table and networks of other people."""
 
 import functools
 
@@ -8,8 +8,6 @@ from comparing import assert_exact, random_masks
 from topologies import TOPOLOGIES, randomise_
 from torch import nn
 
-from softprune import models
-from softprune.costs import cost
 from softprune.graph import ChannelGraph
 from softprune.graph.modules import Select
 from softprune.inspection import floor_masks
@@ -43,23 +41,6 @@ def test_topologies_with_everything_dead(name: str) -> None:
     # A floor keeps users from this, but the cut is exact all the same: a constant network.
     model, graph = _topology(name)
     assert_exact(graph, model, {site.name: torch.zeros(site.width, dtype=torch.bool) for site in graph.sites})
-
-
-@pytest.mark.parametrize("name", models.REGISTRY)
-def test_the_networks_of_the_paper(name: str) -> None:
-    entry = models.REGISTRY[name]
-    torch.manual_seed(0)
-    model = randomise_(models.build(name, 10))
-    channels, *space = entry.input_shape
-    example = torch.randn(1, channels, *(min(size, 64) for size in space))
-    graph = read_graph(model, example)
-    assert not [frozen for frozen in graph.frozen if "trial" in frozen.reason]
-    masks = random_masks(graph, 0, deaths=0.1)
-    plan = assert_exact(graph, model, masks)
-    assert plan.macs < 0.7 * plan.dense_macs
-    counted = cost(apply_plan(plan, model), example)
-    assert (counted.macs, counted.params) == (plan.macs, plan.params)
-    assert_exact(graph, model, floor_masks(graph, required_sites(graph)))
 
 
 def _foreign(name: str) -> nn.Module:

@@ -29,8 +29,9 @@ def test_a_run_writes_its_stages_epochs_and_errors(tiny: Tiny, tmp_path: Path) -
         start(tiny(), tmp_path / "run", listener=Fail())
     resume(tmp_path / "run")
     lines = (tmp_path / "run" / "run.log").read_text().splitlines()
-    assert "ERROR   stopped by an error: the power failed" in lines[0]
-    assert any("epoch 1, lr " in line and "MACs" in line for line in lines[1:])
+    failed = next(number for number, line in enumerate(lines) if " ERROR " in line)
+    assert "ERROR   stopped by an error: the power failed" in lines[failed]
+    assert any("epoch 1, lr " in line and "MACs" in line for line in lines[failed:])
     before = (tmp_path / "run" / "run.log").read_bytes()
     resume(tmp_path / "run")  # finished: nothing to do
     assert (tmp_path / "run" / "run.log").read_bytes() == before

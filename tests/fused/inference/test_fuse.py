@@ -22,22 +22,23 @@ from softprune.surgery.comparison import compare, outputs_of
 
 
 @pytest.mark.parametrize(
-    ("name", "fused", "plain"),
+    ("build", "fused", "plain"),
     # ResNet-18: of the two convolutions before an addition one takes it along, the other stays. Pre-activation ResNets
     # end their branches in an addition whose ReLU comes behind a BatchNorm.
     [
-        ("vgg16", 13, 0),
-        ("resnet18", 17, 3),
-        ("resnet56_a", 55, 0),
-        ("resnet20", 10, 11),
-        ("densenet40", 0, 39),
+        (models.vgg16, 13, 0),
+        (models.resnet18, 17, 3),
+        (lambda: models.OptionAResNet(2), 13, 0),
+        (lambda: models.PreActResNet(1), 4, 5),
+        (lambda: models.DenseNet(2), 0, 9),
     ],
+    ids=["vgg16", "resnet18", "option-a", "pre-activation", "dense"],
 )
-def test_convolutions_take_what_follows_along(name: str, fused: int, plain: int) -> None:
+def test_convolutions_take_what_follows_along(build: Callable[[], nn.Module], fused: int, plain: int) -> None:
     torch.manual_seed(0)
-    model = models.build(name, 10).eval()
+    model = build().eval()
     randomise_(model, dead=0)
-    images = torch.randn(3, *models.REGISTRY[name].input_shape)[:, :, :64, :64]
+    images = torch.randn(3, 3, 32, 32)
     made = fuse(model, images)
     counted = operators(made)
     assert (counted["conv2d_relu"], counted["conv2d"]) == (fused, plain)
@@ -48,18 +49,32 @@ def test_convolutions_take_what_follows_along(name: str, fused: int, plain: int)
     assert_same(model, made, images[:1])
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
-def test_every_topology(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "residual",
+        "dense",
+        "depthwise",
+        "grouped",
+        "squeeze-excite",
+        "shuffle",
+        "shared",
+        "transposed",
+        "1d",
+        "u-net",
+    ],
+)
+def test_topologies(name: str) -> None:
     topology = TOPOLOGIES[name]
     model = randomised(topology.build())
     example = topology.example()
-    made = fuse(model, example)
+    made = fuse(model, example, dynamic_batch=False)
     given = Example.of(example)
     difference, scale = compare(outputs_of(model, given), outputs_of(made, given))
     assert difference <= 1e-4 * scale
 
 
-@pytest.mark.parametrize("name", ["residual", "dense", "void", "resnet20"])
+@pytest.mark.parametrize("name", ["residual", "dense", "void"])
 def test_cut_networks(name: str) -> None:
     _, compact, example = compacted(name)
     made = fuse(compact, example)
@@ -68,7 +83,7 @@ def test_cut_networks(name: str) -> None:
     assert difference <= 1e-4 * scale
 
 
-@pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "mobilenet_v3_small", "regnet_y_400mf"])
+@pytest.mark.parametrize("name", ["shufflenet_v2_x0_5"])
 def test_networks_of_others(name: str) -> None:
     torchvision = pytest.importorskip("torchvision")
     torch.manual_seed(0)
@@ -124,7 +139,7 @@ def test_every_precision_is_the_network_s(name: str, dtype: torch.dtype) -> None
     torch.manual_seed(0)
     model, images = _Forward(FORWARDS[name]).eval().to(dtype), torch.randn(2, 3, 12, 12, dtype=dtype)
     before = images.clone()
-    made = fuse(model, images)
+    made = fuse(model, images, dynamic_batch=False)
     with torch.no_grad():
         want, got = model(images.clone()), made(images.clone())
     assert torch.equal(images, before)
@@ -138,7 +153,7 @@ def test_every_precision_is_the_network_s(name: str, dtype: torch.dtype) -> None
 
 def test_weights_are_rounded_once() -> None:
     torch.manual_seed(0)
-    model = models.build("resnet20", 10).eval()
+    model = models.PreActResNet(1).eval()
     randomise_(model, dead=0)
     images = torch.randn(2, 3, 32, 32)
     exact = fuse(copy.deepcopy(model).double(), images).state_dict()
@@ -224,7 +239,7 @@ def test_what_is_refused() -> None:
 
 def test_a_fused_network_compiles_in_one_piece() -> None:
     torch.manual_seed(0)
-    model, images = models.build("resnet20", 10).eval(), torch.randn(2, 3, 32, 32)
+    model, images = models.PreActResNet(1).eval(), torch.randn(2, 3, 32, 32)
     made = fuse(model, images)
     compiled = torch.compile(made, backend="aot_eager", fullgraph=True, dynamic=False)
     assert_same(model, compiled, images)
