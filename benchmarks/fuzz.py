@@ -29,7 +29,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 from fuzzing import data_files, network_files, run_files, settings  # noqa: E402, F401  (register their formats)
 from fuzzing.formats import FORMATS, command  # noqa: E402
 from fuzzing.seeds import Seeds, make_seeds  # noqa: E402
-from fuzzing.worker import GOOD, MEMORY, SECONDS, Outcome, handle  # noqa: E402
+from fuzzing.worker import GOOD, MEMORY, SECONDS, Outcome, Worker  # noqa: E402
 from revision import revision  # noqa: E402
 
 RECORD = HERE / "records" / "fuzz.json"
@@ -62,9 +62,10 @@ def main() -> None:
     options.state = options.state.resolve()  # children work elsewhere
     seeds = make_seeds(options.state / "seeds")
     _import_everything(seeds)
+    worker = Worker(lambda name, work: _call(name, options.seed, seeds, work))
     if options.only:
-        name, _, number = options.only.partition(":")
-        found = _handle(name, int(number), options.seed, seeds, options.state)
+        found = worker.handle(options.only, options.state / "findings" / f"{options.seed}-{options.only}")
+        worker.close()
         print(json.dumps(asdict(found), indent=1).replace("\\n", "\n"))
         return
     names = options.formats.split(",")
@@ -81,15 +82,17 @@ def main() -> None:
             if options.seconds and time.monotonic() - began > options.seconds:
                 print(f"Stopped after {options.seconds:g} s: {len(done)} of {len(inputs)} inputs are done.")
                 break
-            found = _handle(name, number, options.seed, seeds, options.state)
+            keep = options.state / "findings" / f"{options.seed}-{name}-{number}"
+            found = worker.handle(f"{name}:{number}", keep)
             done[name, number] = found
             state.write(json.dumps({"format": name, "number": number, **asdict(found)}) + "\n")
             state.flush()
             if found.outcome not in GOOD:
                 print(
-                    f"{name}:{number} {found.outcome}: {found.detail.strip().splitlines()[-1][:200]}",
+                    f"{name}:{number} {found.outcome}: {(found.detail.strip().splitlines() or [''])[-1][:200]}",
                     flush=True,
                 )
+    worker.close()
     rows = {key: done[key] for key in inputs if key in done}
     findings = sum(found.outcome not in GOOD for found in rows.values())
     print(f"{len(rows):,} inputs, {findings} findings, {time.monotonic() - began:.0f} s")
@@ -141,10 +144,13 @@ def _inputs(names: list[str], count: int) -> list[tuple[str, int]]:
     return [(name, number) for _, name, number in sorted(inputs)]
 
 
-def _handle(name: str, number: int, seed: int, seeds: Seeds, state: Path) -> Outcome:
-    rng = random.Random(f"{seed}/{name}/{number}")
-    keep = state / "findings" / f"{seed}-{name}-{number}"
-    return handle(lambda work: FORMATS[name].handle(rng, seeds, work), keep)
+def _call(name: str, seed: int, seeds: Seeds, work: Path) -> str:
+    """Handle the input ``name``, such as "compact:17", in the folder ``work``."""
+    import torch
+
+    torch.set_num_threads(1)  # whatever the input before has set
+    kind, _, number = name.partition(":")
+    return FORMATS[kind].handle(random.Random(f"{seed}/{kind}/{number}"), seeds, work)
 
 
 def _read_state(path: Path, code: str) -> dict[tuple[str, int], Outcome]:

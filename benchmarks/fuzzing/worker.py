@@ -1,4 +1,4 @@
-"""Handle one input in a process of its own, with limits, and tell what came of it."""
+"""Handle inputs in another process, with limits, and tell what came of each."""
 
 import contextlib
 import faulthandler
@@ -43,33 +43,87 @@ class Outcome:
     """Memory above that of the process before the input."""
 
 
+class Worker:
+    """A forked process that handles inputs one after another. A fork costs more than most inputs.
+
+    It is replaced after a finding, and after ``most`` inputs. ``function`` takes the name of an input and an empty
+    folder.
+    """
+
+    def __init__(self, function: Callable[[str, Path], str], most: int = 50) -> None:
+        self._function, self._most, self._left = function, most, 0
+        self._child, self._to, self._from = 0, -1, -1
+
+    def handle(self, name: str, keep: Path | None = None) -> Outcome:
+        """Handle the input ``name``; ``keep`` receives the folder of a finding."""
+        base = Path(tempfile.mkdtemp(prefix="fuzz-"))
+        work = base / "a" / "b"  # "../../x" stays inside
+        work.mkdir(parents=True)
+        if not self._left:
+            self._start()
+        self._left -= 1
+        used = _progress(self._child)[0]
+        os.write(self._to, json.dumps([name, str(work)]).encode() + b"\n")
+        verdict, message = _wait(self._child, self._from, used)
+        if message.endswith(b"\n"):
+            outcome = Outcome(**json.loads(message))
+        else:
+            outcome = _judged(verdict, self._reap())
+        if outcome.outcome in GOOD and outcome.megabytes * 2**20 > MEMORY:
+            outcome.outcome = "memory"
+        if outcome.outcome in GOOD and outcome.seconds > SECONDS:
+            outcome.outcome = "hang"
+        if outcome.outcome not in GOOD:
+            self.close()
+            if keep is not None:
+                _keep(work, keep, outcome)
+        shutil.rmtree(base, ignore_errors=True)
+        return outcome
+
+    def close(self) -> None:
+        """End the process."""
+        if self._child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
+            self._reap()
+
+    def _start(self) -> None:
+        self.close()
+        child_end, self._to = os.pipe()
+        self._from, writer = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(self._to)
+            os.close(self._from)
+            _serve(self._function, child_end, writer)
+        os.close(child_end)
+        os.close(writer)
+        self._left = self._most
+
+    def _reap(self) -> int:
+        """Wait for the process, which has ended or was killed, and return its status."""
+        status = os.waitpid(self._child, 0)[1]
+        os.close(self._to)
+        os.close(self._from)
+        self._child = self._left = 0
+        return status
+
+
 def handle(function: Callable[[Path], str], keep: Path | None = None) -> Outcome:
-    """Call ``function`` with an empty folder in a forked process; ``keep`` receives the folder of a finding."""
-    base = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    work = base / "a" / "b"  # "../../x" stays inside
-    work.mkdir(parents=True)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _child(function, work, writer)
-    os.close(writer)
-    verdict, message = _wait(child, reader)
-    _, status, usage = os.wait4(child, 0)
-    os.close(reader)
-    outcome = _judged(verdict, message, status)
-    outcome.seconds = round(usage.ru_utime + usage.ru_stime, 3)
-    outcome.megabytes = round(max(usage.ru_maxrss / 1024 - outcome.megabytes, 0), 1)
-    if outcome.outcome in GOOD and outcome.megabytes * 2**20 > MEMORY:
-        outcome = Outcome("memory", outcome.detail, outcome.seconds, outcome.megabytes)
-    if outcome.outcome not in GOOD and keep is not None:
-        shutil.rmtree(keep, ignore_errors=True)
-        with contextlib.suppress(OSError, shutil.Error):
-            shutil.copytree(work, keep / "input", symlinks=True, ignore=_special)
-        keep.mkdir(parents=True, exist_ok=True)
-        (keep / "outcome.json").write_text(json.dumps(asdict(outcome), indent=1) + "\n")
-    shutil.rmtree(base, ignore_errors=True)
-    return outcome
+    """Call ``function`` with an empty folder in a forked process of its own."""
+    worker = Worker(lambda _, work: function(work))
+    try:
+        return worker.handle("", keep)
+    finally:
+        worker.close()
+
+
+def _keep(work: Path, keep: Path, outcome: Outcome) -> None:
+    shutil.rmtree(keep, ignore_errors=True)
+    with contextlib.suppress(OSError, shutil.Error):
+        shutil.copytree(work, keep / "input", symlinks=True, ignore=_special)
+    keep.mkdir(parents=True, exist_ok=True)
+    (keep / "outcome.json").write_text(json.dumps(asdict(outcome), indent=1) + "\n")
 
 
 def _special(folder: str, names: list[str]) -> list[str]:
@@ -78,10 +132,8 @@ def _special(folder: str, names: list[str]) -> list[str]:
     return [path.name for path in paths if not (path.is_symlink() or path.is_file() or path.is_dir())]
 
 
-def _child(function: Callable[[Path], str], work: Path, writer: int) -> None:
-    """Handle the input and write the outcome; never returns."""
-    from softprune.errors import SoftpruneError
-
+def _serve(function: Callable[[str, Path], str], reader: int, writer: int) -> None:
+    """Handle inputs until the pipe ends; never returns."""
     with open(os.devnull, "r+b") as nothing:
         for descriptor in (0, 1, 2):
             os.dup2(nothing.fileno(), descriptor)
@@ -89,21 +141,31 @@ def _child(function: Callable[[Path], str], work: Path, writer: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (MEMORY,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()  # a crash is reported by the parent
-    os.chdir(work)
-    # A fork shares the pages of mapped files only when it uses them: the parent's memory would be no measure.
-    before = _resident() / 2**20
-    try:
-        found = Outcome(function(work))
-    except SoftpruneError as error:
-        found = Outcome("memory" if ran_out(error) else "refused", str(error)[:200])
-    except WrongResult as error:
-        found = Outcome("wrong result", str(error)[:2000])
-    except BaseException:
-        found = Outcome("traceback", traceback.format_exc()[-3000:])
-    found.megabytes = before
-    with contextlib.suppress(OSError):
-        os.write(writer, json.dumps(asdict(found)).encode()[:60_000])
+    requests = os.fdopen(reader, encoding="utf-8")
+    while line := requests.readline():
+        name, work = json.loads(line)
+        os.chdir(work)
+        _reset_peak()
+        before, began = _status("VmRSS"), time.process_time()
+        found = _call(function, name, Path(work))
+        found.seconds = round(time.process_time() - began, 3)
+        found.megabytes = round(max(_status("VmHWM") - before, 0) / 1024, 1)
+        os.chdir("/")
+        os.write(writer, json.dumps(asdict(found)).encode() + b"\n")
     os._exit(0)
+
+
+def _call(function: Callable[[str, Path], str], name: str, work: Path) -> Outcome:
+    from softprune.errors import SoftpruneError
+
+    try:
+        return Outcome(function(name, work))
+    except SoftpruneError as error:
+        return Outcome("memory" if ran_out(error) else "refused", str(error)[:200])
+    except WrongResult as error:
+        return Outcome("wrong result", str(error)[:2000])
+    except BaseException:
+        return Outcome("traceback", traceback.format_exc()[-3000:])
 
 
 NO_MEMORY = re.compile("MemoryError|allocate memory|out of memory|Cannot allocate", re.IGNORECASE)
@@ -118,35 +180,34 @@ def ran_out(error: BaseException | None) -> bool:
     return False
 
 
-def _wait(child: int, reader: int) -> tuple[str, bytes]:
-    """Return the message of the child, or why it was killed."""
-    message, idle, used = b"", time.monotonic(), 0.0
-    while True:
+def _wait(child: int, reader: int, used: float) -> tuple[str, bytes]:
+    """Return the message of the child, or why it was killed. ``used`` is its processor time before the input."""
+    message, idle, limit = b"", time.monotonic(), used + SECONDS
+    while not message.endswith(b"\n"):
         ready, _, _ = select.select([reader], [], [], 0.25)
         if ready:
             piece = os.read(reader, 65536)
             if not piece:
-                return "", message
+                break
             message += piece
             continue
         seconds, state = _progress(child)
         # A process that waits for a busy processor (R) is not one that hangs.
         if seconds > used or state == "R":
             used, idle = seconds, time.monotonic()
-        if used > SECONDS or time.monotonic() - idle > SECONDS:
+        if used > limit or time.monotonic() - idle > SECONDS:
             os.kill(child, signal.SIGKILL)
-            return f"{used:.1f} s of processor time, state {state}", message
+            return f"{SECONDS + used - limit:.1f} s of processor time, state {state}", b""
+    return "", message
 
 
-def _judged(verdict: str, message: bytes, status: int) -> Outcome:
+def _judged(verdict: str, status: int) -> Outcome:
+    """Return the outcome of an input whose process ended or was killed."""
     if verdict:
         return Outcome("hang", verdict)
     if os.WIFSIGNALED(status):
         return Outcome("crash", signal.Signals(os.WTERMSIG(status)).name)
-    try:
-        return Outcome(**json.loads(message))
-    except ValueError:
-        return Outcome("crash", f"exit status {status} without an outcome")
+    return Outcome("crash", f"exit status {status} without an outcome")
 
 
 def _progress(process: int) -> tuple[float, str]:
@@ -158,9 +219,17 @@ def _progress(process: int) -> tuple[float, str]:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0]
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def _reset_peak() -> None:
+    """Let the peak of the memory count from now; without the permission it counts from the start."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def _status(field: str) -> int:
+    """Return kilobytes of this process's memory, by the name of the kernel."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1])
 
 
 def _virtual() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return _status("VmSize") * 1024
