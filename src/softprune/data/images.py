@@ -150,7 +150,7 @@ class EncodedDataset(LoadedDataset):
         # Values of Resampling.BILINEAR and Transpose.FLIP_LEFT_RIGHT, whose enumerations are slow to look up.
         image = image.crop((left, top, left + width, top + height)).resize((size, size), 2)
         if chance.random() < 0.5:
-            image = image.transpose(0)
+            image = image.transpose(0)  # type: ignore[arg-type]
         if magnitude:
             from torchvision.transforms.v2 import RandAugment
 

@@ -176,7 +176,8 @@ def _samples(path: Path) -> Iterator[tuple[int, int, int]]:
     """Yield offset, size and label of every image of a shard."""
     try:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            key, parts, end = "", {}, 0
+            key, end = "", 0
+            parts: dict[str, tuple[int, int]] = {}
             for member in tar:
                 end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                 if member.isdir():
