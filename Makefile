@@ -9,12 +9,13 @@ TEST := $(VENV)/.installed-test
 PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 EXTRAS := dev,docs,vision,timm,onnx,tensorboard,lightning,accelerate
 PYTEST_ARGS ?=
+PYVERSION = $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 FUZZ_ARGS ?=
 KILL_ARGS ?=
 # Tests start many processes, which would otherwise compile torch's files each time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test quick lint types pytest slow-list property fuzz kill zoo docs wheel clean
+.PHONY: help demo test quick lint types pytest slow-list property fuzz kill zoo packages docs wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +28,7 @@ help:
 	@echo "make fuzz      10,000 mutated inputs over every file format and option; resumes where it was stopped"
 	@echo "make kill      200 kills of training, save, export, report and sweep: the same bits afterwards"
 	@echo "make zoo       every torchvision CNN and timm family: channels cut at random, verified exact; writes benchmarks/records/zoo.md (an hour)"
+	@echo "make packages  60 networks of pytorchcv, MONAI, ultralytics and others: exact, refused or failed (half an hour)"
 	@echo "make docs      the documentation site in build/site; broken links fail"
 	@echo "make wheel     dist/softprune-VERSION-py3-none-any.whl"
 	@echo "make clean     remove the environment, caches and build outputs"
@@ -84,6 +86,14 @@ kill: $(TEST)
 zoo: $(TEST)
 	$(BIN)/python benchmarks/zoo.py
 	$(BIN)/python benchmarks/zoo.py --render
+
+# The packages live beside the environment of the tests, whose versions they must not change.
+packages: $(TEST)
+	$(PYTHON) -m venv build/packages
+	build/packages/bin/python -m pip install -q --no-deps -r benchmarks/packages.txt
+	cd benchmarks && PYTHONPATH=../src:.:$(abspath $(VENV))/lib/python$(PYVERSION)/site-packages \
+		../build/packages/bin/python packages.py
+	$(BIN)/python benchmarks/packages.py --render
 
 docs: $(TEST)
 	$(BIN)/python -m mkdocs build -q

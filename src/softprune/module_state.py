@@ -1,7 +1,8 @@
 """The state of a module beyond its values: train and eval mode, non-finite and uninitialised parameters."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,6 +26,43 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     with modes_kept(model):
         model.eval()
         yield
+
+
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[Callable[[], list[tuple[str, Any]]]]:
+    """Restore every module's attributes on exit: modes, parameters, children, hooks, what forward() stores on `self`.
+
+    Yield a function that returns the attributes that were stored since, with their values.
+    """
+    before = [(name, module, dict(module.__dict__)) for name, module in model.named_modules()]
+    # Parameters, buffers, children and hooks are in dictionaries of their own.
+    inner = [
+        (value, dict(value))
+        for _, _, attributes in before
+        for value in attributes.values()
+        if isinstance(value, dict)
+    ]
+
+    def changed() -> list[tuple[str, Any]]:
+        return [
+            (f"{name}.{attribute}", value)
+            for name, module, attributes in before
+            for attribute, value in module.__dict__.items()
+            if attributes.get(attribute) is not value
+        ]
+
+    try:
+        yield changed
+    finally:
+        for _, module, attributes in before:
+            _refill(module.__dict__, attributes)
+        for value, entries in inner:
+            _refill(value, entries)
+
+
+def _refill(target: dict[Any, Any], entries: dict[Any, Any]) -> None:
+    target.clear()
+    target.update(entries)
 
 
 def non_finite(model: nn.Module) -> list[str]:

@@ -18,6 +18,7 @@ from softprune.errors import ModelError
 from softprune.graph import check_is_module
 from softprune.graph.example import Example, ExampleLike, per_sample
 from softprune.graph.exported import ANALYSIS_BATCH
+from softprune.module_state import attributes_kept
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
         return fakes[id(tensor)]
 
     counter = _MacCounter(batch=batch or example.batch_size() or 1)
-    with _unchanged(model):
+    with attributes_kept(model):
         for module in model.modules():
             module.training = False
         try:
@@ -112,18 +113,6 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
                 "that the forward does not branch on values."
             ) from error
     return counter.macs
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back every module's attributes on leaving: modes, and whatever the forward stores on `self`."""
-    before = [(module, dict(module.__dict__)) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, attributes in before:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
 
 
 @contextmanager

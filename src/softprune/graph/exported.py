@@ -1,4 +1,4 @@
-"""From a module to its operators: torch.export's ATen graph, with every parameter mapped to its module."""
+"""From a module to its operators: the ATen graph of a forward pass, with every parameter mapped to its module."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from softprune.errors import ModelError, first_line
 from softprune.graph.example import Example, ExampleLike
+from softprune.graph.recorder import record
 from softprune.module_state import evaluating, modes_kept
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,11 @@ def _export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
 def _capture(model: nn.Module, example: Example, *, training: bool, rebatched: bool) -> Capture:
     with modes_kept(model):
         model.train(training)
+        try:
+            nodes, parameters = record(model, example)
+            return Capture(nodes, parameters, training, example, rebatched)
+        except Exception:
+            logger.debug("the recorder does not take the network; torch.export is asked", exc_info=True)
         program = _export(model, example)
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     parameters = {
@@ -124,7 +130,7 @@ def _explain(model: nn.Module, example: Example, failure: Exception) -> ModelErr
 class Aliases:
     """Which tensors of a captured graph share memory, so that writing into one changes another.
 
-    torch.export follows ``x += y`` and ``relu(x, inplace=True)`` itself: later readers of `x` read the result. It does
+    The graph follows ``x += y`` and ``relu(x, inplace=True)`` itself: later readers of `x` read the result. It does
     not follow writes through views: after ``x[:, :4] = 0`` later readers of `x` still point at the node before it.
     """
 

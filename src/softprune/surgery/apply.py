@@ -68,19 +68,30 @@ def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
         )
     plan.check_fits(model)
     compact = plain_copy(model)
+    cut_(plan, compact)
+    return compact
+
+
+def cut_(plan: PrunePlan, compact: nn.Module) -> None:
+    """Remove what `plan` removes from the modules of `compact`, which has no masks.
+
+    Tensors are replaced and none is written to, so that :func:`softprune.module_state.attributes_kept` undoes it.
+    """
     renewed: Renewed = {}
+    parents = _parents(compact)
     # Indices first: the layer that an index belongs to may be replaced, and the index with it.
     for name, cut in sorted(plan.modules.items(), key=lambda item: item[1].kind != "select"):
         if cut.changes:
             names = (name, *(alias for alias, target in plan.aliases.items() if target == name))
             for module_name in names:
-                _cut_module(compact, module_name, cut, renewed, plan.constants.get(name))
+                _cut_module(
+                    compact.get_submodule(module_name), cut, renewed, plan.constants.get(name), parents
+                )
     for name, loose in plan.parameters.items():
         owner, attribute = _owner(compact, name)
         _renew(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept), renewed)
-    setattr(compact, HISTORY, (*plans_of(model), plan))
+    setattr(compact, HISTORY, (*plans_of(compact), plan))
     setattr(compact, SHAPES, model_shapes(compact))
-    return compact
 
 
 def changed_since_the_cut(compact: nn.Module) -> str | None:
@@ -98,12 +109,26 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     return model.get_submodule(path), attribute
 
 
+Parents = dict[nn.Module, list[tuple[nn.Module, str]]]
+"""Module -> the modules that it is registered in, with its name there."""
+
+
+def _parents(model: nn.Module) -> Parents:
+    parents: Parents = {}
+    for parent in model.modules():
+        for attribute, child in parent._modules.items():
+            if child is not None:
+                parents.setdefault(child, []).append((parent, attribute))
+    return parents
+
+
 def _cut_module(
-    model: nn.Module, name: str, cut: ModuleCut, renewed: Renewed, constants: FloatArray | None
+    module: nn.Module, cut: ModuleCut, renewed: Renewed, constants: FloatArray | None, parents: Parents
 ) -> None:
-    module = model.get_submodule(name)
     if cut.void:
-        _replace(model, module, _void(module, cut, constants))
+        void = _void(module, cut, constants)
+        for parent, attribute in parents[module]:
+            parent._modules[attribute] = void
         return
     if cut.kind == "select":
         assert isinstance(module, Select)
@@ -131,7 +156,9 @@ def _cut_module(
     if cut.select is not None:
         device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
         if isinstance(getattr(module, "select", None), nn.Module):
-            raise PlanError(f"'{name}' has a Select already, which its own cut should have shortened.")
+            raise PlanError(
+                f"a {type(module).__name__} has a Select, which its own cut should have shortened."
+            )
         module.add_module("select", Select(torch.tensor(cut.select, device=device), cut.source_width))
         module.register_forward_pre_hook(select_input, with_kwargs=True)
 
@@ -191,14 +218,6 @@ def _add_bias(module: nn.Module, correction: Tensor) -> None:
     else:
         with torch.no_grad():
             module.bias += correction  # type: ignore[operator]
-
-
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put `new` in the place of `old`, under every name that it is registered by."""
-    for parent in list(model.modules()):
-        for attribute, child in parent._modules.items():
-            if child is old:
-                parent._modules[attribute] = new
 
 
 def take(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:

@@ -73,8 +73,8 @@ def smaller(size: int) -> int:
 
 
 def smallest(size: int) -> int:
-    """Return a spatial size of at most 64."""
-    return 64 if size > 64 else smaller(size)
+    """Return a spatial size of at most 64, half of `size` where that is at least 16."""
+    return 64 if size > 64 else 8 * (size // 16) if size >= 32 else smaller(size)
 
 
 def larger(size: int) -> int:

@@ -1,0 +1,207 @@
+"""Record the operators of one forward pass as a torch.fx graph, on tensors that have shapes but no data.
+
+torch.export gives the same operators and does much that an analysis does not need; it takes three to five times as
+long. What the recorder does not take, torch.export is asked about; see :mod:`softprune.graph.exported`.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.utils import _pytree as pytree
+
+from softprune.errors import ModelError
+from softprune.graph.example import Example
+from softprune.module_state import attributes_kept
+
+aten = torch.ops.aten
+PLAIN = (int, float, complex, bool, str, type(None))
+"""What a network may return beside tensors."""
+_TORCH = os.path.dirname(torch.__file__)
+
+
+def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, str]]:
+    """Return the operators of one call in the model's present mode, and placeholder -> name of its parameter or buffer.
+
+    The model is left as it was. Raise an exception where the forward pass cannot run without data, stores tensors on
+    modules, or returns what is no tensor.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = {name: _fake(mode, tensor) for name, tensor in tensors.items()}
+    call = example.map(lambda tensor: _fake(mode, tensor))
+    recorder = _Recorder()
+    parameters = {recorder.add_input(fake, name.replace(".", "_")): name for name, fake in fakes.items()}
+    for tensor in call.tensors():
+        recorder.add_input(tensor, "input")
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with (
+            attributes_kept(model) as changed,
+            torch.no_grad(),
+            torch.compiler.set_stance("force_eager"),
+            mode,
+            enable_python_dispatcher(),
+            _calls_reported_to(recorder, model),
+            recorder,
+        ):
+            output = torch.func.functional_call(model, fakes, call.args, call.kwargs)
+            stored = [name for name, value in changed() if _holds_tensor(value)]
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+    if stored:
+        raise ModelError(f"forward() must not store tensors on modules. Got '{stored[0]}'.")
+    nodes = recorder.finish(output)
+    return nodes, {**parameters, **recorder.constants}
+
+
+def _fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+    """A tensor like `tensor` without data."""
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
+        return mode.from_tensor(tensor.detach())
+    # from_tensor would take thirty times as long.
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return FakeTensor(mode, empty, tensor.device)
+
+
+def _holds_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
+
+
+@contextmanager
+def _calls_reported_to(recorder: _Recorder, model: nn.Module) -> Iterator[None]:
+    """Tell `recorder` which module is running."""
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(recorder.entering(name), prepend=True))
+            handles.append(module.register_forward_hook(recorder.leave))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Recorder(ProxyTorchDispatchMode):
+    """Appends every operator to a graph, above autograd: before composite operators are taken apart."""
+
+    # torch admits only modes of this class above autograd; nothing of it is used beside its place.
+    def __init__(self) -> None:
+        super().__init__(None, "fake", pre_dispatch=True)  # type: ignore[arg-type]
+        self.graph = Graph()
+        self.constants: dict[str, str] = {}
+        """Placeholders of tensors that are no parameter, buffer or input."""
+        self._nodes: dict[int, tuple[Tensor, Node]] = {}
+        """id -> a tensor, which stays alive so that its id stays its own, and the node that gave it last."""
+        self._shapes: list[tuple[Tensor, torch.Size]] = []
+        self._running: list[tuple[str, str]] = []
+        self._calls = 0
+
+    def add_input(self, tensor: Tensor, name: str) -> str:
+        """Add a placeholder for `tensor` and return its name."""
+        node = self.graph.placeholder(name)
+        node.meta["val"] = tensor
+        self._nodes[id(tensor)] = tensor, node
+        return node.name
+
+    def entering(self, name: str) -> Callable[..., None]:
+        """Return a hook that notes a call of the module `name`."""
+
+        def enter(module: nn.Module, args: Any) -> None:
+            self._calls += 1
+            self._running.append((f"{name}@{self._calls}", name))
+
+        return enter
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Note that the innermost module returned."""
+        self._running.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is aten.lift_fresh.default:
+            func = aten.lift_fresh_copy.default
+        inputs = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
+        output = func(*args, **kwargs)
+        leaves = [output] if isinstance(output, Tensor) else pytree.tree_leaves(output)
+        if any(isinstance(leaf, Tensor) for leaf in leaves):
+            self._add(func, *inputs, output)
+        elif func._schema.is_mutable:
+            raise ModelError(f"softprune cannot record {func}, which returns nothing.")
+        return output
+
+    def finish(self, output: Any) -> list[Node]:
+        """Return all nodes, the outputs' last."""
+        if any(tensor.shape != shape for tensor, shape in self._shapes):
+            raise ModelError("softprune cannot record operators that change a tensor's shape in place.")
+        output = dict(output) if hasattr(output, "keys") and not isinstance(output, dict) else output
+        leaves = pytree.tree_leaves(output)
+        if not all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in leaves):
+            raise ModelError("softprune cannot record networks that return other objects than tensors.")
+        self.graph.output(tuple(self._node(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
+        for node in reversed(self.graph.nodes):
+            if node.target is operator.getitem and not node.users:
+                self.graph.erase_node(node)
+        return list(self.graph.nodes)
+
+    def _add(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
+        node = self.graph.call_function(func, args, kwargs)
+        node.meta.update(val=output, nn_module_stack=self._stack(), stack_trace=_source_lines())
+        self._track(output, node)
+
+    def _track(self, output: Any, node: Node) -> None:
+        if isinstance(output, Tensor):
+            self._nodes[id(output)] = output, node
+            self._shapes.append((output, output.shape))
+        elif isinstance(output, (list, tuple)):
+            for position, item in enumerate(output):
+                if _holds_tensor(item):
+                    part = self.graph.call_function(operator.getitem, (node, position))
+                    part.meta.update(val=item, nn_module_stack=self._stack())
+                    self._track(item, part)
+
+    def _node(self, tensor: Tensor) -> Node:
+        if id(tensor) not in self._nodes:
+            twin = self._twin(tensor)
+            if twin is not None:
+                return self._nodes[id(twin)][1]
+            name = self.add_input(tensor, "constant")
+            self.constants[name] = name
+        return self._nodes[id(tensor)][1]
+
+    def _twin(self, tensor: Tensor) -> Tensor | None:
+        """Return the recorded tensor that `tensor` is a second object of: torch wraps what zeros_like gives anew."""
+        if not isinstance(tensor, FakeTensor):
+            return None
+        storage = tensor.untyped_storage()._cdata
+        for other, shape in reversed(self._shapes):
+            if shape == tensor.shape and other.untyped_storage()._cdata == storage:
+                return other
+        return None
+
+    def _stack(self) -> dict[str, tuple[str, str]]:
+        return {call: (name, "") for call, name in self._running}
+
+
+def _source_lines() -> str:
+    """Return the lines outside torch that lead to the operator, innermost first."""
+    lines = []
+    frame = sys._getframe(3)
+    while frame is not None and frame.f_code is not record.__code__:
+        name = frame.f_code.co_filename
+        if not name.startswith(_TORCH):
+            lines.append(f"{name}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return "\n".join(lines)
