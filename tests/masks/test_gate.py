@@ -16,10 +16,10 @@ from softprune.masks import (
     MaskDecision,
     SoftGate,
     dead_probability,
+    fill_to_multiple,
     hard_mask,
     logistic_noise,
     relaxed_sample,
-    round_up,
     sparsity_loss,
     sparsity_terms,
 )
@@ -117,7 +117,7 @@ def test_a_floor_holds_in_a_dead_layer():
 def test_round_up_laws(alive, threshold, round_to, min_channels):
     alive = torch.tensor(alive)
     keep = alive >= threshold
-    rounded = round_up(keep, alive, round_to, min_channels)
+    rounded = fill_to_multiple(keep, alive, round_to, min_channels)
     count, width = int(rounded.sum()), alive.numel()
     assert (rounded | ~keep).all()
     assert count % round_to == 0 or count == width
@@ -129,7 +129,7 @@ def test_round_up_laws(alive, threshold, round_to, min_channels):
 
 def test_round_up_keeps_what_another_rule_kept():
     keep = torch.tensor([False, True, False, False])
-    rounded = round_up(keep, torch.tensor([0.1, 0.0, 0.3, 0.3]), 2)
+    rounded = fill_to_multiple(keep, torch.tensor([0.1, 0.0, 0.3, 0.3]), 2)
     assert rounded.tolist() == [False, True, True, False]
 
 

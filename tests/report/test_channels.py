@@ -5,19 +5,19 @@ import random
 
 from softprune.report.channels import KEPT_ROWS, ROWS, tally, view_of
 from softprune.report.decisions import Rule
-from softprune.runs.result import Site
+from softprune.runs.result import SiteRecord
 
 RULE = Rule(delta=0.05, c=0.95)
 
 
-def made(beta: tuple[float, ...], gamma: tuple[float, ...], keep: tuple[bool, ...]) -> Site:
+def made(beta: tuple[float, ...], gamma: tuple[float, ...], keep: tuple[bool, ...]) -> SiteRecord:
     # Without checks: what is not a number is refused in files.
-    return Site.model_construct(
+    return SiteRecord.model_construct(
         name="bn", activation="relu", width=len(keep), kept=sum(keep), beta=beta, gamma=gamma, keep=keep
     )
 
 
-def layer(width: int, seed: int = 0) -> Site:
+def layer(width: int, seed: int = 0) -> SiteRecord:
     rng = random.Random(seed)
     beta = tuple(rng.gauss(-0.3, 0.4) for _ in range(width))
     gamma = tuple(rng.gauss(0, 0.3) for _ in range(width))

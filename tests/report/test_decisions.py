@@ -8,14 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softprune.report.decisions import QUADRANTS, Rule, decide, exemplar, rule_of
-from softprune.runs.result import Site
+from softprune.runs.result import SiteRecord
 
 RULE = Rule(delta=0.05, c=0.95)
 
 
-def site(beta: list[float], gamma: list[float], keep: list[bool] | None = None, name: str = "bn") -> Site:
+def site(
+    beta: list[float], gamma: list[float], keep: list[bool] | None = None, name: str = "bn"
+) -> SiteRecord:
     keep = keep or [not RULE.drops(b, g) for b, g in zip(beta, gamma, strict=True)]
-    return Site.model_construct(
+    return SiteRecord.model_construct(
         name=name,
         activation="relu",
         width=len(beta),
@@ -75,7 +77,7 @@ def test_nothing_and_everything_dropped_are_no_special_cases() -> None:
 
 
 def test_channels_without_numbers_are_left_out() -> None:
-    assert decide([Site(name="bn", activation="relu", width=4, kept=2)], RULE, True) is None
+    assert decide([SiteRecord(name="bn", activation="relu", width=4, kept=2)], RULE, True) is None
     found = decide([site([math.nan, 0.1], [0.2, 0.2], [False, True])], RULE, True)
     assert found is not None
     assert [c.index for c in found.channels] == [1]

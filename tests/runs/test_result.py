@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from softprune.errors import FileFormatError
 from softprune.report import render_run
 from softprune.runs.reading import load_run
-from softprune.runs.result import Epoch, Result, Site, parse_result, to_line
+from softprune.runs.result import Epoch, Result, SiteRecord, parse_result, to_line
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 ROOT = Path(__file__).parents[2]
@@ -52,10 +52,10 @@ def test_a_result_reads_back_as_it_was_written(make_run: Make) -> None:
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
 def test_channels_are_written_in_the_fewest_digits_of_float32(values: list[float]) -> None:
     width = len(values)
-    site = Site(
+    site = SiteRecord(
         name="bn", activation="relu", width=width, kept=width, beta=tuple(values), gamma=tuple(values)
     )
-    again = Site.model_validate_json(site.model_dump_json())
+    again = SiteRecord.model_validate_json(site.model_dump_json())
     assert [float.hex(_float32(value)) for value in again.beta] == [float.hex(value) for value in values]
 
 

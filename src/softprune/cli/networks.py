@@ -178,31 +178,14 @@ def evaluate(
     """Test the networks of a run, masked and compact, or a compact network."""
     from softprune.train.restore import evaluate_folder
 
-    rows = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data)
+    found = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data)
     if as_json:
-        print_json(
-            [
-                {
-                    "network": row.name,
-                    "top1": row.totals.top1,
-                    "top5": row.totals.top5,
-                    "loss": row.totals.loss,
-                    "images": row.totals.images,
-                }
-                for row in rows
-            ]
-        )
+        print_json([{"network": name, **vars(totals)} for name, totals in found.items()])
         return
-    cells = []
-    for row in rows:
-        totals = row.totals
-        numbers = [
-            format_percent(totals.top1),
-            format_percent(totals.top5),
-            f"{totals.loss:.4f}",
-            f"{totals.images:,}",
-        ]
-        cells.append([row.name, *numbers])
+    cells = [
+        [name, format_percent(t.top1), format_percent(t.top5), f"{t.loss:.4f}", f"{t.images:,}"]
+        for name, t in found.items()
+    ]
     print_table("", ["", "top-1 %", "top-5 %", "loss", "images"], cells)
 
 

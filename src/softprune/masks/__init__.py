@@ -21,7 +21,7 @@ from softprune.masks.gates import FixedGate as FixedGate
 from softprune.masks.gates import Gate as Gate
 from softprune.masks.gates import MaskDecision as MaskDecision
 from softprune.masks.gates import SoftGate as SoftGate
-from softprune.masks.gates import round_up as round_up
+from softprune.masks.gates import fill_to_multiple as fill_to_multiple
 from softprune.masks.model import check_unmasked as check_unmasked
 from softprune.masks.sampling import Chain as Chain
 from softprune.masks.sampling import MaskBank as MaskBank

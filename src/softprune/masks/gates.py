@@ -146,7 +146,7 @@ class SoftGate:
             keep = keep | keep_common(
                 [alive, *(gate._chance(other) for gate, other in coupled)], self.min_channels
             )
-        return round_up(keep, alive, self.round_to, self.min_channels)
+        return fill_to_multiple(keep, alive, self.round_to, self.min_channels)
 
     def _among_allowed(self, value: Tensor, otherwise: float) -> Tensor:
         """Return `value` with `otherwise` in channels that a decision in force does not allow."""
@@ -276,7 +276,7 @@ def keep_common(alive: Sequence[Tensor], count: int) -> Tensor:
     return torch.empty_like(position).scatter_(0, order, position) < count
 
 
-def round_up(keep: Tensor, alive: Tensor, round_to: int = 1, min_channels: int = 0) -> Tensor:
+def fill_to_multiple(keep: Tensor, alive: Tensor, round_to: int = 1, min_channels: int = 0) -> Tensor:
     """Keep the channels most likely alive until the count fits; tensor operations only.
 
     The count becomes the next multiple of ``round_to`` that is at least ``min_channels``, or the whole width

@@ -21,7 +21,7 @@ from softprune.rng import Clock, channel_words, logistic_noise
 
 
 @dataclass(frozen=True)
-class Group:
+class SiteBatch:
     """Sites whose channels may stand in one tensor."""
 
     modules: list[MaskedBatchNorm]
@@ -70,11 +70,11 @@ class Group:
         return torch.cat([m.bias for m in self.modules]), torch.cat([m.weight for m in self.modules])
 
 
-Chain = Callable[[Group, Tensor, Tensor], Folded]
+Chain = Callable[[SiteBatch, Tensor, Tensor], Folded]
 """What draws a group's samples; :func:`draw_chain`, or that function compiled."""
 
 
-def draw_chain(group: Group, beta: Tensor, gamma: Tensor) -> Folded:
+def draw_chain(group: SiteBatch, beta: Tensor, gamma: Tensor) -> Folded:
     """The samples of all sites of a group in a row, folded into their affines."""
     dead = dead_at_every_point(dead_probability(*group.sites(beta, gamma), group.config, group.activation))
     n = relaxed_sample(dead, logistic_noise(group.clock, group.words, dead.dtype), group.config)
@@ -99,7 +99,7 @@ class MaskBank:
             if not isinstance(module, MaskedBatchNorm):
                 raise ModelError(f"A bank serves masked BatchNorms. Got {module}. Apply mask_ to it first.")
         self._layout: list[tuple[Any, ...]] = []
-        self._groups: list[Group] = []
+        self._groups: list[SiteBatch] = []
         self._gathered: list[tuple[Tensor, Tensor]] | None = None
         self._in_graph = False
 
@@ -120,7 +120,7 @@ class MaskBank:
         for group, (beta, gamma) in zip(self._groups, self._gathered, strict=True):
             self._hand_out(group, chain(group, beta, gamma))
 
-    def _hand_out(self, group: Group, drawn: Folded) -> None:
+    def _hand_out(self, group: SiteBatch, drawn: Folded) -> None:
         widths = [module.num_features for module in group.modules]
         columns = (part.split(widths) for part in drawn)
         for module, *parts in zip(group.modules, *columns, strict=True):
@@ -164,7 +164,7 @@ class MaskBank:
     def _after_backward(self, grad: Tensor) -> None:
         self.clear()
 
-    def _current_groups(self) -> list[Group]:
+    def _current_groups(self) -> list[SiteBatch]:
         """The sites by what their chain of operations depends on; rebuilt when any of it has changed."""
         layout = [_key(module) for module in self.modules]
         if layout != self._layout:
@@ -207,7 +207,7 @@ def _decision(gate: SoftGate) -> MaskDecision | None:
     return None if gate.allowed is None else gate.decision
 
 
-def _group(modules: list[MaskedBatchNorm]) -> Group:
+def _group(modules: list[MaskedBatchNorm]) -> SiteBatch:
     """Return the group of sites that `modules` stand for, one each."""
     gates = [module.gate for module in modules if isinstance(module.gate, SoftGate)]
     words = [
@@ -216,7 +216,7 @@ def _group(modules: list[MaskedBatchNorm]) -> Group:
     ]
     first, sites = gates[0], [[bn for point in each.group for bn in point] or [each] for each in modules]
     members = [bn for column in zip(*sites, strict=True) for bn in column]
-    return Group(
+    return SiteBatch(
         members,
         _structure(modules[0]),
         first.config,

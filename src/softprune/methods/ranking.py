@@ -13,7 +13,7 @@ from softprune.budget import BudgetStatus, Limit
 from softprune.config.target import TargetLike
 from softprune.errors import ConfigError, few_of
 from softprune.graph import ChannelGraph, ExampleLike, Site
-from softprune.masks import FixedGate, Gate, round_up
+from softprune.masks import FixedGate, Gate, fill_to_multiple
 from softprune.masks.gates import keep_common
 from softprune.methods.base import Pruner
 from softprune.methods.options import PrunerOptions, RankingOptions
@@ -37,9 +37,9 @@ def fill_up(keep: Tensor, scores: Tensor, round_to: int, floor: int) -> Tensor:
         return keep
     scores = scores.double()
     span = scores.max() - scores.min()
-    # round_up expects scores of at most 1.
+    # fill_to_multiple expects scores of at most 1.
     scaled = torch.where(span > 0, (scores - scores.min()) / span, torch.zeros_like(scores))
-    return round_up(keep, scaled, round_to, floor)
+    return fill_to_multiple(keep, scaled, round_to, floor)
 
 
 def check_ratio(value: object, name: str = "ratio") -> float:

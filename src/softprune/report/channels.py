@@ -14,7 +14,7 @@ from typing import Any
 from softprune.report.decisions import QUADRANTS, RELU_LIKE, Channel, Decisions, Rule, exemplar
 from softprune.report.scales import CANVASES, Scale, limits, num, quantile, ticks
 from softprune.runs.reading import Run
-from softprune.runs.result import Site
+from softprune.runs.result import SiteRecord
 
 ROWS = 40
 KEPT_ROWS = 24
@@ -31,7 +31,7 @@ PLANE = (52, 606, 30, 672)
 
 
 @dataclass(frozen=True)
-class View:
+class DrawnChannels:
     """The drawn channels of a layer, in order, and the range of the axis."""
 
     order: tuple[int, ...]
@@ -39,14 +39,14 @@ class View:
     high: float
 
 
-def view_of(site: Site, rule: Rule) -> View:
+def view_of(site: SiteRecord, rule: Rule) -> DrawnChannels:
     """Kept channels first, each kind from the most alive to the most dead, evenly thinned to the rows."""
     known = [index for index in range(site.width) if math.isfinite(site.beta[index] + site.gamma[index])]
     known.sort(key=lambda index: (rule.delta - site.beta[index]) / (abs(site.gamma[index]) + 1e-8))
     kept = [index for index in known if site.keep[index]]
     dropped = [index for index in known if not site.keep[index]]
     room = min(len(kept), max(KEPT_ROWS, ROWS - len(dropped)))
-    return View((*_thin(kept, room), *_thin(dropped, ROWS - room)), *_range(site, known, rule))
+    return DrawnChannels((*_thin(kept, room), *_thin(dropped, ROWS - room)), *_range(site, known, rule))
 
 
 def _thin(channels: list[int], rows: int) -> list[int]:
@@ -55,7 +55,7 @@ def _thin(channels: list[int], rows: int) -> list[int]:
     return [channels[round(row * (len(channels) - 1) / (rows - 1))] for row in range(rows)]
 
 
-def _range(site: Site, known: list[int], rule: Rule) -> tuple[float, float]:
+def _range(site: SiteRecord, known: list[int], rule: Rule) -> tuple[float, float]:
     """All curves but a few outliers. Dead channels may leave the plot on the left."""
     starts = [site.beta[index] - 3.2 * abs(site.gamma[index]) for index in known]
     ends = [site.beta[index] + 3.2 * abs(site.gamma[index]) for index in known]
@@ -64,7 +64,7 @@ def _range(site: Site, known: list[int], rule: Rule) -> tuple[float, float]:
     return max(low, rule.delta - 2.5 * (high - rule.delta)), high
 
 
-def tally(site: Site, view: View) -> str:
+def tally(site: SiteRecord, view: DrawnChannels) -> str:
     drawn = f"; {len(view.order)} drawn, spread evenly" if len(view.order) < site.width else ""
     return f"{site.name}: {site.kept} kept, {site.width - site.kept} dropped{drawn}"
 
@@ -164,7 +164,7 @@ def plane(run: Run, decisions: Decisions) -> dict[str, Any]:
     }
 
 
-def _examples(sites: Sequence[Site], decisions: Decisions) -> dict[str, dict[str, Any]]:
+def _examples(sites: Sequence[SiteRecord], decisions: Decisions) -> dict[str, dict[str, Any]]:
     """A typical channel of each quadrant, all to one scale."""
     found = {kind: channel for kind in QUADRANTS if (channel := exemplar(decisions, kind))}
     delta = decisions.rule.delta
@@ -174,7 +174,7 @@ def _examples(sites: Sequence[Site], decisions: Decisions) -> dict[str, dict[str
     return {kind: _example(channel, sites, scale, delta) for kind, channel in found.items()}
 
 
-def _example(channel: Channel, sites: Sequence[Site], scale: Scale, delta: float) -> dict[str, Any]:
+def _example(channel: Channel, sites: Sequence[SiteRecord], scale: Scale, delta: float) -> dict[str, Any]:
     pixels = (scale.end - scale.start) / (scale.high - scale.low)
     # A scale of zero has no width; half a pixel still shows its place.
     spread = max(channel.gamma * pixels, 0.5)

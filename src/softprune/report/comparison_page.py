@@ -12,7 +12,7 @@ from urllib.parse import quote
 from softprune.errors import ConfigError
 from softprune.io import write_atomically
 from softprune.report.curves import ACCURACY, REMOVED, Panel, Series, curves, events_of
-from softprune.report.grouping import Group, Repeat, distinct, group_runs, over, spread, with_baselines
+from softprune.report.grouping import Experiment, Repeat, distinct, group_runs, over, spread, with_baselines
 from softprune.report.layers import ROWS_SHOWN, profiles
 from softprune.report.page import render_page, style_of
 from softprune.report.paper_table import PaperRow, paper_rows
@@ -75,7 +75,7 @@ def comparison_page(runs: Sequence[Run], out: Path, titles: Mapping[str, str] | 
     )
 
 
-def _heading(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+def _heading(runs: Sequence[Run], groups: Sequence[Experiment]) -> str:
     models, data = {run.model for run in runs}, {run.data for run in runs}
     what = known_as(next(iter(models))) if len(models) == 1 else f"{len(models)} networks"
     where = f" on {known_as(next(iter(data)))}" if len(data) == 1 and data != {""} else ""
@@ -117,7 +117,7 @@ RUN_COLUMNS = (
 )
 
 
-def _summary(groups: Sequence[Group], out: Path) -> dict[str, Any]:
+def _summary(groups: Sequence[Experiment], out: Path) -> dict[str, Any]:
     columns = [column for column in COLUMNS if any(over(group, column[3]).n for group in groups)]
     lead = "The best epoch is chosen by test accuracy; compact is the network that was written."
     if any(run.baseline_top1 is not None for group in groups for run in group.runs):
@@ -179,7 +179,7 @@ def _paper_cell(text: str, kind: str) -> tuple[str, str, str]:
     return shown, kind, f"{PLUS_MINUS} {deviation}" if sign else ""
 
 
-def _overlay(groups: Sequence[Group]) -> dict[str, Any] | None:
+def _overlay(groups: Sequence[Experiment]) -> dict[str, Any] | None:
     """All runs in one chart: thin lines are runs, bold lines the mean of a group."""
     lines = [line for index, group in enumerate(groups) for line in _lines(index, group) if line.known]
     if not lines:
@@ -196,7 +196,7 @@ def _overlay(groups: Sequence[Group]) -> dict[str, Any] | None:
     return {"lead": lead, "chart": curves("epochs", lines, title, description, events_of(longest.epochs))}
 
 
-def _lines(index: int, group: Group) -> Iterator[Series]:
+def _lines(index: int, group: Experiment) -> Iterator[Series]:
     style = style_of(index)
     panels: tuple[tuple[Panel, str, Callable[[Run, Epoch], float | None]], ...] = (
         (ACCURACY, "", lambda run, row: row.test_top1),
@@ -215,7 +215,7 @@ def _lines(index: int, group: Group) -> Iterator[Series]:
         yield Series(f"{group.label}{suffix}", style, panel, at, means, index)
 
 
-def _profiles(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
+def _profiles(groups: Sequence[Experiment]) -> Iterator[dict[str, Any]]:
     """The kept channels per layer, for each network that at least two experiments share."""
     networks: dict[tuple[str, tuple[tuple[str, int], ...]], list[int]] = {}
     for index, group in enumerate(groups):
@@ -236,7 +236,7 @@ def _profiles(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _mean_kept(group: Group, sites: Sequence[tuple[str, int]]) -> list[float]:
+def _mean_kept(group: Experiment, sites: Sequence[tuple[str, int]]) -> list[float]:
     """Mean over the runs of a group whose sites are those of the first run."""
     same = [run for run in group.runs if [(site.name, site.width) for site in run.sites] == list(sites)]
     return [fmean(run.sites[position].kept for run in same) for position in range(len(sites))]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from softprune.runs.result import Site
+from softprune.runs.result import SiteRecord
 
 DEFAULT_DELTA = 0.05
 DEFAULT_C = 0.95
@@ -86,7 +86,7 @@ class Decisions:
         return found
 
 
-def decide(sites: Sequence[Site], rule: Rule, recorded: bool) -> Decisions | None:
+def decide(sites: Sequence[SiteRecord], rule: Rule, recorded: bool) -> Decisions | None:
     """Both decisions for every channel, or None if no site has recorded shifts and scales.
 
     With `recorded`, the decisions of SCP are the masks of the run, with its rounding and floors. Otherwise, for a run

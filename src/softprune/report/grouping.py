@@ -38,7 +38,7 @@ _OF_A_SCHEDULE = {
 
 
 @dataclass(frozen=True)
-class Group:
+class Experiment:
     """Runs of one experiment."""
 
     label: str
@@ -61,7 +61,7 @@ def spread(values: Iterable[float | None]) -> Spread:
     return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
 
 
-def over(group: Group, get: Callable[[Run], float | None]) -> Spread:
+def over(group: Experiment, get: Callable[[Run], float | None]) -> Spread:
     return spread(get(run) for run in group.runs)
 
 
@@ -96,7 +96,7 @@ def distinct(runs: Sequence[Run]) -> tuple[list[Run], list[Repeat]]:
 
 def _repetition(run: Run) -> tuple[str, int] | None:
     """Configuration and seed, or None for a run without a recorded configuration."""
-    return (identity(run), run.seed) if run.config and run.seed is not None else None
+    return (experiment_key(run), run.seed) if run.config and run.seed is not None else None
 
 
 def _age(run: Run) -> tuple[bool, str]:
@@ -109,10 +109,10 @@ def with_baselines(runs: Sequence[Run]) -> list[Run]:
     An experiment in which some run has its own baseline keeps it, so that no mean is over two kinds of baselines.
     """
     dense = [run for run in runs if run.method == "dense" and not run.in_progress]
-    provided = {identity(run) for run in runs if run.dense_top1 is not None}
+    provided = {experiment_key(run) for run in runs if run.dense_top1 is not None}
     return [
         run
-        if run.method == "dense" or identity(run) in provided
+        if run.method == "dense" or experiment_key(run) in provided
         else replace(
             run, baseline_top1=spread(other.compact_top1 for other in dense if same_training(run, other)).mean
         )
@@ -143,13 +143,13 @@ def training(run: Run) -> dict[str, Any]:
     }
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[Experiment]:
     """Return groups in the order of their first run, each with a unique label."""
     members: dict[str, list[Run]] = {}
     for run in runs:
-        members.setdefault(identity(run), []).append(run)
+        members.setdefault(experiment_key(run), []).append(run)
     groups = list(members.values())
-    return [Group(label, tuple(group)) for label, group in zip(_labels(groups), groups, strict=True)]
+    return [Experiment(label, tuple(group)) for label, group in zip(_labels(groups), groups, strict=True)]
 
 
 def settings(run: Run) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _of_any_seed(value: Any, seed: int | None) -> Any:
     return re.sub(rf"(?<![a-zA-Z])(seed|s)([-_=]?){seed}(?!\d)", r"\1\2*", value)
 
 
-def identity(run: Run) -> str:
+def experiment_key(run: Run) -> str:
     """A text that is the same for runs that differ only in their seed."""
     return json.dumps([run.model, run.data, run.method, sorted(settings(run).items())], default=str)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from softprune.report.scales import CANVASES, Canvas, Scale, line_path, num, ticks
 from softprune.report.text import cut, stages
-from softprune.runs.result import Module, Site
+from softprune.runs.result import Module, SiteRecord
 
 ROWS_SHOWN = 32
 """With more sites the rows are folded away under a chart of all of them."""
@@ -15,12 +15,12 @@ SEGMENTS = 24
 """With more modules the flow shows stages."""
 
 
-def skylines(sites: Sequence[Site]) -> list[dict[str, Any]]:
+def skylines(sites: Sequence[SiteRecord]) -> list[dict[str, Any]]:
     """A column per layer: its width and kept channels above, the kept share below. For the template "skyline"."""
     return [_skyline(canvas, sites) for canvas in CANVASES]
 
 
-def _skyline(canvas: Canvas, sites: Sequence[Site]) -> dict[str, Any]:
+def _skyline(canvas: Canvas, sites: Sequence[SiteRecord]) -> dict[str, Any]:
     left, right, top, bottom, foot = 38, canvas.width - 6, 18, 178, 276
     largest = max(site.width for site in sites)
     widths, shares = Scale(0, largest, bottom, top), Scale(0, 100, foot, bottom + 34)

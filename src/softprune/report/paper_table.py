@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from softprune.report.grouping import Spread, distinct, identity, spread, tell_apart, with_baselines
+from softprune.report.grouping import Spread, distinct, experiment_key, spread, tell_apart, with_baselines
 from softprune.report.paper import PaperFigures, paper_figures
 from softprune.report.text import cut, known_as
 from softprune.runs.reading import Run
@@ -72,7 +72,7 @@ def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> 
         if entry.name != run.name and (run.data, run.model, entry.name) in names:
             continue
         key = (run.data, run.model, _label(run, titles or {}), entry.name, entry.finetuned)
-        alike.setdefault(key, {}).setdefault(identity(run), []).append(entry)
+        alike.setdefault(key, {}).setdefault(experiment_key(run), []).append(entry)
     rows = [row for key, experiments in alike.items() for row in _rows(*key, list(experiments.values()))]
     order = {key: number for number, key in enumerate(dict.fromkeys((row.data, row.model) for row in rows))}
     rows.sort(key=lambda row: (order[row.data, row.model], row.method != "Dense"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from softprune.report.grouping import Group, spread
+from softprune.report.grouping import Experiment, spread
 from softprune.report.scales import CANVASES, Canvas, Scale, limits, line_path, ticks
 from softprune.runs.reading import Run
 
@@ -38,7 +38,7 @@ def front(spots: Sequence[Spot]) -> list[Spot]:
     return kept
 
 
-def pareto_views(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def pareto_views(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
     """The charts for the template "pareto", one per choice of the switch."""
     return [
         {"switch": (key, label), "drawings": [_drawing(canvas, groups, get) for canvas in CANVASES]}
@@ -47,7 +47,9 @@ def pareto_views(groups: Sequence[Group]) -> list[dict[str, Any]]:
     ]
 
 
-def _drawing(canvas: Canvas, groups: Sequence[Group], get: Callable[[Run], Spot | None]) -> dict[str, Any]:
+def _drawing(
+    canvas: Canvas, groups: Sequence[Experiment], get: Callable[[Run], Spot | None]
+) -> dict[str, Any]:
     left, right, top, bottom = 46, canvas.width - 14, 28, 400
     runs = [[spot for run in group.runs if (spot := get(run))] for group in groups]
     dense = sorted(
@@ -95,7 +97,7 @@ def _group(index: int, spots: Sequence[Spot], scale_x: Scale, scale_y: Scale) ->
 
 def _labels(
     drawn: Sequence[dict[str, Any]],
-    groups: Sequence[Group],
+    groups: Sequence[Experiment],
     obstacles: Sequence[tuple[float, float]],
     frame: tuple[float, float, float, float],
 ) -> list[dict[str, Any]]:

@@ -125,7 +125,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class View:
+class Headline:
     """One choice of the switch above the large numbers."""
 
     key: str
@@ -140,18 +140,20 @@ class View:
         return self.key, self.label
 
 
-def _views(run: Run) -> list[View]:
+def _views(run: Run) -> list[Headline]:
     views = []
     compact = run.variant("compact")
     if compact is not None:
         note = "the network that was written to disk"
-        views.append(View("compact", "Compact network", note, run.compact_top1, compact.top5, run.compact))
+        views.append(
+            Headline("compact", "Compact network", note, run.compact_top1, compact.top5, run.compact)
+        )
     for key, label, moment in (("best", "Best epoch", run.best), ("last", "Last epoch", run.last)):
         if moment is not None:
             note = "" if moment.number is None else f"epoch {moment.number}"
             note += ", chosen by test accuracy" if key == "best" else ""
-            views.append(View(key, label, note, moment.top1, moment.top5, moment.totals))
-    return views or [View("compact", "Network", "", run.compact_top1, None, run.compact)]
+            views.append(Headline(key, label, note, moment.top1, moment.top5, moment.totals))
+    return views or [Headline("compact", "Network", "", run.compact_top1, None, run.compact)]
 
 
 def _variants(run: Run) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from softprune.config.recipes import config_to_dict
 from softprune.config.settings import RunConfig
 from softprune.errors import FileFormatError
 from softprune.runs.folder import RunFolder
-from softprune.runs.result import Epoch, Module, Moment, Result, Site, Totals, Variant, read_metrics
+from softprune.runs.result import Epoch, Module, Moment, Result, SiteRecord, Totals, Variant, read_metrics
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Run:
     best: Moment | None
     last: Moment | None
     table: tuple[Variant, ...] = ()
-    sites: tuple[Site, ...] = ()
+    sites: tuple[SiteRecord, ...] = ()
     modules: tuple[Module, ...] = ()
     epochs: tuple[Epoch, ...] = ()
     masks: Mapping[str, Any] = field(default_factory=dict)

@@ -107,7 +107,7 @@ class Pruned(Record):
     round_to: Count
     finalised_step: Count | None = None
     """With a target: the step from which the removed channels were fixed."""
-    sites: tuple["Site", ...]
+    sites: tuple["SiteRecord", ...]
 
 
 class Moment(Totals):
@@ -141,7 +141,7 @@ class Variant(Record):
     latency_ms: Number
 
 
-class Site(Record):
+class SiteRecord(Record):
     """One masked BatchNorm of the dense network, with one entry per channel."""
 
     name: Text
@@ -238,7 +238,7 @@ class Result(Record):
     """The multiple that widths were kept at."""
     finalised_step: Count | None = None
     """With a target: the step from which the removed channels were fixed."""
-    sites: tuple[Site, ...] = ()
+    sites: tuple[SiteRecord, ...] = ()
     modules: tuple[Module, ...] = ()
     config: RunConfig
     environment: Environment

@@ -14,7 +14,7 @@ from softprune.masks import norms_of
 from softprune.masks.sites import deciding_affine
 from softprune.methods import Pruner
 from softprune.plan import PrunePlan
-from softprune.runs.result import Epoch, Site, Totals
+from softprune.runs.result import Epoch, SiteRecord, Totals
 
 
 @dataclass
@@ -75,11 +75,11 @@ class SiteHistory:
                 module = plan.modules[name]
                 site.live = [] if module.void else [site.live[index] for index in module.outputs]
 
-    def records(self, masks: dict[str, Tensor]) -> tuple[Site, ...]:
+    def records(self, masks: dict[str, Tensor]) -> tuple[SiteRecord, ...]:
         """Return the sites of result.json."""
         dense = self.dense_masks(masks)
         return tuple(
-            Site(
+            SiteRecord(
                 name=name,
                 activation=site.activation,
                 width=len(site.beta),

@@ -1,6 +1,5 @@
 """Use the network of a run after the fact: evaluate it, or cut it at its newest checkpoint."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from softprune.config.settings import DataConfig, ModelConfig, RunConfig
@@ -16,18 +15,10 @@ from softprune.train.run import open_data, set_arithmetic
 from softprune.train.stage import Stage, recalibrate, restored_stage
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One row of what :func:`evaluate_folder` returns."""
-
-    name: str
-    totals: EvalTotals
-
-
 def evaluate_folder(
     path: Path, *, device: str = "auto", data_dir: str | None = None, model: str = "", data: str = ""
-) -> list[Variant]:
-    """Return the test accuracy of a run's network, as trained (masked) and compact, or of a compact network alone.
+) -> dict[str, EvalTotals]:
+    """Return the test accuracy of a run's network, as trained ("masked") and "compact", or of a compact network alone.
 
     A compact network inside its run takes the model and the data from the run's configuration. Elsewhere they come
     from its record of its origin, or from ``model`` and ``data``.
@@ -44,19 +35,19 @@ def evaluate_folder(
     set_arithmetic(config, world.device)
     images = open_data(config, world.device, download=False)
     evaluator = Evaluator(images, config, world)
-    rows = []
+    found = {}
     folder = RunFolder(path)
     if is_run and newest_path(folder.checkpoints) is not None:
         stage = restored_stage(config, images, world, read_newest(folder.checkpoints)[1]).stage
         with stage.eval_weights() as network:
             name = "masked" if stage.pruner is not None else "trained"
-            rows.append(Variant(name, evaluator(network, on_test=True)))
+            found[name] = evaluator(network, on_test=True)
     if compact.is_file():
         dense = build_network(config.model.name, images.num_classes, config.model.options).to(world.device)
-        rows.append(Variant("compact", evaluator(load(compact, dense), on_test=True)))
-    if not rows:
+        found["compact"] = evaluator(load(compact, dense), on_test=True)
+    if not found:
         raise ConfigError(f"A run must have a checkpoint to evaluate. Got none in {path}; train it first.")
-    return rows
+    return found
 
 
 def _config_for(compact: Path, model: str, data: str, data_dir: str | None) -> RunConfig:

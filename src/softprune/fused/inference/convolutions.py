@@ -66,7 +66,7 @@ CONV = torch.ops.aten.conv2d.default
 Steps = tuple[list[int], list[int], list[int], int]
 
 
-class Convolution:
+class FusableConvolution:
     """A convolution of a graph whose weight is a constant, plain or fused with ReLU and addition."""
 
     def __init__(self, network: ConvolutionGraph, node: Node) -> None:
@@ -159,14 +159,14 @@ class ConvolutionGraph:
         self._values = dict(values)
         self._made = 0
 
-    def convolutions(self) -> Iterator[Convolution]:
+    def convolutions(self) -> Iterator[FusableConvolution]:
         """Yield the convolutions in order. The graph may be rewritten meanwhile."""
         for node in list(self.graph.nodes):
             found = None if node._erased else self.convolution(node)
             if found is not None:
                 yield found
 
-    def convolution(self, node: object) -> Convolution | None:
+    def convolution(self, node: object) -> FusableConvolution | None:
         """Return `node` as a convolution of a batch of images with constant weights, or None."""
         if not isinstance(node, Node) or node.target not in (CONV, CONV_RELU) or node.kwargs:
             return None
@@ -174,7 +174,7 @@ class ConvolutionGraph:
             each is None or (isinstance(each, Node) and each.op == "get_attr") for each in node.args[1:3]
         ):
             return None
-        return Convolution(self, node) if node.meta["val"].dim() == 4 else None
+        return FusableConvolution(self, node) if node.meta["val"].dim() == 4 else None
 
     def value(self, node: object) -> Tensor:
         """Return the value of a constant in the highest precision known."""

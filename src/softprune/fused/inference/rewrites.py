@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from softprune.fused.inference.convolutions import Convolution, ConvolutionGraph
+from softprune.fused.inference.convolutions import ConvolutionGraph, FusableConvolution
 from softprune.hardware import IMAGE_CHANNELS, alignment_padding
 
 _aten = torch.ops.aten
@@ -52,7 +52,7 @@ def _fuse_sum(network: ConvolutionGraph, relu: Node, add: Node) -> int:
     return 0
 
 
-def _read_once(network: ConvolutionGraph, node: object) -> Convolution | None:
+def _read_once(network: ConvolutionGraph, node: object) -> FusableConvolution | None:
     """Return `node` as a plain convolution if exactly one operator reads it.
 
     Depthwise convolutions are left alone: PyTorch has special kernels for them.
@@ -93,7 +93,7 @@ def read_in_blocks(network: ConvolutionGraph) -> int:
     return done
 
 
-def _rewrite(convolution: Convolution, size: list[int]) -> None:
+def _rewrite(convolution: FusableConvolution, size: list[int]) -> None:
     graph, weight = convolution.network.graph, convolution.weight
     # Pad the kernel with zeros until kernel and leading padding consist of whole blocks.
     front = [pad % 2 for pad in convolution.steps[1]]
@@ -147,7 +147,7 @@ def pad_odd_widths(network: ConvolutionGraph) -> int:
     return done
 
 
-def _odd(network: ConvolutionGraph) -> Iterator[tuple[Convolution, list[Convolution]]]:
+def _odd(network: ConvolutionGraph) -> Iterator[tuple[FusableConvolution, list[FusableConvolution]]]:
     """Yield convolutions of odd width that only convolutions read, with these readers."""
     for convolution in network.convolutions():
         if (
@@ -160,7 +160,7 @@ def _odd(network: ConvolutionGraph) -> Iterator[tuple[Convolution, list[Convolut
                 yield convolution, readers
 
 
-def _readers(network: ConvolutionGraph, node: Node) -> list[Convolution]:
+def _readers(network: ConvolutionGraph, node: Node) -> list[FusableConvolution]:
     """Return the convolutions that read `node`, or an empty list if anything else reads it."""
     found = []
     for user in node.users:

@@ -14,7 +14,7 @@ from softprune.hardware import alignment_padding
 _NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
-class Convolution:
+class TracedConvolution:
     """A call of conv2d on a batch, without groups. Shapes are those of its fake tensors."""
 
     def __init__(self, graph: GraphModule, node: Node) -> None:
@@ -74,9 +74,9 @@ class Convolution:
         return made
 
 
-def convolutions(graph: GraphModule) -> list[Convolution]:
+def convolutions(graph: GraphModule) -> list[TracedConvolution]:
     """Return the convolutions that may be rewritten. An activation checkpoint is a separate graph and stays."""
-    found = [Convolution(graph, node) for node in graph.graph.nodes if node.target is torch.conv2d]
+    found = [TracedConvolution(graph, node) for node in graph.graph.nodes if node.target is torch.conv2d]
     return [each for each in found if each.is_plain]
 
 
@@ -93,12 +93,12 @@ def layout_of(tensor: Tensor) -> torch.memory_format | None:
     return None
 
 
-def is_odd(convolution: Convolution) -> bool:
+def is_odd(convolution: TracedConvolution) -> bool:
     """Return whether a width is not a multiple of eight, such as the three colours of an image."""
     return any(alignment_padding(width) for width in convolution.widths)
 
 
-def pad_to_multiple(convolution: Convolution) -> None:
+def pad_to_multiple(convolution: TracedConvolution) -> None:
     """Pad the channels with zeros to multiples of eight and drop them from the output, which keeps its layout.
 
     For odd widths cuDNN copies images, weights and gradients to padded buffers around every convolution. Zeros added in

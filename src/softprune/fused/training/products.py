@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softprune.fused.training.convolutions import Convolution, layout_of
+from softprune.fused.training.convolutions import TracedConvolution, layout_of
 from softprune.hardware import alignment_padding
 
 MOST_OUTPUTS = 16
@@ -22,7 +22,7 @@ MOST_ELEMENTS = 2**25
 """Elements of the product, a limit on memory. Large images keep a GPU busy without it."""
 
 
-def is_thin(convolution: Convolution) -> bool:
+def is_thin(convolution: TracedConvolution) -> bool:
     """Return whether the convolution has few outputs, stride one, a kernel above 1x1 and images that are not large."""
     outputs, inputs = convolution.widths
     taps = convolution.kernel[0] * convolution.kernel[1]
@@ -42,7 +42,7 @@ def is_thin(convolution: Convolution) -> bool:
     return all(size + pad >= kernel - 1 for size, pad, kernel in sizes)
 
 
-def replace_by_product(convolution: Convolution) -> None:
+def replace_by_product(convolution: TracedConvolution) -> None:
     """Replace the convolution by a matrix product."""
     node, arguments, result = convolution.node, convolution.arguments, convolution.result
     padding = _pair(arguments.get("padding", 0))
