@@ -4,7 +4,7 @@ from softprune.budget.budget import Budget
 from softprune.budget.controller import Controller, first_strength
 from softprune.budget.latency import LatencyTable, measure_latency, time_ms
 from softprune.budget.limit import BudgetStatus, Limit
-from softprune.budget.measures import MEASURES, Macs, Measure
+from softprune.budget.measures import MEASURES, Macs, Measure, PrunableNetwork
 from softprune.budget.search import Cut, CutSearch
 from softprune.budget.weighting import CostWeights
 from softprune.config.target import Target, TargetLike, read_target
@@ -21,6 +21,7 @@ __all__ = [
     "Limit",
     "Macs",
     "Measure",
+    "PrunableNetwork",
     "Target",
     "TargetLike",
     "first_strength",

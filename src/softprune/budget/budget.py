@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from softprune.budget.channels import ChannelState, Masks, present
 from softprune.budget.controller import Controller
 from softprune.budget.limit import BudgetStatus, Limit
+from softprune.budget.measures import PrunableNetwork
 from softprune.budget.search import CLOSE, Cut
 from softprune.budget.weighting import CostWeights
 from softprune.config.target import FINAL_AT, TargetLike
 from softprune.distributed import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError
-from softprune.graph import ChannelGraph
-from softprune.graph.example import Example
 from softprune.masks import SoftGate
 
 logger = logging.getLogger(__name__)
@@ -56,12 +55,7 @@ class Budget(Limit):
     Args:
         target: One quantity with its amount, such as ``{"macs": 0.5}``.
         total_steps: Optimizer steps of the whole training.
-        graph: The network's channel graph.
-        network: The network, with masked sites.
-        example: What the network is called with.
-        floors: The fewest channels that each site keeps.
-        coupled: Groups of sites of which only the channels that all of them keep remain.
-        round_to: Keep a multiple of this many channels.
+        prunable: The network, with masked sites.
         batch: Samples per call, for a latency target.
         cost_weighting: See :class:`softprune.SoftPruner`.
     """
@@ -70,13 +64,8 @@ class Budget(Limit):
         self,
         target: TargetLike,
         total_steps: int | None,
+        prunable: PrunableNetwork,
         *,
-        graph: ChannelGraph,
-        network: nn.Module,
-        example: Example,
-        floors: Mapping[str, int],
-        coupled: Iterable[Sequence[str]] = (),
-        round_to: int = 1,
         batch: int | None = None,
         cost_weighting: float = 0.0,
     ) -> None:
@@ -85,22 +74,13 @@ class Budget(Limit):
                 "`target` needs `total_steps`, the number of optimizer steps of the whole training. "
                 f"Got total_steps = {total_steps!r}."
             )
-        super().__init__(
-            target,
-            graph=graph,
-            network=network,
-            example=example,
-            floors=floors,
-            coupled=coupled,
-            round_to=round_to,
-            batch=batch,
-        )
+        super().__init__(target, prunable, batch=batch)
         self.total_steps = total_steps
         adapt = min(ADAPT_STEPS, total_steps // 2)
         self.every = max(1, total_steps // _UPDATES)
         self.trim_at = total_steps - max(round(TRIM * total_steps), adapt)
         self.latest = min(round(FINAL_AT * total_steps), total_steps - adapt)
-        self.channels = ChannelState(graph, network)
+        self.channels = ChannelState(prunable.graph, prunable.model)
         self.controller = Controller(total_steps)
         self.cost_weights = CostWeights(cost_weighting, self.measure, self.channels.widths)
         self.finalised_step: int | None = None
@@ -295,8 +275,8 @@ class Budget(Limit):
                 100 * CLOSE,
                 figure(self.limit),
                 "more channels have died than the target asks for"
-                if self.round_to == 1
-                else f"channels are kept in multiples of {self.round_to}",
+                if self.prunable.round_to == 1
+                else f"channels are kept in multiples of {self.prunable.round_to}",
             )
 
     @torch.no_grad()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.budget.measures import MEASURES, check_batch
+from softprune.budget.measures import MEASURES, PrunableNetwork, check_batch
 from softprune.budget.search import CLOSE, Counts, CutSearch
 from softprune.config.target import TargetLike, read_target
 from softprune.errors import ConfigError
-from softprune.graph import ChannelGraph
-from softprune.graph.example import Example
 from softprune.surgery import plain_copy
 
 
@@ -51,32 +49,15 @@ class Limit:
 
     Args:
         target: One quantity with its amount, such as ``{"macs": 0.5}``.
-        graph: The network's channel graph.
-        network: The network.
-        example: What the network is called with.
-        floors: The fewest channels that each site keeps.
-        coupled: Groups of sites of which only the channels that all of them keep remain.
-        round_to: Keep a multiple of this many channels.
+        prunable: The network.
         batch: Samples per call, for a latency target.
     """
 
-    def __init__(
-        self,
-        target: TargetLike,
-        *,
-        graph: ChannelGraph,
-        network: nn.Module,
-        example: Example,
-        floors: Mapping[str, int],
-        coupled: Iterable[Sequence[str]] = (),
-        round_to: int = 1,
-        batch: int | None = None,
-    ) -> None:
+    def __init__(self, target: TargetLike, prunable: PrunableNetwork, *, batch: int | None = None) -> None:
         self.target = read_target(target)
         check_batch(self.target.key, batch)
-        self.graph, self.network = graph, network
-        self.floors, self.coupled, self.round_to = dict(floors), [*coupled], round_to
-        self.measure = MEASURES[self.target.key](graph, network, example, round_to=round_to, batch=batch)
+        self.prunable, self.network = prunable, prunable.model
+        self.measure = MEASURES[self.target.key](prunable, batch)
         self._counts: Counts | None = None
         self.set_limit()
         self._check_possible()
@@ -92,7 +73,7 @@ class Limit:
                 f"A target must be below the dense network's own figure, {self.target.figure(self.dense)}. "
                 f"Got {self.target.figure(self.limit)}; train without a target instead."
             )
-        scores = {site.name: torch.zeros(site.width) for site in self.graph.sites}
+        scores = {site.name: torch.zeros(site.width) for site in self.prunable.graph.sites}
         smallest = self.search(scores, trained_like(self.network))
         floor = smallest.cost(smallest.at_rank(0))
         if floor > self.limit:
@@ -111,8 +92,9 @@ class Limit:
         def cost(masks: Mapping[str, Tensor]) -> float:
             return self.measure(network or self.network, masks)
 
+        rules = self.prunable
         return CutSearch(
-            scores, self.floors, self.round_to, cost, self.limit, self.coupled, alive_only=alive_only
+            scores, rules.floors, rules.round_to, cost, self.limit, rules.coupled, alive_only=alive_only
         )
 
     def masks(self, network: nn.Module, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,30 +17,35 @@ from softprune.graph.example import Example
 from softprune.plan import PrunePlan, make_plan
 
 
+@dataclass(frozen=True)
+class PrunableNetwork:
+    """A network with the rules that every cut of it follows."""
+
+    graph: ChannelGraph
+    model: nn.Module
+    example: Example
+    """What the model is called with."""
+    floors: Mapping[str, int]
+    """The fewest channels that each site keeps."""
+    coupled: Sequence[Sequence[str]] = ()
+    """Groups of sites of which only the channels that all of them keep remain."""
+    round_to: int = 1
+    """Keep a multiple of this many channels."""
+
+
 class Measure:
     """A figure of the network that given masks would leave, read from the exact plan.
 
     Args:
-        graph: The network's channel graph.
-        network: The network, for measures that time it.
-        example: What it is called with.
-        round_to: As in the pruner.
+        prunable: The network.
         batch: Samples per call, for measures that time the network.
     """
 
     is_timed: ClassVar[bool] = False
     """Whether it runs the network, with a batch size that matters."""
 
-    def __init__(
-        self,
-        graph: ChannelGraph,
-        network: nn.Module,
-        example: Example,
-        *,
-        round_to: int = 1,
-        batch: int | None = None,
-    ) -> None:
-        self.graph, self.round_to = graph, round_to
+    def __init__(self, prunable: PrunableNetwork, batch: int | None = None) -> None:
+        self.graph, self.round_to = prunable.graph, prunable.round_to
 
     def of_plan(self, plan: PrunePlan) -> float:
         """Return the figure of the network that `plan` leaves."""
@@ -102,17 +108,9 @@ class Latency(Measure):
 
     is_timed = True
 
-    def __init__(
-        self,
-        graph: ChannelGraph,
-        network: nn.Module,
-        example: Example,
-        *,
-        round_to: int = 1,
-        batch: int | None = None,
-    ) -> None:
-        super().__init__(graph, network, example, round_to=round_to)
-        self.table = measure_latency(graph, network, example, batch=batch)
+    def __init__(self, prunable: PrunableNetwork, batch: int | None = None) -> None:
+        super().__init__(prunable)
+        self.table = measure_latency(prunable.graph, prunable.model, prunable.example, batch=batch)
 
     def of_plan(self, plan: PrunePlan) -> float:
         return self.table(plan)

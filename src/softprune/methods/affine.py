@@ -80,9 +80,26 @@ def rates_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[tuple[f
 
 
 class AffinePruner(Pruner):
-    """A pruner with at least one :class:`AffineGate`."""
+    """A pruner with at least one :class:`AffineGate`, whose vectors take a step before each optimizer step."""
 
+    extras: dict[str, LearnedVector]
+    """The learned vectors, by the site at whose learning rate they are stepped."""
     _float16_seen = False
+
+    def _step_vector(
+        self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float
+    ) -> None:
+        """Change one vector in place."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        # The rate that the optimizer is about to use; a scheduler may change it after the step.
+        assert self._optimizer_hooks is not None
+        gradients = take_gradients(self.extras.values())
+        rates = rates_of(self._optimizer_hooks.optimizer, (self._masked[name].weight for name in self.extras))
+        for extra, gradient, (rate, momentum) in zip(self.extras.values(), gradients, rates, strict=True):
+            self._step_vector(extra, gradient, rate, momentum)
 
     def loss(self, task: Tensor) -> Tensor:
         if not self._float16_seen and not torch.compiler.is_compiling() and _autocast_float16():
@@ -108,6 +125,14 @@ class AffinePruner(Pruner):
         model = super().detach()
         _fold_into(model, gates)
         return model
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "extras": {name: e.state_dict() for name, e in self.extras.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name, extra in self.extras.items():
+            extra.load_state_dict(state["extras"][name])
 
 
 def _autocast_float16() -> bool:

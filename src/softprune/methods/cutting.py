@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from softprune.budget import PrunableNetwork
 from softprune.graph import ChannelGraph, Site
 from softprune.graph.example import Example
 from softprune.masks import MaskedBatchNorm, norms_of
@@ -54,6 +55,11 @@ class CuttableModel:
         """Return the other sites of the coupled group that site `name` is in; empty if it is in none."""
         group = next((group for group in self.coupled if name in group), ())
         return tuple(other for other in group if other != name)
+
+    def _prunable(self) -> PrunableNetwork:
+        """Return the network with the rules of its cuts, for a budget."""
+        floors = {site.name: self.floor(site) for site in self.sites}
+        return PrunableNetwork(self.graph, self.model, self.example, floors, self.coupled, self.round_to)
 
     def _fold_gates(self, network: nn.Module) -> nn.Module:
         """Return `network`, or a copy, whose plain BatchNorms compute what the masked ones do on kept channels."""
@@ -102,13 +108,8 @@ class CuttableModel:
 
     def summary(self) -> Summary:
         """Return width and kept channels per site, and the totals before and after. Prints as a table."""
-        return Summary.of(
-            self.graph,
-            self.masks(),
-            self.plan(),
-            {site.name: self.floor(site) for site in self.sites},
-            self._dead_kept(self.model),
-        )
+        floors = self._prunable().floors
+        return Summary.of(self.graph, self.masks(), self.plan(), floors, self._dead_kept(self.model))
 
     def _dead_kept(self, network: nn.Module) -> dict[str, int]:
         """Return, by site, the number of dead channels that a multiple or a floor keeps."""

@@ -91,6 +91,6 @@ class FpgmPruner(ZeroingPruner):
         if not self.mask_gradients:
             return
         for site in self.sites:
-            gradient = self.model.get_submodule(self.feeders[site.name]).weight.grad
-            if isinstance(gradient, Tensor):
+            gradient = self._filter_weights(self.model, site.name).grad
+            if gradient is not None:
                 gradient.mul_(self._stored(site.name).view(-1, *(1,) * (gradient.dim() - 1)))

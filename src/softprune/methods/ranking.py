@@ -17,7 +17,7 @@ from softprune.masks import FixedGate, Gate, fill_to_multiple
 from softprune.masks.gates import keep_common
 from softprune.methods.base import Pruner
 from softprune.methods.options import PrunerOptions, RankingOptions
-from softprune.selection import Globs, read_graph
+from softprune.selection import Globs
 
 Ratio = float | Mapping[str, float]
 """The share of channels to remove: one for all sites, or by glob on their names (sites without one stay whole)."""
@@ -90,27 +90,6 @@ def within_site(scores: Tensor) -> Tensor:
     return ranks
 
 
-def fed_by_filters(
-    model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs, *, every_norm: bool
-) -> tuple[ChannelGraph, dict[str, str]]:
-    """Return the graph whose sites are fed by filters, channel by channel, and the layer that feeds each site.
-
-    `every_norm`: also sites that no activation follows, such as the last BatchNorm of a residual branch.
-    """
-    graph = read_graph(model, example, include=include, exclude=exclude, every_norm=every_norm)
-    feeders = {site.name: graph.feeder(site.name) for site in graph.sites}
-    without = "it does not read the filters of one layer alone, channel by channel"
-    graph = graph.only({name: without for name, feeder in feeders.items() if feeder is None})
-    return graph, {name: feeder for name, feeder in feeders.items() if feeder is not None}
-
-
-def filters_of(network: nn.Module, feeders: Mapping[str, str], site: str) -> Tensor:
-    """Return the weights that feed `site`, one row per filter."""
-    weight = network.get_submodule(feeders[site]).weight
-    assert isinstance(weight, Tensor)
-    return weight.detach().flatten(1)
-
-
 class StoredPruner(Pruner):
     """A pruner whose gates hold their masks; they change in place, so that a captured CUDA graph sees the change."""
 
@@ -131,16 +110,7 @@ class StoredPruner(Pruner):
         if target is None:
             return
         try:
-            self._limit = Limit(
-                target,
-                graph=self.graph,
-                network=self.model,
-                example=self.example,
-                floors={site.name: self.floor(site) for site in self.sites},
-                coupled=self.coupled,
-                round_to=self.round_to,
-                batch=latency_batch,
-            )
+            self._limit = Limit(target, self._prunable(), batch=latency_batch)
         except BaseException:
             self.detach()
             raise
@@ -248,3 +218,46 @@ class OneShotPruner(StoredPruner):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._final = bool(state["decided"])
+
+
+class LayerwisePruner(OneShotPruner):
+    """A one-shot method that removes the channels of lowest score from every site.
+
+    Args:
+        model: The network; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        ratio: The share of channels to remove at every site, or shares by glob on their names; 0.5 by default.
+        options: `target` and those of every method; see :class:`softprune.methods.options.RankingOptions`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        ratio: Ratio | None = None,
+        **options: Unpack[RankingOptions],
+    ) -> None:
+        self._ratio = ratio_or_target(options, 0.5, ratio=ratio)
+        super().__init__(model, example, **options)
+
+    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+        graph = super()._read(model, example, include, exclude)
+        self.ratios = ratio_per_site(self._ratio, [site.name for site in graph.sites])
+        return graph
+
+    def _scores(self, network: nn.Module) -> dict[str, Tensor]:
+        """Return a score for every channel, by site; they are compared within a site only."""
+        raise NotImplementedError
+
+    def _drop_count(self, site: Site) -> int:
+        """Return how many channels of `site` are removed."""
+        return int(site.width * self.ratios[site.name])
+
+    def _choose(self, network: nn.Module) -> dict[str, Tensor]:
+        scores = self._scores(network)
+        kept = {site: drop_lowest(scores[site.name], self._drop_count(site)) for site in self.sites}
+        return {site.name: self._filled(site, keep, scores[site.name]) for site, keep in kept.items()}
+
+    def _ranking(self, network: nn.Module) -> dict[str, Tensor]:
+        return {name: within_site(scores) for name, scores in self._scores(network).items()}

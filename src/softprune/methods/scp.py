@@ -88,7 +88,13 @@ class SoftPruner(Pruner):
         self._steps_until_update = 0
         try:
             if target is not None:
-                self.budget = self._make_budget(target, total_steps, latency_batch, cost_weighting)
+                self.budget = Budget(
+                    target,
+                    total_steps,
+                    self._prunable(),
+                    batch=latency_batch,
+                    cost_weighting=cost_weighting,
+                )
                 self.strength = self.budget.controller.strength
             elif cost_weighting != 0:
                 self._weigh_costs(cost_weighting)
@@ -96,25 +102,10 @@ class SoftPruner(Pruner):
             self.detach()
             raise
 
-    def _make_budget(
-        self, target: TargetLike, total_steps: int | None, batch: int | None, cost_weighting: float
-    ) -> Budget:
-        return Budget(
-            target,
-            total_steps,
-            graph=self.graph,
-            network=self.model,
-            example=self.example,
-            floors={site.name: self.floor(site) for site in self.sites},
-            coupled=self.coupled,
-            round_to=self.round_to,
-            batch=batch,
-            cost_weighting=cost_weighting,
-        )
-
     def _weigh_costs(self, exponent: float) -> None:
-        measure = Macs(self.graph, self.model, self.example, round_to=self.round_to)
-        self._cost_weights = CostWeights(exponent, measure, {site.name: site.width for site in self.sites})
+        self._cost_weights = CostWeights(
+            exponent, Macs(self._prunable()), {site.name: site.width for site in self.sites}
+        )
         for site in self.sites:
             self._soft_gate(site.name).weight = torch.ones(site.width, device=self.clock.step.device)
         self._refresh_cost_weights()

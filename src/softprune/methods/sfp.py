@@ -10,18 +10,9 @@ from torch import Tensor, nn
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate
-from softprune.methods.optimizer_hooks import all_decayed
+from softprune.methods.filters import FilterPruner
 from softprune.methods.options import RankingOptions
-from softprune.methods.ranking import (
-    Ratio,
-    StoredPruner,
-    drop_lowest,
-    fed_by_filters,
-    filters_of,
-    ratio_or_target,
-    ratio_per_site,
-    within_site,
-)
+from softprune.methods.ranking import Ratio, drop_lowest, ratio_or_target, ratio_per_site, within_site
 from softprune.selection import Globs
 
 Evaluation = Literal["strict", "authors"]
@@ -35,7 +26,7 @@ class _OpenGate(FixedGate):
         return torch.ones_like(self.mask)
 
 
-class ZeroingPruner(StoredPruner):
+class ZeroingPruner(FilterPruner):
     """What SFP and FPGM share: filters that are set to zero before training and after every epoch.
 
     The gate of each BatchNorm closes in evaluation where the filter is zero, so that the cut is exact; with
@@ -59,10 +50,6 @@ class ZeroingPruner(StoredPruner):
         self._zeroed_here = False
         super().__init__(model, example, **options)
 
-    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
-        graph, self.feeders = fed_by_filters(model, example, include, exclude, every_norm=True)
-        return graph
-
     def _gate(self, number: int, site: Site) -> Gate:
         everything = torch.ones(site.width, dtype=torch.bool)
         return FixedGate(everything) if self.evaluation == "strict" else _OpenGate(everything)
@@ -78,7 +65,7 @@ class ZeroingPruner(StoredPruner):
     @torch.no_grad()
     def zero_filters(self) -> None:
         """Select filters and set them to zero."""
-        filters = {site.name: filters_of(self.model, self.feeders, site.name) for site in self.sites}
+        filters = self._filters(self.model)
         if self._limit is not None:
             scores = {name: within_site(self._scores(rows)) for name, rows in filters.items()}
             masks = self._meet_target(self.model, scores)
@@ -88,9 +75,7 @@ class ZeroingPruner(StoredPruner):
             )
         self._store(masks)
         for name, keep in masks.items():
-            weight = self.model.get_submodule(self.feeders[name]).weight
-            assert isinstance(weight, Tensor)
-            weight[~keep] = 0.0
+            self._filter_weights(self.model, name)[~keep] = 0.0
 
     def _begin(self) -> None:
         self.zero_filters()
@@ -99,9 +84,6 @@ class ZeroingPruner(StoredPruner):
     def end_epoch(self, epoch: int) -> None:
         self._network.check_in_place()
         self.zero_filters()
-
-    def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        return all_decayed(self.model, weight_decay)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._zeroed_here and int(self.clock.step) == 0 and state.get("clock", {}).get("step"):

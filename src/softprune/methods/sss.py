@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.channels import IntArray
 from softprune.graph.ops import BinaryOp, ChannelwiseOp, ConstantOp, LayerCall, LayerOp, SelectOp
 from softprune.masks import AffineGate, FixedGate, Gate
-from softprune.methods.affine import AffinePruner, LearnedVector, rates_of, take_gradients
+from softprune.methods.affine import AffinePruner, LearnedVector
 from softprune.methods.options import PrunerOptions
 from softprune.methods.ranking import fill_up
 from softprune.selection import Globs, read_graph
@@ -231,19 +231,7 @@ class SssPruner(AffinePruner):
         """The factor of every structure: by the block's last BatchNorm, or per channel by site."""
         return {name: extra.value.detach().clone() for name, extra in self.extras.items()}
 
-    def before_step(self) -> None:
-        # The rate that the optimizer is about to use; a scheduler may change it after the step.
-        assert self._optimizer_hooks is not None
-        gradients = take_gradients(self.extras.values())
-        rates = rates_of(self._optimizer_hooks.optimizer, (self._masked[name].weight for name in self.extras))
-        for extra, gradient, (rate, momentum) in zip(self.extras.values(), gradients, rates, strict=True):
-            proximal_step_(extra.value, extra.velocity, gradient, rate, momentum, self.strength)
-
-    def state_dict(self) -> dict[str, Any]:
-        factors = {name: extra.state_dict() for name, extra in self.extras.items()}
-        return {**super().state_dict(), "factors": factors}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        for name, extra in self.extras.items():
-            extra.load_state_dict(state["factors"][name])
+    def _step_vector(
+        self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float
+    ) -> None:
+        proximal_step_(extra.value, extra.velocity, gradient, rate, momentum, self.strength)

@@ -6,7 +6,7 @@ No code of the authors exists. What the paper does not say was chosen here; docs
 from __future__ import annotations
 
 import math
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.masks import AffineGate, Clock, Gate, channel_words, uniform_noise
-from softprune.methods.affine import AffinePruner, LearnedVector, rates_of, take_gradients
+from softprune.methods.affine import AffinePruner, LearnedVector
 from softprune.methods.options import PrunerOptions
 from softprune.methods.ranking import StoredPruner
 from softprune.methods.validation import is_positive
@@ -106,14 +106,11 @@ class VariationalPruner(AffinePruner, StoredPruner):
         ]
         return self.strength * 0.5 * torch.stack(terms).sum()
 
-    @torch.no_grad()
-    def before_step(self) -> None:
-        assert self._optimizer_hooks is not None
-        gradients = take_gradients(self.extras.values())
-        rates = rates_of(self._optimizer_hooks.optimizer, (self._masked[name].weight for name in self.extras))
-        for extra, gradient, (rate, momentum) in zip(self.extras.values(), gradients, rates, strict=True):
-            extra.velocity.mul_(momentum).add_(gradient)
-            extra.value.sub_(rate * extra.velocity)
+    def _step_vector(
+        self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float
+    ) -> None:
+        extra.velocity.mul_(momentum).add_(gradient)
+        extra.value.sub_(rate * extra.velocity)
 
     @torch.no_grad()
     def end_epoch(self, epoch: int) -> None:
@@ -126,12 +123,3 @@ class VariationalPruner(AffinePruner, StoredPruner):
             # What was dropped before does not come back to fill a floor.
             chosen[site.name] = self._filled(site, keep, torch.where(self._stored(site.name), mu, -1.0))
         self._store(self._keep_coupled(chosen))
-
-    def state_dict(self) -> dict[str, Any]:
-        posterior = {name: extra.state_dict() for name, extra in self.extras.items()}
-        return {**super().state_dict(), "log_sigma": posterior}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        for name, extra in self.extras.items():
-            extra.load_state_dict(state["log_sigma"][name])
