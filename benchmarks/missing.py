@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from softprune.config.recipes import load_recipe, recipe_names
+from softprune.config.recipes import load_recipe, recipe_files
 from softprune.config.settings import RunConfig
 from softprune.report import PaperFigures, paper_table_rows
 from softprune.runs.folder import RunFolder
@@ -149,7 +149,7 @@ class Planned:
 @cache
 def planned() -> dict[str, Planned]:
     """All recipes, and the runs of the sweeps that vary one setting of a recipe, by name."""
-    runs = {name: Planned(load_recipe(name), f"softprune train {name}") for name in recipe_names()}
+    runs = {name: Planned(load_recipe(name), f"softprune train {name}") for name in recipe_files()}
     for cell in (cell for sweep in SWEEPS for cell in read_sweep(sweep).cells):
         settings = " ".join(f"--set {shlex.quote(setting)}" for setting in cell.settings)
         runs.setdefault(cell.config.name, Planned(cell.config, f"softprune train {cell.recipe} {settings}"))

@@ -49,6 +49,18 @@ class CheckpointError(SoftpruneError):
     """A checkpoint cannot be written, read, or resumed from."""
 
 
+class NonFiniteLoss(SoftpruneError):
+    """The loss became infinite or not a number."""
+
+    def __init__(self, step: int, epoch: int, position: int, indices: list[int]) -> None:
+        self.step, self.epoch, self.position, self.indices = step, epoch, position, indices
+        super().__init__(
+            f"The loss must be finite. Got infinity or NaN in step {step} (epoch {epoch}, batch {position}), "
+            f"whose images have the indices {indices}. Lower the learning rate or the strength, or look at "
+            "these images."
+        )
+
+
 def few_of(word: str, candidates: Sequence[str]) -> str:
     """List the closest candidates, or the first ones when none is close."""
     near = difflib.get_close_matches(word, candidates, n=3) or candidates[:3]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from softprune import __version__, models
-from softprune.config.recipes import load_recipe, recipe_names, sweep_names
+from softprune.config.recipes import load_recipe, recipe_files, sweep_files
 from softprune.data import DATASETS
 from softprune.methods import REGISTRY
 from softprune.runs.folder import RunFolder
@@ -23,7 +23,7 @@ from softprune.runs.folder import RunFolder
         ("methods", [*REGISTRY, "dense"]),
         ("models", list(models.REGISTRY)),
         ("data", list(DATASETS)),
-        ("recipes", [*recipe_names(), *sweep_names()]),
+        ("recipes", [*recipe_files(), *sweep_files()]),
     ],
 )
 def test_a_list_names_everything_as_text_and_as_json(softprune, command: str, names: list[str]) -> None:

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from softprune import models
-from softprune.config.recipes import load_recipe, recipe_names
+from softprune.config.recipes import load_recipe, recipe_files
 from softprune.train.method import make_pruner
 
-OURS = [name for name in recipe_names() if name.startswith(("best-", "finetune-", "tinyimagenet-"))]
+OURS = [name for name in recipe_files() if name.startswith(("best-", "finetune-", "tinyimagenet-"))]
 # One recipe for each network and method: that with the smallest target, since building one takes seconds.
 BY_KIND = {
     (config.model.name, config.method.name): name

@@ -12,8 +12,8 @@ from softprune.config.recipes import (
     find_recipe,
     load_recipe,
     read_config,
-    recipe_names,
-    recipe_title,
+    recipe_files,
+    title_of,
 )
 from softprune.config.reference import render_reference
 from softprune.config.settings import MethodConfig, RunConfig, TrainConfig
@@ -25,13 +25,13 @@ from softprune.sweep.grid import read_sweep
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", recipe_files())
 def test_every_recipe_resolves_and_round_trips(name: str, tmp_path: Path) -> None:
     config = load_recipe(name)
     assert config.name == name
     assert config.model.name in models.REGISTRY
     assert config.data.name in DATASETS
-    assert recipe_title(name)
+    assert title_of(recipe_files()[name])
     path = tmp_path / "config.toml"
     path.write_text(dump_config(config), encoding="utf-8")
     assert read_config(path) == config
@@ -44,11 +44,11 @@ def test_there_is_a_recipe_for_every_row_of_the_papers_tables() -> None:
     expected = {f"{row}-{kind}" for row in table_1 | tables_2_3 for kind in ("scp", "dense")}
     expected |= {f"{row}-scp-high" for row in tables_2_3}
     expected |= {"imagenet-resnet50-dense", "imagenet-resnet50-scp", "imagenet-resnet50-scp-ft", "digits"}
-    assert expected <= set(recipe_names())
+    assert expected <= set(recipe_files())
     # Tables 6 and 7 vary one setting of a recipe: they are sweeps.
     for sweep in ("paper-table-6", "paper-table-7"):
         expected |= {cell.config.name for cell in read_sweep(sweep).cells}
-    assert set(paper_figures()) <= set(recipe_names()) | expected
+    assert set(paper_figures()) <= set(recipe_files()) | expected
 
 
 def test_the_authors_settings_are_the_papers_recipes() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from softprune.config.recipes import load_recipe, recipe_names
+from softprune.config.recipes import load_recipe, recipe_files
 from softprune.report import (
     PaperRow,
     csv_text,
@@ -216,7 +216,7 @@ def test_a_run_to_the_papers_flops_has_its_figures_beside_it() -> None:
     (row,) = paper_rows([theirs], {"scp": "SCP"})
     assert row.paper is paper_figures()["cifar100-vgg16-scp"]
     # That is what the recipes ask for where the paper has no strength.
-    targets = {name: load_recipe(name).method.target for name in recipe_names() if name in paper_figures()}
+    targets = {name: load_recipe(name).method.target for name in recipe_files() if name in paper_figures()}
     named = {name: target for name, target in targets.items() if target is not None and "macs" in target}
     assert len(named) >= 5
     for name, target in named.items():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tiny import tiny_recipe
 
-from softprune.config.recipes import dump_config, sweep_names, sweep_title
+from softprune.config.recipes import dump_config, sweep_files, title_of
 from softprune.errors import CheckpointError, ConfigError
 from softprune.runs.folder import RunFolder
 from softprune.sweep.executor import LocalPool
@@ -137,11 +137,11 @@ def test_after_finds_one_run_of_thousands_without_a_search() -> None:
         earlier.after("dense", {"seed": 9999})
 
 
-@pytest.mark.parametrize("name", sweep_names())
+@pytest.mark.parametrize("name", sweep_files())
 def test_sweeps_that_ship_are_valid(name: str, tmp_path: Path) -> None:
     sweep = read_sweep(name, tmp_path)
     assert sweep.name == name
-    assert sweep_title(name)
+    assert title_of(sweep_files()[name])
 
 
 def test_a_run_that_was_started_otherwise_is_not_mixed_up(write: Any) -> None:

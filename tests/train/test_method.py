@@ -2,7 +2,7 @@
 
 import pytest
 
-from softprune.config.recipes import load_recipe, recipe_names
+from softprune.config.recipes import load_recipe, recipe_files
 from softprune.config.settings import MethodConfig
 from softprune.errors import ConfigError
 from softprune.methods import REGISTRY
@@ -25,7 +25,7 @@ def test_an_unknown_option_is_told_those_that_only_the_method_has(method: str, o
         check_method(MethodConfig(name=method, options={"ratios": 1}))
 
 
-@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize("recipe", recipe_files())
 def test_recipes_give_their_methods_options_that_they_have(recipe: str) -> None:
     config = load_recipe(recipe)
     check_method(config.method, compact_at=config.train.compact_at)

@@ -11,13 +11,13 @@ from torch import nn
 from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
-from softprune.errors import CheckpointError, ConfigError
+from softprune.errors import CheckpointError, ConfigError, NonFiniteLoss
 from softprune.masks import Clock, MaskConfig, SoftGate, mask_
 from softprune.masks.model import hook_root_
 from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.train import step as step_module
 from softprune.train.optim import Schedule, make_sgd
-from softprune.train.step import NonFiniteLoss, StepOptions, TrainStep
+from softprune.train.step import StepOptions, TrainStep
 
 CPU = torch.device("cpu")
 BATCH, SIZE = 8, 28

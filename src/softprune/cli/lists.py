@@ -88,12 +88,14 @@ def recipes(
         raise ConfigError(
             "--copy must come with the name of a recipe. Got no name; `softprune recipes` lists them."
         )
-    found = [("recipe", name, library.recipe_title(name)) for name in library.recipe_names()]
-    found += [("sweep", name, library.sweep_title(name)) for name in library.sweep_names()]
+    kinds = {"recipe": library.recipe_files(), "sweep": library.sweep_files()}
+    found = [
+        (kind, name, library.title_of(file)) for kind, files in kinds.items() for name, file in files.items()
+    ]
     if as_json:
         print_json([{"kind": kind, "name": name, "description": title} for kind, name, title in found])
         return
-    for kind in ("recipe", "sweep"):
+    for kind in kinds:
         rows = [[name, title] for each, name, title in found if each == kind]
         print_table("", [kind, "description"], rows)
         say()
@@ -102,8 +104,7 @@ def recipes(
 def _show_recipe(name: str, copy: Path | None) -> None:
     from softprune.config import recipes as library
 
-    files = {each: library.sweep_folder() / f"{each}.toml" for each in library.sweep_names()}
-    files |= {each: library.recipe_folder() / f"{each}.toml" for each in library.recipe_names()}
+    files = library.sweep_files() | library.recipe_files()
     if name not in files:
         raise ConfigError(
             f"A recipe must be a name that `softprune recipes` lists. Got {name!r}.{nearest(name, files)}"
@@ -117,7 +118,7 @@ def _show_recipe(name: str, copy: Path | None) -> None:
     from softprune.io import write_atomically
 
     write_atomically(copy, text.encode(), then="copy again", follow_link=True)
-    command = "sweep" if name in library.sweep_names() else "train"
+    command = "sweep" if name in library.sweep_files() else "train"
     say(f"{copy} written. Edit it, then: softprune {command} {copy}")
 
 

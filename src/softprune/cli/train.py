@@ -9,7 +9,7 @@ import typer
 from softprune.cli.app import command
 from softprune.cli.options import DataDir, Device, OwnData, OwnModel, Run, TimeLimit, parse_time
 from softprune.cli.output import format_count, remark, say
-from softprune.config.recipes import load_recipe, recipe_names
+from softprune.config.recipes import load_recipe, recipe_files
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError
 from softprune.train.control import EXIT_STOPPED
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _complete_recipe(incomplete: str) -> list[str]:
-    return [name for name in recipe_names() if name.startswith(incomplete)]
+    return [name for name in recipe_files() if name.startswith(incomplete)]
 
 
 @command

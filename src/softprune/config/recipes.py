@@ -1,6 +1,7 @@
 """Recipes and sweeps: TOML files found by name or by path, read, changed by ``--set``, and written."""
 
 import functools
+import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -21,51 +22,28 @@ _TABLES = ("method.options.", "method.target.", "model.options.")
 """Tables whose keys softprune does not know beforehand."""
 
 
-def recipe_folder() -> Path:
-    """The folder of the recipes that come with softprune."""
-    return _folder("recipes")
+def recipe_files() -> dict[str, Path]:
+    """Return the recipes that come with softprune, by name."""
+    return _files("recipes")
 
 
-def recipe_names() -> list[str]:
-    """Names of the recipes that come with softprune."""
-    return _names(recipe_folder())
+def sweep_files() -> dict[str, Path]:
+    """Return the sweeps that come with softprune, by name."""
+    return _files("sweeps")
 
 
-def recipe_title(name: str) -> str:
-    """The comment at the head of a recipe that comes with softprune."""
-    return _title(recipe_folder(), name)
+@functools.cache
+def _files(folder: str) -> dict[str, Path]:
+    files = Path(str(resources.files("softprune"))) / folder
+    return {path.stem: path for path in sorted(files.glob("*.toml"))}
 
 
-def sweep_folder() -> Path:
-    """The folder of the sweeps that come with softprune."""
-    return _folder("sweeps")
-
-
-def sweep_names() -> list[str]:
-    """Names of the sweeps that come with softprune."""
-    return _names(sweep_folder())
-
-
-def sweep_title(name: str) -> str:
-    """The first line of a sweep that comes with softprune."""
-    return (sweep_folder() / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-
-
-def _folder(name: str) -> Path:
-    return Path(str(resources.files("softprune"))) / name
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.toml"))
-
-
-def _title(folder: Path, name: str) -> str:
-    title = []
-    for line in (folder / f"{name}.toml").read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        title.append(line.lstrip("# "))
-    return " ".join(title)
+def title_of(file: Path) -> str:
+    """Return the comment at the head of a recipe or sweep."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return " ".join(
+        line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)
+    )
 
 
 def find_recipe(recipe: str) -> Path:
@@ -73,13 +51,13 @@ def find_recipe(recipe: str) -> Path:
     path = Path(recipe)
     if path.suffix == ".toml" and path.is_file():
         return path
-    own = recipe_folder() / f"{path.stem if path.suffix == '.toml' else recipe}.toml"
-    if len(path.parts) == 1 and own.is_file():
-        return own
+    files = recipe_files()
+    if len(path.parts) == 1 and recipe.removesuffix(".toml") in files:
+        return files[recipe.removesuffix(".toml")]
     beside = [str(file) for file in path.parent.glob("*.toml")]
     raise ConfigError(
         f"A recipe must be a TOML file or a name that `softprune recipes` lists. Got {show(recipe)}, which is neither."
-        f"{nearest(recipe, [*recipe_names(), *beside])}"
+        f"{nearest(recipe, [*files, *beside])}"
     )
 
 

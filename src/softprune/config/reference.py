@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from softprune.config.recipes import config_to_dict, inline_toml, recipe_names, recipe_title
+from softprune.config.recipes import config_to_dict, inline_toml, recipe_files, title_of
 from softprune.config.schema import annotation_of, is_section, type_in_words
 from softprune.config.settings import RunConfig
 
@@ -51,7 +51,7 @@ def _description(section: type[BaseModel], name: str) -> str:
 
 def _recipe_table() -> str:
     lines = ["| recipe | what it is |", "|---|---|"]
-    lines += [f"| `{name}` | {recipe_title(name)} |" for name in recipe_names()]
+    lines += [f"| `{name}` | {title_of(file)} |" for name, file in recipe_files().items()]
     return "\n".join(lines) + "\n"
 
 

@@ -202,59 +202,44 @@ def _count_head(tally: _Tally, stream: int) -> None:
 def _count_preact(tally: _Tally) -> None:
     """Basic blocks.
 
-    A block whose masks leave nothing of one of its two BatchNorms counts as nothing, also where its constant
-    would survive. In the first block of a stage only the second BatchNorm is masked, the outputs of the first
-    convolution are not reduced by that mask, and a dead branch drops the first BatchNorm from the count
-    although the shortcut reads it. Stem and projections always count in full. A mask on the first BatchNorm
-    of such a block, which the authors never have, narrows the input of its convolution.
+    A block whose masks leave nothing of one of its BatchNorms counts as nothing, also where its constant would
+    survive. In the first block of a stage only the second BatchNorm is masked, the outputs of the first convolution
+    are not reduced by that mask, and a dead branch drops the first BatchNorm from the count although the shortcut
+    reads it. Stem and projections always count in full. A mask on the first BatchNorm of such a block, which the
+    authors never have, narrows the input of its convolution.
     """
-    tally.full_conv("stem")
-    stream = tally.module("stem", nn.Conv2d).out_channels
-    for stage in _children(tally, "stages"):
-        for index, block in enumerate(_children(tally, stage)):
-            tally.expect_width(f"{block}.bn1", stream)
-            inner, outer = tally.kept(f"{block}.bn1"), tally.kept(f"{block}.bn2")
-            outputs = tally.module(f"{block}.conv2", nn.Conv2d).out_channels
-            if inner * outer == 0:
-                tally.free(*(f"{block}.{part}" for part in ("bn1", "conv1", "bn2", "conv2")))
-            else:
-                tally.norm(f"{block}.bn1", counted=stream, channels=inner)
-                tally.conv(f"{block}.conv1", inner, tally.width(f"{block}.bn2") if index == 0 else outer)
-                tally.norm(f"{block}.bn2", counted=outer, channels=outer)
-                tally.conv(f"{block}.conv2", outer, outputs)
-            if f"{block}.project" in _children(tally, block):
-                tally.full_conv(f"{block}.project")
-            stream = outputs
-    _count_head(tally, stream)
+    _count_residual(tally, norms=2, whole_in_first_block=True)
 
 
 def _count_bottleneck(tally: _Tally) -> None:
     """Bottleneck blocks, for which the authors released no code: their rules for basic blocks, carried over.
 
-    A block with nothing left of one of its three BatchNorms counts as nothing but its projection, which
-    always counts in full. The shortcut reads the raw input, so the first block of a stage has no rule of its
-    own.
+    The shortcut reads the raw input, so the first block of a stage has no rule of its own.
     """
+    _count_residual(tally, norms=3, whole_in_first_block=False)
+
+
+def _count_residual(tally: _Tally, norms: int, *, whole_in_first_block: bool) -> None:
+    """Blocks of `norms` pairs of BatchNorm and convolution; `whole_in_first_block`: see :func:`_count_preact`."""
     tally.full_conv("stem")
     stream = tally.module("stem", nn.Conv2d).out_channels
     for stage in _children(tally, "stages"):
-        for block in _children(tally, stage):
-            tally.expect_width(f"{block}.bn1", stream)
-            first, second, third = (tally.kept(f"{block}.bn{index}") for index in (1, 2, 3))
-            outputs = tally.module(f"{block}.conv3", nn.Conv2d).out_channels
-            if first * second * third == 0:
-                parts = ("bn1", "conv1", "bn2", "conv2", "bn3", "conv3")
-                tally.free(*(f"{block}.{part}" for part in parts))
+        for index, block in enumerate(_children(tally, stage)):
+            pairs = [(f"{block}.bn{number}", f"{block}.conv{number}") for number in range(1, norms + 1)]
+            tally.expect_width(pairs[0][0], stream)
+            kept = [tally.kept(norm) for norm, _ in pairs]
+            outputs = [*kept[1:], tally.module(pairs[-1][1], nn.Conv2d).out_channels]
+            if whole_in_first_block and index == 0:
+                outputs[0] = tally.width(pairs[1][0])
+            if 0 in kept:
+                tally.free(*(name for pair in pairs for name in pair))
             else:
-                tally.norm(f"{block}.bn1", counted=stream, channels=first)
-                tally.conv(f"{block}.conv1", first, second)
-                tally.norm(f"{block}.bn2", counted=second, channels=second)
-                tally.conv(f"{block}.conv2", second, third)
-                tally.norm(f"{block}.bn3", counted=third, channels=third)
-                tally.conv(f"{block}.conv3", third, outputs)
+                for (norm, conv), inputs, out in zip(pairs, kept, outputs, strict=True):
+                    tally.norm(norm, counted=stream if norm == pairs[0][0] else inputs, channels=inputs)
+                    tally.conv(conv, inputs, out)
             if f"{block}.project" in _children(tally, block):
                 tally.full_conv(f"{block}.project")
-            stream = outputs
+            stream = outputs[-1]
     _count_head(tally, stream)
 
 

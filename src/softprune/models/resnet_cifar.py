@@ -42,20 +42,26 @@ class PreActBlock(nn.Module):
 class PreActResNet(nn.Module):
     """3x3 stem without BatchNorm, three stages of `PreActBlock`, BatchNorm-ReLU, average pool, linear."""
 
+    expansion = 1
+    """Output channels of a block over its planes."""
+
     def __init__(self, blocks_per_stage: int, num_classes: int = 10) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.stages = nn.ModuleList()
         width = 16
-        for out_channels in (16, 32, 64):
+        for planes in (16, 32, 64):
             blocks = []
             for index in range(blocks_per_stage):
-                blocks.append(PreActBlock(width, out_channels, first=index == 0))
-                width = out_channels
+                blocks.append(self._block(width, planes, first=index == 0))
+                width = planes * self.expansion
             self.stages.append(nn.Sequential(*blocks))
         self.bn = nn.BatchNorm2d(width)
         self.classifier = nn.Linear(width, num_classes)
         init_scp_(self)
+
+    def _block(self, in_channels: int, planes: int, *, first: bool) -> nn.Module:
+        return PreActBlock(in_channels, planes, first=first)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
@@ -108,31 +114,13 @@ class PreActBottleneck(nn.Module):
         return shortcut + branch
 
 
-class BottleneckResNet(nn.Module):
-    """3x3 stem without BatchNorm, three stages of `PreActBottleneck`, BatchNorm-ReLU, pool, linear."""
+class BottleneckResNet(PreActResNet):
+    """The same with stages of `PreActBottleneck`."""
 
-    def __init__(self, blocks_per_stage: int, num_classes: int = 10) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.stages = nn.ModuleList()
-        width = 16
-        for planes, stride in ((16, 1), (32, 2), (64, 2)):
-            blocks = []
-            for index in range(blocks_per_stage):
-                blocks.append(PreActBottleneck(width, planes, stride if index == 0 else 1))
-                width = planes * EXPANSION
-            self.stages.append(nn.Sequential(*blocks))
-        self.bn = nn.BatchNorm2d(width)
-        self.classifier = nn.Linear(width, num_classes)
-        init_scp_(self)
+    expansion = EXPANSION
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for stage in self.stages:
-            x = stage(x)
-        x = F.relu(self.bn(x))
-        x = F.adaptive_avg_pool2d(x, 1).flatten(1)
-        return self.classifier(x)
+    def _block(self, in_channels: int, planes: int, *, first: bool) -> nn.Module:
+        return PreActBottleneck(in_channels, planes, stride=2 if first and planes > 16 else 1)
 
 
 def resnet164(num_classes: int = 10) -> BottleneckResNet:

@@ -14,10 +14,9 @@ from softprune.config.recipes import (
     find_recipe,
     inline_toml,
     read_toml,
-    recipe_folder,
+    recipe_files,
     resolve_recipe,
-    sweep_folder,
-    sweep_names,
+    sweep_files,
 )
 from softprune.config.settings import RunConfig
 from softprune.data.registry import check_data_name
@@ -79,14 +78,14 @@ class Sweep:
 
 def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: str | None = None) -> Sweep:
     """Return the runs of a sweep (a TOML file, or the name of a built-in one). Check all of them; write nothing."""
-    path = Path(sweep)
+    path, built_in = Path(sweep), sweep_files()
     if not path.is_file():
-        path = sweep_folder() / f"{sweep}.toml"
-    if not path.is_file():
-        raise ConfigError(
-            f"A sweep must be a TOML file or one of {', '.join(sweep_names())}. Got {str(sweep)!r}, which is neither."
-            f"{nearest(str(sweep), sweep_names())}"
-        )
+        if str(sweep) not in built_in:
+            raise ConfigError(
+                f"A sweep must be a TOML file or one of {', '.join(built_in)}. Got {str(sweep)!r}, which is neither."
+                f"{nearest(str(sweep), built_in)}"
+            )
+        path = built_in[str(sweep)]
     values = read_toml(path)
     try:
         return _resolve(path, values, out, data_dir)
@@ -155,7 +154,7 @@ def _cells_of(
             check_weights_exist(Path(config.model.weights).expanduser())
         cell = Cell(
             name=label + _suffix(point),
-            recipe=found.stem if found.parent == recipe_folder() else str(found),
+            recipe=found.stem if found in recipe_files().values() else str(found),
             settings=settings,
             folder=RunFolder(folder / (label + _suffix(point))),
             config=config,

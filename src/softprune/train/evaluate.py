@@ -66,12 +66,11 @@ class EvalStep:
         channels_last: bool = False,
         graph: bool = True,
         workers: int = 0,
-        device: torch.device | str | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         self.model, self.data = model, data
-        self.device = next(model.parameters()).device if device is None else torch.device(device)
+        self.device = next(model.parameters()).device
         self.bf16, self.channels_last, self.world_size = bf16, channels_last, world_size
         self._wants_graph = graph and self.device.type == "cuda"
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,50 +20,18 @@ from torch.nn.parallel import DistributedDataParallel
 from softprune.config.settings import Mode
 from softprune.data import BatchSource
 from softprune.data.mixing import Mixing, mixed
-from softprune.distillation import distillation_loss
-from softprune.errors import CheckpointError, ConfigError, SoftpruneError
+from softprune.errors import CheckpointError, ConfigError, NonFiniteLoss
 from softprune.masks import Chain, Clock, draw_chain
+from softprune.methods import Pruner
 from softprune.train.compiled import StepCompiler, in_short
-from softprune.train.cuda_graph import Snapshot, Stateful, capture_graph
-from softprune.train.optim import Schedule, match_gradients, match_layout, share_rate
+from softprune.train.cuda_graph import Snapshot, capture_graph
+from softprune.train.optim import Schedule, WeightAverage, match_gradients, match_layout, share_rate
 from softprune.train.teacher import Teacher
 
 log = logging.getLogger(__name__)
 
 # From the fastest down; a mode that does not work is replaced by the next one.
 _LADDER: tuple[Mode, ...] = ("compile+cuda_graph", "cuda_graph", "compile", "eager")
-
-
-class Pruning(Protocol):
-    """What a step needs of a pruner (see softprune.methods)."""
-
-    strength: Any
-
-    def draw_ahead(self, chain: Chain = ...) -> None: ...
-
-    def loss(self, task: Tensor) -> Tensor: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class Averaging(Stateful, Protocol):
-    """A moving average of the weights; `update` must consist of tensor operations that a graph can hold."""
-
-    def update(self) -> None: ...
-
-
-class NonFiniteLoss(SoftpruneError):
-    """The loss became infinite or not a number."""
-
-    def __init__(self, step: int, epoch: int, position: int, indices: list[int]) -> None:
-        self.step, self.epoch, self.position, self.indices = step, epoch, position, indices
-        super().__init__(
-            f"The loss must be finite. Got infinity or NaN in step {step} (epoch {epoch}, batch {position}), "
-            f"whose images have the indices {indices}. Lower the learning rate or the strength, or look at "
-            "these images."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +99,9 @@ class TrainStep:
         batches: BatchSource,
         *,
         schedule: Schedule,
-        pruner: Pruning | None = None,
+        pruner: Pruner | None = None,
         strength: Schedule | None = None,
-        average: Averaging | None = None,
+        average: WeightAverage | None = None,
         teacher: Teacher | None = None,
         options: StepOptions | None = None,
     ) -> None:
@@ -257,9 +225,13 @@ class TrainStep:
             self.device.type, dtype=torch.bfloat16, enabled=options.bf16, cache_enabled=False
         ):
             logits = self.model(images)
+            taught = None if self.teacher is None else self.teacher.outputs(images)
         task = self._task_loss(logits.float(), labels)
-        taught = task if self.teacher is None else self._taught_loss(images, logits.float(), labels, task)
-        objective = taught if self.pruner is None else self.pruner.loss(taught)
+        objective = task
+        if self.teacher is not None and taught is not None:
+            objective = self.teacher.joint_loss(task, logits.float(), taught, labels)
+        if self.pruner is not None:
+            objective = self.pruner.loss(objective)
         with torch.no_grad():
             count = torch.full_like(task, len(labels), dtype=torch.float64)
             right = (logits.argmax(1) == labels).sum()
@@ -267,20 +239,6 @@ class TrainStep:
             bad = (self._first_bad < 0) & ~torch.isfinite(objective)
             self._first_bad.copy_(torch.where(bad, self._clock.step, self._first_bad))
         return objective
-
-    def _taught_loss(self, images: Tensor, logits: Tensor, labels: Tensor, task: Tensor) -> Tensor:
-        """Return the weighted sum of the task loss and the distillation loss."""
-        assert self.teacher is not None
-        with (
-            torch.no_grad(),
-            torch.autocast(
-                self.device.type, dtype=torch.bfloat16, enabled=self.options.bf16, cache_enabled=False
-            ),
-        ):
-            outputs = self.teacher.network(images)
-        # The task loss may be of mixed or smoothed labels, so only the teacher's part is taken from the function.
-        soft = distillation_loss(logits, outputs, labels, weight=1.0, temperature=self.teacher.temperature)
-        return self.teacher.weight * soft + (1 - self.teacher.weight) * task
 
     def _task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         smoothing = self.options.label_smoothing

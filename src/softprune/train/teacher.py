@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from softprune import models
 from softprune.config.settings import ModelConfig, RunConfig
 from softprune.data import DataBundle
+from softprune.distillation import distillation_loss
 from softprune.distributed import World
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.runs.checkpoint import read_newest, restoring
@@ -32,6 +33,18 @@ class Teacher:
     temperature: float
     checksum: str
     """SHA-256 of its weights, by which a resumed run notices another teacher."""
+
+    @torch.no_grad()
+    def outputs(self, images: Tensor) -> Tensor:
+        """Return the logits of the trained network."""
+        logits: Tensor = self.network(images)
+        return logits
+
+    def joint_loss(self, task: Tensor, logits: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the weighted sum of the task loss and the distillation loss."""
+        # The task loss may be of mixed or smoothed labels, so only the teacher's part is taken from the function.
+        soft = distillation_loss(logits, outputs, labels, weight=1.0, temperature=self.temperature)
+        return self.weight * soft + (1 - self.weight) * task
 
 
 def load_teacher(config: RunConfig, folder: RunFolder | None, data: DataBundle, world: World) -> Teacher:

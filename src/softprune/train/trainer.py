@@ -13,7 +13,7 @@ from softprune.config.recipes import config_to_dict
 from softprune.config.settings import RunConfig
 from softprune.data import DataBundle
 from softprune.distributed import World
-from softprune.errors import ConfigError, DataError, SoftpruneError
+from softprune.errors import ConfigError, DataError, NonFiniteLoss, SoftpruneError
 from softprune.methods import Pruner
 from softprune.module_state import non_finite
 from softprune.runs.checkpoint import random_state, restoring, save_checkpoint, set_random_state
@@ -34,7 +34,6 @@ from softprune.train.evaluate import EvalTotals, Evaluator
 from softprune.train.metrics import CostTracker, EventWriter, SiteHistory
 from softprune.train.optim import optimizer_state
 from softprune.train.stage import Stage, StartingPoint, recalibrate
-from softprune.train.step import NonFiniteLoss
 from softprune.train.teacher import Teacher
 
 logger = logging.getLogger(__name__)

@@ -39,17 +39,8 @@ def conv2d_relu(
 
 
 @conv2d_relu.register_fake
-def _(
-    image: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    return F.conv2d(image, weight, bias, stride, padding, dilation, groups)
+def _(image: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *steps: Any) -> Tensor:
+    return F.conv2d(image, weight, bias, *steps)
 
 
 CONV_RELU = torch.ops.softprune.conv2d_relu.default
