@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass
 from typing import Literal, Unpack, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.channels import IntArray
-from softprune.graph.ops import BinaryOp, ChannelwiseOp, ConstantOp, LayerCall, LayerOp, SelectOp
+from softprune.graph.dataflow import ForwardAnalysis, per_group
+from softprune.graph.ops import BinaryOp, ConstantOp, LayerOp, NormOp, Use
 from softprune.masks import AffineGate, FixedGate, Gate
 from softprune.methods.affine import AffinePruner, LearnedVector
 from softprune.methods.options import PrunerOptions
@@ -41,70 +45,62 @@ def residual_branches(graph: ChannelGraph) -> dict[str, Branch]:
     Of the two sides of an addition, the branch is the one with more BatchNorms that the other lacks. A branch with
     no BatchNorm on all of its paths is left out, and so is one that shares a BatchNorm with another.
     """
-    bits = {site.name: 2 << number for number, site in enumerate(graph.sites)}
-    order = {name: number for number, name in enumerate(_executed(graph, bits))}
-    # Per atom: sites on some path from the input, and sites on every path.
-    some = np.full(len(graph.classes), _DATA, dtype=object)
-    every = np.zeros(len(graph.classes), dtype=object)
-    for parameter in graph.free_parameters:
-        some[parameter.atoms] = 0
-    branches: dict[str, Branch] = {}
-    for record in graph.ops:
-        if isinstance(record, LayerCall):
-            layer, use = record.layer, record.use
-            if isinstance(layer, LayerOp):
-                groups = np.split(use.inputs, layer.groups)
-                wide = len(use.outputs) // layer.groups
-                some[use.outputs] = [bit for group in groups for bit in [_any(some, group)] * wide]
-                every[use.outputs] = [bit for group in groups for bit in [_all(every, group)] * wide]
-            else:
-                own = bits.get(layer.name, 0)
-                some[use.outputs] = some[use.inputs] | own
-                every[use.outputs] = every[use.inputs] | own
-        elif isinstance(record, (ChannelwiseOp, SelectOp)):
-            some[record.outputs], every[record.outputs] = some[record.inputs], every[record.inputs]
-        elif isinstance(record, BinaryOp):
-            left, right = _any(some, record.left), _any(some, record.right)
-            some[record.outputs] = some[record.left] | some[record.right]
-            if record.absorbs_zero:
-                every[record.outputs] = every[record.left] | every[record.right]
-                continue
-            every[record.outputs] = every[record.left] & every[record.right]
-            if left & right & _DATA:
-                swap = (right & ~left).bit_count() > (left & ~right).bit_count()
-                own = right & ~left if swap else left & ~right
-                gating = own & _all(every, record.right if swap else record.left)
-                _add(branches, [name for name in order if own & bits[name]], gating, bits)
-        elif isinstance(record, ConstantOp):
-            some[record.outputs] = 0
-    return branches
+    found = _Branches(graph)
+    found.forward(graph.ops)
+    return found.branches
 
 
-def _executed(graph: ChannelGraph, bits: dict[str, int]) -> list[str]:
-    return [norm.name for norm in graph.norms if norm.name in bits]
+class _Branches(ForwardAnalysis):
+    """For every atom, the sites on some path from the input to it, and those on every path, one bit each."""
 
+    def __init__(self, graph: ChannelGraph) -> None:
+        sites = {site.name for site in graph.sites}
+        executed = [norm.name for norm in graph.norms if norm.name in sites]
+        self.bits = {name: 2 << number for number, name in enumerate(executed)}
+        self.some: NDArray[np.object_] = np.full(len(graph.classes), _DATA, dtype=object)
+        self.every: NDArray[np.object_] = np.zeros(len(graph.classes), dtype=object)
+        for parameter in graph.free_parameters:
+            self.some[parameter.atoms] = 0
+        self.branches: dict[str, Branch] = {}
+        super().__init__(self.some, self.every)
 
-def _any(values: IntArray, atoms: IntArray) -> int:
-    met = 0
-    for value in set(values[atoms.ravel()].tolist()):
-        met |= value
-    return met
+    def layer(self, op: LayerOp, use: Use) -> None:
+        self.some[use.outputs] = per_group(op, use, self._on_some)
+        self.every[use.outputs] = per_group(op, use, self._on_every)
 
+    def norm(self, op: NormOp, use: Use) -> None:
+        own = self.bits.get(op.name, 0)
+        self.some[use.outputs] = self.some[use.inputs] | own
+        self.every[use.outputs] = self.every[use.inputs] | own
 
-def _all(values: IntArray, atoms: IntArray) -> int:
-    met = -1
-    for value in set(values[atoms.ravel()].tolist()):
-        met &= value
-    return met
+    def binary(self, op: BinaryOp) -> None:
+        left, right = self._on_some(op.left), self._on_some(op.right)
+        self.some[op.outputs] = self.some[op.left] | self.some[op.right]
+        if op.absorbs_zero:
+            self.every[op.outputs] = self.every[op.left] | self.every[op.right]
+            return
+        self.every[op.outputs] = self.every[op.left] & self.every[op.right]
+        if left & right & _DATA:
+            swap = (right & ~left).bit_count() > (left & ~right).bit_count()
+            own = right & ~left if swap else left & ~right
+            self._add(own, gating=own & self._on_every(op.right if swap else op.left))
 
+    def constant(self, op: ConstantOp) -> None:
+        self.some[op.outputs] = 0
 
-def _add(branches: dict[str, Branch], names: list[str], gating: int, bits: dict[str, int]) -> None:
-    last = next((name for name in reversed(names) if gating & bits[name]), None)
-    if last is None:
-        return
-    taken = {name for branch in branches.values() for name in branch.norms}
-    if not taken & set(names):
-        branches[last] = Branch(last, tuple(names[: names.index(last) + 1]))
+    def _on_some(self, atoms: IntArray) -> int:
+        return functools.reduce(operator.or_, set(self.some[atoms.ravel()].tolist()), 0)
+
+    def _on_every(self, atoms: IntArray) -> int:
+        return functools.reduce(operator.and_, set(self.every[atoms.ravel()].tolist()), -1)
+
+    def _add(self, own: int, gating: int) -> None:
+        """Note the branch of the sites `own`, which ends at the last of the sites `gating` on all of its paths."""
+        names = [name for name, bit in self.bits.items() if own & bit]
+        last = next((name for name in reversed(names) if gating & self.bits[name]), None)
+        taken = {name for branch in self.branches.values() for name in branch.norms}
+        if last is not None and not taken & set(names):
+            self.branches[last] = Branch(last, tuple(names[: names.index(last) + 1]))
 
 
 @torch.no_grad()

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
+from annotated_types import Ge, Lt
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from softprune.graph.modules import ConstantOutput, Select
 
-Indices = tuple[int, ...]
-Shapes = dict[str, tuple[int, ...]]
+Count = Annotated[int, Ge(0), Lt(2**63)]
+Indices = tuple[Annotated[int, Ge(-(2**63)), Lt(2**63)], ...]
+Shapes = dict[str, Indices]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +27,15 @@ class ModuleCut:
     """What one module keeps. Indices count the dense module's channels."""
 
     kind: str
-    width_in: int
-    width_out: int
+    width_in: Count
+    width_out: Count
     inputs: Indices
     outputs: Indices
-    groups: int = 1
+    groups: Count = 1
     """Groups of the convolution after the cut."""
     select: Indices | None = None
     """Positions in the compact input tensor that this module reads; None: all of it, in order."""
-    source_width: int = 0
+    source_width: Count = 0
     """Width of the compact input tensor, where `select` is given."""
     void: bool = False
     """The module computes nothing any more: it gives a constant."""
@@ -52,8 +55,8 @@ class ModuleCut:
 class ParameterCut:
     """What a parameter outside known modules keeps, along one dimension."""
 
-    dim: int
-    width: int
+    dim: Count
+    width: Count
     kept: Indices
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import reprlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
 from softprune.errors import PlanError
-from softprune.plan.cuts import Indices, ModuleCut, ParameterCut, Shapes, check_cuts, is_of_kind
+from softprune.plan.cuts import Count, Indices, ModuleCut, ParameterCut, Shapes, check_cuts, is_of_kind
 
 FORMAT = "softprune.plan"
 VERSION = 1
@@ -59,12 +58,8 @@ class PrunePlan:
         """Return the plan as text; :meth:`from_json` reads it."""
         body = asdict(replace(self, constants={}))
         del body["constants"]
-        text = json.dumps(body, separators=(",", ":"), sort_keys=True)
-        return json.dumps(
-            {"format": FORMAT, "version": VERSION, "sha256": _digest(text), "plan": body},
-            separators=(",", ":"),
-            sort_keys=True,
-        )
+        digest = _digest(_compact_json(body))
+        return _compact_json({"format": FORMAT, "version": VERSION, "sha256": digest, "plan": body})
 
     @classmethod
     def from_json(cls, text: str) -> PrunePlan:
@@ -93,41 +88,22 @@ class PrunePlan:
             )
         body = document.get("plan")
         try:
-            digest = _digest(json.dumps(body, separators=(",", ":"), sort_keys=True))
+            content = _compact_json(body)
         except RecursionError:  # writing needs a deeper stack than reading did
-            digest = None
-        if not isinstance(body, dict) or digest is None or document.get("sha256") != digest:
+            content = ""
+        if not isinstance(body, dict) or not content or document.get("sha256") != _digest(content):
             raise PlanError(
                 "the plan's content does not match its checksum: it was changed or damaged. Save it again."
             )
         try:
-            return cls._from_body(body)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise PlanError(
-                f"the plan is malformed ({type(error).__name__}: {error}). Save it again."
-            ) from error
-
-    @classmethod
-    def _from_body(cls, body: Mapping[str, Any]) -> PrunePlan:
-        plan = cls(
-            model=_text(body["model"]),
-            dense={name: _indices(shape) for name, shape in body["dense"].items()},
-            sites={name: _indices(kept) for name, kept in body["sites"].items()},
-            modules={name: _module_cut(cut) for name, cut in body["modules"].items()},
-            aliases={name: _text(target) for name, target in body["aliases"].items()},
-            parameters={
-                name: ParameterCut(
-                    dim=_count(cut["dim"]), width=_count(cut["width"]), kept=_indices(cut["kept"])
-                )
-                for name, cut in body["parameters"].items()
-            },
-            macs=_count(body["macs"]),
-            dense_macs=_count(body["dense_macs"]),
-            params=_count(body["params"]),
-            dense_params=_count(body["dense_params"]),
-            floored=tuple(_text(name) for name in body["floored"]),
-        )
-        check_cuts(plan.dense, plan.sites, plan.modules, plan.aliases, plan.parameters)
+            plan = cls(**dict(_Body.model_validate_json(content, strict=True)))
+            check_cuts(plan.dense, plan.sites, plan.modules, plan.aliases, plan.parameters)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise PlanError(f"the plan is malformed ({place}: {first['msg']}). Save it again.") from error
+        except ValueError as error:
+            raise PlanError(f"the plan is malformed ({error}). Save it again.") from error
         return plan
 
     def check_fits(self, model: nn.Module) -> None:
@@ -168,6 +144,22 @@ class PrunePlan:
                 )
 
 
+class _Body(BaseModel):
+    """The fields of a plan in its file."""
+
+    model: str
+    dense: Shapes
+    sites: dict[str, Indices]
+    modules: dict[str, ModuleCut]
+    aliases: dict[str, str]
+    parameters: dict[str, ParameterCut]
+    macs: Count
+    dense_macs: Count
+    params: Count
+    dense_params: Count
+    floored: tuple[str, ...]
+
+
 def class_name(model: nn.Module) -> str:
     """Return the qualified class name that a plan records."""
     return f"{type(model).__module__}.{type(model).__qualname__}"
@@ -179,53 +171,13 @@ def model_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors}
 
 
+def _compact_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _shown(document: object) -> str:
     return repr(document.get("format")) if isinstance(document, dict) else type(document).__name__
-
-
-def _count(value: Any) -> int:
-    """Return a whole number of JSON; int() would also accept 1.9, "1" and true."""
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"numbers must be whole and not negative, got {reprlib.repr(value)}")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"flags must be true or false, got {reprlib.repr(value)}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"names must be strings, got {reprlib.repr(value)}")
-    return value
-
-
-def _indices(values: Any) -> Indices:
-    if not isinstance(values, list):
-        raise ValueError(f"indices and shapes must be lists, got {reprlib.repr(values)}")
-    for value in values:
-        if type(value) is not int or abs(value) >= 2**63:
-            raise ValueError(f"indices and shapes must be whole numbers, got {reprlib.repr(value)}")
-    return tuple(values)
-
-
-def _module_cut(cut: Mapping[str, Any]) -> ModuleCut:
-    return ModuleCut(
-        kind=cut["kind"],
-        width_in=_count(cut["width_in"]),
-        width_out=_count(cut["width_out"]),
-        inputs=_indices(cut["inputs"]),
-        outputs=_indices(cut["outputs"]),
-        groups=_count(cut["groups"]),
-        select=None if cut["select"] is None else _indices(cut["select"]),
-        source_width=_count(cut["source_width"]),
-        void=_flag(cut["void"]),
-        folded=_flag(cut["folded"]),
-        zeroed=_indices(cut["zeroed"]),
-    )
