@@ -57,8 +57,6 @@ def chunk(builder: GraphBuilder, node: Node) -> Any:
     """A number of pieces, whatever the width: they must stay equally wide, but no literal is involved."""
     outputs = run_on_atoms(builder, node)
     source = builder.value(node.args[0])
-    if outputs is None:
-        return builder.unusual(node)
     if source.varies_along(argument(node, 2, "dim", 0) % len(source.shape)):
         _balance(builder, node, [piece.atoms.ravel() for piece in outputs])
     return outputs
@@ -68,8 +66,6 @@ def chunk(builder: GraphBuilder, node: Node) -> Any:
 def split(builder: GraphBuilder, node: Node) -> Any:
     outputs = run_on_atoms(builder, node)
     source = builder.value(node.args[0])
-    if outputs is None:
-        return builder.unusual(node)
     pieces = [piece.atoms.ravel() for piece in outputs]
     along = source.varies_along(argument(node, 2, "dim", 0) % len(source.shape))
     if along and _balance(builder, node, pieces):
@@ -90,8 +86,6 @@ def _balance(builder: GraphBuilder, node: Node, pieces: Sequence[IntArray]) -> b
 @rule("slice")
 def take_slice(builder: GraphBuilder, node: Node) -> Any:
     output = run_on_atoms(builder, node)
-    if not isinstance(output, Value):
-        return builder.unusual(node)
     source, dim = builder.value(node.args[0]), argument(node, 1, "dim", 0)
     dim %= len(source.shape)
     if source.varies_along(dim) and output.shape != source.shape:
@@ -144,8 +138,6 @@ def _bounds(node: Node, dim: int, width: int) -> tuple[int, int, bool] | None:
 def pick(builder: GraphBuilder, node: Node) -> Any:
     """Movements by position: what they touch keeps its place."""
     output = run_on_atoms(builder, node)
-    if output is None:
-        return builder.unusual(node)
     source = builder.value(node.args[0])
     if source.atoms.size > 1 and not _same_channels(source, output):
         reason = f"{operator_name(node)} in {builder.where(node)} takes them apart at fixed positions"

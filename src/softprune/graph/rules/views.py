@@ -16,19 +16,19 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from softprune.graph.builder import GraphBuilder, Value
+from softprune.graph.builder import GraphBuilder, UnusualCall, Value
 from softprune.graph.channels import IntArray
 from softprune.graph.ops import BinaryOp, ChannelwiseOp, identity
 from softprune.graph.rules.registry import argument, operator_name, rule
 
 
 def run_on_atoms(builder: GraphBuilder, node: Node, tensors: int = 1) -> Any:
-    """Run the node's operator on its inputs' atoms; None where it reads more `tensors`, such as counts or positions."""
+    """Run the node's operator on its inputs' atoms. Raise UnusualCall where it reads others beside its `tensors`."""
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
     values = [builder.value(source) for source in sources]
     if len(values) != tensors or any(not isinstance(value, Value) for value in values):
-        return None
+        raise UnusualCall("an argument that is usually a number is a tensor")
 
     def call(*atoms: Tensor) -> Any:
         given = iter(atoms)
@@ -71,8 +71,6 @@ def _bind_rectangle(builder: GraphBuilder, node: Node, value: Value) -> None:
 @rule("reshape")
 def reshape(builder: GraphBuilder, node: Node) -> Any:
     output = run_on_atoms(builder, node)
-    if not isinstance(output, Value):
-        return builder.unusual(node)
     _bind_rectangle(builder, node, output)
     _check_sizes(builder, node, output, _sizes(node))
     return output
@@ -90,8 +88,6 @@ def _sizes(node: Node) -> list[Any]:
 def as_another(builder: GraphBuilder, node: Node) -> Any:
     """In the shape of a second tensor: channels that have the same place in both go together."""
     output = run_on_atoms(builder, node, tensors=2)
-    if not isinstance(output, Value):
-        return builder.unusual(node)
     source, other = builder.value(node.args[0]), builder.value(node.args[1])
     if operator_name(node) != "expand_as":
         _bind_rectangle(builder, node, output)
@@ -115,8 +111,6 @@ def _is_stretched(source: Value, other: Value) -> bool:
 @rule("expand")
 def expand(builder: GraphBuilder, node: Node) -> Any:
     output = run_on_atoms(builder, node)
-    if not isinstance(output, Value):
-        return builder.unusual(node)
     _check_sizes(builder, node, output, node.args[1])  # type: ignore[arg-type]
     return output
 
@@ -129,15 +123,12 @@ def _check_sizes(builder: GraphBuilder, node: Node, output: Value, sizes: Sequen
 
 @rule("move")
 def move(builder: GraphBuilder, node: Node) -> Any:
-    output = run_on_atoms(builder, node)
-    return output if isinstance(output, Value) else builder.unusual(node)
+    return run_on_atoms(builder, node)
 
 
 @rule("squeeze")
 def squeeze(builder: GraphBuilder, node: Node) -> Any:
     output = run_on_atoms(builder, node)
-    if not isinstance(output, Value):
-        return builder.unusual(node)
     if argument(node, 1, "dim") is None:
         for dim in range(len(output.shape)):
             if output.varies_along(dim):
