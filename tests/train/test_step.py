@@ -12,7 +12,7 @@ from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
 from softprune.errors import CheckpointError, ConfigError, NonFiniteLoss
-from softprune.masks import Clock, MaskConfig, SoftGate, mask_
+from softprune.masks import Clock, MaskConfig, SoftGate, mask_, sparsity_loss
 from softprune.masks.model import hook_root_
 from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.train import step as step_module
@@ -48,7 +48,7 @@ class _Masks:
         optimizer.register_step_post_hook(lambda *_: self.clock.end_step())
 
     def loss(self, task):
-        return task + self.strength * sum(site.gate.loss(site) for site in self.sites)
+        return task + self.strength * sum(sparsity_loss(s.bias, s.weight, s.gate.config) for s in self.sites)
 
     def state_dict(self):
         return {"clock": self.clock.state_dict()}

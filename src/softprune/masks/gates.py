@@ -18,7 +18,6 @@ from softprune.masks.functional import (
     dead_probability,
     hard_mask,
     relaxed_sample,
-    sparsity_terms,
 )
 from softprune.masks.sites import alive_at_any_point, dead_at_every_point, site_affine
 from softprune.rng import Clock, channel_words, logistic_noise
@@ -42,9 +41,6 @@ class Gate(Protocol):
 
     def dead(self, bn: _BatchNorm) -> Tensor:
         """Booleans, True where the channel is dead; a multiple or a floor may keep it all the same."""
-
-    def loss(self, bn: _BatchNorm) -> Tensor | None:
-        """This BatchNorm's part of the sparsity loss, if the method has one."""
 
     def to(self, device: torch.device) -> None:
         """Follow the BatchNorm to another device."""
@@ -170,10 +166,6 @@ class SoftGate:
     def dead(self, bn: _BatchNorm) -> Tensor:
         return ~hard_mask(self.dead_probability(bn), self.config)
 
-    def loss(self, bn: _BatchNorm) -> Tensor | None:
-        terms = sparsity_terms(*site_affine(bn), self.config, self.activation)
-        return (terms if self.weight is None else terms * self.weight).sum()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> SoftGate:
         """Copy everything except a budget's tensors: what it decides for the model holds for a copy."""
         made = copy.copy(self)
@@ -202,12 +194,11 @@ class FixedGate:
     Args:
         mask: Booleans, True where the channel is kept.
         masked_training: Whether training uses the mask too, or a plain BatchNorm.
-        gate_statistics: As in :class:`MaskConfig`; matters in masked training only.
     """
 
-    def __init__(
-        self, mask: Tensor, *, masked_training: bool = False, gate_statistics: GateStatistics = "none"
-    ) -> None:
+    gate_statistics: GateStatistics = "none"
+
+    def __init__(self, mask: Tensor, *, masked_training: bool = False) -> None:
         if mask.dtype != torch.bool or mask.dim() != 1:
             raise ModelError(
                 "A fixed mask must be a one-dimensional tensor of booleans, True where the channel is kept. "
@@ -215,7 +206,6 @@ class FixedGate:
             )
         self.mask = mask
         self.masked_training = masked_training
-        self.gate_statistics: GateStatistics = gate_statistics
 
     def sample(self, bn: _BatchNorm) -> Tensor | None:
         return self.mask.to(bn.weight.dtype) if self.masked_training else None
@@ -225,9 +215,6 @@ class FixedGate:
 
     def dead(self, bn: _BatchNorm) -> Tensor:
         return ~self.hard(bn)
-
-    def loss(self, bn: _BatchNorm) -> Tensor | None:
-        return None
 
     def to(self, device: torch.device) -> None:
         self.mask = self.mask.to(device)

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.masks.functional import sum_of
 
 Points = tuple[tuple[_BatchNorm, ...], ...]
+_QUANTILE = 1.645  # of the normal distribution at 0.95, the threshold of SCP
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,12 @@ def join_points(
     return torch.stack([beta for beta, _ in sums]), torch.stack([gamma for _, gamma in sums])
 
 
-def deciding_affine(norm: _BatchNorm, quantile: float = 1.645) -> tuple[Tensor, Tensor]:
+def deciding_affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
     """Return one beta and gamma per channel, of the point where the channel reaches furthest: for display."""
     beta, gamma = (parameter.detach() for parameter in site_affine(norm))
     if beta.dim() == 1:
         return beta, gamma
-    furthest = (beta + quantile * gamma.abs()).argmax(0, keepdim=True)
+    furthest = (beta + _QUANTILE * gamma.abs()).argmax(0, keepdim=True)
     return beta.gather(0, furthest)[0], gamma.gather(0, furthest)[0]
 
 

@@ -2,8 +2,7 @@
 
 from softprune.methods.base import Pruner
 from softprune.methods.fpgm import FpgmPruner
-from softprune.methods.l1 import L1Pruner
-from softprune.methods.random import RandomPruner
+from softprune.methods.layerwise import L1Pruner, RandomPruner
 from softprune.methods.registry import REGISTRY, Method
 from softprune.methods.scp import SoftPruner
 from softprune.methods.scp_target import TargetSoftPruner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,9 @@ from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate, fill_to_multiple
 from softprune.masks.gates import keep_common
 from softprune.methods.base import Pruner
+from softprune.methods.optimizer_hooks import all_decayed
 from softprune.methods.options import PrunerOptions, RankingOptions
-from softprune.selection import Globs
+from softprune.selection import Globs, read_graph
 
 Ratio = float | Mapping[str, float]
 """The share of channels to remove: one for all sites, or by glob on their names (sites without one stay whole)."""
@@ -173,6 +174,37 @@ class StoredPruner(Pruner):
         self._store(state["stored"])
 
 
+class FilterPruner(StoredPruner):
+    """A method of SFP's, FPGM's or L1's kind: its sites are fed by filters, and all parameters decay."""
+
+    every_norm: ClassVar[bool] = True
+    """Whether BatchNorms that no activation follows, such as the last of a residual branch, are sites too."""
+    feeders: dict[str, str]
+    """The layer whose filters feed each site."""
+
+    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+        graph = read_graph(model, example, include=include, exclude=exclude, every_norm=self.every_norm)
+        feeders = {site.name: graph.feeder(site.name) for site in graph.sites}
+        self.feeders = {name: feeder for name, feeder in feeders.items() if feeder is not None}
+        without = "it does not read the filters of one layer alone, channel by channel"
+        return graph.only({name: without for name, feeder in feeders.items() if feeder is None})
+
+    def _filter_weights(self, network: nn.Module, site: str) -> Tensor:
+        """Return the weight of the layer that feeds `site`, its filters along the first dimension."""
+        weight = network.get_submodule(self.feeders[site]).weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def _filters(self, network: nn.Module) -> dict[str, Tensor]:
+        """Return the filters of every site, one row each."""
+        return {
+            site.name: self._filter_weights(network, site.name).detach().flatten(1) for site in self.sites
+        }
+
+    def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        return all_decayed(self.model, weight_decay)
+
+
 class OneShotPruner(StoredPruner):
     """A method that trains the whole network and decides once, afterwards.
 
@@ -218,46 +250,3 @@ class OneShotPruner(StoredPruner):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._final = bool(state["decided"])
-
-
-class LayerwisePruner(OneShotPruner):
-    """A one-shot method that removes the channels of lowest score from every site.
-
-    Args:
-        model: The network; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        ratio: The share of channels to remove at every site, or shares by glob on their names; 0.5 by default.
-        options: `target` and those of every method; see :class:`softprune.methods.options.RankingOptions`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        example: ExampleLike,
-        *,
-        ratio: Ratio | None = None,
-        **options: Unpack[RankingOptions],
-    ) -> None:
-        self._ratio = ratio_or_target(options, 0.5, ratio=ratio)
-        super().__init__(model, example, **options)
-
-    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
-        graph = super()._read(model, example, include, exclude)
-        self.ratios = ratio_per_site(self._ratio, [site.name for site in graph.sites])
-        return graph
-
-    def _scores(self, network: nn.Module) -> dict[str, Tensor]:
-        """Return a score for every channel, by site; they are compared within a site only."""
-        raise NotImplementedError
-
-    def _drop_count(self, site: Site) -> int:
-        """Return how many channels of `site` are removed."""
-        return int(site.width * self.ratios[site.name])
-
-    def _choose(self, network: nn.Module) -> dict[str, Tensor]:
-        scores = self._scores(network)
-        kept = {site: drop_lowest(scores[site.name], self._drop_count(site)) for site in self.sites}
-        return {site.name: self._filled(site, keep, scores[site.name]) for site, keep in kept.items()}
-
-    def _ranking(self, network: nn.Module) -> dict[str, Tensor]:
-        return {name: within_site(scores) for name, scores in self._scores(network).items()}

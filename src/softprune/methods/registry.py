@@ -8,9 +8,8 @@ from typing import Any
 
 from softprune.methods.base import Pruner
 from softprune.methods.fpgm import FpgmPruner
-from softprune.methods.l1 import L1Pruner
+from softprune.methods.layerwise import L1Pruner, RandomPruner
 from softprune.methods.options import PrunerOptions, keywords_of
-from softprune.methods.random import RandomPruner
 from softprune.methods.scp import SoftPruner
 from softprune.methods.scp_target import TargetSoftPruner
 from softprune.methods.scratch import ScratchPruner
@@ -42,10 +41,6 @@ class Method:
     """Settings to start from: strength and options."""
     continues: bool = False
     """Whether training may continue after a physical cut: each channel is decided on its own."""
-    reconstruction: bool = False
-    """Reconstructed from the paper alone: its authors published no code."""
-    control: bool = False
-    """A control to compare methods with, not a method to use."""
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -113,7 +108,6 @@ REGISTRY: dict[str, Method] = {
         description="BatchNorm scales with a posterior; those that end at zero are removed (a reconstruction)",
         paper="Zhao et al., CVPR 2019",
         suggested={"strength": 2e-6},
-        reconstruction=True,
     ),
     "l1": Method(
         build=L1Pruner,
@@ -128,7 +122,6 @@ REGISTRY: dict[str, Method] = {
         description="random channels: the control for a method's criterion",
         paper="",
         suggested={"ratio": 0.5},
-        control=True,
     ),
     "scratch": Method(
         build=ScratchPruner,
@@ -136,6 +129,5 @@ REGISTRY: dict[str, Method] = {
         description="a finished run's shape trained from new weights: the control for a method's weights",
         paper="",
         continues=True,
-        control=True,
     ),
 }

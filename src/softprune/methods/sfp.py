@@ -10,9 +10,15 @@ from torch import Tensor, nn
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate
-from softprune.methods.filters import FilterPruner
 from softprune.methods.options import RankingOptions
-from softprune.methods.ranking import Ratio, drop_lowest, ratio_or_target, ratio_per_site, within_site
+from softprune.methods.ranking import (
+    FilterPruner,
+    Ratio,
+    drop_lowest,
+    ratio_or_target,
+    ratio_per_site,
+    within_site,
+)
 from softprune.selection import Globs
 
 Evaluation = Literal["strict", "authors"]

@@ -2,8 +2,7 @@
 
 from softprune.report.comparison_page import render_comparison
 from softprune.report.grouping import distinct
-from softprune.report.paper import PaperFigures, paper_figures, paper_table_rows
-from softprune.report.paper_table import PaperRow, paper_rows
+from softprune.report.paper_table import PaperFigures, PaperRow, paper_figures, paper_rows, paper_table_rows
 from softprune.report.run_page import render_run
 from softprune.report.tables import csv_text, markdown, paper_tables, paper_tables_markdown, table_cells
 from softprune.runs.reading import load_run

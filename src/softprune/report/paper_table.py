@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from softprune.report.grouping import Spread, distinct, experiment_key, spread, tell_apart, with_baselines
-from softprune.report.paper import PaperFigures, paper_figures
 from softprune.report.text import cut, known_as
 from softprune.runs.reading import Run
 from softprune.runs.result import Moment, Totals
@@ -15,6 +17,39 @@ SAME_FLOPS = 1.0
 """Allowed difference in points between the paper's FLOPs reduction and a target in exact MACs."""
 FT = "-ft"
 """Suffix of recipes with fine-tuning. Without it, it is the recipe without fine-tuning."""
+
+
+@dataclass(frozen=True)
+class PaperFigures:
+    """A row of a table of the paper. None where the table has no such figure."""
+
+    recipe: str
+    table: int
+    baseline: float | None = None
+    top1: float | None = None
+    drop: float | None = None
+    channels: float | None = None
+    params: float | None = None
+    flops: float | None = None
+
+    @property
+    def stand_in(self) -> str | None:
+        """The recipe of the same row on Tiny-ImageNet, for ImageNet's."""
+        name = self.recipe
+        return name.replace("imagenet-", "tinyimagenet-", 1) if name.startswith("imagenet-") else None
+
+
+@cache
+def paper_table_rows() -> tuple[PaperFigures, ...]:
+    """Every row of tables 1 to 8, in the paper's order. A run may be a row of several tables."""
+    content = tomllib.loads((Path(__file__).parent / "paper.toml").read_text(encoding="utf-8"))
+    return tuple(PaperFigures(**row) for row in content["row"])
+
+
+@cache
+def paper_figures() -> dict[str, PaperFigures]:
+    """The rows by the name of the recipe that reproduces them; of several tables, the first."""
+    return {row.recipe: row for row in reversed(paper_table_rows())}
 
 
 @dataclass(frozen=True)

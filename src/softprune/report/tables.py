@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from softprune.report.grouping import Spread
-from softprune.report.paper import PaperFigures, paper_table_rows
-from softprune.report.paper_table import PaperRow
+from softprune.report.paper_table import PaperFigures, PaperRow, paper_table_rows
 from softprune.report.text import printable
 
 

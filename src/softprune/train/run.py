@@ -19,11 +19,10 @@ from softprune.runs.checkpoint import has_damaged, newest_path, read_newest, res
 from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.result import Result
 from softprune.runs.resume import check_same_images, resume_hint
-from softprune.train.control import Listener, StopSignal
+from softprune.train.control import Listener, StopSignal, run_log
 from softprune.train.finish import finish
 from softprune.train.method import check_method, check_one_shot
 from softprune.train.metrics import find_writer
-from softprune.train.run_log import run_log
 from softprune.train.stage import StartingPoint, first_stage, restored_stage
 from softprune.train.teacher import BASELINE, check_same_teacher, load_teacher
 from softprune.train.trainer import Trainer

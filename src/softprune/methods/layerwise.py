@@ -1,0 +1,98 @@
+"""One-shot methods that remove a share of every site: filters of small L1 norm, or random channels."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.masks import channel_words
+from softprune.methods.options import RankingOptions
+from softprune.methods.ranking import (
+    FilterPruner,
+    OneShotPruner,
+    Ratio,
+    drop_lowest,
+    ratio_or_target,
+    ratio_per_site,
+    within_site,
+)
+from softprune.selection import Globs
+
+
+class LayerwisePruner(OneShotPruner):
+    """A one-shot method that removes the channels of lowest score from every site.
+
+    Args:
+        model: The network; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        ratio: The share of channels to remove at every site, or shares by glob on their names; 0.5 by default.
+        options: `target` and those of every method; see :class:`softprune.methods.options.RankingOptions`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        ratio: Ratio | None = None,
+        **options: Unpack[RankingOptions],
+    ) -> None:
+        self._ratio = ratio_or_target(options, 0.5, ratio=ratio)
+        super().__init__(model, example, **options)
+
+    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+        graph = super()._read(model, example, include, exclude)
+        self.ratios = ratio_per_site(self._ratio, [site.name for site in graph.sites])
+        return graph
+
+    def _scores(self, network: nn.Module) -> dict[str, Tensor]:
+        """Return a score for every channel, by site; they are compared within a site only."""
+        raise NotImplementedError
+
+    def _drop_count(self, site: Site) -> int:
+        """Return how many channels of `site` are removed."""
+        return int(site.width * self.ratios[site.name])
+
+    def _choose(self, network: nn.Module) -> dict[str, Tensor]:
+        scores = self._scores(network)
+        kept = {site: drop_lowest(scores[site.name], self._drop_count(site)) for site in self.sites}
+        return {site.name: self._filled(site, keep, scores[site.name]) for site, keep in kept.items()}
+
+    def _ranking(self, network: nn.Module) -> dict[str, Tensor]:
+        return {name: within_site(scores) for name, scores in self._scores(network).items()}
+
+
+class L1Pruner(LayerwisePruner, FilterPruner):
+    """L1-norm filter pruning (Li et al., ICLR 2017) at work on a model.
+
+    The network trains as it is, or comes trained; :meth:`decide` then drops, layer by layer, the filters whose
+    weights have the smallest L1 norm. Meant to be fine-tuned. The arguments are those of :class:`LayerwisePruner`.
+    """
+
+    name = "l1"
+    every_norm = False
+
+    def _scores(self, network: nn.Module) -> dict[str, Tensor]:
+        return {name: filters.abs().sum(1) for name, filters in self._filters(network).items()}
+
+    def _drop_count(self, site: Site) -> int:
+        # The authors keep int(width (1 - ratio)).
+        return site.width - int(site.width * (1 - self.ratios[site.name]))
+
+
+class RandomPruner(LayerwisePruner):
+    """Random channels: the network trains as it is, then :meth:`decide` drops random channels of every site.
+
+    The control: a method's criterion must do better. The arguments are those of :class:`LayerwisePruner`.
+    """
+
+    name = "random"
+
+    def _scores(self, network: nn.Module) -> dict[str, Tensor]:
+        device = self.clock.step.device
+        return {
+            site.name: channel_words(self.clock.seed, number, site.width, device)
+            for number, site in enumerate(self.sites)
+        }
