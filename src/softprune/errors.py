@@ -61,6 +61,11 @@ class NonFiniteLoss(SoftpruneError):
         )
 
 
+def first_few(names: Sequence[str]) -> str:
+    """List the first three names, and dots for the others."""
+    return f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+
+
 def few_of(word: str, candidates: Sequence[str]) -> str:
     """List the closest candidates, or the first ones when none is close."""
     near = difflib.get_close_matches(word, candidates, n=3) or candidates[:3]

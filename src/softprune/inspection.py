@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from softprune.errors import first_few
 from softprune.graph import ChannelGraph, ExampleLike, Frozen, Site
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.plan import make_plan, required_sites
@@ -58,7 +59,7 @@ class Inspection:
         lines += [f"{row[0]:<{max(name, 9)}}  {row[1]:>5}  {row[2]}" for row in rows]
         lines += [f"operator without a rule: {op} in {place}" for op, place in self.unknown_operators.items()]
         if self.unreached:
-            shown = f"{', '.join(self.unreached[:3])}{' ...' if len(self.unreached) > 3 else ''}"
+            shown = first_few(self.unreached)
             lines.append(f"not reached by the example, so that what they read may be cut away: {shown}")
         channels = sum(site.width for site in self.sites)
         more = _more_kinds(self.available)

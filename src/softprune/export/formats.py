@@ -121,12 +121,7 @@ def to_torch_export(
     """Write `model` as a torch.export file, load it and compare its outputs with those of `model`.
 
     Args:
-        model: A network without masks, such as a compact network. It is not changed. The file is for the CPU.
-        example: An input: a tensor, a tuple of arguments, or (args, kwargs).
-        path: The file to write, ending in .pt2. An existing file is replaced only by a verified one.
-        fold_bn: Fold BatchNorms into the layers before them.
-        dynamic_batch: Accept any batch size.
-        tolerance: Largest allowed difference relative to the largest output. Default: 1e-4 in float32.
+        path: The file to write, ending in .pt2. It is for the CPU. The other arguments are those of :func:`to_onnx`.
     """
     kind = Format(
         suffix="pt2",

@@ -30,8 +30,22 @@ class Use:
     """The module that was called; modules with tied weights share one record."""
 
 
+class _Called:
+    """What layers and BatchNorms share: the channels of their first call."""
+
+    uses: list[Use]
+
+    @property
+    def inputs(self) -> IntArray:
+        return self.uses[0].inputs
+
+    @property
+    def outputs(self) -> IntArray:
+        return self.uses[0].outputs
+
+
 @dataclass
-class LayerOp:
+class LayerOp(_Called):
     """A convolution or linear layer: every output channel reads every input channel of its group."""
 
     name: str
@@ -55,33 +69,17 @@ class LayerOp:
         return tuple(dict.fromkeys(use.module for use in self.uses if use.module != self.name))
 
     @property
-    def inputs(self) -> IntArray:
-        return self.uses[0].inputs
-
-    @property
-    def outputs(self) -> IntArray:
-        return self.uses[0].outputs
-
-    @property
     def positions(self) -> int:
         return sum(use.positions for use in self.uses)
 
 
 @dataclass
-class NormOp:
+class NormOp(_Called):
     """A BatchNorm: each output channel reads its own input channel."""
 
     name: str
     selectable: bool
     uses: list[Use] = field(default_factory=list)
-
-    @property
-    def inputs(self) -> IntArray:
-        return self.uses[0].inputs
-
-    @property
-    def outputs(self) -> IntArray:
-        return self.uses[0].outputs
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from softprune.budget import BudgetStatus
 from softprune.costs import fastest_multiple, fitting_multiple
-from softprune.errors import CheckpointError, ConfigError
+from softprune.errors import CheckpointError, ConfigError, first_few
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import Chain, Clock, Gate, draw_chain
 from softprune.masks.gates import check_rounding
@@ -79,10 +79,9 @@ class Pruner(CuttableModel):
             raise nothing_to_prune(model, self.graph.frozen)
         if self.graph.unreached:
             logger.warning(
-                "softprune: the example does not lead to %s%s: what only they read may be cut away. "
+                "softprune: the example does not lead to %s: what only they read may be cut away. "
                 "Pass an example that does",
-                ", ".join(self.graph.unreached[:3]),
-                " ..." if len(self.graph.unreached) > 3 else "",
+                first_few(self.graph.unreached),
             )
         self.model = model
         self.example = self.graph.example

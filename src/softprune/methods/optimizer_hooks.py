@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, first_few
 from softprune.masks import MaskedBatchNorm
 
 logger = logging.getLogger(__name__)
@@ -77,8 +77,8 @@ def check_trains(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) -> 
     if missing:
         raise ConfigError(
             "the attached optimizer must train scale and shift of every site. "
-            f"Got one without those of {', '.join(map(repr, missing[:3]))}{' ...' if len(missing) > 3 else ''}; "
-            "make it from pruner.parameter_groups() or model.parameters()."
+            f"Got one without those of {first_few([*map(repr, missing)])}; make it from pruner.parameter_groups() or "
+            "model.parameters()."
         )
 
 
@@ -93,11 +93,10 @@ def warn_of_decay(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) ->
     names = [name for name, bn in sites.items() if id(bn.bias) in decayed]
     if names:
         logger.warning(
-            "softprune: weight decay acts on the shifts of %d masked BatchNorms (%s%s): it holds dead channels back "
-            "and changes the method; use pruner.parameter_groups(weight_decay=...)",
+            "softprune: weight decay acts on the shifts of %d masked BatchNorms (%s): it holds dead channels back and "
+            "changes the method; use pruner.parameter_groups(weight_decay=...)",
             len(names),
-            ", ".join(names[:3]),
-            " ..." if len(names) > 3 else "",
+            first_few(names),
         )
 
 

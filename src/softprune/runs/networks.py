@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from softprune import models
 from softprune.config.settings import ModelConfig, RunConfig
 from softprune.data import DataBundle
-from softprune.errors import ConfigError, FileFormatError, nearest
+from softprune.errors import ConfigError, FileFormatError, first_few, nearest
 from softprune.factories import import_factory, is_factory_name
 from softprune.runs.checkpoint import load_tensors, read_newest, restoring
 from softprune.runs.folder import RunFolder
@@ -166,7 +166,7 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     ]
     if missing or extra or other or len(head) < len(wrong):
         parts = [
-            f"{title}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({len(names)})"
+            f"{title}: {first_few(names)} ({len(names)})"
             for title, names in (
                 ("missing", missing),
                 ("unknown", extra),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune.data import DataBundle
-from softprune.errors import CheckpointError
+from softprune.errors import CheckpointError, first_few
 from softprune.runs.checkpoint import newest_path
 from softprune.runs.folder import RunFolder
 from softprune.runs.result import Session
@@ -122,7 +122,7 @@ class PlainAttributes:
             logger.warning(
                 "softprune: training changes %s, which no checkpoint holds: a resumed run may differ from an "
                 "undisturbed one. Keep such values in buffers (register_buffer).",
-                ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else ""),
+                first_few(changed),
             )
 
 

@@ -13,7 +13,7 @@ from softprune.config.recipes import config_to_dict
 from softprune.config.settings import RunConfig
 from softprune.data import DataBundle
 from softprune.distributed import World
-from softprune.errors import ConfigError, DataError, NonFiniteLoss, SoftpruneError
+from softprune.errors import ConfigError, DataError, NonFiniteLoss, SoftpruneError, first_few
 from softprune.methods import Pruner
 from softprune.module_state import non_finite
 from softprune.runs.checkpoint import random_state, restoring, save_checkpoint, set_random_state
@@ -318,12 +318,12 @@ class Trainer:
         bad = non_finite(self.stage.network)
         if self.world.max(len(bad)) == 0:
             return
-        listed = f"{', '.join(bad[:3]) or 'another process'}{', ...' if len(bad) > 3 else ''}"
         steps = self.stage.step.steps
         step = self.epoch * steps + self.batch - 1
         raise SoftpruneError(
-            f"The weights and BatchNorm's statistics must be finite. Got infinity or NaN in {listed} after step "
-            f"{step} (epoch {step // steps}, batch {step % steps}). Lower the learning rate or the strength. "
+            "The weights and BatchNorm's statistics must be finite. Got infinity or NaN in "
+            f"{first_few(bad) or 'another process'} after step {step} (epoch {step // steps}, batch {step % steps}). "
+            "Lower the learning rate or the strength. "
             f"{self._restart_hint()}"
         )
 
