@@ -1,7 +1,5 @@
 """What can be pruned in a network, before any training: sites, frozen BatchNorms with reasons, what is left at best."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

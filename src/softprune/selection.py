@@ -1,7 +1,5 @@
 """Which BatchNorms are to be pruned: those that a trial cut proves, less those that the user leaves out."""
 
-from __future__ import annotations
-
 import fnmatch
 import logging
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The backends of a benchmark. Each turns a network and an input into a call to be timed."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Measure dense and compact network under every backend and batch size."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 

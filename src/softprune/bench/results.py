@@ -1,7 +1,5 @@
 """The result of a latency comparison: rows per backend and batch size, advice where the compact network is slow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any

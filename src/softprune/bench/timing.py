@@ -1,7 +1,5 @@
 """Time two or more calls in alternating blocks, so that other load on the machine affects all of them."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A budget: adjusts the strength during training, protects channels, and finalises a cut that meets the target."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The channels of a masked network as a budget sees them: scores, weights of the sparsity loss, regrowing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -5,8 +5,6 @@ be removed: 1 for an untrained channel, 0 at the threshold at which SCP drops a 
 margin is 0.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The limit of a target, whether a network can meet it, and cuts that do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The measures of a budget: what a network would cost after a cut. One entry each in :data:`MEASURES`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ All channels are ranked by one score, so the family of cuts contains the method'
 channels are always the best ones, hence a cut is a number of channels for each site.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

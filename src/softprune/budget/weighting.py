@@ -1,7 +1,5 @@
 """Cost in the sparsity loss: channels whose removal frees more are pushed harder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

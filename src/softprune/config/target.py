@@ -1,7 +1,5 @@
 """What a user asks of a budget: one quantity of the network, and how much of it may stay."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ some widths are timed, and for every candidate multiple the times of those width
 multiple that does not help costs time, since the channels it adds are computed, too.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

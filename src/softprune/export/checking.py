@@ -1,7 +1,5 @@
 """Compare the outputs of a network with those of another runtime, on the example and on random inputs."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

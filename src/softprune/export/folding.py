@@ -3,8 +3,6 @@
 For inference only: a folded network has no statistics to train with.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import OrderedDict
 

@@ -1,7 +1,5 @@
 """The two file formats: ONNX for ONNX Runtime, TensorRT or OpenVINO, and .pt2 for torch.export and AOTInductor."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """torch.export of a network: which dimensions are dynamic, the exported program, and errors in plain words."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import re

@@ -3,8 +3,6 @@
 In memory, because writers of other libraries may end the process when the disk is full.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A Lightning callback: joint training and pruning in a Trainer, without a change to training_step."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

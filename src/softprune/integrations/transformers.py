@@ -1,7 +1,5 @@
 """A callback for transformers' Trainer: joint training and pruning, without a change to the model's forward."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Masks on a whole model: count training forwards, draw all samples at once, remove the masks, refuse masked models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ The BatchNorms of one *point* are added up and judged as one channel; a site of 
 dead where every point is dead. Shifts and scales of a site have the shape (width,), or (points, width).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast

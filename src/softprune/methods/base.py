@@ -1,7 +1,5 @@
 """The base class of all pruning methods: the training loop's side, the decision and the state."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any, ClassVar, Unpack
 

@@ -1,7 +1,5 @@
 """A masked model that can be cut: masks, plan, summary and the verified compact network."""
 
-from __future__ import annotations
-
 import logging
 from typing import ClassVar
 

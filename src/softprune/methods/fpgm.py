@@ -1,7 +1,5 @@
 """FPGM: the filters nearest to all others, which the others can stand in for, are set to zero after every epoch."""
 
-from __future__ import annotations
-
 from typing import Unpack
 
 import torch

@@ -1,7 +1,5 @@
 """One-shot methods that remove a share of every site: filters of small L1 norm, or random channels."""
 
-from __future__ import annotations
-
 from typing import Unpack
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """A model whose sites are masked in place, and the checks that it still is what was masked."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from torch import nn

@@ -1,7 +1,5 @@
 """A pruner and its optimizer: parameter groups, checks, and hooks around each step."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any

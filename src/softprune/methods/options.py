@@ -1,7 +1,5 @@
 """The options that every pruning method takes, declared once."""
 
-from __future__ import annotations
-
 from typing import Literal, TypedDict, get_args, get_type_hints
 
 from softprune.config.target import TargetLike

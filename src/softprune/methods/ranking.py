@@ -1,7 +1,5 @@
 """Methods that rank channels by a score, decide at certain moments and keep the decision until the next."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Unpack

@@ -1,7 +1,5 @@
 """The methods by name: one entry each, read by recipes, CLI, tests, docs and reports."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Soft Channel Pruning (SCP): masks from each BatchNorm's own shift and scale, learned with the weights."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """SCP with a target: train until a given share of the channels is dead, without a search for the strength."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

@@ -3,8 +3,6 @@
 The control that every careful reader asks for: are the surviving weights worth something, or only the widths?
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import os

@@ -1,7 +1,5 @@
 """Soft Filter Pruning: after every epoch the weakest filters are set to zero, and may grow back in the next."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, Unpack, get_args
 
 import torch

@@ -1,7 +1,5 @@
 """Network Slimming: an L1 penalty on BatchNorm scales while training, then one threshold over all of them."""
 
-from __future__ import annotations
-
 from typing import Literal, Unpack, get_args
 
 import torch

@@ -1,7 +1,5 @@
 """Sparse Structure Selection: a factor on every structure, pushed to exactly zero by a proximal step."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from dataclasses import dataclass

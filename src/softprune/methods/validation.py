@@ -1,7 +1,5 @@
 """What a pruner does not take, and why."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -3,8 +3,6 @@
 No code of the authors exists. What the paper does not say was chosen here; docs/methods/variational.md lists it.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Unpack
 

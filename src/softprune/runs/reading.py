@@ -1,7 +1,5 @@
 """A run as reports and comparisons read it: finished, or still in training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

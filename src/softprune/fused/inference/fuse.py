@@ -1,7 +1,5 @@
 """Fuse a network and verify the result."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Mapping
