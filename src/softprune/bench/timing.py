@@ -1,7 +1,7 @@
 """Time two or more calls in alternating blocks, so that other load on the machine affects all of them."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from softprune.hardware import Call, seconds
@@ -69,9 +69,5 @@ def alternate(
 
 def paired_ratio(slow: Timing, fast: Timing) -> tuple[float, float, float]:
     """Return median, lower and upper quartile of the ratio slow / fast of neighbouring blocks."""
-    ratios = Timing(tuple(a / b for a, b in _pairs(slow.blocks, fast.blocks)))
+    ratios = Timing(tuple(a / b for a, b in zip(slow.blocks, fast.blocks, strict=True)))
     return ratios.median, *ratios.spread
-
-
-def _pairs(left: Sequence[float], right: Sequence[float]) -> list[tuple[float, float]]:
-    return list(zip(left, right, strict=True))

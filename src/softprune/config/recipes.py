@@ -222,11 +222,6 @@ def config_to_dict(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration of :func:`config_to_dict`, checked."""
-    return RunConfig(**values)
-
-
 def dump_config(config: RunConfig) -> str:
     """Return the resolved configuration as TOML."""
     return tomli_w.dumps(config_to_dict(config))

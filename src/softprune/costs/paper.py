@@ -35,7 +35,8 @@ class PaperCounter:
     """`count_paper` for many masks of one model, such as one count an epoch: the forward runs only once."""
 
     def __init__(self, model: nn.Module, example: ExampleLike) -> None:
-        rules = [RULES[name] for name in map(_qualified_name, type(model).__mro__) if name in RULES]
+        names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(model).__mro__)
+        rules = [RULES[name] for name in names if name in RULES]
         if not rules:
             raise ConfigError(
                 'counting="paper" has rules for the networks of the SCP paper only: vgg16, vgg19, resnet20, '
@@ -262,10 +263,6 @@ def _count_option_a(tally: _Tally) -> None:
     tally.classifier("classifier", inputs)
     for name, row in tally.rows.items():
         tally.rows[name] = replace(row, flops=row.macs if row.kind == "Conv2d" else 0)
-
-
-def _qualified_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 # By name, since this package must not import the networks. digits_net is a VGG.

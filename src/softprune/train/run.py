@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from softprune.config.recipes import config_from_dict
 from softprune.config.settings import DistillConfig, MethodConfig, RunConfig
 from softprune.data import DataBundle, load_data
 from softprune.distributed import World, join_world, leave_world
@@ -212,7 +211,7 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict
         return None
     path, state = read_newest(folder.checkpoints, repair=repair)
     with restoring():
-        saved = config_from_dict(state["config"])
+        saved = RunConfig(**state["config"])
     # The folder of the data may differ between machines; nothing else may.
     if saved.replace(data=saved.data.replace(dir=config.data.dir)) != config:
         raise CheckpointError(

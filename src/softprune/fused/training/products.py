@@ -102,12 +102,13 @@ class _SumOfTaps(torch.autograd.Function):
         ctx.padding, ctx.shape, ctx.columns = padding, shape, product.shape[3]
         high, wide, outputs = shape
         slices = product.narrow(3, 0, high * wide * outputs).unflatten(3, shape)
+        summed_in = torch.promote_types(product.dtype, torch.float32)
         total: Any = 0
         for row in range(high):
             for column in range(wide):
                 top, left = padding[0] - row, padding[1] - column
                 bottom, right = 2 * padding[0] - high + 1 - top, 2 * padding[1] - wide + 1 - left
-                piece = slices[:, :, :, high - 1 - row, wide - 1 - column].to(_summed_in(product.dtype))
+                piece = slices[:, :, :, high - 1 - row, wide - 1 - column].to(summed_in)
                 total = total + F.pad(piece, (0, 0, left, right, top, bottom))
         return total.to(product.dtype)  # type: ignore[no-any-return]
 
@@ -132,10 +133,6 @@ def _in_words(tensor: Tensor) -> Tensor:
         if length % dtype.itemsize == 0 and tensor.itemsize < dtype.itemsize:
             return tensor.view(dtype)
     return tensor
-
-
-def _summed_in(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _pair(value: Any) -> tuple[int, int] | None:
