@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from softprune.errors import ModelError
-from softprune.masks import Clock, FixedGate, MaskBank, MaskConfig, SoftGate, draw_chain, mask_
+from softprune.masks import Clock, FixedGate, MaskBank, MaskConfig, SoftGate, draw_chain, mask_, sparsity_loss
 from softprune.masks.model import hook_root_
 
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "leaky_relu": nn.LeakyReLU}
@@ -64,7 +64,9 @@ def train(call, model, clock, loss, steps=3, forwards=1):
 
 
 def site_losses(sites):
-    return lambda: sum(bn.gate.loss(bn) for bn in sites[:-1])
+    return lambda: sum(
+        sparsity_loss(bn.bias, bn.weight, bn.gate.config, bn.gate.activation) for bn in sites[:-1]
+    )
 
 
 def assert_same(first, second):

@@ -12,6 +12,7 @@ from softprune.errors import ConfigError, ModelError
 from softprune.masks import (
     Clock,
     FixedGate,
+    MaskBank,
     MaskConfig,
     MaskDecision,
     SoftGate,
@@ -19,6 +20,7 @@ from softprune.masks import (
     fill_to_multiple,
     hard_mask,
     logistic_noise,
+    mask_,
     relaxed_sample,
     sparsity_loss,
     sparsity_terms,
@@ -45,7 +47,8 @@ def test_soft_gate_is_the_papers_functions():
     noise = logistic_noise(clock, channel_words(5, 7, 32))
     assert torch.equal(gate.sample(bn), relaxed_sample(dead, noise, CONFIG))
     assert torch.equal(gate.hard(bn), hard_mask(dead, CONFIG))
-    assert torch.equal(gate.loss(bn), sparsity_loss(bn.bias, bn.weight, CONFIG, "silu"))
+    bank = MaskBank([mask_(bn, gate)])
+    assert torch.equal(bank.loss(), sparsity_loss(bn.bias, bn.weight, CONFIG, "silu"))
     assert gate.sample(bn).requires_grad
     assert not gate.hard(bn).requires_grad
 
@@ -82,7 +85,7 @@ def test_a_weight_scales_each_channels_sparsity_loss():
     gate = SoftGate(CONFIG, Clock(), 0)
     gate.weight = torch.tensor([1.0, 0.0, -1.0, 2.0])
     terms = sparsity_terms(bn.bias, bn.weight, CONFIG)
-    torch.testing.assert_close(gate.loss(bn), (terms * gate.weight).sum())
+    torch.testing.assert_close(MaskBank([mask_(bn, gate)]).loss(), (terms * gate.weight).sum())
 
 
 def test_rounded_gates_keep_the_likeliest():
@@ -141,7 +144,6 @@ def test_fixed_gate():
     assert sample.dtype == torch.float64
     assert sample.tolist() == [1, 0, 1]
     assert FixedGate(mask).hard(bn) is mask
-    assert FixedGate(mask).loss(bn) is None
     assert FixedGate(mask).gate_statistics == "none"
 
 

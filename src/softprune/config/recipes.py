@@ -35,7 +35,7 @@ def sweep_files() -> dict[str, Path]:
 @functools.cache
 def _files(folder: str) -> dict[str, Path]:
     files = Path(str(resources.files("softprune"))) / folder
-    return {path.stem: path for path in sorted(files.glob("*.toml"))}
+    return {path.stem: path for path in sorted(files.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def title_of(file: Path) -> str:

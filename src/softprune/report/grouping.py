@@ -121,14 +121,8 @@ def with_baselines(runs: Sequence[Run]) -> list[Run]:
 
 
 def same_training(run: Run, dense: Run) -> bool:
-    """Return whether the dense network was trained as the run, apart from pruning and fine-tuning.
-
-    Only settings that both record are compared, because records of older versions have fewer.
-    """
-    ours, theirs = training(run), training(dense)
-    return (run.model, run.data) == (dense.model, dense.data) and all(
-        ours[key] == theirs[key] for key in ours.keys() & theirs.keys()
-    )
+    """Return whether the dense network was trained as the run, apart from pruning and fine-tuning."""
+    return (run.model, run.data) == (dense.model, dense.data) and training(run) == training(dense)
 
 
 def training(run: Run) -> dict[str, Any]:

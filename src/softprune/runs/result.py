@@ -245,10 +245,6 @@ class Result(Record):
     sessions: tuple[Session, ...] = ()
     epochs: tuple[Epoch, ...]
 
-    def variant(self, name: str) -> Variant | None:
-        """Return a row of the table."""
-        return next((row for row in self.table if row.name == name), None)
-
     def to_json(self) -> str:
         """Return the file's content: a line per entry, so that files stay small and diffs readable."""
         values = self.model_dump(mode="json")
