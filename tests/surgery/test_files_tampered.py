@@ -68,12 +68,12 @@ CUT = {
         ("chain", ("modules", "conv1", "groups"), 7, "7 groups, which must .* divide"),
         ("chain", ("modules", "conv1", "groups"), 3, "3 groups"),
         ("grouped", ("modules", "grouped", "groups"), 1, "'grouped' is cut as 'conv' .* to 1 groups"),
-        ("chain", ("modules", "conv1", "groups"), 1.9, r"must be whole and not negative, got 1\.9"),
-        ("chain", ("modules", "conv1", "groups"), True, "must be whole and not negative, got True"),
-        ("chain", ("modules", "conv1", "outputs"), [0.0, 1], r"whole numbers, got 0\.0"),
-        ("chain", ("modules", "conv1", "outputs"), "01", "must be lists, got '01'"),
+        ("chain", ("modules", "conv1", "groups"), 1.9, r"groups' must be a valid integer, got 1\.9"),
+        ("chain", ("modules", "conv1", "groups"), True, "groups' must be a valid integer, got True"),
+        ("chain", ("modules", "conv1", "outputs"), [0.0, 1], r"outputs.0' must be a valid integer, got 0\.0"),
+        ("chain", ("modules", "conv1", "outputs"), "01", "outputs' must be a valid array, got '01'"),
         ("chain", ("modules", "conv1", "inputs"), [], "keeps no input"),
-        ("chain", ("modules", "conv1", "void"), 1, "flags must be true or false, got 1"),
+        ("chain", ("modules", "conv1", "void"), 1, "void' must be a valid boolean, got 1"),
         ("chain", ("modules", "bn1", "void"), True, "only convolutions and linear layers"),
         ("chain", ("modules", "bn1", "inputs"), [0], "inputs and outputs must be the same"),
         ("chain", ("modules", "conv1", "kind"), "linear", "'conv1' is cut as 'linear'.*does not fit"),
@@ -81,14 +81,14 @@ CUT = {
         ("chain", ("modules", "fc", "kind"), "norm", "inputs and outputs must be the same"),
         ("chain", ("modules", "fc", "kind"), "select", "selects nothing"),
         ("chain", ("modules", "fc", "select"), [0], "'fc' selects outside its input of width 0"),
-        ("chain", ("macs",), -5, "must be whole and not negative, got -5"),
-        ("chain", ("params",), "5", "must be whole and not negative, got '5'"),
-        ("chain", ("dense_params",), 5.5, r"must be whole and not negative, got 5\.5"),
+        ("chain", ("macs",), -5, "'macs' must be greater than or equal to 0, got -5"),
+        ("chain", ("params",), "5", "'params' must be a valid integer, got '5'"),
+        ("chain", ("dense_params",), 5.5, r"'dense_params' must be a valid integer, got 5\.5"),
         ("chain", ("sites", "bn1"), [1000], "the site 'bn1' keeps channels that are not rising indices below 8"),
         ("chain", ("sites", "zzz"), [0], "the site 'zzz' is no BatchNorm in the plan"),
         ("chain", ("sites", "conv1"), [0], "the site 'conv1' is no BatchNorm in the plan"),
-        ("chain", ("model",), 5, "names must be strings, got 5"),
-        ("chain", ("floored",), [5], "names must be strings, got 5"),
+        ("chain", ("model",), 5, "'model' must be a valid string, got 5"),
+        ("chain", ("floored",), [5], "'floored.0' must be a valid string, got 5"),
         ("layer scale", ("parameters", "scale", "kept"), [99], "'scale' keeps what is not rising indices below 8"),
         ("layer scale", ("parameters", "scale", "kept"), [], "'scale' keeps what is not rising indices below 8"),
         ("layer scale", ("parameters", "scale", "dim"), 7, "'scale' is cut along dimension 7"),
@@ -186,7 +186,7 @@ def test_numbers_beyond_any_network_are_refused(path: tuple[str, ...], tmp_path:
     file = sp.save(small, tmp_path / "net")
     for number in (10**4000, 2**63):
         change(file, path, [number] if path[0] == "dense" else number)
-        with pytest.raises(PlanError, match="must be whole"):
+        with pytest.raises(PlanError, match="must be less than"):
             sp.load(file, model)
 
 

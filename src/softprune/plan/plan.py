@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -100,8 +101,9 @@ class PrunePlan:
             check_cuts(plan.dense, plan.sites, plan.modules, plan.aliases, plan.parameters)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise PlanError(f"the plan is malformed ({place}: {first['msg']}). Save it again.") from error
+            rule = f"'{'.'.join(map(str, first['loc']))}' {first['msg'].replace('Input should', 'must')}"
+            got = reprlib.repr(first["input"])
+            raise PlanError(f"the plan is malformed ({rule}, got {got}). Save it again.") from error
         except ValueError as error:
             raise PlanError(f"the plan is malformed ({error}). Save it again.") from error
         return plan
