@@ -12,15 +12,22 @@ pytestmark = [
 ]
 
 
-def test_ten_kills_of_a_training(tmp_path: Path) -> None:
-    tally = killing.kill_and_repeat("train", tmp_path, kills=10)
-    assert not tally.findings
-    assert tally.kills == 10
-    assert tally.half_written >= 1
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder in which the network to save, export and report is trained once."""
+    return tmp_path_factory.mktemp("killed")
 
 
-@pytest.mark.parametrize(("action", "kills"), [("save", 6), ("export", 2), ("report", 3)])
-def test_kills_of_a_single_file(action: str, kills: int, tmp_path: Path) -> None:
-    tally = killing.kill_and_repeat(action, tmp_path, kills=kills)
+@pytest.mark.parametrize(("action", "kills"), [("train", 7), ("save", 4), ("export", 1), ("report", 2)])
+def test_killed_and_repeated(action: str, kills: int, work: Path) -> None:
+    tally = killing.kill_and_repeat(action, work, kills=kills)
     assert not tally.findings
     assert tally.kills == kills
+    assert tally.compared
+
+
+def test_a_difference_is_a_finding() -> None:
+    tally = killing.Tally()
+    with tally.noting("save repeated"):
+        raise AssertionError("save left a part of a file")
+    assert tally.findings == ["save repeated: save left a part of a file"]
