@@ -1,7 +1,9 @@
 """Pickles are read as data: nothing that they name is run unless it is on the list."""
 
+import contextlib
 import os
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -69,3 +71,24 @@ def test_truncated_and_missing(tmp_path):
         read_pickle(path)
     with pytest.raises(DataError, match="cannot be read"):
         read_pickle(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # an entry of the memo beyond all others
+        b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f.",
+        b"\x80\x05\x96" + b"\x00" * 5 + b"\x01\x00\x00.",
+        b"\x80\x04\x95" + b"\xff" * 7 + b"\x7f.",
+    ],
+    ids=["memo", "bytes", "bytearray", "frame"],
+)
+def test_lengths_in_a_file_decide_no_memory(tmp_path, content):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    tracemalloc.start()
+    with contextlib.suppress(DataError):
+        assert read_pickle(path) == {}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**6

@@ -5,10 +5,11 @@ table, and none of them is NumPy's: an object dtype that a file describes throug
 file's bytes as pointers. Arrays are described by plain records instead, and made from their bytes afterwards.
 """
 
+import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -74,7 +75,17 @@ for _core in ("core", "_core"):  # NumPy 2 renamed the module
     _ALLOWED[f"numpy.{_core}.numeric", "_frombuffer"] = _records("array of a buffer")
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
+    """The loader in Python: the one in C allocates whatever a file names as the index of its memo."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+
+    def load_bytearray8(self) -> None:
+        # The original allocates the length that the file names before it reads.
+        self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
+
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
+
     def find_class(self, module: str, name: str) -> Any:
         try:
             return _ALLOWED[module, name]
@@ -89,8 +100,8 @@ def read_pickle(path: Path) -> Any:
     damaged or holds anything else than plain data.
     """
     try:
-        with path.open("rb") as file:
-            content = _PlainUnpickler(file, encoding="bytes").load()
+        # Reading from memory returns what there is, whatever length the file names.
+        content = _PlainUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         if type(content) is dict:
             return {key: _converted(value) for key, value in content.items()}
         return _converted(content)
