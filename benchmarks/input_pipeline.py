@@ -1,7 +1,7 @@
 """Images per second of softprune's folder and shards, of torchvision's ImageFolder + DataLoader, and of timm's loader.
 
     python make_tinyimagenet.py DIR                       (the files; any folder in the ImageNet layout will do)
-    python benchmarks/input_pipeline.py DIR [--workers 2] [--rounds 3]
+    python benchmarks/input_pipeline.py DIR [--workers 2] [--rounds 3] [--work DIR]
     python benchmarks/input_pipeline.py --render          (the table of docs/scale.md)
 
 All loaders read the same files with the same number of workers, crop and flip them at random in the same ranges with
@@ -12,7 +12,9 @@ time it hardly depends on what else the machine does. ImageNet's files are stood
 """
 
 import argparse
+import contextlib
 import gc
+import itertools
 import json
 import os
 import resource
@@ -125,9 +127,8 @@ def enlarge(folder: Path, out: Path, count: int) -> None:
     """Write the first images of a folder in 500 x 375 pixels, with the same classes in both splits."""
     from PIL import Image
 
-    files = sorted((folder / "train").glob("*/*"))[
-        :: max(1, sum(1 for _ in folder.glob("train/*/*")) // count)
-    ]
+    files = sorted(folder.glob("train/*/*"))
+    files = files[:: max(1, len(files) // count)]
     for file in files:
         for split in ("train", "val"):
             place = out / split / file.parent.name
@@ -167,6 +168,39 @@ def measure(name: str, folder: Path, shards: Path, options: argparse.Namespace) 
     }
 
 
+def measure_all(work: Path, options: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
+    """Measure every loader in turn; what an interrupted call has measured in ``work`` is kept."""
+    from softprune.data.shards import write_shards
+
+    folders = {"small": options.folder, "large": work / "large"}
+    for kind in sorted({CASES[case][1] for case in options.cases}):
+        if (work / f"{kind}-shards" / "classes.txt").exists():
+            continue
+        if kind == "large":
+            enlarge(options.folder, folders["large"], options.batch * (options.batches + options.warm + 8))
+        write_shards(folders[kind], work / f"{kind}-shards")
+    notes = work / "figures.json"
+    done: dict[str, dict[str, float]] = json.loads(notes.read_text()) if notes.exists() else {}
+    figures: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for number, case, name in itertools.product(range(options.rounds), options.cases, LOADERS):
+        key = f"{number} {case} {name}"
+        if key not in done:
+            _, kind, size = CASES[case]
+            command = [sys.executable, __file__, str(folders[kind]), "--one", name]
+            command += ["--shards", str(work / f"{kind}-shards"), "--size", str(size)]
+            for setting in ("batch", "batches", "warm", "workers"):
+                command += [f"--{setting}", str(getattr(options, setting))]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+            if ended.returncode:
+                raise RuntimeError(f"{name} failed: {ended.stderr}")
+            done[key] = json.loads(ended.stdout.splitlines()[-1])
+            notes.write_text(json.dumps(done))
+            print(key, done[key], flush=True)
+        figures.setdefault((case, name), []).append(done[key])
+    return figures
+
+
 def render(record: dict[str, Any]) -> str:
     """Return the table of a record."""
     rows = {(row["loader"], row["case"]): row for row in record["rows"]}
@@ -194,6 +228,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--warm", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--work", type=Path, help="keep files and figures here, and resume after an interruption"
+    )
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--render", action="store_true")
     parser.add_argument("--one", choices=LOADERS, help=argparse.SUPPRESS)
@@ -207,32 +244,12 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps(measure(options.one, options.folder, options.shards, options)))
         return
 
-    from softprune.data.shards import write_shards
     from softprune.distributed import pick_device
     from softprune.runs.environment import describe_environment
 
-    figures: dict[tuple[str, str], list[dict[str, float]]] = {}
-    with tempfile.TemporaryDirectory() as place:
-        folders = {"small": options.folder, "large": Path(place, "large")}
-        if any(CASES[case][1] == "large" for case in options.cases):
-            enlarge(options.folder, folders["large"], 2 * options.batch * (options.batches + options.warm))
-        for kind in {CASES[case][1] for case in options.cases}:
-            write_shards(folders[kind], Path(place, f"{kind}-shards"))
-        for number in range(options.rounds):
-            for case in options.cases:
-                _, kind, size = CASES[case]
-                for name in LOADERS:
-                    command = [sys.executable, __file__, str(folders[kind]), "--one", name]
-                    command += ["--shards", f"{place}/{kind}-shards", "--size", str(size)]
-                    for key in ("batch", "batches", "warm", "workers"):
-                        command += [f"--{key}", str(getattr(options, key))]
-                    done = subprocess.run(
-                        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-                    )
-                    if done.returncode:
-                        raise RuntimeError(f"{name} failed: {done.stderr}")
-                    figures.setdefault((name, case), []).append(json.loads(done.stdout.splitlines()[-1]))
-                    print(number, case, name, figures[name, case][-1], flush=True)
+    with contextlib.ExitStack() as stack:
+        work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        figures = measure_all(work, options)
     record = {
         "what": "training images per second of data loaders, median of the rounds",
         "images": "100 classes of Tiny-ImageNet, JPEG files of 64 x 64 pixels",
@@ -248,7 +265,7 @@ def main(arguments: list[str] | None = None) -> None:
                 },
                 "rounds": rows,
             }
-            for (name, case), rows in figures.items()
+            for (case, name), rows in figures.items()
         ],
         "environment": describe_environment(pick_device("cpu")).model_dump(),
     }

@@ -1,6 +1,6 @@
 """A sweep on a two-node Ray cluster that loses a node, against the local pool: equal bits, overhead, wall time.
 
-    python benchmarks/ray_sweep.py [--runs 8] [--epochs 3] [--work DIR]
+    python benchmarks/ray_sweep.py [--runs 8] [--epochs 2] [--work DIR]
 
 Starts two Ray nodes on the loopback (`ray start --head`, `ray start --address`), runs `softprune sweep --on ray`, kills
 one node with SIGKILL while it trains, and compares every run with those of an undisturbed sweep on the local pool.
@@ -30,14 +30,10 @@ SWEEP = """
 [grid]
 seed = {seeds}
 [[run]]
-recipe = "digits"
-name = "tiny"
+recipe = "tiny.toml"
 [run.set]
 "train.epochs" = {epochs}
-"train.dense_baseline" = false
-"train.threads" = 1
 "train.deterministic" = true
-"records.checkpoint_seconds" = 0
 "records.checkpoint_steps" = 5
 """
 START_SECONDS = 120
@@ -127,7 +123,10 @@ def sweep_command(folder: Path, out: str, *options: str) -> list[str]:
 
 
 def write_sweep(folder: Path, runs: int, epochs: int) -> None:
-    """Write the file of the sweep."""
+    """Write the file of the sweep, its recipe, and the module of its network."""
+    from tiny import tiny_recipe
+
+    tiny_recipe(folder)
     (folder / "s.toml").write_text(SWEEP.format(seeds=list(range(runs)), epochs=epochs))
 
 
@@ -270,7 +269,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--work", type=Path, help="keep the sweeps here, and resume after an interruption")
     parser.add_argument("--record", type=Path, default=HERE / "records" / "ray_sweep.json")
     options = parser.parse_args()

@@ -147,6 +147,17 @@ def test_a_path_that_a_node_does_not_see(
     assert not list((tmp_path / "runs").iterdir()), "the probe is removed"
 
 
+def test_a_node_that_does_not_answer(pretend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pretend({"CPU": 1.0})
+
+    def too_late(*_: Any, **__: Any) -> None:
+        raise ray.exceptions.RayError("Get timed out: some object(s) not ready.")
+
+    monkeypatch.setattr(ray, "get", too_late)
+    with pytest.raises(ConfigError, match=r"must execute a short task. Got: Get timed out: .*`ray status`"):
+        RayExecutor(RayOptions(), tmp_path)
+
+
 def test_a_lost_worker_is_resumed_a_few_times(pretend: Any, tmp_path: Path) -> None:
     ray = pretend({"CPU": 1.0})
     lost = ray.exceptions.RayError("the node died")

@@ -144,13 +144,14 @@ class EncodedDataset(LoadedDataset):
             return BrokenImage(self.source(index), str(error) or type(error).__name__)
 
     def _augmented(self, image: Image, draw: int) -> Image:
+        from PIL.Image import Resampling, Transpose
+
         size, magnitude = self.crops.size, self.crops.randaugment
         chance = random.Random((self.crops.seed << 64) + draw)
         top, left, height, width = _crop(image.height, image.width, chance)
-        # Values of Resampling.BILINEAR and Transpose.FLIP_LEFT_RIGHT, whose enumerations are slow to look up.
-        image = image.crop((left, top, left + width, top + height)).resize((size, size), 2)
+        image = image.crop((left, top, left + width, top + height)).resize((size, size), Resampling.BILINEAR)
         if chance.random() < 0.5:
-            image = image.transpose(0)  # type: ignore[arg-type]
+            image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
         if magnitude:
             from torchvision.transforms.v2 import RandAugment
 

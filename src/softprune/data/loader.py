@@ -40,7 +40,7 @@ def _stack(images: list[Tensor]) -> Tensor:
         shape = (len(images), *first.shape)
         size = len(images) * first.numel() * first.element_size()
         storage = torch.UntypedStorage._new_shared(size, device="cpu")
-        out = torch.empty(0, dtype=first.dtype).set_(storage, 0, shape)  # type: ignore[call-overload]
+        out = torch.empty(0, dtype=first.dtype).set_(storage).view(shape)
     batch = torch.stack(images, out=out)
     return batch.permute(0, 3, 1, 2) if channels_last else batch
 

@@ -128,7 +128,7 @@ def _cells_of(
     taken: set[str] = set()
     content = read_toml(found)
     axes = {**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}
-    trials = [{}] if search is None else search.points()
+    trials: list[Point] = [{}] if search is None else search.points()
     count = len(earlier.names) + math.prod(map(len, axes.values())) * len(trials)
     if count > LARGEST:
         raise ConfigError(

@@ -148,6 +148,11 @@ class RayExecutor:
                 ],
                 timeout=60,
             )
+        except self._ray.exceptions.RayError as error:
+            raise ConfigError(
+                f"Every node of the cluster must execute a short task. Got: {_first_line(error)} Wait until lost nodes "
+                "have left the cluster (`ray status`), then repeat the command."
+            ) from error
         finally:
             probe.unlink(missing_ok=True)
         for path, shown, remedy in (
