@@ -182,7 +182,7 @@ class _Recorder(ProxyTorchDispatchMode):
         return self._nodes[id(tensor)][1]
 
     def _twin(self, tensor: Tensor) -> Tensor | None:
-        """Return the recorded tensor that `tensor` is a second object of: torch wraps what zeros_like gives anew."""
+        """Return the recorded tensor that `tensor` is a second object of: torch wraps what zeros_like gives again."""
         if not isinstance(tensor, FakeTensor):
             return None
         storage = tensor.untyped_storage()._cdata
