@@ -144,6 +144,14 @@ def test_the_reference_page_is_up_to_date() -> None:
     assert page == render_reference(), "run `python -m softprune.config.reference` in the repository"
 
 
+def test_the_example_of_the_reference_is_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "flowers.toml"
+    path.write_text(render_reference().partition("```toml\n")[2].partition("```")[0])
+    config = load_recipe(str(path))
+    assert config.method.target == {"macs": 0.5}
+    assert config.model.pretrained
+
+
 def test_every_setting_is_explained_on_the_reference_page() -> None:
     rows = [line for line in render_reference().splitlines() if line.startswith("| `")]
     assert len(rows) > 50

@@ -1,14 +1,17 @@
 """`export` and `bench`: write the compact network for another runtime, and time it."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from softprune.cli.app import command
-from softprune.cli.options import Device, Input, Model, parse_shape
-from softprune.cli.output import print_table, say
+from softprune.cli.options import Device, Input, Json, Model, parse_shape
+from softprune.cli.output import print_json, print_table, say
 from softprune.errors import ConfigError
+from softprune.io import write_atomically
 
 Target = Annotated[
     Path, typer.Argument(help="Folder of a finished run, or a compact network.", show_default=False)
@@ -27,6 +30,7 @@ def export(
     ] = None,
     model: Model = "",
     input_shape: Input = "",
+    as_json: Json = False,
 ) -> None:
     """Export the compact network to ONNX or torch.export, and check the file in its own runtime.
 
@@ -45,6 +49,10 @@ def export(
     small = write(opened.compact, opened.example, target, fold_bn=fold_bn)
     with tempfile.TemporaryDirectory() as folder:
         large = write(opened.dense, opened.example, Path(folder) / f"dense.{format}", fold_bn=fold_bn)
+    if as_json:
+        facts = asdict(small) | {"path": str(small.path), "dense_bytes": large.bytes}
+        print_json(facts)
+        return
     rows = [
         [name, f"{report.bytes:,}", f"{100 * report.bytes / large.bytes:.1f}", str(report.folded)]
         for name, report in (("dense", large), ("compact", small))
@@ -84,6 +92,7 @@ def bench(
     device: Device = "auto",
     model: Model = "",
     input_shape: Input = "",
+    as_json: Json = False,
 ) -> None:
     """Time the dense and the compact network in turns.
 
@@ -113,6 +122,14 @@ def bench(
         fold_bn=fold_bn,
         repeats=repeats,
     )
+    record = _record(report, path, torch.device(where)) if as_json or out is not None else {}
+    if out is not None:
+        write_atomically(
+            out, (json.dumps(record, indent=1) + "\n").encode(), then="measure again", follow_link=True
+        )
+    if as_json:
+        print_json(record)
+        return
     columns = [
         "backend",
         "device",
@@ -132,7 +149,7 @@ def bench(
     for sentence in report.advice:
         say(f"  {sentence}")
     if out is not None:
-        say(f"Record: {_write_record(out, report, path, torch.device(where))}")
+        say(f"Record: {out}")
 
 
 def _numbers(text: str) -> list[int]:
@@ -151,13 +168,10 @@ def _cells(row: Any) -> list[str]:
     return [*where, *times, f"{row.speed_up:.2f}", f"{low:.2f} to {high:.2f}", f"{row.realised:.2f}", ""]
 
 
-def _write_record(out: Path, report: Any, path: Path, device: Any) -> Path:
-    import json
-
-    from softprune.io import write_atomically
+def _record(report: Any, path: Path, device: Any) -> dict[str, Any]:
     from softprune.runs.environment import command_line, describe_environment
 
-    record = {
+    return {
         "format": 1,
         "what": "milliseconds per forward, dense against compact",
         "command": command_line(),
@@ -166,8 +180,5 @@ def _write_record(out: Path, report: Any, path: Path, device: Any) -> Path:
         "dense_macs": report.dense_macs,
         "compact_macs": report.compact_macs,
         "rows": [row.to_dict() for row in report.rows],
+        "advice": list(report.advice),
     }
-    write_atomically(
-        out, (json.dumps(record, indent=1) + "\n").encode(), then="measure again", follow_link=True
-    )
-    return out

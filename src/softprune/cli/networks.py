@@ -140,6 +140,7 @@ def compact(
     data_dir: DataDir = None,
     model: Model = "",
     data: DataName = "",
+    as_json: Json = False,
 ) -> None:
     """Cut the network of a run, finished or not, and save it.
 
@@ -158,6 +159,13 @@ def compact(
         model=model,
         data_name=data,
     )
+    if as_json:
+        sizes = {
+            name: {"params": each.params, "macs": each.macs}
+            for name, each in (("dense", before), ("compact", after))
+        }
+        print_json({"file": str(path), **sizes})
+        return
     rows = [
         ["dense", f"{before.params:,}", f"{before.macs:,}"],
         ["compact", f"{after.params:,}", f"{after.macs:,}"],

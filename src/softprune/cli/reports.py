@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from softprune.cli.app import command
-from softprune.cli.options import Run
-from softprune.cli.output import print_table, remark, say
+from softprune.cli.options import Json, Run
+from softprune.cli.output import print_json, print_table, remark, say
 from softprune.cli.results import method_titles, write_report
 from softprune.errors import ConfigError
 
@@ -72,6 +73,7 @@ def compare(
     paper: Annotated[
         bool, typer.Option("--paper-tables", help="Print tables 1 to 8 of the paper with our figures.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare finished runs in a table, with the figures of the paper where it has them.
 
@@ -86,24 +88,33 @@ def compare(
     if paper:
         from softprune.report import paper_tables, paper_tables_markdown
 
-        for table in paper_tables(rows):
-            print_table(*table)
+        tables = paper_tables(rows)
+        if as_json:
+            print_json([{"table": title, "rows": _records(heads, cells)} for title, heads, cells in tables])
+        else:
+            for table in tables:
+                print_table(*table)
         text = paper_tables_markdown(rows)
     else:
         from softprune.report import markdown
 
-        print_rows(rows)
+        if as_json:
+            print_json([asdict(row) for row in rows])
+        else:
+            print_rows(rows)
         text = markdown(rows)
     if csv is not None:
         from softprune.report import csv_text
 
-        _write(csv, csv_text(rows))
+        _write(csv, csv_text(rows), quiet=as_json)
     if out is not None and (out.suffix == ".md" or paper):
-        _write(out, text)
+        _write(out, text, quiet=as_json)
     elif out is not None:
         from softprune.report import render_comparison
 
-        say(f"Comparison: {render_comparison(folders, out, method_titles())}")
+        page = render_comparison(folders, out, method_titles())
+        if not as_json:
+            say(f"Comparison: {page}")
 
 
 def print_comparison(folders: Sequence[Path]) -> None:
@@ -133,11 +144,16 @@ def print_rows(rows: "Sequence[PaperRow]") -> None:
     print_table(title, *_without(heads, cells, _unneeded(heads, cells)))
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, *, quiet: bool) -> None:
     from softprune.io import write_atomically
 
     write_atomically(path, text.encode(), then="compare again")
-    say(f"Table: {path}")
+    if not quiet:
+        say(f"Table: {path}")
+
+
+def _records(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    return [dict(zip(heads, row, strict=True)) for row in cells]
 
 
 def _unneeded(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> set[int]:

@@ -7,7 +7,7 @@ import typer
 
 from softprune.cli.app import command
 from softprune.cli.options import DataDir, TimeLimit, parse_time
-from softprune.cli.output import error_line, print_table, say
+from softprune.cli.output import error_line, print_facts, print_table, say
 from softprune.cli.reports import print_comparison
 from softprune.cli.results import method_titles
 from softprune.errors import ConfigError
@@ -52,6 +52,7 @@ def sweep(
         float, typer.Option("--memory-per-run", min=0, help="Ray: memory of a run in GB; 0 for no request.")
     ] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the dry run as JSON.")] = False,
 ) -> None:
     """Run a grid of recipes in parallel processes. Repeat the command to resume a stopped sweep.
 
@@ -65,13 +66,22 @@ def sweep(
     from softprune.sweep.grid import read_sweep
     from softprune.sweep.runner import SweepRunner
 
+    if as_json and not dry_run:
+        raise ConfigError(
+            "--json of `sweep` must come with --dry-run. Got --json alone; use `softprune compare --json`."
+        )
     planned = read_sweep(file, out, data_dir=data_dir)
     if dry_run:
         rows = [
             [cell.name, cell.config.method.name, _status(cell.folder.path), cell.after or "-"]
             for cell in planned.cells
         ]
-        print_table(f"{len(planned.cells)} runs in {planned.folder}", ["run", "method", "", "after"], rows)
+        if as_json:
+            print_facts(["run", "method", "state", "after"], rows, as_json=True)
+        else:
+            print_table(
+                f"{len(planned.cells)} runs in {planned.folder}", ["run", "method", "", "after"], rows
+            )
         return
     executor: Executor
     if on == "ray":

@@ -8,8 +8,8 @@ import typer
 
 from softprune.cli.app import command
 from softprune.cli.options import DataDir, Device, OwnData, OwnModel, Run, TimeLimit, parse_time
-from softprune.cli.output import format_count, remark, say
-from softprune.config.recipes import load_recipe, recipe_files
+from softprune.cli.output import format_count, print_json, remark, say
+from softprune.config.recipes import config_to_dict, load_recipe, recipe_files
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError
 from softprune.train.control import EXIT_STOPPED
@@ -56,6 +56,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipe, print what it would train, and exit.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the dry run as JSON.")] = False,
 ) -> None:
     """Train and prune a network, cut it, and write a report.
 
@@ -76,8 +77,12 @@ def train(
     }
     overrides = [f"{key}={value}" for key, value in flags.items() if value is not None] + (settings or [])
     config = _load(recipe, overrides)
+    if as_json and not dry_run:
+        raise ConfigError(
+            "--json of `train` must come with --dry-run. Got --json alone; the result of a run is RUN/result.json."
+        )
     if dry_run:
-        _print_plan(config, out, device)
+        _print_plan(config, out, device, as_json=as_json)
         return
     from softprune.cli.progress import run_progress
     from softprune.train.run import start
@@ -130,7 +135,7 @@ def _load(recipe: str, overrides: list[str]) -> RunConfig:
     )
 
 
-def _print_plan(config: RunConfig, out: Path | None, device: str) -> None:
+def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bool) -> None:
     """Print what a run would train, after the checks that need no training."""
     import torch
 
@@ -152,6 +157,21 @@ def _print_plan(config: RunConfig, out: Path | None, device: str) -> None:
     )
     cost = softprune.cost(network, data.example(1))
     method = config.method
+    if as_json:
+        numbers = {
+            "params": cost.params,
+            "macs": cost.macs,
+            "sites": len(found.sites),
+            "frozen": len(found.frozen),
+            "train_images": len(data.train),
+            "test_images": len(data.test),
+            "classes": data.num_classes,
+            "steps_per_epoch": max(len(data.train) // config.data.batch_size, 1),
+            "device": str(where),
+            "folder": str(out or Path("runs") / config.name),
+        }
+        print_json(numbers | {"config": config_to_dict(config)})
+        return
     goal = f"target {dict(method.target)}" if method.target else f"strength {method.strength:g}"
     steps = max(len(data.train) // config.data.batch_size, 1)
     fine = f", then {config.finetune.epochs} of fine-tuning" if config.finetune.epochs else ""

@@ -16,6 +16,49 @@ A recipe is a TOML file with what differs from the defaults below. `softprune tr
 softprune, `softprune train my.toml` one of yours, and `--set optimizer.lr=0.05` changes one setting for one run. The
 resolved configuration is written to `config.toml` in the folder of the run.
 
+A complete recipe, `flowers.toml`, for a pretrained network and a folder of images:
+
+```toml
+# ResNet-18 with ImageNet weights, pruned to half of its MACs while it learns the classes of the folder.
+name = "flowers-resnet18-half"        # name in tables, and of the folder runs/NAME
+seed = 0
+
+[model]
+name = "torchvision.models:resnet18"  # or a name from `softprune models`, or module:factory of your own
+pretrained = true                     # torchvision's weights; the head is new, since the classes differ
+
+[data]
+name = "folder"                       # flowers/train/CLASS/*.jpg and flowers/val/CLASS/*.jpg
+dir = "flowers"
+image_size = 224
+holdout = 500                         # the best epoch is chosen on these training images, not on the test set
+batch_size = 64
+randaugment = 9
+
+[train]
+epochs = 30
+dense_baseline = true                 # also train without pruning, to compare with
+label_smoothing = 0.1
+
+[optimizer]
+name = "adamw"
+lr = 0.0005
+weight_decay = 0.05
+
+[schedule]
+kind = "cosine"
+warmup_epochs = 2.0
+
+[method]
+name = "scp"
+target = { macs = 0.5 }               # at most half of the MACs; also params, channels, latency
+
+[records]
+trackers = ["tensorboard"]            # also "wandb", "mlflow"
+```
+
+`softprune train flowers.toml --dry-run` checks it, `softprune train flowers.toml` trains it.
+
 `python -m softprune.config.reference` generates this page from `softprune.config.settings`.
 """
 

@@ -17,6 +17,7 @@ from softprune.errors import ConfigError
 
 Mode = Literal["auto", "eager", "compile", "cuda_graph", "compile+cuda_graph"]
 ScheduleKind = Literal["step", "cosine", "constant"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 Count = Annotated[int, Ge(0)]
 PositiveCount = Annotated[int, Ge(1)]
@@ -272,8 +273,9 @@ class RecordConfig(Section):
     """Also save a checkpoint after every this many steps of an epoch; 0 for none by steps."""
     eval_epochs: PositiveCount = 1
     """Evaluate after every this many epochs; the last epoch is always evaluated."""
-    tensorboard: bool = False
-    """Also write TensorBoard events into the folder of the run (needs `pip install tensorboard`)."""
+    trackers: Annotated[tuple[TrackerName, ...], FromList] = ()
+    """Experiment trackers that receive the numbers of every epoch (docs/integrations.md). Each needs its package:
+    `pip install tensorboard`, `wandb` or `mlflow-skinny`."""
 
 
 class RunConfig(Section):

@@ -39,8 +39,6 @@ from softprune.runs.result import Totals, Variant
 
 LARGEST = 14
 """Modules in the open table of MACs; all of them are in a folded one."""
-LATENCY_BATCH = 64
-"""Images per forward in the latencies of a record."""
 SAME_LATENCY = 0.97
 """Above this share of the dense latency the compact network counts as not faster."""
 MEANINGS = {
@@ -198,7 +196,8 @@ def _latency(run: Run) -> dict[str, Any]:
         return {"caption": "", "slow": False}
     device = run.environment.get("device") or "the device of the run"
     slow = run.method != "dense" and compact.latency_ms > SAME_LATENCY * dense.latency_ms
-    return {"caption": f"Latency: one forward of {LATENCY_BATCH} images on {device}.", "slow": slow}
+    batch = f"{run.result.latency_batch} images" if run.result is not None else "a batch"
+    return {"caption": f"Latency: one forward pass of {batch} on {device}.", "slow": slow}
 
 
 def _against(row: Variant, base: Variant | None, key: str) -> str:

@@ -33,7 +33,6 @@ class RunFolder:
         self.compact = self.path / "compact.safetensors"
         self.report = self.path / "report.html"
         self.dense = self.path / "dense"
-        self.events = self.path / "tensorboard"
         self.log = self.path / "run.log"
         self.lock_file = self.path / ".lock"
 

@@ -234,6 +234,8 @@ class Result(Record):
     best: Moment
     last: Moment
     table: tuple[Variant, ...]
+    latency_batch: Count = 64
+    """Images per forward pass of the latencies in ``table``."""
     round_to: Count | None = None
     """The multiple that widths were kept at."""
     finalised_step: Count | None = None

@@ -127,6 +127,7 @@ def _write(trainer: Trainer, table: list[Variant], counted: Cost, totals: Totals
         best=Moment.of(max(final_epochs, key=lambda row: row.test_top1 or 0.0)),
         last=Moment.of(tested[-1]),
         table=tuple(table),
+        latency_batch=_LATENCY_BATCH,
         round_to=None if pruned is None else pruned.round_to,
         finalised_step=None if pruned is None else pruned.finalised_step,
         sites=() if pruned is None else pruned.sites,

@@ -1,7 +1,6 @@
-"""What a run records besides accuracy: cost, the fate of each site's channels, and TensorBoard events."""
+"""What a run records besides accuracy: cost, and the channels of every site."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from softprune.masks import norms_of
 from softprune.masks.sites import deciding_affine
 from softprune.methods import Pruner
 from softprune.plan import PrunePlan
-from softprune.runs.result import Epoch, SiteRecord, Totals
+from softprune.runs.result import SiteRecord, Totals
 
 
 @dataclass
@@ -166,34 +165,3 @@ def _paper_counter(dense: nn.Module, image: Tensor) -> PaperCounter | None:
     except ConfigError:
         return None  # not one of the paper's networks
     return counter
-
-
-def find_writer() -> Any:
-    """Return TensorBoard's SummaryWriter class, or raise a ConfigError that says how to install it."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(
-            "records.tensorboard needs the package tensorboard. Got an ImportError: install it with "
-            "`pip install tensorboard`, or set records.tensorboard = false."
-        ) from error
-    return SummaryWriter
-
-
-class EventWriter:
-    """Writes each epoch's numbers as TensorBoard scalars.
-
-    Args:
-        folder: The folder of the event files; every start and resume adds one.
-        step: The step that the run resumes from. Events of later steps, which are trained again, are purged.
-    """
-
-    def __init__(self, folder: Path, step: int = 0) -> None:
-        self._writer = find_writer()(str(folder), purge_step=step + 1)
-
-    def write(self, row: Epoch) -> None:
-        """Add one line of metrics.jsonl."""
-        for key, value in row:
-            if isinstance(value, int | float) and key not in ("epoch", "step"):
-                self._writer.add_scalar(key, value, row.step)
-        self._writer.flush()

@@ -21,9 +21,9 @@ from softprune.runs.resume import check_same_images, resume_hint
 from softprune.train.control import Listener, StopSignal, run_log
 from softprune.train.finish import finish
 from softprune.train.method import check_method, check_one_shot
-from softprune.train.metrics import find_writer
 from softprune.train.stage import StartingPoint, first_stage, restored_stage
 from softprune.train.teacher import BASELINE, check_same_teacher, load_teacher
+from softprune.train.trackers import check_trackers
 from softprune.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ def start(
         # Everything that can be wrong is raised before there is a folder, so that a mistake leaves no files.
         check_method(config.method, compact_at=config.train.compact_at)
         check_one_shot(config)
-        if config.records.tensorboard:
-            find_writer()
+        check_trackers(config.records.trackers)
         set_arithmetic(config, world.device)
         data = open_data(config, world.device)
         begin = first_stage(config, data, world)

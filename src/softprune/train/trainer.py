@@ -31,10 +31,11 @@ from softprune.runs.resume import (
 from softprune.surgery import plans_of, remap_optimizer
 from softprune.train.control import Listener, StopSignal
 from softprune.train.evaluate import EvalTotals, Evaluator
-from softprune.train.metrics import CostTracker, EventWriter, SiteHistory
+from softprune.train.metrics import CostTracker, SiteHistory
 from softprune.train.optim import optimizer_state
 from softprune.train.stage import Stage, StartingPoint, recalibrate
 from softprune.train.teacher import Teacher
+from softprune.train.trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -101,14 +102,14 @@ class Trainer:
             set_random_state(start.random, world.device)
             self.session = describe_session(world.device, world.size, epoch=self.epoch, batch=self.batch)
         self._attributes = PlainAttributes(self.stage.network)
-        self.events: EventWriter | None = None
+        self.trackers: Trackers | None = None
         if world.is_writer:
             if state is not None:
                 warn_of_changes(folder.read_sessions()[-1:], self.session)
             folder.add_session(self.session)
             folder.write_history(self.history)
-            if config.records.tensorboard:
-                self.events = EventWriter(folder.events, self.history[-1].step if self.history else 0)
+            if config.records.trackers:
+                self.trackers = Trackers(folder.path, config, self.history[-1].step if self.history else 0)
 
     @property
     def total_epochs(self) -> int:
@@ -126,6 +127,9 @@ class Trainer:
             return self._run()
         except DataError as error:
             raise DataError(f"{error} {self._save_after_error()}") from error
+        finally:
+            if self.trackers is not None:
+                self.trackers.close()
 
     def _run(self) -> str | None:
         while self.epoch < self.total_epochs:
@@ -239,8 +243,8 @@ class Trainer:
         self.epoch, self.batch, self.epoch_ended, self.epoch_seconds = self.epoch + 1, 0, False, 0.0
         if self.world.is_writer:
             self.folder.append_metrics(row)
-            if self.events is not None:
-                self.events.write(row)
+            if self.trackers is not None:
+                self.trackers.log_epoch(row)
         self.listener.on_epoch(row, self.costs.dense)
 
     def _must_test(self) -> set[int]:

@@ -1,0 +1,210 @@
+"""Experiment trackers: the numbers of every epoch in TensorBoard, Weights & Biases or MLflow."""
+
+import importlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from softprune.config.recipes import config_to_dict
+from softprune.config.settings import RunConfig, TrackerName
+from softprune.errors import ConfigError, first_line
+from softprune.io import write_atomically
+from softprune.runs.result import Epoch
+
+logger = logging.getLogger(__name__)
+
+_PROJECT = "softprune"
+
+
+class Tracker(Protocol):
+    """Receives the numbers of a run."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record ``values`` after optimizer step ``step``."""
+
+    def close(self) -> None:
+        """Write what is not written yet. Nothing is recorded afterwards."""
+
+
+class TensorBoard:
+    """Writes event files into the folder ``tensorboard`` of a run; every start and resume adds one."""
+
+    def __init__(self, folder: Path, config: RunConfig, step: int) -> None:
+        writer = _module("tensorboard").SummaryWriter
+        # Events after the checkpoint that the run resumes from are purged: those epochs are trained again.
+        self._writer = writer(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """Logs to Weights & Biases, project $WANDB_PROJECT or "softprune". A resumed run continues its W&B run."""
+
+    def __init__(self, folder: Path, config: RunConfig, step: int) -> None:
+        known = _read_id(folder, "wandb")
+        self._run = _module("wandb").init(
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            name=config.name or folder.name,
+            dir=str(folder),
+            config=config_to_dict(config),
+            id=known,
+            resume="allow" if known else None,
+        )
+        _write_id(folder, "wandb", self._run.id)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)  # W&B ignores a step that it has: epochs trained again
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """Logs to MLflow, experiment $MLFLOW_EXPERIMENT_NAME or "softprune". A resumed run continues its MLflow run."""
+
+    def __init__(self, folder: Path, config: RunConfig, step: int) -> None:
+        mlflow = _module("mlflow")
+        self._metric = mlflow.entities.Metric
+        self._client = mlflow.MlflowClient()
+        known = _read_id(folder, "mlflow")
+        if known is not None:
+            self._id = known
+            self._client.update_run(known, status="RUNNING")
+            logged = self._client.get_metric_history(known, "train_loss")
+        else:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+            experiment = self._client.get_experiment_by_name(name)
+            number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+            self._id = self._client.create_run(number, run_name=config.name or folder.name).info.run_id
+            for key, value in _flat(config_to_dict(config)).items():
+                self._client.log_param(self._id, key, value)
+            _write_id(folder, "mlflow", self._id)
+            logged = []
+        self._last = max((metric.step for metric in logged), default=-1)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if step <= self._last:
+            return  # MLflow keeps every value of a step: epochs trained again would be there twice
+        now = int(1000 * time.time())
+        self._client.log_batch(
+            self._id, [self._metric(name, value, now, step) for name, value in values.items()]
+        )
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+_FACTORIES: dict[TrackerName, Callable[[Path, RunConfig, int], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+}
+_PACKAGES: dict[TrackerName, tuple[str, str]] = {
+    "tensorboard": ("torch.utils.tensorboard", "tensorboard"),
+    "wandb": ("wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow-skinny"),
+}
+"""The module that a tracker imports, and the package to install for it."""
+
+
+class Trackers:
+    """The trackers of a run as one. A tracker that fails is left out, and training continues.
+
+    Args:
+        folder: The folder of the run.
+        config: The run's configuration; ``records.trackers`` names the trackers.
+        step: The step that the run resumes from.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig, step: int = 0) -> None:
+        self._open: dict[str, Tracker] = {}
+        for name in config.records.trackers:
+            with self._guard(name):
+                self._open[name] = _FACTORIES[name](folder, config, step)
+
+    def log_epoch(self, row: Epoch) -> None:
+        """Log the numbers of one line of metrics.jsonl."""
+        values = {
+            key: float(value)
+            for key, value in row
+            if isinstance(value, int | float) and not isinstance(value, bool) and key not in ("epoch", "step")
+        }
+        for name, tracker in list(self._open.items()):
+            with self._guard(name):
+                tracker.log(row.step, values)
+
+    def close(self) -> None:
+        """Close all trackers."""
+        for name, tracker in list(self._open.items()):
+            with self._guard(name):
+                tracker.close()
+        self._open.clear()
+
+    @contextmanager
+    def _guard(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except ConfigError:
+            raise
+        except Exception as error:  # a server or network that fails must not end a training
+            self._open.pop(name, None)
+            logger.warning(
+                "softprune: the tracker %s failed and is left out (%s: %s); metrics.jsonl has all numbers",
+                name,
+                type(error).__name__,
+                first_line(error),
+            )
+
+
+def check_trackers(names: Sequence[TrackerName]) -> None:
+    """Raise a ConfigError if the package of a tracker is not installed."""
+    for name in names:
+        _module(name)
+
+
+def _module(name: TrackerName) -> Any:
+    module, package = _PACKAGES[name]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"The tracker {name} needs the package {package}. Got an ImportError: install it with "
+            f"`pip install {package}`, or remove {name!r} from records.trackers."
+        ) from error
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _read_id(folder: Path, name: str) -> str | None:
+    """Return the id that a tracker gave to the run when it was started."""
+    try:
+        found = json.loads((folder / "trackers.json").read_text(encoding="utf-8"))
+        return str(found[name]) if name in found else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_id(folder: Path, name: str, identity: str) -> None:
+    ids = {each: _read_id(folder, each) for each in _FACTORIES}
+    ids = {each: known for each, known in ids.items() if known is not None} | {name: identity}
+    write_atomically(folder / "trackers.json", (json.dumps(ids, indent=1) + "\n").encode())
