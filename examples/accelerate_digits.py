@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: make the pruner from the plain network, then prepare everything as always.
+"""Hugging Face Accelerate: make the pruner from the plain network, then prepare model, optimizer and loader.
 
 accelerate launch examples/accelerate_digits.py --epochs 20
 

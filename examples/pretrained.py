@@ -3,7 +3,7 @@
 python examples/pretrained.py                          the digits, pretrained here first
 python examples/pretrained.py --weights dense.safetensors
 
-A channel that a trained network does not need goes silent while the others adapt: a short run at a small learning rate.
+Channels that a trained network does not need become dead while the others adapt. A short run at a small learning rate is enough.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> tuple[float, float]:
         options.weights = Path("dense.safetensors")
         save_file(model.state_dict(), options.weights)
 
-    # What you would write for your own network: load as always, then make the pruner.
+    # For your own network: load the weights, then make the pruner.
     model.load_state_dict(load_file(options.weights))
     dense_accuracy = accuracy(model, data)
     steps = options.epochs * -(-len(data.train) // 64)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, first_line
 
 
 def is_factory_name(name: str) -> bool:
@@ -24,7 +24,8 @@ def import_factory(name: str, key: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         return getattr(importlib.import_module(module_name), factory_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # importing a module runs its code, which may raise anything
         raise ConfigError(
-            f"{key} = 'module:factory' must be importable from here. Got {name!r}: {error}."
+            f"{key} = 'module:factory' must be importable from here. Got {name!r}: {type(error).__name__}: "
+            f"{first_line(error)}. `python -c 'import {module_name}'` shows where it fails."
         ) from error

@@ -41,7 +41,7 @@ class Inspection:
     unreached: tuple[str, ...]
     """Parameters that the example does not lead to; what they would read may be cut away."""
     available: dict[str, int]
-    """Kinds of sites that were not asked for -> frozen BatchNorms that they would mask."""
+    """Kinds of sites that were not requested -> frozen BatchNorms that they would mask."""
 
     def __str__(self) -> str:
         if not self.sites and not self.frozen:

@@ -1,4 +1,4 @@
-"""Which BatchNorms are to be pruned: those that a trial cut proves, less those that the user leaves out."""
+"""Choose the BatchNorms to prune: those that pass a trial cut, without those that the user excludes."""
 
 import fnmatch
 import logging
@@ -30,7 +30,7 @@ def read_graph(
     every_norm: bool = False,
     kinds: Iterable[str] = (),
 ) -> ChannelGraph:
-    """Return the channel graph of `model` as a trial cut proves it, with the sites that the globs leave.
+    """Return the channel graph of `model` after a trial cut, with the sites that the globs select.
 
     Args:
         model: The network. It is left as it was.

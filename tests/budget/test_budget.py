@@ -435,7 +435,7 @@ def test_rounding_holds_and_a_gap_is_reported(caplog):
         ({"strength": 1e-4}, "exclude each other"),
         ({"total_steps": None}, "needs `total_steps`"),
         ({"total_steps": 0}, "needs `total_steps`"),
-        ({"target": None}, "goes with a `target`"),
+        ({"target": None}, "needs a `target`"),
         ({"target": {"macs": 0.5, "params": 0.5}}, "one key"),
         ({"target": {"macs": 1e-4}}, "within reach"),
         ({"target": {"channels": 3}, "min_channels": 10}, "within reach"),

@@ -73,11 +73,11 @@ def test_contradictory_and_impossible_arguments() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"latency_batch": 4}, "`latency_batch` goes with a `target`. Got 4 without one"),
-        ({"strength": 1e-3, "latency_batch": 1}, "`latency_batch` goes with a `target`"),
+        ({"latency_batch": 4}, "`latency_batch` needs a `target`. Got 4 without one"),
+        ({"strength": 1e-3, "latency_batch": 1}, "`latency_batch` needs a `target`"),
         (
             {"target": {"macs": 0.5}, "total_steps": 9, "latency_batch": 1},
-            "`latency_batch` goes with a target of latency",
+            "`latency_batch` needs a target of latency",
         ),
         ({"masks": 5}, "`masks` must be a MaskConfig. Got 5"),
         ({"masks": {}}, "`masks` must be a MaskConfig. Got {}"),

@@ -79,5 +79,5 @@ def test_a_ratio_beside_a_target_and_an_unreachable_target_are_refused(method: s
     with pytest.raises(ConfigError, match="within reach"):
         REGISTRY[method].build(model, batch()[0], target={"macs": 1e-5})
     assert type(model[1]) is nn.BatchNorm2d
-    with pytest.raises(ConfigError, match="`latency_batch` goes with a `target`"):
+    with pytest.raises(ConfigError, match="`latency_batch` needs a `target`"):
         build(method, latency_batch=2)

@@ -281,7 +281,7 @@ def test_a_run_that_outlived_its_sweep_is_waited_for(tmp_path: Path, monkeypatch
 
 
 def test_signals_reach_the_runs_through_the_sweep(write: Any, tmp_path: Path) -> None:
-    """The whole command: SIGTERM, exit code 75, and the same command goes on to the end."""
+    """The whole command: SIGTERM, exit code 75, and the same command resumes it."""
     bad = "[[run]]\nrecipe = 'tiny.toml'\nname = 'bad'\nset = {'model.name' = 'tiny_networks:gone'}"
     file = write(f"[[run]]\nrecipe = 'tiny.toml'\n{bad}")
     root = Path(__file__).parents[2]
@@ -308,5 +308,5 @@ def test_signals_reach_the_runs_through_the_sweep(write: Any, tmp_path: Path) ->
 def test_a_folder_that_cannot_be_is_a_clear_error(write: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     sweep = read_sweep(write("[[run]]\nrecipe = 'digits'"), tmp_path / "file" / "runs")
-    with pytest.raises(CheckpointError, match=r"must be writable.*the same command goes on"):
+    with pytest.raises(CheckpointError, match=r"must be writable.*repeat the command"):
         SweepRunner(sweep).run(Recorder())

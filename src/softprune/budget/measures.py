@@ -140,7 +140,7 @@ def check_batch(key: str, batch: int | None) -> None:
     timed = [name for name, measure in MEASURES.items() if measure.is_timed]
     if batch is not None and key not in timed:
         raise ConfigError(
-            f"`latency_batch` goes with a target of {' or '.join(timed)}. Got {batch!r} and a target of {key}; leave "
+            f"`latency_batch` needs a target of {' or '.join(timed)}. Got {batch!r} and a target of {key}; leave "
             f"it out, or pass target={{{timed[0]!r}: ...}}."
         )
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):

@@ -22,7 +22,7 @@ app = typer.Typer(
     name="softprune",
     help=(
         "Train a CNN and prune its channels in one run, then remove the dead channels.\n\n"
-        "Start with `softprune train`: about a minute on a laptop. It ends with a report to open."
+        "Start with `softprune train`: it takes about a minute on a laptop and writes a report."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,

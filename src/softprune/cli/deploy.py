@@ -32,9 +32,10 @@ def export(
     input_shape: Input = "",
     as_json: Json = False,
 ) -> None:
-    """Export the compact network to ONNX or torch.export, and check the file in its own runtime.
+    """Export the compact network to ONNX or torch.export.
 
-    The batch size of the file is dynamic. Its outputs are compared with the network's, and the difference is printed.
+    The batch size of the file is dynamic. The file is run in its own runtime, and its outputs are compared with those
+    of the network.
     """
     if format not in ("onnx", "pt2"):
         raise ConfigError(f"--format must be onnx or pt2. Got {format!r}.")
@@ -85,7 +86,7 @@ def bench(
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them, in both networks.")
     ] = False,
-    repeats: Annotated[int, typer.Option("--repeats", help="Timed blocks per network, alternating.")] = 15,
+    repeats: Annotated[int, typer.Option("--repeats", help="Timed blocks per network.")] = 15,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also write a JSON record to this file.")
     ] = None,
@@ -94,10 +95,10 @@ def bench(
     input_shape: Input = "",
     as_json: Json = False,
 ) -> None:
-    """Time the dense and the compact network in turns.
+    """Measure the latency of the dense and the compact network.
 
-    Prints the median, the spread, and "realised", the share of the MAC reduction that becomes speed-up: 1 if the
-    compact network is faster by the ratio of MACs.
+    Blocks of both networks alternate. The table has the median, the spread, and "realised", the share of the MAC
+    reduction that becomes speed-up: 1 if the compact network is faster by the ratio of MACs.
     """
     batches = _numbers(batch)
     import torch

@@ -74,11 +74,14 @@ def _run_cells(path: Path) -> list[str]:
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this recipe or sweep.")] = None,
     copy: Annotated[
-        Path | None, typer.Option("--copy", metavar="FILE", help="Write it to a file of your own to edit.")
+        Path | None, typer.Option("--copy", metavar="FILE", help="Copy it to a file that you can edit.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the recipes (`softprune train NAME`) and sweeps (`softprune sweep NAME`), or print one."""
+    """List recipes and sweeps, or print one.
+
+    Train them with `softprune train NAME` and `softprune sweep NAME`.
+    """
     from softprune.config import recipes as library
 
     if name is not None:

@@ -35,9 +35,9 @@ def inspect(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Show which BatchNorms of a network can be pruned, and why the others cannot.
+    """Show which BatchNorms can be pruned, and why others cannot.
 
-    For a run, its own method.include and method.exclude apply, on the network before any cut.
+    For a run, its method.include and method.exclude apply, and the network is the dense one.
     """
     from softprune.models import REGISTRY
 
@@ -134,7 +134,9 @@ def compact(
     ] = None,
     gathers: Annotated[
         bool,
-        typer.Option("--gathers/--no-gathers", help="Let layers read some channels of a tensor by an index."),
+        typer.Option(
+            "--gathers/--no-gathers", help="Let layers gather the channels that they read from a tensor."
+        ),
     ] = True,
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -183,7 +185,10 @@ def evaluate(
     data: DataName = "",
     as_json: Json = False,
 ) -> None:
-    """Test the networks of a run, masked and compact, or a compact network."""
+    """Evaluate the masked and the compact network of a run.
+
+    A compact network outside of its run can be evaluated too.
+    """
     from softprune.train.restore import evaluate_folder
 
     found = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data)

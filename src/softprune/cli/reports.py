@@ -25,10 +25,13 @@ WATCH_SECONDS = 2.0
 def report(
     run: Run,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Write the page again whenever the run has new records.")
+        bool, typer.Option("--watch", help="Update the report whenever the run has new records.")
     ] = False,
 ) -> None:
-    """Write the page of a run, also of one that still trains: RUN/report.html."""
+    """Write the report of a run to RUN/report.html.
+
+    The run need not be finished.
+    """
     if watch:
         _watch(run)
     else:
@@ -75,13 +78,13 @@ def compare(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare finished runs in a table, with the figures of the paper where it has them.
+    """Compare finished runs in a table.
 
-    The table has the accuracy of the last and the best epoch, the drop against the dense network, and what was cut.
-    Runs that differ only in their seed are averaged. The dense network is that of the run itself
-    (train.dense_baseline), or the mean of the dense runs of the same training (network, data, epochs, optimizer,
-    schedule) among those compared. Unfinished runs, and runs with the configuration and seed of a newer one, are left
-    out, and a line says so.
+    The table has the accuracy of the last and the best epoch, the drop from the dense network, the reduction of
+    channels, parameters and MACs, and the figures of the paper where it has them. Runs that differ only in their seed
+    are averaged. The dense network is that of the run itself (train.dense_baseline), or the mean of the dense runs of
+    the same training (network, data, epochs, optimizer, schedule) among those compared. Unfinished runs, and runs
+    with the configuration and seed of a newer one, are left out and named.
     """
     folders = _finished(runs)
     rows = comparison_rows(folders)

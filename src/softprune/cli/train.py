@@ -32,11 +32,13 @@ def train(
         ),
     ] = "digits",
     model: Annotated[
-        str | None, typer.Option("--model", help="Network: a name, or module:factory (model.name).")
+        str | None, typer.Option("--model", help="Name of a network, or module:factory (model.name).")
     ] = None,
-    data: Annotated[str | None, typer.Option("--data", help="Data set (data.name).")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Name of a data set, or module:factory (data.name).")
+    ] = None,
     data_dir: DataDir = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", help="Training epochs (train.epochs).")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Number of epochs (train.epochs).")] = None,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", help="Images per step (data.batch_size).")
     ] = None,
@@ -45,7 +47,10 @@ def train(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", "-s", metavar="KEY=VALUE", help="Any other setting: optimizer.momentum=0.8. Repeatable."
+            "--set",
+            "-s",
+            metavar="KEY=VALUE",
+            help="Any other setting, such as optimizer.momentum=0.8. Repeatable.",
         ),
     ] = None,
     out: Annotated[
@@ -60,7 +65,7 @@ def train(
 ) -> None:
     """Train and prune a network, cut it, and write a report.
 
-    Without arguments: a small network on the digits that ship with softprune, in about a minute.
+    Without arguments it trains a small network on the embedded digits, which takes about a minute.
 
     SIGTERM, Ctrl-C and --time-limit finish the step, save, and exit with code 75; `softprune resume RUN` continues.
     To use several GPUs: torchrun --nproc-per-node N -m softprune train ...

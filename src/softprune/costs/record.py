@@ -18,7 +18,7 @@ class ModuleCost:
     """Parameters; a tensor shared by several modules counts at the first of them only."""
 
     flops: int = 0
-    """Floating-point operations by the rule that was asked for."""
+    """Floating-point operations by the requested rule."""
 
     channels: int = 0
     """Width of a BatchNorm, 0 for other modules."""
@@ -29,7 +29,7 @@ class Cost:
     """The cost of a model. The totals are the sums over `by_module`. Printed, it is a table."""
 
     counting: str
-    """The rule that was asked for: "exact" or "paper"."""
+    """The requested rule: "exact" or "paper"."""
 
     macs: int
     """Multiply-accumulates of convolutions and linear layers."""

@@ -31,7 +31,7 @@ def dead_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation
 def alive_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
     """1 - Phi, resolved in the far tail, so that dead channels can be ranked among each other.
 
-    In float32, Phi itself is exactly 1 from 5.4 standard deviations on; this goes on to 13.
+    In float32, Phi itself is exactly 1 from 5.4 standard deviations on; this is exact up to 13.
     """
     beta, scale = _raise(beta), _raise(gamma).abs() + config.eps
     edges = dead_edges(activation, config)

@@ -31,7 +31,7 @@ class Gate(Protocol):
 
     @property
     def gate_statistics(self) -> GateStatistics:
-        """Which running statistics stand still in channels whose sample is at most 1/2."""
+        """Which running statistics are not updated in channels whose sample is at most 1/2."""
 
     def sample(self, bn: _BatchNorm) -> Tensor | None:
         """Factor of each channel in this training forward; None trains a plain BatchNorm."""
@@ -40,7 +40,7 @@ class Gate(Protocol):
         """Booleans, True where the channel is kept: what evaluation uses and what a cut would do."""
 
     def dead(self, bn: _BatchNorm) -> Tensor:
-        """Booleans, True where the channel is dead; a multiple or a floor may keep it all the same."""
+        """Booleans, True where the channel is dead; a multiple or a floor may keep it nevertheless."""
 
     def to(self, device: torch.device) -> None:
         """Follow the BatchNorm to another device."""

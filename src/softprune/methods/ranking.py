@@ -103,7 +103,9 @@ class StoredPruner(Pruner):
         **options: Unpack[PrunerOptions],
     ) -> None:
         if target is None and latency_batch is not None:
-            raise ConfigError(f"`latency_batch` goes with a `target`. Got {latency_batch!r} without one.")
+            raise ConfigError(
+                f"`latency_batch` needs a `target`. Got {latency_batch!r} without one; set `target`, or leave it out."
+            )
         super().__init__(model, example, strength=strength, **options)
         self._limit: Limit | None = None
         if target is None:

@@ -72,7 +72,9 @@ class SoftPruner(Pruner):
             )
         for name, value in (("total_steps", total_steps), ("latency_batch", latency_batch)):
             if target is None and value is not None:
-                raise ConfigError(f"`{name}` goes with a `target`. Got {value!r} without one.")
+                raise ConfigError(
+                    f"`{name}` needs a `target`. Got {value!r} without one; set `target`, or leave it out."
+                )
         if masks is not None and not isinstance(masks, MaskConfig):
             raise ConfigError(
                 f"`masks` must be a MaskConfig. Got {masks!r}; pass softprune.MaskConfig(...), or None for the "

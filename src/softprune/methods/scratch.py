@@ -1,6 +1,6 @@
 """Same shape from scratch: what a pruned network's architecture reaches from new weights with the same training.
 
-The control that every careful reader asks for: are the surviving weights worth something, or only the widths?
+A control: do the remaining weights matter, or only the widths?
 """
 
 import copy

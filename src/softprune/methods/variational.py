@@ -53,7 +53,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
     Each scale has the posterior N(mu, sigma^2) and is drawn once per channel and training forward; evaluation uses
     mu. The loss gains ``strength * sum mu^2 / (2 sigma^2)``, the divergence from a prior around zero whose variance
     is tied to the posterior's. After every epoch (call :meth:`end_epoch`), channels with |mu| and sigma below their
-    thresholds are dropped for good. The standard deviations are stepped beside the optimizer, at its learning rate
+    thresholds are dropped permanently. The standard deviations are stepped beside the optimizer, at its learning rate
     and momentum.
 
     Args:

@@ -1,4 +1,4 @@
-"""Apply a plan to a network, prove it equal, carry the optimizer over, and keep it on disk."""
+"""Apply a plan to a network, verify the result, remap the optimizer, save and load."""
 
 from softprune.surgery.apply import apply_plan, plain_copy, plans_of
 from softprune.surgery.optimizer import remap_optimizer

@@ -167,7 +167,7 @@ def _accepted(reference: nn.Module, given: Example, seed: int) -> list[tuple[Exa
         if any(parameter.dtype == torch.float64 for parameter in reference.parameters()):
             raise _WrongDtype from failure
         raise ModelError(
-            "a network must run on its example for a cut to be proved. Got "
+            "a network must run on its example for a cut to be verified. Got "
             f"{type(failure).__name__}: {failure}. Pass an example that model.eval()(example) accepts."
         ) from failure
     for attempt in random_inputs(found[0][0], seed):

@@ -79,7 +79,7 @@ class Job:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = open(path, "w", encoding="utf-8")  # noqa: SIM115  (held until the run ends)
         except OSError as error:
-            raise unwritable(path, error, "the same command goes on") from error
+            raise unwritable(path, error, "repeat the command") from error
         try:
             # Not the package filelock: the run's process must inherit this lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

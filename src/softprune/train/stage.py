@@ -197,7 +197,7 @@ class StartingPoint:
 
 
 def first_stage(config: RunConfig, data: DataBundle, world: World) -> StartingPoint:
-    """Build the network and the pruner of a new run. Whatever is wrong with them is raised here."""
+    """Build the network and the pruner of a new run. Errors in either are raised here."""
     network, is_trained = starting_network(config.model, data.num_classes, config.seed)
     dense = copy.deepcopy(network)
     stage = Stage(config, network, data, world)
