@@ -3,7 +3,8 @@
 python examples/pretrained.py                          the digits, pretrained here first
 python examples/pretrained.py --weights dense.safetensors
 
-Channels that a trained network does not need become dead while the others adapt. A short run at a small learning rate is enough.
+Channels that a trained network does not need become dead while the others adapt. A short run at a small learning rate
+is enough.
 """
 
 import argparse

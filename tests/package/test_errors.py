@@ -1,6 +1,8 @@
 """One except clause catches everything that softprune refuses."""
 
+import ast
 import inspect
+from pathlib import Path
 
 from softprune import errors
 
@@ -16,3 +18,14 @@ def test_every_error_is_a_softprune_error_and_a_value_error() -> None:
         assert issubclass(cls, errors.SoftpruneError)
         assert issubclass(cls, ValueError)
         assert cls.__doc__
+
+
+def test_every_warning_begins_with_softprune() -> None:
+    without = []
+    for file in sorted(Path(errors.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                text = ast.unparse(node.args[0]).strip("f'\"") if node.args else ""
+                if node.func.attr in ("warning", "warn") and not text.startswith("softprune: "):
+                    without.append(f"{file.name}:{node.lineno}: {text}")
+    assert not without, "\n".join(without)

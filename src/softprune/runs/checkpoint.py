@@ -136,11 +136,13 @@ def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, 
         except _DamagedError as error:
             damaged += 1
             if not repair:
-                logger.warning("%s Reading the checkpoint before it.", error)
+                logger.warning("softprune: %s Reading the checkpoint before it.", error)
                 continue
             aside = path.with_suffix(_ASIDE)
             path.replace(aside)
-            logger.warning("%s It is now %s; resuming from the checkpoint before it.", error, aside.name)
+            logger.warning(
+                "softprune: %s It is now %s; resuming from the checkpoint before it.", error, aside.name
+            )
         except CheckpointError:
             if path.exists():
                 raise

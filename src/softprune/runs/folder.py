@@ -166,7 +166,7 @@ class RunFolder:
                     parse(Session, line, f"{self.sessions}, line {number}", "The line is left out.")
                 )
             except FileFormatError as error:
-                logger.warning("%s", error)
+                logger.warning("softprune: %s", error)
         return sessions
 
     def write_result(self, result: Result) -> None:

@@ -125,6 +125,8 @@ def _sliced_state(
 def _reset(name: str, key: str) -> dict[str, Any]:
     # No part of it is kept: an optimizer takes a state that is there for a whole one.
     logger.warning(
-        "optimizer state of '%s' is reset, since its '%s' cannot be cut like the weight", name, key
+        "softprune: the optimizer state of '%s' is reset, since its '%s' cannot be cut like the weight",
+        name,
+        key,
     )
     return {}

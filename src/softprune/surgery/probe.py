@@ -68,7 +68,7 @@ def _probed(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     misread = probe.failure(graph, [])
     if misread is not None:
         reason = f"softprune misreads this network: with nothing masked its cut failed ({misread}); please report it"
-        logger.warning("%s: %s", type(model).__name__, reason)
+        logger.warning("softprune: %s: %s", type(model).__name__, reason)
         return graph.freeze(np.arange(len(graph.classes)), reason)
     graph = _without_literals(probe, graph)
     causes = _causes(probe, graph, [site.name for site in graph.sites])

@@ -146,7 +146,11 @@ class EvalStep:
         try:
             self._graph = capture_graph(self._batch, self.device, trial=self._batch, undo=restore)
         except Exception as error:
-            log.warning("evaluation cannot run as a CUDA graph: %s: %s", type(error).__name__, error)
+            log.warning(
+                "softprune: evaluation cannot run as a CUDA graph (%s: %s); it runs eagerly",
+                type(error).__name__,
+                error,
+            )
             self._wants_graph = False
             restore()
 
