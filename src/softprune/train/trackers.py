@@ -179,7 +179,7 @@ def _module(name: TrackerName) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"The tracker {name} needs the package {package}. Got an ImportError ({first_line(error)}); install it with "
+            f"The tracker {name} needs the package {package}. Got {first_line(error)!r}; install it with "
             f"`pip install {package}`, or remove {name!r} from records.trackers."
         ) from error
 
