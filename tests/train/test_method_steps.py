@@ -140,7 +140,7 @@ def test_what_cannot_be_fitted_is_compiled_as_it_is(
     cpu = torch.device("cpu")
     mode, compiled = trained("scp", cpu, mode="compile", compile_backend="aot_eager", fit_convolutions=True)
     assert mode == "compile"
-    assert "leaves convolutions as they are: RuntimeError: no room for zeros" in caplog.text
+    assert "convolutions are left as they are: RuntimeError: no room for zeros" in caplog.text
     torch.testing.assert_close(compiled, trained("scp", cpu, mode="eager")[1], rtol=1e-4, atol=1e-6)
 
 

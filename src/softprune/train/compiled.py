@@ -52,7 +52,7 @@ class StepCompiler:
             fit_graph = rewrite_graph(graph) if self._fit else None
             compiled = self._backend(fit_graph, inputs, **self._patches) if fit_graph is not None else None
         except Exception as error:
-            log.warning("softprune leaves convolutions as they are: %s", in_short(error))
+            log.warning("softprune: convolutions are left as they are: %s", in_short(error))
         if compiled is None:
             compiled = self._backend(graph, inputs, **self._patches)
         self._compiled.append(compiled)
