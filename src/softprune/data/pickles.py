@@ -82,7 +82,8 @@ class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
 
     def load_bytearray8(self) -> None:
         # The original allocates the length that the file names before it reads.
-        self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
+        size = int.from_bytes(self.read(8), "little")  # type: ignore[attr-defined]
+        self.append(bytearray(self.read(size)))  # type: ignore[attr-defined]
 
     dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
 

@@ -133,11 +133,11 @@ class _Recorder(ProxyTorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default
-        inputs = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
+        given, named = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
         output = func(*args, **kwargs)
         leaves = [output] if isinstance(output, Tensor) else pytree.tree_leaves(output)
         if any(isinstance(leaf, Tensor) for leaf in leaves):
-            self._add(func, *inputs, output)
+            self._add(func, given, named, output)
         elif func._schema.is_mutable:
             raise ModelError(f"softprune cannot record {func}, which returns nothing.")
         return output

@@ -205,6 +205,6 @@ def _read_id(folder: Path, name: str) -> str | None:
 
 
 def _write_id(folder: Path, name: str, identity: str) -> None:
-    ids = {each: _read_id(folder, each) for each in _FACTORIES}
-    ids = {each: known for each, known in ids.items() if known is not None} | {name: identity}
+    known = {each: _read_id(folder, each) for each in _FACTORIES}
+    ids = {**{str(each): found for each, found in known.items() if found is not None}, name: identity}
     write_atomically(folder / "trackers.json", (json.dumps(ids, indent=1) + "\n").encode())
