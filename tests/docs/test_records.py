@@ -96,6 +96,13 @@ def test_the_readme_s_table_is_rendered_from_the_records() -> None:
     assert text.count("| CIFAR-10 | VGG-16 |") == 1
 
 
+def test_the_tables_of_the_page_on_scale_are_rendered_from_the_records() -> None:
+    module = script("scale_plan")
+    text = module.PAGE.read_text()
+    assert module.with_tables(text) == text
+    assert all(text.count(f"<!-- table: {name} -->\n| ") == 1 for name in module.TABLES)
+
+
 def test_the_table_of_a_sweep_is_rendered_from_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,99 @@
+"""The tables of docs/scale.md, computed from records: loaders, ImageNet on 8 GPUs, and 1,000 runs.
+
+    python benchmarks/scale_plan.py
+
+Writes them into docs/scale.md, between their marks.
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import input_pipeline
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "scale.md"
+IMAGES = 1_281_167
+"""Training images of ImageNet."""
+EPOCHS = 90
+GPUS = 8
+_PLACE = re.compile(r"<!-- table: ([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def _record(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "benchmarks" / "records" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def loaders() -> str:
+    """Return images per second of the loaders."""
+    return input_pipeline.render(_record("input_pipeline")).rstrip("\n")
+
+
+def imagenet() -> str:
+    """Return the plan for ResNet-50 on ImageNet."""
+    rows = _record("latency-h200")["rows"]
+    forward = next(
+        row["dense"]["median_ms"]
+        for row in rows
+        if (row["model"], row["batch"], row["dtype"], row["backend"], row["fold_bn"])
+        == ("resnet50", 256, "bfloat16", "compile+graphs", False)
+    )
+    loader = next(
+        row["cpu_ms_per_image"]
+        for row in _record("input_pipeline")["rows"]
+        if (row["loader"], row["case"]) == ("softprune shards", "large 224")
+    )
+    step = 3 * forward
+    speed = 256 / step * 1e3
+    hours = IMAGES * EPOCHS / (speed * GPUS) / 3600
+    cores = speed * loader / 1e3
+    return "\n".join(
+        [
+            "| quantity | value | from |",
+            "|---|---:|---|",
+            f"| forward pass, batch 256, bfloat16 | {forward:.2f} ms | `benchmarks/records/latency-h200.json` |",
+            f"| training step | {step:.1f} ms | three times the forward pass: the backward pass costs two |",
+            f"| images/s of one H200 | {speed:,.0f} | 256 / step |",
+            f"| images/s of {GPUS} | {speed * GPUS:,.0f} | without communication |",
+            f"| {EPOCHS} epochs of {IMAGES:,} images | {hours:.1f} h | images x epochs / speed |",
+            f"| GPU hours | {hours * GPUS:.0f} | x {GPUS} |",
+            f"| loader, 500 x 375 JPEG to 224 | {loader:.2f} CPU ms | `benchmarks/records/input_pipeline.json` |",
+            f"| CPU cores per GPU to keep up | {cores:.0f} | images/s x CPU time of an image |",
+        ]
+    )
+
+
+def runs() -> str:
+    """Return the plan for 1,000 runs of VGG-16 on CIFAR-10."""
+    seconds = statistics.median(
+        json.loads(path.read_text(encoding="utf-8"))["wall_seconds"]
+        for path in sorted((ROOT / "results").glob("cifar10-vgg16-scp-s*/result.json"))
+    )
+    lines = ["| GPUs | 1,000 runs | GPU hours |", "|---:|---:|---:|"]
+    for gpus in (1, 8, 64):
+        hours = 1000 * seconds / gpus / 3600
+        lines.append(f"| {gpus} | {hours:,.1f} h | {1000 * seconds / 3600:,.0f} |")
+    lines += [
+        "",
+        f"A run takes {seconds:.0f} s: the median of `results/cifar10-vgg16-scp-s*`, 160 epochs on one H200.",
+    ]
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "loaders": loaders,
+    "imagenet": imagenet,
+    "runs": runs,
+}
+
+
+def with_tables(text: str) -> str:
+    """Return ``text`` with the tables where their marks are."""
+    return _PLACE.sub(lambda match: f"<!-- table: {match[1]} -->\n{TABLES[match[1]]()}\n<!-- end -->", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
