@@ -96,6 +96,22 @@ def test_a_checkpoint_with_other_content_and_a_right_checksum(softprune, run: Pa
     assert result.exit_code in (0, 2), result.output
 
 
+@pytest.mark.parametrize("epoch", [None, {}, "text", 1.5])
+def test_a_checkpoint_whose_place_is_no_number(softprune, run: Path, epoch: object) -> None:
+    folder = run / "checkpoints"
+    path, state = read_newest(folder)
+    (run / "result.json").unlink()
+    changed = {key: value for key, value in state.items() if key != "epoch"}
+    save_checkpoint(
+        folder,
+        int(path.stem.removeprefix("step-")),
+        changed if epoch is None else {**changed, "epoch": epoch},
+    )
+    result = softprune("resume", str(run), *OWN)
+    assert result.exit_code == 2, result.output
+    assert "A checkpoint must hold what softprune saved" in " ".join(result.stderr.split())
+
+
 def test_weights_of_another_kind(softprune, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "weights.pt")
     result = softprune("train", "digits", "--dry-run", "--set", "model.weights=weights.pt")

@@ -11,6 +11,7 @@ from safetensors.torch import save as to_safetensors
 from torch import nn
 
 from softprune.costs import Cost
+from softprune.errors import CheckpointError
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import origin_of
 from softprune.runs.result import Module, Moment, Result, Totals, Variant
@@ -109,6 +110,11 @@ def _write(trainer: Trainer, table: list[Variant], counted: Cost, totals: Totals
     # The best epoch of the final network: neither of one that was not cut yet, nor of one before its fine-tuning.
     tested = [row for row in history if row.test_top1 is not None]
     final_epochs = [row for row in tested if row.phase == history[-1].phase and row.decided]
+    if not final_epochs:
+        raise CheckpointError(
+            "A finished run must have a tested epoch of its final network. Got none in the newest checkpoint: the file "
+            "was changed. Restore it, or delete it to resume from the one before."
+        )
     seconds = sum(row.seconds for row in history)
     images = sum(row.seconds * row.images_per_second for row in history)
     result = Result(

@@ -217,7 +217,9 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict
             f"{path} must belong to the run that config.toml describes. Got another configuration: restore "
             f"{folder.config}, or start a new run with `{folder.again_command}`."
         )
-    logger.info("resuming from %s (epoch %d, batch %d)", path.name, state["epoch"] + 1, state["batch"])
+    with restoring():
+        place = f"epoch {state['epoch'] + 1:d}, batch {state['batch']:d}"
+    logger.info("resuming from %s (%s)", path.name, place)
     return state
 
 
