@@ -39,9 +39,9 @@ PYTORCHCV = {
         "seresnet20_cifar10", "densenet40_k12_cifar10", "nin_cifar10", "ror3_56_cifar10", "rir_cifar10",
         "shakeshakeresnet20_2x16d_cifar10", "resdropresnet20_cifar10", "xdensenet40_2_k24_bc_cifar10",
     ],
-    64: [
-        "resnet10", "preresnet10", "seresnet10", "bamresnet18", "cbamresnet18", "resneta10", "mobilenet_wd4",
-        "fdmobilenet_wd4", "shufflenet_g2_wd4", "shufflenetv2_wd2", "shufflenetv2b_wd2", "menet108_8x1_g3",
+    224: [  # their last pooling has a fixed size
+        "resnet10", "preresnet10", "seresnet10", "bam_resnet18", "cbam_resnet18", "resneta10", "mobilenet_wd4",
+        "fdmobilenet_wd4", "shufflenet_g1_wd4", "shufflenetv2_wd2", "shufflenetv2b_wd2", "menet108_8x1_g3",
         "condensenet74_c4_g4", "sqnxt23_w1", "squeezenet_v1_1", "darknet_tiny", "dla34", "hrnet_w18_small_v1",
         "vovnet27s", "selecsls42", "hardnet39ds", "mobilenetv3_small_w7d20", "igcv3_wd4", "ghostnet", "mixnet_s",
         "efficientnet_b0", "peleenet", "spnasnet", "bninception", "regnetx002",
@@ -102,7 +102,7 @@ def entries() -> list[Entry]:
     ]
     smp = "segmentation_models_pytorch"
     found += [
-        Entry(f"{name}-resnet18", smp, made(_segmentation, name, "resnet18"), 64) for name in SEGMENTATION
+        Entry(f"{name}-resnet18", smp, made(_segmentation, name, "resnet18"), 128) for name in SEGMENTATION
     ]
     found += [
         Entry(f"{name}-mobilenet_v2", smp, made(_segmentation, name, "mobilenet_v2"), 64)

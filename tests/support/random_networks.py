@@ -31,6 +31,10 @@ KINDS = (
     "branches",
     "projection",
     "linear",
+    "functional",
+    "decoder",
+    "tied",
+    "repeated",
 )
 
 
@@ -129,9 +133,14 @@ class Sequence(nn.Module):
             self.first = Unit(inputs, self.outputs, block)
             self.short, self.bn = nn.Conv2d(inputs, self.outputs, 1), nn.BatchNorm2d(self.outputs)
             self.same = nn.BatchNorm2d(inputs)
-        elif self.kind == "linear":
+        elif self.kind in ("linear", "functional"):
             self.first = Unit(inputs, width, block)
             self.outputs = width
+        elif self.kind == "decoder":
+            self.first = Unit(inputs, width, block)
+        elif self.kind in ("tied", "repeated"):
+            self.first, self.second = Unit(inputs, inputs, block), Unit(inputs, inputs, block)
+            self.second.conv.weight = self.first.conv.weight
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "residual":
@@ -162,6 +171,17 @@ class Sequence(nn.Module):
             return self.first.act(self.first.bn(self.first.conv(x)) + self.bn(self.short(x)))
         if self.kind == "linear":
             return self.first.bn(self.first.conv(x))
+        if self.kind == "functional":
+            conv = self.first.conv
+            x = F.conv2d(x, conv.weight, conv.bias, padding=conv.padding)  # type: ignore[arg-type]
+            return self.first.act(self.first.bn(x))
+        if self.kind == "decoder":
+            conv = self.first.conv
+            return F.conv_transpose2d(self.first(x), conv.weight, padding=conv.padding)  # type: ignore[arg-type]
+        if self.kind == "tied":
+            return self.second(self.first(x))
+        if self.kind == "repeated":
+            return self.first(self.first(x))
         if self.kind == "pool":
             return F.avg_pool2d(x, 2, ceil_mode=True)
         return self.first(x)

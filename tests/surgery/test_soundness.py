@@ -205,16 +205,44 @@ class TiedConvolutions(Plain):
         return F.conv_transpose2d(h, self.conv1.weight, padding=1)
 
 
+class BareDecoder(TiedConvolutions):
+    """As wide as its input and without a bias: the weight alone does not tell a convolution from its transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)
+        self.conv1 = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.relu(self.bn(self.stem(x))))
+
+
 @pytest.mark.parametrize(
     ("build", "example"),
-    [(TiedDecoder, torch.randn(4, 20)), (TiedConvolutions, IMAGES)],
-    ids=["linear", "conv"],
+    [(TiedDecoder, torch.randn(4, 20)), (TiedConvolutions, IMAGES), (BareDecoder, IMAGES)],
+    ids=["linear", "conv", "conv without a bias"],
 )
 def test_the_macs_of_functional_weights_are_in_the_plan(build: type[nn.Module], example: Tensor) -> None:
     model = build()
     plan, small = cut_in_half(model, example)
     assert plan.dense_macs == sp.cost(model, example).macs
     assert plan.macs == sp.cost(small, example).macs < plan.dense_macs
+
+
+class TiedToUncalled(Plain):
+    """A second module has the weight of the first layer, and forward() never calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Conv2d(3, 8, 3, padding=1)
+        self.spare.weight = self.conv1.weight
+
+
+def test_a_layer_that_an_uncalled_module_shares_stays_whole() -> None:
+    # bn1 is still a site: it gathers from a layer that stays whole.
+    plan, small = cut_in_half(TiedToUncalled(), IMAGES)
+    assert plan.params == sum(parameter.numel() for parameter in small.parameters())
+    assert small.spare.weight is small.conv1.weight
 
 
 # --- sizes of the inputs -------------------------------------------------------------------------------------------

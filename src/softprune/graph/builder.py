@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from softprune.graph.channels import ChannelSets, IntArray, collapse
 from softprune.graph.example import per_sample
-from softprune.graph.modules import LAYERS, PLAIN_LAYERS, is_known_batch_norm
+from softprune.graph.modules import LAYERS, PLAIN_LAYERS, is_known_batch_norm, layer_kind
 from softprune.graph.ops import (
     EqualWidths,
     ExtraMacs,
@@ -177,9 +177,11 @@ class GraphBuilder:
         if owner is None or not isinstance(self.provenance.module(owner[0]), LAYERS):
             return False
         name, called = owner
+        fresh = build(name)
+        if fresh.kind != layer_kind(self.provenance.module(name)):
+            return False  # a convolution's weight in a transposed one: its rows are the inputs there
         first = self.provenance.claim(weight, bias, name)
         use.module = name
-        fresh = build(name)
         if fresh.groups > 1 and not called:
             for atoms in (use.inputs, use.outputs):
                 self.table.pin(

@@ -161,6 +161,23 @@ def _check_values(model: nn.Module, example: ExampleLike) -> None:
         )
 
 
+def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
+    """Keep layers whose parameters a module that is never called has as well: no cut would reach that module."""
+    owners: dict[int, list[str]] = {}
+    for name, module in builder.model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    records = (*builder.layers.values(), *builder.norms.values())
+    called = {use.module for record in records for use in record.uses}
+    for record in records:
+        for parameter in builder.model.get_submodule(record.name).parameters(recurse=False):
+            for other in owners.get(id(parameter), []):
+                if other not in called:
+                    reason = f"the example does not lead to '{other}', which has the same parameters"
+                    builder.table.pin(record.inputs, reason)
+                    builder.table.pin(record.outputs, reason)
+
+
 def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     """Read `model` through torch.export and relate its channels. The model is left as it was."""
     check_is_module(model)
@@ -175,6 +192,9 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         if record is not None:
             for atoms in (loose.atoms, record.inputs, record.outputs):
                 builder.table.pin(atoms, f"'{name}' is also used outside its module")
+            if isinstance(record, LayerOp):
+                record.replaceable = False  # forward() reads the module's weight
+    _pin_shared_with_uncalled(builder)
     sites, frozen = find_sites(builder)
     return ChannelGraph(
         example=Example.of(example).to_model(model).first(2) if captures[0].rebatched else traced,

@@ -39,6 +39,13 @@ PLAIN_LAYERS = frozenset([
 """Modules whose whole forward is known, so that they may be given a bias or replaced."""
 
 
+def layer_kind(module: nn.Module) -> str:
+    """Return "linear", "conv_transpose" or "conv"."""
+    if isinstance(module, nn.Linear):
+        return "linear"
+    return "conv_transpose" if isinstance(module, nn.modules.conv._ConvTransposeNd) else "conv"
+
+
 class Select(nn.Module):
     """Picks channels by a constant index: what one reader of a shared stream still needs of it."""
 
