@@ -20,14 +20,7 @@ from softprune.selection import Globs
 
 
 class LayerwisePruner(OneShotPruner):
-    """A one-shot method that removes the channels of lowest score from every site.
-
-    Args:
-        model: The network; masked in place.
-        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
-        ratio: The share of channels to remove at every site, or shares by glob on their names; 0.5 by default.
-        options: `target` and those of every method; see :class:`softprune.methods.options.RankingOptions`.
-    """
+    """A one-shot method that removes the channels of lowest score from every site: a share `ratio` of each."""
 
     def __init__(
         self,
@@ -66,7 +59,14 @@ class L1Pruner(LayerwisePruner, FilterPruner):
     """L1-norm filter pruning (Li et al., ICLR 2017) at work on a model.
 
     The network trains as it is, or comes trained; :meth:`decide` then drops, layer by layer, the filters whose
-    weights have the smallest L1 norm. Meant to be fine-tuned. The arguments are those of :class:`LayerwisePruner`.
+    weights have the smallest L1 norm. Meant to be fine-tuned.
+
+    Args:
+        model: Any network in which layers feed BatchNorms that an activation follows; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        ratio: The share of filters to remove from every layer, or shares by glob on the BatchNorms' names;
+            0.5 by default.
+        options: `target` and those of every method; see :class:`softprune.methods.options.RankingOptions`.
     """
 
     name = "l1"
@@ -83,7 +83,13 @@ class L1Pruner(LayerwisePruner, FilterPruner):
 class RandomPruner(LayerwisePruner):
     """Random channels: the network trains as it is, then :meth:`decide` drops random channels of every site.
 
-    The control: a method's criterion must do better. The arguments are those of :class:`LayerwisePruner`.
+    The control: a method's criterion must do better.
+
+    Args:
+        model: Any network with BatchNorms that an activation follows; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        ratio: The share of channels to remove at every site, or shares by glob on their names; 0.5 by default.
+        options: `target` and those of every method; see :class:`softprune.methods.options.RankingOptions`.
     """
 
     name = "random"

@@ -39,6 +39,8 @@ class Method:
     """Settings to start from: strength and options."""
     continues: bool = False
     """Whether training may continue after a physical cut: each channel is decided on its own."""
+    reconstruction: bool = False
+    """Reconstructed from the paper alone: its authors published no code."""
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -106,6 +108,7 @@ REGISTRY: dict[str, Method] = {
         description="BatchNorm scales with a posterior; those that end at zero are removed (a reconstruction)",
         paper="Zhao et al., CVPR 2019",
         suggested={"strength": 2e-6},
+        reconstruction=True,
     ),
     "l1": Method(
         build=L1Pruner,
