@@ -31,8 +31,7 @@ def print_result(result: Result) -> None:
     latencies = {row.name: row.latency_ms for row in result.table}
     dense_ms, compact_ms = latencies.get("dense"), latencies.get("compact")
     if dense_ms and compact_ms:
-        where = f"{result.latency_batch} images on {result.environment.device}"
-        say(f"Speed-up: {dense_ms / compact_ms:.2f}x (latency of {where})")
+        say(f"Speed-up: {dense_ms / compact_ms:.2f}x (latency of {result.latency_batch} images)")
 
 
 def _with_sign(number: str) -> str:
