@@ -167,7 +167,7 @@ def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
     for name, module in builder.model.named_modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(name)
-    records = (*builder.layers.values(), *builder.norms.values())
+    records: list[LayerOp | NormOp] = [*builder.layers.values(), *builder.norms.values()]
     called = {use.module for record in records for use in record.uses}
     for record in records:
         for parameter in builder.model.get_submodule(record.name).parameters(recurse=False):
@@ -179,7 +179,7 @@ def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
 
 
 def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
-    """Read `model` through torch.export and relate its channels. The model is left as it was."""
+    """Record the operators of `model` and relate its channels. The model is left as it was."""
     check_is_module(model)
     _check_values(model, example)
     captures = capture(model, example)
