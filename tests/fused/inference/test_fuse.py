@@ -83,18 +83,6 @@ def test_cut_networks(name: str) -> None:
     assert difference <= 1e-4 * scale
 
 
-@pytest.mark.parametrize("name", ["shufflenet_v2_x0_5"])
-def test_networks_of_others(name: str) -> None:
-    torchvision = pytest.importorskip("torchvision")
-    torch.manual_seed(0)
-    model = torchvision.models.get_model(name, weights=None, num_classes=10).eval()
-    randomise_(model, dead=0)
-    images = torch.randn(2, 3, 64, 64)
-    made = fuse(model, images)
-    assert operators(made)["conv2d_relu"] >= 5
-    assert_same(model, made, images)
-
-
 class _Forward(nn.Module):
     """Two convolutions around an odd width, called by a function of the module and the images."""
 

@@ -10,9 +10,17 @@ from torch import nn
 from softprune.fused.inference import fuse
 
 
-@pytest.mark.parametrize("kernel", [3, 4, 5, 7, (5, 3)])
 @pytest.mark.parametrize(
-    ("padding", "size"), [(0, (16, 16)), (1, (15, 18)), (2, (15, 18)), (3, (16, 16)), ((3, 0), (16, 15))]
+    ("kernel", "padding", "size"),
+    [
+        (3, 1, (15, 18)),
+        (4, 0, (16, 16)),
+        (5, 2, (15, 18)),
+        (7, 3, (16, 16)),
+        ((5, 3), (3, 0), (16, 15)),
+        (4, 1, (15, 18)),
+        (7, (3, 0), (16, 15)),
+    ],
 )
 def test_first_convolutions_read_blocks(
     kernel: int | tuple[int, int], padding: int | tuple[int, int], size: tuple[int, int]

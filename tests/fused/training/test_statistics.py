@@ -136,7 +136,7 @@ def test_gradients_pass_through_statistics_that_were_first_read_without_them() -
 @pytest.mark.parametrize("gate", ["both", "none"])
 def test_masked_batch_norms_share_and_gate_their_statistics(gate: str) -> None:
     torch.manual_seed(0)
-    networks = [DenseNet(2, 12, 10).double().train() for _ in range(2)]
+    networks = [DenseNet(1, 12, 10).double().train() for _ in range(2)]
     networks[1].load_state_dict(networks[0].state_dict())
     images = torch.randn(4, 3, 16, 16, dtype=torch.double)
     found: list[int] = []
@@ -150,7 +150,7 @@ def test_masked_batch_norms_share_and_gate_their_statistics(gate: str) -> None:
         gradients = [parameter.grad for parameter in network.parameters()]
         results.append([loss.detach(), *gradients, *network.buffers()])
     torch.testing.assert_close(results[1], results[0])
-    assert sum(found) == 9  # hooks part the graph; the norms are all in one piece of it
+    assert sum(found) == 6  # hooks part the graph; the norms are all in one piece of it
 
 
 def test_values_far_from_zero_keep_their_variance() -> None:
