@@ -29,7 +29,7 @@ def fuzz_table(record: dict[str, Any]) -> str:
     """Return the inputs by format and outcome, in Markdown."""
     lines = [
         f"Last record: {record['inputs']:,} inputs with seed {record['seed']}, {record['findings']} findings. The "
-        f"longest took {record['longest_seconds']:.1f} s of processor time, the largest "
+        f"longest that ended took {record['longest_seconds']:.1f} s of processor time, the largest "
         f"{record['largest_megabytes']:.0f} MB.",
         "",
         "| format | inputs | undamaged result | other valid result | refused | findings |",

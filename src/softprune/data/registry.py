@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,9 +24,7 @@ from softprune.factories import is_factory_name
 class DataOptions:
     """Arguments of a loader; most use only some of them."""
 
-    root: Path
-    """The folder of the files."""
-    given_root: Path | None
+    root: Path | None
     """The folder that the user named, if any."""
     device: torch.device
     download: bool
@@ -36,6 +35,20 @@ class DataOptions:
     train_shards: str
     val_shards: str
     repo: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the files."""
+        return self.root or Path("data")
+
+    def images(self) -> dict[str, Any]:
+        """Return what every loader of images in files takes."""
+        return {
+            "image_size": self.image_size,
+            "seed": self.seed,
+            "augment": self.augment,
+            "randaugment": self.randaugment,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +65,7 @@ class DataEntry:
 
 
 def _cifar(cifar: Cifar) -> Callable[[DataOptions], DataBundle]:
-    return lambda o: load_cifar(cifar, o.root, device=o.device, download=o.download)
+    return lambda o: load_cifar(cifar, o.folder, device=o.device, download=o.download)
 
 
 DATASETS: dict[str, DataEntry] = {
@@ -78,36 +91,23 @@ DATASETS: dict[str, DataEntry] = {
         num_classes=100,
     ),
     "folder": DataEntry(
-        load=lambda o: load_folder(
-            o.root, image_size=o.image_size, seed=o.seed, augment=o.augment, randaugment=o.randaugment
-        ),
+        load=lambda o: load_folder(o.folder, **o.images()),
         description="your images, in the ImageNet layout: train/CLASS/*.jpeg and val/CLASS/*.jpeg",
         needs_root=True,
     ),
     "webdataset": DataEntry(
         load=lambda o: load_shards(
-            o.root,
+            o.folder,
             train_shards=o.train_shards,
             val_shards=o.val_shards,
             download=o.download,
-            image_size=o.image_size,
-            seed=o.seed,
-            augment=o.augment,
-            randaugment=o.randaugment,
+            **o.images(),
         ),
         description="your images, in tar shards of the WebDataset layout: train-*.tar and val-*.tar",
         needs_root=True,
     ),
     "huggingface": DataEntry(
-        load=lambda o: load_huggingface(
-            o.repo,
-            o.given_root,
-            download=o.download,
-            image_size=o.image_size,
-            seed=o.seed,
-            augment=o.augment,
-            randaugment=o.randaugment,
-        ),
+        load=lambda o: load_huggingface(o.repo, o.root, download=o.download, **o.images()),
         description="an image set of the Hugging Face Hub, data.repo; needs softprune[hf]",
         needs_root=False,
     ),
@@ -152,22 +152,21 @@ def load_data(
             f"data.randaugment needs images in files (data.name = {', '.join(_IN_FILES)}). Got data.name = "
             f"{name!r}; leave it out, or put RandAugment into the transform of your own data set."
         )
+    folder = None if root is None else Path(root).expanduser()
     if name not in DATASETS:
-        own_root = None if root is None else Path(root).expanduser()
         bundle = load_own(
             name,
-            root=own_root,
+            root=folder,
             image_size=image_size,
             seed=seed,
             augment=augment,
             device=torch.device(device),
         )
         return bundle.with_holdout(holdout, seed) if holdout else bundle
-    if name in ("folder", "webdataset") and root is None:
+    if name in ("folder", "webdataset") and folder is None:
         raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
     options = DataOptions(
-        root=Path(root if root is not None else "data").expanduser(),
-        given_root=None if root is None else Path(root).expanduser(),
+        root=folder,
         device=torch.device(device),
         download=download,
         image_size=image_size,

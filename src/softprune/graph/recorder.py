@@ -1,7 +1,7 @@
 """Record the operators of one forward pass as a torch.fx graph, on tensors that have shapes but no data.
 
-torch.export gives the same operators and does much that an analysis does not need; it takes three to five times as
-long. What the recorder does not take, torch.export is asked about; see :mod:`softprune.graph.exported`.
+torch.export gives the same operators, but is slower: it does much that an analysis does not need. It is the fallback
+for networks that the recorder does not support; see :mod:`softprune.graph.exported`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     """A tensor like `tensor` without data."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
         return mode.from_tensor(tensor.detach())
-    # from_tensor would take thirty times as long.
+    # from_tensor is much slower.
     empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return FakeTensor(mode, empty, tensor.device)
 
