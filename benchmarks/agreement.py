@@ -26,9 +26,7 @@ from softprune.train.stage import restored_stage
 
 def main() -> None:
     """Compare, print and record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--data-dir")
     parser.add_argument("--device", default="auto")

@@ -84,9 +84,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--package", type=Path, help="folder that Torch-Pruning was installed to")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these networks")
     parser.add_argument("--out", type=Path, default=RECORD)
@@ -161,9 +159,7 @@ def _torch_pruning(model: nn.Module, example: Tensor, dead: dict[str, set[int]])
             group.prune()
     # What the pruner passes over without a word (the stream after an option-A shortcut) is asked for group by group.
     graph = tp.DependencyGraph().build_dependency(model, example[:1])
-    for conv in [
-        module for module in model.modules() if isinstance(module, nn.Conv2d) and module not in heads
-    ]:
+    for conv in [module for module in model.modules() if isinstance(module, nn.Conv2d) and module not in heads]:
         lot = torch.randperm(conv.out_channels)[: conv.out_channels // 2].tolist()
         group = graph.get_pruning_group(conv, tp.prune_conv_out_channels, idxs=lot)
         gone = _norm_channels(group, names)

@@ -23,9 +23,7 @@ TOTAL = 10_000
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Measure what the command line asks for and return the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", default="resnet56")
     parser.add_argument("--training-seconds", type=float, default=400.0, help="length of the training")
     parser.add_argument("--out", type=Path, help="JSON record")

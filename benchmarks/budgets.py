@@ -53,16 +53,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="digits", help="recipe of the runs")
     parser.add_argument("--targets", nargs="+", default=["macs=0.5", "params=0.5"], metavar="KEY=AMOUNT")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--strengths", nargs="+", type=float, default=[], help="fixed strengths to run first")
-    parser.add_argument(
-        "--search", type=int, default=8, help="fixed strengths to try for equal MACs, per target"
-    )
+    parser.add_argument("--search", type=int, default=8, help="fixed strengths to try for equal MACs, per target")
     parser.add_argument("--equal", type=float, default=2.5, help="percent by which equal MACs may differ")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all runs")
     parser.add_argument("--work", type=Path, default=Path("runs/budgets"), help="folder of the runs")
@@ -70,9 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--render", action="store_true", help="write the records' tables into the document")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-dir", default="")
-    parser.add_argument(
-        "--time-limit", type=float, help="seconds after which a run stops, to be resumed later"
-    )
+    parser.add_argument("--time-limit", type=float, help="seconds after which a run stops, to be resumed later")
     return parser
 
 
@@ -113,9 +107,7 @@ class Runs:
         """Try fixed strengths until one has the MACs of the budget's run."""
         budget = self.budget(seed, target)
         for _ in range(self.options.search if budget else 0):
-            known = [
-                (math.log(run.config.method.strength), _share(run, "macs")) for run in self.all_fixed(seed)
-            ]
+            known = [(math.log(run.config.method.strength), _share(run, "macs")) for run in self.all_fixed(seed)]
             aim = _share(budget, "macs")
             if any(abs(macs / aim - 1) <= self.options.equal / 100 for _, macs in known):
                 return
@@ -233,13 +225,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        fixed = row["fixed"] or {
-            "strength": math.nan,
-            "macs": math.nan,
-            "top1": math.nan,
-            "tried": [],
-            "equal": False,
-        }
+        fixed = row["fixed"] or {"strength": math.nan, "macs": math.nan, "top1": math.nan, "tried": [], "equal": False}
         partner = [f"{fixed['strength']:.3g}", f"{100 * fixed['macs']:.1f}%", f"{fixed['top1']:.2f}"]
         if not fixed["equal"]:
             partner = [f"({cell})" for cell in partner]

@@ -26,9 +26,7 @@ DEPTHS = (56, 110, 218, 434)
 
 def main() -> None:
     """Measure, print and record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS))
     options = parser.parse_args()

@@ -100,23 +100,18 @@ def _panel(title: str, top: float, low: int, high: int, epochs: int) -> list[str
     for value in range(low, high + 1, (high - low) // 5):
         y = f"{scale(value):.1f}"
         parts.append(f'<line x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y}" y2="{y}" stroke="#dddddd"/>')
-        parts.append(
-            f'<text x="{LEFT - 8}" y="{y}" text-anchor="end" dominant-baseline="middle">{value}</text>'
-        )
+        parts.append(f'<text x="{LEFT - 8}" y="{y}" text-anchor="end" dominant-baseline="middle">{value}</text>')
     for epoch in range(0, epochs + 1, 20):
         x = f"{LEFT + WIDTH * epoch / epochs:.1f}"
         parts.append(f'<text x="{x}" y="{top + HEIGHT + 16}" text-anchor="middle">{epoch}</text>')
     x = f"{LEFT + WIDTH / 2:g}"
-    parts.append(
-        f'<line x1="{x}" x2="{x}" y1="{top}" y2="{top + HEIGHT}" stroke="#999999" stroke-dasharray="4 3"/>'
-    )
+    parts.append(f'<line x1="{x}" x2="{x}" y1="{top}" y2="{top + HEIGHT}" stroke="#999999" stroke-dasharray="4 3"/>')
     return parts
 
 
 def _line(values: list[float], scale: Callable[[float], float], epochs: int, colour: str) -> str:
     points = " ".join(
-        f"{LEFT + WIDTH * number / epochs:.1f},{scale(value):.1f}"
-        for number, value in enumerate(values, start=1)
+        f"{LEFT + WIDTH * number / epochs:.1f},{scale(value):.1f}" for number, value in enumerate(values, start=1)
     )
     return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 

@@ -37,21 +37,13 @@ RECORD = HERE / "records" / "fuzz.json"
 
 def main() -> None:
     """Handle the inputs that are left, and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000, help="inputs over all formats")
-    parser.add_argument(
-        "--seconds", type=float, default=0, help="stop after this time; the same command continues"
-    )
+    parser.add_argument("--seconds", type=float, default=0, help="stop after this time; the same command continues")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--formats", default=",".join(FORMATS), help="only these, separated by commas")
-    parser.add_argument(
-        "--only", default="", metavar="FORMAT:NUMBER", help="repeat one input and print its outcome"
-    )
-    parser.add_argument(
-        "--state", type=Path, default=HERE.parent / "build" / "fuzz", help="folder of the state"
-    )
+    parser.add_argument("--only", default="", metavar="FORMAT:NUMBER", help="repeat one input and print its outcome")
+    parser.add_argument("--state", type=Path, default=HERE.parent / "build" / "fuzz", help="folder of the state")
     parser.add_argument("--record", type=Path, default=RECORD)
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(HERE.parent / "src")
@@ -158,9 +150,7 @@ def _read_state(path: Path, code: str) -> dict[tuple[str, int], Outcome]:
     first, *lines = path.read_text().splitlines()
     then = json.loads(first).get("revision")
     if then != code:
-        raise SystemExit(
-            f"{path} is of the revision {then}. Got {code}; remove {path.parent} to begin again."
-        )
+        raise SystemExit(f"{path} is of the revision {then}. Got {code}; remove {path.parent} to begin again.")
     done = {}
     for line in lines:
         try:

@@ -37,9 +37,7 @@ sys.meta_path.insert(0, Finder())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", default=str(ROOT), help="what to clone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="guide-") as empty:
@@ -94,9 +92,7 @@ class Transcript:
         )
         seconds = time.perf_counter() - begin
         self._seconds += seconds
-        shown = textwrap.wrap(
-            command, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-        )
+        shown = textwrap.wrap(command, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
         text = done.stdout.replace(str(self._folder), "~")
         self._lines += ["$ " + " \\\n".join(shown), *text.rstrip().splitlines(), f"# {seconds:.1f} s", ""]
         print("\n".join(self._lines[-3:]))

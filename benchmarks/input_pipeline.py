@@ -82,9 +82,7 @@ def _torchvision(folder: Path, options: argparse.Namespace, *, in_workers: bool)
     from torchvision import transforms
 
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-    last = (
-        [transforms.ToTensor(), transforms.Normalize(mean, std)] if in_workers else [transforms.PILToTensor()]
-    )
+    last = [transforms.ToTensor(), transforms.Normalize(mean, std)] if in_workers else [transforms.PILToTensor()]
     transform = transforms.Compose(
         [transforms.RandomResizedCrop(options.size, antialias=True), transforms.RandomHorizontalFlip(), *last]
     )
@@ -218,9 +216,7 @@ def render(record: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure all loaders and write the record, or measure one, or print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--batch", type=int, default=256)
@@ -228,9 +224,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--warm", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--work", type=Path, help="keep files and figures here, and resume after an interruption"
-    )
+    parser.add_argument("--work", type=Path, help="keep files and figures here, and resume after an interruption")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--render", action="store_true")
     parser.add_argument("--one", choices=LOADERS, help=argparse.SUPPRESS)

@@ -35,16 +35,12 @@ _PART = 14
 
 def main() -> None:
     """Kill, compare, and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--actions", default=",".join(SHARES))
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
-    parser.add_argument(
-        "--seconds", type=float, default=0, help="stop after this time; the same command continues"
-    )
+    parser.add_argument("--seconds", type=float, default=0, help="stop after this time; the same command continues")
     parser.add_argument("--state", type=Path, default=HERE.parent / "build" / "kill.jsonl")
     parser.add_argument("--record", type=Path, default=HERE / "records" / "kill.json")
     options = parser.parse_args()
@@ -88,9 +84,7 @@ def main() -> None:
             sep="\n  ",
             flush=True,
         )
-    rows = {
-        name: _merged([done[f"{name}/{part}"] for each, part, _ in parts if each == name]) for name in names
-    }
+    rows = {name: _merged([done[f"{name}/{part}"] for each, part, _ in parts if each == name]) for name in names}
     points: Counter[str] = Counter()
     for row in rows.values():
         points.update(row["points"])
@@ -140,9 +134,7 @@ def _read_state(path: Path, code: str) -> dict[str, dict[str, Any]]:
         path.write_text(json.dumps({"revision": code}) + "\n", encoding="utf-8")
     first, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     if first["revision"] != code:
-        raise SystemExit(
-            f"{path} is of the revision {first['revision']}. Got {code}; remove it to begin again."
-        )
+        raise SystemExit(f"{path} is of the revision {first['revision']}. Got {code}; remove it to begin again.")
     return {line.pop("part"): line for line in lines}
 
 

@@ -46,9 +46,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Measure what the command line asks for and return the record."""
     options = _parser().parse_args(arguments)
     if options.render:
-        records = [
-            json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("latency-*.json"))
-        ]
+        records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("latency-*.json"))]
         options.document.write_text(render(records), encoding="utf-8")
         return {}
     deadline = time.monotonic() + options.time_limit
@@ -61,13 +59,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         record["rows"] = least_disturbed([*record["rows"], *itertools.chain(*others)])
         _write(record, options.out)
     runs = dict(item.split("=", 1) for item in options.run)
-    kinds = itertools.product(
-        options.models, options.round_to, _dtypes(options), options.gathers, options.fold
-    )
+    kinds = itertools.product(options.models, options.round_to, _dtypes(options), options.gathers, options.fold)
     for name, rounding, dtype, gathers, fold in kinds:
-        wanted = [
-            row for row in _wanted(name, rounding, dtype, gathers, fold, options) if not _has(record, row)
-        ]
+        wanted = [row for row in _wanted(name, rounding, dtype, gathers, fold, options) if not _has(record, row)]
         if name in runs and (rounding, gathers) != ("1", "yes"):
             continue  # a trained run has its own cut
         if not wanted or time.monotonic() > deadline:
@@ -108,12 +102,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=Path, default=RECORDS / "latency-cpu.json", help="extended if it exists"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RECORDS / "latency-cpu.json", help="extended if it exists")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="+", default=list(CUT), choices=list(CUT))
     parser.add_argument(
@@ -130,15 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--gathers", nargs="+", default=["yes"], choices=("yes", "no"), help="indices into shared streams"
     )
-    parser.add_argument(
-        "--fold", nargs="+", default=["no"], choices=("yes", "no"), help="BatchNorms into convolutions"
-    )
-    parser.add_argument(
-        "--run", nargs="+", default=[], metavar="MODEL=FOLDER", help="take the cut of a trained run"
-    )
-    parser.add_argument(
-        "--time-limit", type=float, default=1e9, help="start no measurement after this many seconds"
-    )
+    parser.add_argument("--fold", nargs="+", default=["no"], choices=("yes", "no"), help="BatchNorms into convolutions")
+    parser.add_argument("--run", nargs="+", default=[], metavar="MODEL=FOLDER", help="take the cut of a trained run")
+    parser.add_argument("--time-limit", type=float, default=1e9, help="start no measurement after this many seconds")
     parser.add_argument("--merge", nargs="+", type=Path, default=[], help="records to take rows from")
     parser.add_argument("--remarks", default="", help="remarks on a new record for the page")
     parser.add_argument("--render", action="store_true", help="only render benchmarks/records/latency.md")
@@ -201,9 +185,7 @@ def least_disturbed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _has(record: dict[str, Any], key: dict[str, Any]) -> bool:
-    rows = [
-        row for row in record["rows"] if not row.get("own_order")
-    ]  # measured before bench kept the memory format
+    rows = [row for row in record["rows"] if not row.get("own_order")]  # measured before bench kept the memory format
     return any(all(row[name] == value for name, value in key.items()) for row in rows)
 
 
@@ -222,9 +204,7 @@ def _full_precision() -> None:
 
 
 def _open_record(options: argparse.Namespace) -> dict[str, Any]:
-    environment = describe_environment(torch.device(options.device)).model_dump() | {
-        "threads": torch.get_num_threads()
-    }
+    environment = describe_environment(torch.device(options.device)).model_dump() | {"threads": torch.get_num_threads()}
     if options.out.exists():
         record = json.loads(options.out.read_text(encoding="utf-8"))
         for key in ("device", "torch", "threads"):

@@ -19,14 +19,7 @@ from softprune.sweep.grid import read_sweep
 
 RESULTS = Path(__file__).parents[1] / "results"
 SETTINGS = "--set train.precision=bf16 --set train.channels_last=true"
-MINUTES = {
-    "vgg16": 2.0,
-    "vgg19": 2.5,
-    "resnet56": 5.6,
-    "resnet56_a": 5.6,
-    "densenet40": 6.3,
-    "resnet164": 15.8,
-}
+MINUTES = {"vgg16": 2.0, "vgg19": 2.5, "resnet56": 5.6, "resnet56_a": 5.6, "densenet40": 6.3, "resnet164": 15.8}
 """Of 160 epochs of CIFAR at batch 64, alone on one H200."""
 SWEEPS = ("paper-table-6", "paper-table-7")
 """Tables that vary one setting of a recipe."""
@@ -72,9 +65,7 @@ QUEUE = (
     Wanted(
         "VGG on CIFAR-100 at fixed strengths",
         "The strengths are first tries: change them by at most two secant steps to the paper's cut.",
-        tuple(
-            (f"cifar100-{model}-scp{kind}", (0,)) for model in ("vgg16", "vgg19") for kind in ("", "-high")
-        ),
+        tuple((f"cifar100-{model}-scp{kind}", (0,)) for model in ("vgg16", "vgg19") for kind in ("", "-high")),
     ),
     Wanted(
         "Slimming, Variational Pruning, SCP without ReLU",
@@ -85,11 +76,7 @@ QUEUE = (
             *((f"cifar100-{model}-slimming-high-ft", (0,)) for model in ("vgg16", "vgg19", "densenet40")),
             *((f"cifar100-{model}-scp-norelu", (0,)) for model in ("vgg16", "vgg19", "densenet40")),
             ("cifar100-densenet40-scp-relu", (0,)),
-            *(
-                (f"cifar{data}-{model}-variational", (0,))
-                for data in (10, 100)
-                for model in ("vgg16", "densenet40")
-            ),
+            *((f"cifar{data}-{model}-variational", (0,)) for data in (10, 100) for model in ("vgg16", "densenet40")),
         ),
     ),
     Wanted(
@@ -97,16 +84,7 @@ QUEUE = (
         "The paper's 54% of FLOPs cut; ImageNet itself is the recipes imagenet-resnet50-*.",
         tuple(
             (f"tinyimagenet-resnet50-{row}", (0,))
-            for row in (
-                "dense",
-                "scp-ft",
-                "slimming-ft",
-                "fpgm",
-                "fpgm-ft",
-                "sss",
-                "scp-40-ft",
-                "scp-target-ft",
-            )
+            for row in ("dense", "scp-ft", "slimming-ft", "fpgm", "fpgm-ft", "sss", "scp-40-ft", "scp-target-ft")
         ),
     ),
     Wanted(
@@ -214,9 +192,7 @@ def queue_page(there: set[tuple[str, int]]) -> str:
         "`python benchmarks/missing.py`, which writes this page.",
     ]
     for wanted in QUEUE:
-        open_runs = [
-            (name, seed) for name, seeds in wanted.runs for seed in seeds if (name, seed) not in there
-        ]
+        open_runs = [(name, seed) for name, seeds in wanted.runs for seed in seeds if (name, seed) not in there]
         prices = [planned()[name].minutes for name, _ in open_runs]
         if not open_runs:
             continue

@@ -21,9 +21,7 @@ from vision import declare_operators
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "own-model.md"
 RECORD = ROOT / "benchmarks" / "records" / "own_model.txt"
-_BLOCK = re.compile(
-    r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?", re.DOTALL | re.MULTILINE
-)
+_BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 
 
 def outputs(page: str) -> str:

@@ -96,79 +96,41 @@ def entries() -> list[Entry]:
     """Every network of the list."""
     made: Callable[..., Any] = functools.partial
     found = [
-        Entry(name, "pytorchcv", made(_pytorchcv, name), size)
-        for size, names in PYTORCHCV.items()
-        for name in names
+        Entry(name, "pytorchcv", made(_pytorchcv, name), size) for size, names in PYTORCHCV.items() for name in names
     ]
     smp = "segmentation_models_pytorch"
+    found += [Entry(f"{name}-resnet18", smp, made(_segmentation, name, "resnet18"), 128) for name in SEGMENTATION]
     found += [
-        Entry(f"{name}-resnet18", smp, made(_segmentation, name, "resnet18"), 128) for name in SEGMENTATION
-    ]
-    found += [
-        Entry(f"{name}-mobilenet_v2", smp, made(_segmentation, name, "mobilenet_v2"), 64)
-        for name in ("Unet", "FPN")
+        Entry(f"{name}-mobilenet_v2", smp, made(_segmentation, name, "mobilenet_v2"), 64) for name in ("Unet", "FPN")
     ]
     volume, image = {"spatial_dims": 3, "in_channels": 1}, {"spatial_dims": 2, "in_channels": 1}
     levels = {"channels": (8, 16, 32), "strides": (2, 2), "out_channels": 2}
-    kernels = {
-        "kernel_size": (3, 3, 3),
-        "strides": (1, 2, 2),
-        "upsample_kernel_size": (2, 2),
-        "out_channels": 2,
-    }
+    kernels = {"kernel_size": (3, 3, 3), "strides": (1, 2, 2), "upsample_kernel_size": (2, 2), "out_channels": 2}
     for name, cls, shape, options in (
         ("unet", "UNet", (1, 16, 16, 16), {**volume, **levels, "norm": "batch"}),
         ("unet-residual", "UNet", (1, 32, 32), {**image, **levels, "norm": "batch", "num_res_units": 2}),
         ("attention-unet", "AttentionUnet", (1, 32, 32), {**image, **levels}),
-        (
-            "basic-unet",
-            "BasicUNet",
-            (1, 32, 32),
-            {**image, "features": (8, 8, 16, 16, 32, 8), "norm": "batch"},
-        ),
+        ("basic-unet", "BasicUNet", (1, 32, 32), {**image, "features": (8, 8, 16, 16, 32, 8), "norm": "batch"}),
         ("dynunet", "DynUNet", (1, 16, 16, 16), {**volume, **kernels, "norm_name": "batch"}),
-        (
-            "dynunet-residual",
-            "DynUNet",
-            (1, 32, 32),
-            {**image, **kernels, "norm_name": "batch", "res_block": True},
-        ),
+        ("dynunet-residual", "DynUNet", (1, 32, 32), {**image, **kernels, "norm_name": "batch", "res_block": True}),
         ("vnet", "VNet", (1, 16, 16, 16), {"spatial_dims": 3, "in_channels": 1, "out_channels": 2}),
         ("densenet121", "DenseNet121", (1, 32, 32, 32), {**volume, "out_channels": 2}),
-        (
-            "resnet10-3d",
-            "resnet10",
-            (1, 32, 32, 32),
-            {"spatial_dims": 3, "n_input_channels": 1, "num_classes": 2},
-        ),
+        ("resnet10-3d", "resnet10", (1, 32, 32, 32), {"spatial_dims": 3, "n_input_channels": 1, "num_classes": 2}),
         (
             "efficientnet-b0",
             "EfficientNetBN",
             (1, 64, 64),
             {**image, "model_name": "efficientnet-b0", "pretrained": False},
         ),
-        (
-            "segresnet",
-            "SegResNet",
-            (1, 32, 32),
-            {**image, "norm": "batch", "init_filters": 8, "out_channels": 2},
-        ),
+        ("segresnet", "SegResNet", (1, 32, 32), {**image, "norm": "batch", "init_filters": 8, "out_channels": 2}),
         ("highresnet", "HighResNet", (1, 16, 16, 16), {**volume, "out_channels": 2}),
         ("autoencoder", "AutoEncoder", (1, 32, 32), {**image, **levels, "norm": "batch"}),
     ):
         found.append(Entry(name, "monai", made(_monai, cls, **options), shape=shape))
     found += [Entry(name, "ultralytics", made(_ultralytics, name), 64) for name in YOLO]
     for name, kind, options in (
-        (
-            "resnet",
-            "ResNetForImageClassification",
-            {"config": "ResNetConfig", "options": {"depths": [1, 1, 1, 1]}},
-        ),
-        (
-            "regnet",
-            "RegNetForImageClassification",
-            {"config": "RegNetConfig", "options": {"depths": [1, 1, 1, 1]}},
-        ),
+        ("resnet", "ResNetForImageClassification", {"config": "ResNetConfig", "options": {"depths": [1, 1, 1, 1]}}),
+        ("regnet", "RegNetForImageClassification", {"config": "RegNetConfig", "options": {"depths": [1, 1, 1, 1]}}),
         ("mobilenet_v1", "MobileNetV1ForImageClassification", {"config": "MobileNetV1Config"}),
         ("mobilenet_v2", "MobileNetV2ForImageClassification", {"config": "MobileNetV2Config"}),
         (
@@ -213,11 +175,7 @@ def render(record: dict[str, Any]) -> str:
     for row in rows:
         cells = [row["name"], row["source"], row["status"]]
         if "sites" in row:
-            cells += [
-                str(row["sites"]),
-                str(sum(row["frozen"].values())),
-                f"{100 * row['macs_reachable']:.1f}%",
-            ]
+            cells += [str(row["sites"]), str(sum(row["frozen"].values())), f"{100 * row['macs_reachable']:.1f}%"]
             cells += [f"{100 * row['macs_kept']:.1f}%", f"{row['difference'] / max(row['scale'], 1e-30):.0e}"]
         else:
             cells += [""] * 5
@@ -243,9 +201,7 @@ def _versions() -> dict[str, str]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what the command line asks for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="these networks again, by name")
     parser.add_argument("--out", type=Path, default=RECORD)
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one network")

@@ -164,9 +164,7 @@ def disturbed_sweep(folder: Path, out: str, address: str, node: Node) -> dict[st
     words = (folder / "ray.log").read_text(errors="replace")
     if process.returncode or not killed:
         raise RuntimeError(f"The sweep on Ray failed (killed while it trained: {killed or 'none'}): {words}")
-    lost = [
-        path.stem for path in (folder / out / "logs").glob("*.log") if "was lost; it is" in path.read_text()
-    ]
+    lost = [path.stem for path in (folder / out / "logs").glob("*.log") if "was lost; it is" in path.read_text()]
     return {"seconds": time.monotonic() - began, "killed_while_training": killed, "resumed": sorted(lost)}
 
 
@@ -203,10 +201,7 @@ def overheads(address: str, count: int) -> dict[str, float]:
         began = time.monotonic()
         for _ in range(count):
             subprocess.run(
-                [sys.executable, "-m", "softprune", "--help"],
-                env=_environment(),
-                capture_output=True,
-                check=True,
+                [sys.executable, "-m", "softprune", "--help"], env=_environment(), capture_output=True, check=True
             )
         alone = (time.monotonic() - began) / count
         pool = overhead(LocalPool(1, ["cpu"]), folder, count)
@@ -239,9 +234,7 @@ def measure(folder: Path, runs: int) -> dict[str, Any]:
     actions: dict[str, Callable[[], Any]] = {
         "one": lambda: run_sweep(folder, "one", "--jobs", "1", "--device", "cpu"),
         "pool": lambda: run_sweep(folder, "pool", "--jobs", "2", "--device", "cpu"),
-        "calm": lambda: on_ray(
-            lambda address: run_sweep(folder, "calm", "--on", "ray", "--address", address)
-        ),
+        "calm": lambda: on_ray(lambda address: run_sweep(folder, "calm", "--on", "ray", "--address", address)),
         "killed": killed,
         "overhead": lambda: on_ray(lambda address: overheads(address, runs)),
     }
@@ -255,19 +248,12 @@ def measure(folder: Path, runs: int) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": str(HERE.parent / "src"),
-        "OMP_NUM_THREADS": "1",
-        "COLUMNS": "120",
-    }
+    return {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
 def main() -> None:
     """Run everything and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--work", type=Path, help="keep the sweeps here, and resume after an interruption")

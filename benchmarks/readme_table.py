@@ -29,12 +29,7 @@ def table(results: Path = ROOT / "results") -> str:
         theirs = row.paper
         cells = [row.data, row.model, str(row.n), _mean(row.baseline, 2), _mean(row.last, 2)]
         cells += [_mean(row.best, 2), _figure(theirs.top1, 2)]
-        cells += [
-            _mean(row.flops, 1),
-            _figure(theirs.flops, 1),
-            _mean(row.params, 1),
-            _figure(theirs.params, 1),
-        ]
+        cells += [_mean(row.flops, 1), _figure(theirs.flops, 1), _mean(row.params, 1), _figure(theirs.params, 1)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

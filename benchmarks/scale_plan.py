@@ -76,18 +76,11 @@ def runs() -> str:
     for gpus in (1, 8, 64):
         hours = 1000 * seconds / gpus / 3600
         lines.append(f"| {gpus} | {hours:,.1f} h | {1000 * seconds / 3600:,.0f} |")
-    lines += [
-        "",
-        f"A run takes {seconds:.0f} s: the median of `results/cifar10-vgg16-scp-s*`, 160 epochs on one H200.",
-    ]
+    lines += ["", f"A run takes {seconds:.0f} s: the median of `results/cifar10-vgg16-scp-s*`, 160 epochs on one H200."]
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "loaders": loaders,
-    "imagenet": imagenet,
-    "runs": runs,
-}
+TABLES: dict[str, Callable[[], str]] = {"loaders": loaders, "imagenet": imagenet, "runs": runs}
 
 
 def with_tables(text: str) -> str:

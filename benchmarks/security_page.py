@@ -19,9 +19,7 @@ def page(text: str) -> str:
         path = HERE / "records" / f"{name}.json"
         if path.is_file():
             block = table(json.loads(path.read_text()))
-            text = re.sub(
-                rf"(<!-- {name}: .*? -->\n).*?(<!-- end -->)", rf"\1\n{block}\n\2", text, flags=re.S
-            )
+            text = re.sub(rf"(<!-- {name}: .*? -->\n).*?(<!-- end -->)", rf"\1\n{block}\n\2", text, flags=re.S)
     return text
 
 

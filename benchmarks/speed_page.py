@@ -70,10 +70,7 @@ def _overview(rows: Rows) -> str:
         unmasked = _pick(rows, model, "plain", False)["ms_per_step"]
         bare, masked = (_pick(rows, model, "fast", masks)["ms_per_step"] for masks in (False, True))
         cold = _pick(
-            [row for row in rows if not (row.get("warm_cache") or row.get("crowded_start"))],
-            model,
-            "fast",
-            True,
+            [row for row in rows if not (row.get("warm_cache") or row.get("crowded_start"))], model, "fast", True
         )
         lines.append(
             f"| {model} | {unmasked:.2f} | {bare:.2f} | {unmasked / bare:.1f}x | {plain:.2f} | {eager:.2f} | "
@@ -94,20 +91,14 @@ def _goal(rows: Rows) -> str:
         for masks in (True, False):
             kind = f"{model} {'with' if masks else 'without'} masks"
             fast = _pick(rows, model, "fast", masks)["ms_per_step"]
-            plain = [
-                row for row in rows if (row["model"], row["variant"], row["masks"]) == (model, "plain", masks)
-            ]
+            plain = [row for row in rows if (row["model"], row["variant"], row["masks"]) == (model, "plain", masks)]
             newest, fastest = _pick(plain, model, "plain", masks), min(row["ms_per_step"] for row in plain)
             if newest["ms_per_step"] < GOAL * fast:
                 missed.append(kind)
             elif fastest < GOAL * fast:
                 close.append(f"{kind} ({fastest / fast:.1f} times)")
     met = f"missed by {', '.join(missed)}" if missed else "met by all networks, with masks and without"
-    less = (
-        f" Against the fastest plain loop measured, not the newest, less: {', '.join(close)}."
-        if close
-        else ""
-    )
+    less = f" Against the fastest plain loop measured, not the newest, less: {', '.join(close)}." if close else ""
     return textwrap.fill(f"The goal was {GOAL} times the plain loop: {met}.{less}", 120)
 
 

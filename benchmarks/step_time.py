@@ -77,9 +77,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON record, extended if it exists")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=sorted(models.REGISTRY))
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=("plain", *MODES))
@@ -92,16 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=100, help="steps per timed block")
     parser.add_argument("--repeats", type=int, default=5, help="timed blocks")
     parser.add_argument("--workers", type=int, default=8, help="loader processes of the plain loop")
+    parser.add_argument("--time-limit", type=float, default=540.0, help="start nothing new after this many seconds")
     parser.add_argument(
-        "--time-limit", type=float, default=540.0, help="start nothing new after this many seconds"
-    )
-    parser.add_argument(
-        "--compile-option",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "JSON"),
-        help="for Inductor",
+        "--compile-option", nargs=2, action="append", default=[], metavar=("NAME", "JSON"), help="for Inductor"
     )
     parser.add_argument(
         "--together", nargs=2, metavar=("FOLDER", "COUNT"), help="compile beside others, time one by one"
@@ -255,12 +246,7 @@ def our_steps(
     data = ArrayDataset.from_arrays(*pixels(options), mean=MEAN, std=STD, device=device)
     augmentation = Augmentation(pad=4, flip=True)
     bundle = DataBundle(
-        name="synthetic",
-        num_classes=10,
-        input_shape=(3, 32, 32),
-        train=data,
-        test=data,
-        augmentation=augmentation,
+        name="synthetic", num_classes=10, input_shape=(3, 32, 32), train=data, test=data, augmentation=augmentation
     )
     pruner = None
     if key["masks"]:
@@ -295,19 +281,13 @@ def _profile(steps: Iterator[Any], rows: int) -> None:
         for _ in range(5):
             next(steps)
         torch.cuda.synchronize()
-    print(
-        profiler.key_averages().table(
-            sort_by="self_cuda_time_total", row_limit=rows, max_name_column_width=90
-        )
-    )
+    print(profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=rows, max_name_column_width=90))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The record as a Markdown table: a line per network and precision."""
     found = {
-        (row["model"], row["precision"], row["variant"], row["masks"]): row
-        for row in rows
-        if "ms_per_step" in row
+        (row["model"], row["precision"], row["variant"], row["masks"]): row for row in rows if "ms_per_step" in row
     }
     names = list(dict.fromkeys((row["model"], row["precision"]) for row in rows))
     variants = [name for name in ("plain", *MODES) if any(row["variant"] == name for row in rows)]
@@ -322,10 +302,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             for cell in itertools.product(variants, (False, True))
             if (model, precision, *cell) in found
         }
-        cells = [
-            f"{times[cell]:.2f}" if cell in times else ""
-            for cell in itertools.product(variants, (False, True))
-        ]
+        cells = [f"{times[cell]:.2f}" if cell in times else "" for cell in itertools.product(variants, (False, True))]
         fast, masked = times.get(("fast", False)), times.get(("fast", True))
         plain = times.get(("plain", True))
         cells.append(f"{100 * (masked / fast - 1):+.1f}%" if fast and masked else "")

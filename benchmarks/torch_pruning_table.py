@@ -6,9 +6,7 @@ from typing import Any
 def render(record: dict[str, Any]) -> str:
     """The whole page."""
     rows, environment = record["rows"], record["environment"]
-    count = {
-        tool: sum(row[tool]["status"] == "exact" for row in rows) for tool in ("softprune", "torch_pruning")
-    }
+    count = {tool: sum(row[tool]["status"] == "exact" for row in rows) for tool in ("softprune", "torch_pruning")}
     lines = [
         "# Beside Torch-Pruning",
         "",
@@ -30,9 +28,7 @@ def render(record: dict[str, Any]) -> str:
         "|---|---|---:|---:|---:|---|---:|---:|---:|",
     ]
     for row in rows:
-        lines.append(
-            "| " + " | ".join([row["name"], *_cells(row["softprune"]), *_cells(row["torch_pruning"])]) + " |"
-        )
+        lines.append("| " + " | ".join([row["name"], *_cells(row["softprune"]), *_cells(row["torch_pruning"])]) + " |")
     failures = [
         f"- `{row['name']}`, {label}: {row[tool]['reason']}"
         for row in rows
@@ -50,9 +46,4 @@ def _cells(outcome: dict[str, Any]) -> list[str]:
     if "difference" not in outcome:
         return [f"**{outcome['status']}**", "", "", shown]
     status = outcome["status"] if outcome["status"] == "exact" else f"**{outcome['status']}**"
-    return [
-        status,
-        f"{outcome['difference'] / outcome['scale']:.0e}",
-        f"{100 * outcome['macs_kept']:.0f}%",
-        shown,
-    ]
+    return [status, f"{outcome['difference'] / outcome['scale']:.0e}", f"{100 * outcome['macs_kept']:.0f}%", shown]

@@ -63,13 +63,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="these networks, by name")
-    parser.add_argument(
-        "--out", type=Path, default=RECORD, help="the record; rows that are run again are replaced"
-    )
+    parser.add_argument("--out", type=Path, default=RECORD, help="the record; rows that are run again are replaced")
     parser.add_argument("--resume", action="store_true", help="skip rows that the record has already")
     parser.add_argument("--steps", type=int, default=2, help="training steps before the cut")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one network")
@@ -95,13 +91,7 @@ def _in_own_process(entry: Entry, steps: int, timeout: float) -> dict[str, Any]:
         process.kill()
         process.join()
     seconds = {"all": time.perf_counter() - began}
-    return {
-        "name": entry.name,
-        "source": entry.source,
-        "status": "crash",
-        "reason": reason,
-        "seconds": seconds,
-    }
+    return {"name": entry.name, "source": entry.source, "status": "crash", "reason": reason, "seconds": seconds}
 
 
 def _work(entry: Entry, steps: int, sender: multiprocessing.connection.Connection) -> None:
@@ -111,9 +101,7 @@ def _work(entry: Entry, steps: int, sender: multiprocessing.connection.Connectio
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
-        sender.send(
-            {"name": entry.name, "source": entry.source, "status": "crash", "reason": reason, "seconds": {}}
-        )
+        sender.send({"name": entry.name, "source": entry.source, "status": "crash", "reason": reason, "seconds": {}})
 
 
 def line(row: dict[str, Any]) -> str:

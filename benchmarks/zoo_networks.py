@@ -121,18 +121,11 @@ def _own(name: str) -> Entry:
 def entries() -> list[Entry]:
     """All networks of the zoo, in the order of its table."""
     listed = [
-        Entry(name, "torchvision", _torchvision(name), size)
-        for size, names in TORCHVISION.items()
-        for name in names
+        Entry(name, "torchvision", _torchvision(name), size) for size, names in TORCHVISION.items() for name in names
     ]
     listed += [
         Entry(name, "torchvision segmentation", _segmentation(name), 64)
-        for name in (
-            "fcn_resnet50",
-            "deeplabv3_resnet50",
-            "deeplabv3_mobilenet_v3_large",
-            "lraspp_mobilenet_v3_large",
-        )
+        for name in ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
     ]
     listed += [
         Entry(f"{name}.backbone", "torchvision detection", _backbone(name), 96)

@@ -73,9 +73,7 @@ def _plain(output: Any) -> Any:
     return dict(output) if hasattr(output, "keys") else output
 
 
-def _cut(
-    model: nn.Module, example: Tensor, graph: ChannelGraph, seed: int, clock: "_Clock"
-) -> dict[str, Any]:
+def _cut(model: nn.Module, example: Tensor, graph: ChannelGraph, seed: int, clock: "_Clock") -> dict[str, Any]:
     """Cut by a random mask and prove the result exact."""
     randomise_(model, seed)
     required = required_sites(graph)

@@ -66,9 +66,7 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     ]
     for row in rows:
         if row["status"] not in ("exact", "not smaller"):
-            lines.append(
-                f"| {row['name']} | {row.get('input', '')} | | | | | | | | {row['status']}, see below |"
-            )
+            lines.append(f"| {row['name']} | {row.get('input', '')} | | | | | | | | {row['status']}, see below |")
             continue
         seconds = row["seconds"]["analyse"] + row["seconds"]["cut"]
         cells = [

@@ -17,9 +17,7 @@ import softprune as sp
 
 def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     """Train, cut, and return the costs before and after."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--images", type=int, default=1437, help="training images")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
@@ -52,9 +50,7 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
         same = torch.allclose(network(images), small(images), atol=1e-4)
         accuracy = (small(images).argmax(1).cpu() == data.test.labels).float().mean().item()
     before, after = sp.cost(model, data.example(1)), sp.cost(small, data.example(1))
-    accelerator.print(
-        f"accuracy {accuracy:.4f}, MACs {before.macs:,} -> {after.macs:,}, same outputs: {same}"
-    )
+    accelerator.print(f"accuracy {accuracy:.4f}, MACs {before.macs:,} -> {after.macs:,}, same outputs: {same}")
     if accelerator.is_main_process:
         sp.save(small, "small.safetensors")
     return before, after

@@ -18,9 +18,7 @@ import softprune as sp
 
 def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     """Train on made-up boxes, cut the backbone, detect; returns the backbone's costs before and after."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size", type=int, default=128, help="side of the images")
     options = parser.parse_args(arguments)
@@ -35,9 +33,7 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     pruner = sp.SoftPruner(model.backbone, example, target={"macs": 0.7}, total_steps=options.steps)
     masked_shifts = pruner.parameter_groups(weight_decay=1e-4)
     rest = [p for name, p in model.named_parameters() if not name.startswith("backbone.")]
-    optimizer = torch.optim.SGD(
-        [*masked_shifts, {"params": rest, "weight_decay": 1e-4}], lr=1e-3, momentum=0.9
-    )
+    optimizer = torch.optim.SGD([*masked_shifts, {"params": rest, "weight_decay": 1e-4}], lr=1e-3, momentum=0.9)
     pruner.attach(optimizer)
     model.train()
     for _ in range(options.steps):
@@ -58,9 +54,7 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
         detections = model(scene(options.size))
     after = sp.cost(model.backbone, example[:1])
     same = all(torch.allclose(expected[name], got[name], atol=1e-3) for name in expected)
-    print(
-        f"backbone MACs {before.macs:,} -> {after.macs:,}; same features: {same}; {len(detections)} images detected"
-    )
+    print(f"backbone MACs {before.macs:,} -> {after.macs:,}; same features: {same}; {len(detections)} images detected")
     sp.save(model.backbone, "backbone.safetensors")
     return before, after
 

@@ -39,16 +39,12 @@ class Digits(L.LightningModule):
 
 def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     """Train, cut, and return the costs before and after."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--images", type=int, default=1437, help="training images")
     options = parser.parse_args(arguments)
     data = sp.data.load_data("digits")
-    train, test = (
-        TensorDataset(part.normalise(part.images), part.labels) for part in (data.train, data.test)
-    )
+    train, test = (TensorDataset(part.normalise(part.images), part.labels) for part in (data.train, data.test))
     train = torch.utils.data.Subset(train, range(options.images))
     pruning = SoftPruning(data.example(), target={"macs": 0.5})
     module = Digits()
@@ -64,9 +60,7 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     trainer.fit(module, DataLoader(train, 64, shuffle=True), DataLoader(test, 360))
     small = pruning.compact()
     before, after = sp.cost(module.model, data.example(1)), sp.cost(small, data.example(1))
-    print(
-        f"accuracy {float(trainer.callback_metrics['accuracy']):.4f}, MACs {before.macs:,} -> {after.macs:,}"
-    )
+    print(f"accuracy {float(trainer.callback_metrics['accuracy']):.4f}, MACs {before.macs:,} -> {after.macs:,}")
     return before, after
 
 

@@ -20,9 +20,7 @@ import softprune as sp
 
 def main(arguments: list[str] | None = None) -> tuple[float, float]:
     """Prune pretrained weights; returns the accuracy before and after."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, help="a state_dict of digits_net; trained first if not given")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--keep", type=float, default=0.4, help="share of the MACs to keep at most")
@@ -42,9 +40,7 @@ def main(arguments: list[str] | None = None) -> tuple[float, float]:
     dense_accuracy = accuracy(model, data)
     steps = options.epochs * -(-len(data.train) // 64)
     pruner = sp.SoftPruner(model, data.example(), target={"macs": options.keep}, total_steps=steps)
-    optimizer = torch.optim.SGD(
-        pruner.parameter_groups(weight_decay=2e-4), lr=0.02, momentum=0.9, nesterov=True
-    )
+    optimizer = torch.optim.SGD(pruner.parameter_groups(weight_decay=2e-4), lr=0.02, momentum=0.9, nesterov=True)
     pruner.attach(optimizer)
     for epoch in range(options.epochs):
         train_epoch(model, optimizer, data, pruner)
@@ -57,10 +53,7 @@ def main(arguments: list[str] | None = None) -> tuple[float, float]:
 
 
 def train_epoch(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    data: sp.data.DataBundle,
-    pruner: sp.Pruner | None = None,
+    model: nn.Module, optimizer: torch.optim.Optimizer, data: sp.data.DataBundle, pruner: sp.Pruner | None = None
 ) -> None:
     """One pass over the training images, pruning or not."""
     model.train()

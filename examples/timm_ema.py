@@ -18,9 +18,7 @@ import softprune as sp
 
 def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     """Train, cut the average, and return the costs before and after."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="test_resnet", help="any timm CNN with BatchNorm")
     parser.add_argument("--pretrained", action="store_true", help="start from timm's weights")
     parser.add_argument("--epochs", type=int, default=20)
@@ -30,17 +28,13 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = sp.data.load_data("digits", device=device)
 
-    model = timm.create_model(options.model, pretrained=options.pretrained, in_chans=1, num_classes=10).to(
-        device
-    )
+    model = timm.create_model(options.model, pretrained=options.pretrained, in_chans=1, num_classes=10).to(device)
     example = torch.zeros(2, 1, options.size, options.size, device=device)
     steps_per_epoch = options.images // 64
     steps = options.epochs * steps_per_epoch
     pruner = sp.SoftPruner(model, example, target={"macs": 0.5}, total_steps=steps)
     ema = timm.utils.ModelEmaV3(model, decay=0.99, use_warmup=True)
-    optimizer = torch.optim.SGD(
-        pruner.parameter_groups(weight_decay=1e-4), lr=0.1, momentum=0.9, nesterov=True
-    )
+    optimizer = torch.optim.SGD(pruner.parameter_groups(weight_decay=1e-4), lr=0.1, momentum=0.9, nesterov=True)
     pruner.attach(optimizer)
     warm_up = min(20, steps // 4)
     schedule = timm.scheduler.CosineLRScheduler(

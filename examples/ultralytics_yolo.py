@@ -48,9 +48,7 @@ class Body(nn.Module):
 
 def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     """Train on made-up boxes, cut, detect; return the costs of the body before and after."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="yolov8n.yaml", help="an architecture, or trained weights (.pt)")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size", type=int, default=128, help="side of the images, a multiple of 32")

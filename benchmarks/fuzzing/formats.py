@@ -12,12 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzzing.mutations import (
-    json_value,
-    mutate_bytes,
-    mutate_json,
-    replace_by_other_kind,
-)
+from fuzzing.mutations import json_value, mutate_bytes, mutate_json, replace_by_other_kind
 from fuzzing.seeds import Seeds
 from fuzzing.worker import NO_MEMORY, WrongResult
 
@@ -86,10 +81,7 @@ def check_same_run(run: Path, seeds: Seeds) -> None:
 
 def _without_times(path: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [
-        {key: value for key, value in row.items() if key not in ("seconds", "images_per_second")}
-        for row in rows
-    ]
+    return [{key: value for key, value in row.items() if key not in ("seconds", "images_per_second")} for row in rows]
 
 
 def mutate_text(rng: Random, path: Path, seeds: Seeds, by_structure: Callable[[Random, str], str]) -> None:
@@ -108,7 +100,5 @@ def mutate_lines(rng: Random, text: str) -> str:
     """Damage one line of a JSON lines file."""
     lines = text.splitlines()
     at = rng.randrange(len(lines))
-    lines[at : at + 1] = rng.choice(
-        ([mutate_json(rng, lines[at])], [json_value(rng)], [lines[at]] * 2, [], ["{}"])
-    )
+    lines[at : at + 1] = rng.choice(([mutate_json(rng, lines[at])], [json_value(rng)], [lines[at]] * 2, [], ["{}"]))
     return "\n".join(lines) + "\n"

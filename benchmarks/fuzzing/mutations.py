@@ -38,9 +38,7 @@ def json_value(rng: Random) -> str:
     if kind == 0:
         return rng.choice(_NUMBERS)
     if kind == 1:
-        return rng.choice(
-            ("NaN", "Infinity", "-Infinity", "null", "true", "false", "{}", "[]", "[[]]", "[null]")
-        )
+        return rng.choice(("NaN", "Infinity", "-Infinity", "null", "true", "false", "{}", "[]", "[[]]", "[null]"))
     if kind == 2:
         return rng.choice((r'"\ud800"', r'"\udfff\ud800"', r'"\u0000"', '"\\u001b[2J"', '{"a": 1, "a": 2}'))
     if kind == 3:
@@ -242,9 +240,7 @@ _OPCODES = (
 
 def replace_by_other_kind(rng: Random, path: Path) -> str:
     """Put something that is no regular file, or an empty one, in the place of ``path``; return what."""
-    kind = rng.choice(
-        ("missing", "empty", "folder", "fifo", "dangling link", "link to itself", "link to a device")
-    )
+    kind = rng.choice(("missing", "empty", "folder", "fifo", "dangling link", "link to itself", "link to a device"))
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     if kind == "empty":

@@ -74,11 +74,7 @@ def mutate_state(rng: Random, node: Any) -> Any:
             lambda: node.to(rng.choice(kinds)),
             lambda: node.flatten()[:1],
             lambda: torch.empty(0),
-            lambda: (
-                torch.full_like(node, float("nan"))
-                if node.is_floating_point()
-                else torch.zeros_like(node) - 1
-            ),
+            lambda: torch.full_like(node, float("nan")) if node.is_floating_point() else torch.zeros_like(node) - 1,
             lambda: node.unsqueeze(0),
             lambda: "text",
         )
@@ -153,9 +149,7 @@ def _signed_network(rng: Random, file: Path) -> str:
         tensors = mutate_state(rng, tensors)
     try:
         document = json.loads(text)
-        plain = {
-            name: value.contiguous() for name, value in tensors.items() if isinstance(value, torch.Tensor)
-        }
+        plain = {name: value.contiguous() for name, value in tensors.items() if isinstance(value, torch.Tensor)}
         content = signed(plain, document)
     except (ValueError, RecursionError, AttributeError):  # content that cannot be written
         return "refused"

@@ -85,9 +85,7 @@ class Seeds:
         """Return the states of the seed run's checkpoints."""
         from softprune.runs.checkpoint import read_checkpoint
 
-        return [
-            read_checkpoint(path) for path in sorted((self.folder / "run" / "checkpoints").glob("step-*"))
-        ]
+        return [read_checkpoint(path) for path in sorted((self.folder / "run" / "checkpoints").glob("step-*"))]
 
 
 def make_seeds(folder: Path) -> Seeds:
@@ -153,12 +151,7 @@ def _write_cifar(root: Path) -> None:
     rng = np.random.default_rng(0)
     for name in (*cifar.train_files, *cifar.test_files):
         pixels = rng.integers(0, 256, (2, 3072), dtype=np.uint8)
-        content = {
-            b"data": pixels,
-            b"labels": [1, 2],
-            b"batch_label": b"a batch",
-            b"filenames": [b"a.png", b"b.png"],
-        }
+        content = {b"data": pixels, b"labels": [1, 2], b"batch_label": b"a batch", b"filenames": [b"a.png", b"b.png"]}
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
     names = [f"class {number}".encode() for number in range(10)]
     (folder / cifar.meta_file).write_bytes(pickle.dumps({b"label_names": names}, protocol=2))

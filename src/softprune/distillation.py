@@ -13,12 +13,7 @@ from softprune.errors import ConfigError
 
 
 def distillation_loss(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    labels: Tensor,
-    *,
-    weight: float = 0.5,
-    temperature: float = 2.0,
+    student_logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, weight: float = 0.5, temperature: float = 2.0
 ) -> Tensor:
     """Return ``(1 - weight) * cross_entropy + weight * temperature * KL(teacher || student)``.
 

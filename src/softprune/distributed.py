@@ -109,14 +109,11 @@ def pick_device(device: str = "auto", local_rank: int = 0) -> torch.device:
         raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N. Got {device!r}.")
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError(
-                f"--device {device} needs a GPU that this PyTorch can use. Got none; try --device cpu."
-            )
+            raise ConfigError(f"--device {device} needs a GPU that this PyTorch can use. Got none; try --device cpu.")
         index = local_rank if chosen.index is None else chosen.index
         if index >= torch.cuda.device_count():
             raise ConfigError(
-                f"--device {device} must be one of the {torch.cuda.device_count()} GPUs here. Got number "
-                f"{index}."
+                f"--device {device} must be one of the {torch.cuda.device_count()} GPUs here. Got number {index}."
             )
         return torch.device("cuda", index)
     return chosen

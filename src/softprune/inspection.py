@@ -16,11 +16,7 @@ NO_BATCHNORM = (
     "This network has no BatchNorm, and softprune prunes by BatchNorms: their shift and scale say how likely a channel "
     "is dead. Put BatchNorms between convolutions and activations, or use a variant of the network that has them."
 )
-KIND_WORDS = {
-    "sum": "of a sum of BatchNorms",
-    "linear": "without an activation",
-    "stream": "of a residual stream",
-}
+KIND_WORDS = {"sum": "of a sum of BatchNorms", "linear": "without an activation", "stream": "of a residual stream"}
 
 
 @dataclass(frozen=True)

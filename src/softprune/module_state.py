@@ -37,10 +37,7 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], list[tuple[str, A
     before = [(name, module, dict(module.__dict__)) for name, module in model.named_modules()]
     # Parameters, buffers, children and hooks are in dictionaries of their own.
     inner = [
-        (value, dict(value))
-        for _, _, attributes in before
-        for value in attributes.values()
-        if isinstance(value, dict)
+        (value, dict(value)) for _, _, attributes in before for value in attributes.values() if isinstance(value, dict)
     ]
 
     def changed() -> list[tuple[str, Any]]:

@@ -93,9 +93,7 @@ class Clock:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from :meth:`state_dict`; the counters are written in place."""
         if set(state) != {"seed", "step", "forward"} or not all(type(v) is int for v in state.values()):
-            raise CheckpointError(
-                f"The clock's state must hold the integers seed, step and forward. Got {state!r}."
-            )
+            raise CheckpointError(f"The clock's state must hold the integers seed, step and forward. Got {state!r}.")
         self.seed = state["seed"]
         self.step.fill_(state["step"])
         self.forward.fill_(state["forward"])
@@ -147,9 +145,7 @@ def _seed_word(seed: int, purpose: int) -> int:
     return _absorb(_absorb(purpose, seed), seed >> 32)
 
 
-def hashed_permutation(
-    size: int, seed: int, word: int, number: int, device: torch.device | str = "cpu"
-) -> Tensor:
+def hashed_permutation(size: int, seed: int, word: int, number: int, device: torch.device | str = "cpu") -> Tensor:
     """Return permutation ``number`` of ``size`` elements: the elements sorted by a hash, the same on every device."""
     clock = Clock(seed, device)
     clock.step.fill_(number)

@@ -97,9 +97,7 @@ def _chosen(graph: ChannelGraph, include: list[str] | None, exclude: list[str]) 
                 )
     for glob in include or []:
         if glob in exclude:
-            raise ConfigError(
-                f"`include` and `exclude` must not contradict each other. Got {glob!r} in both."
-            )
+            raise ConfigError(f"`include` and `exclude` must not contradict each other. Got {glob!r} in both.")
     left_out = {}
     for site in graph.sites:
         if include is not None and not _matches(site.members, include):

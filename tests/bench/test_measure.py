@@ -212,7 +212,5 @@ def test_a_network_for_one_batch_size_and_precision_alone() -> None:
 def test_volumes_beside_images_in_channels_last() -> None:
     model = torch.nn.ModuleDict({"image": torch.nn.Conv2d(3, 4, 3), "volume": torch.nn.Conv3d(1, 2, 3)})
     model.forward = lambda x: model["volume"](model["image"](x)[:, None]).flatten(1)  # type: ignore[method-assign]
-    (row,) = compare_latency(
-        model, model, torch.randn(2, 3, 8, 8), batches=[2], channels_last=True, repeats=1
-    ).rows
+    (row,) = compare_latency(model, model, torch.randn(2, 3, 8, 8), batches=[2], channels_last=True, repeats=1).rows
     assert row.speed_up is not None, row.note

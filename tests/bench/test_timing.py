@@ -22,9 +22,7 @@ def test_calls_take_turns_and_every_block_is_waited_for() -> None:
     calls = {name: (lambda name=name: events.append(name)) for name in ("a", "b")}
     alternate(calls, repeats=3, warm_up=0, finish=lambda: events.append("wait"), block_seconds=0.0)
     assert events[0] == "wait"
-    blocks = [name for name in events if name != "wait"][
-        2:
-    ]  # the first two choose how many calls make a block
+    blocks = [name for name in events if name != "wait"][2:]  # the first two choose how many calls make a block
     assert blocks == ["a", "b", "b", "a", "a", "b"]
     assert all(after == "wait" for before, after in itertools.pairwise(events) if before != "wait")
 

@@ -16,18 +16,7 @@ def latency():
 
 def test_measures_extends_and_renders(latency, tmp_path, monkeypatch) -> None:
     out = tmp_path / "latency-tiny.json"
-    tiny = [
-        "--out",
-        str(out),
-        "--models",
-        "resnet20",
-        "--backends",
-        "eager",
-        "--repeats",
-        "2",
-        "--threads",
-        "1",
-    ]
+    tiny = ["--out", str(out), "--models", "resnet20", "--backends", "eager", "--repeats", "2", "--threads", "1"]
     monkeypatch.setitem(latency.CUT, "resnet20", 0.5)
     first = latency.main([*tiny, "--batches", "1", "--round-to", "1"])
     assert [(row["batch"], row["multiple"]) for row in first["rows"]] == [(1, 1)]
@@ -50,14 +39,7 @@ def test_measures_extends_and_renders(latency, tmp_path, monkeypatch) -> None:
 
 def _row(dense: float, spread: float = 0.01, **key: object) -> dict[str, object]:
     times = {"median_ms": dense, "low_ms": dense * (1 - spread), "high_ms": dense * (1 + spread)}
-    values = {
-        "model": "vgg16",
-        "dtype": "float32",
-        "backend": "eager",
-        "round_to": "8",
-        "multiple": 8,
-        "batch": 1,
-    }
+    values = {"model": "vgg16", "dtype": "float32", "backend": "eager", "round_to": "8", "multiple": 8, "batch": 1}
     values |= {"gathers": True, "fold_bn": False, "dense": times, "compact": times, "speed_up": 1.0}
     return values | {"speed_up_spread": [1.0, 1.0], "mac_ratio": 2.0, "realised": 0.5, "note": ""} | key
 

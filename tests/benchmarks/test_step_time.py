@@ -34,10 +34,7 @@ def test_measures_every_variant_and_goes_on_where_it_stopped(step_time, tmp_path
     record = step_time.main(_arguments(out, "--variants", "fast", "plain"))
     assert record == json.loads(out.read_text())
     assert record["rows"][:2] == first
-    assert [(row["variant"], row["masks"]) for row in record["rows"][2:]] == [
-        ("plain", True),
-        ("plain", False),
-    ]
+    assert [(row["variant"], row["masks"]) for row in record["rows"][2:]] == [("plain", True), ("plain", False)]
     for row in record["rows"]:
         assert row["ms_least"] <= row["ms_per_step"] <= row["ms_most"]
         assert row["blocks"] == 2
@@ -45,9 +42,7 @@ def test_measures_every_variant_and_goes_on_where_it_stopped(step_time, tmp_path
     assert {row["mode"] for row in first} == {"eager"}
     assert record["environment"]["torch"] == torch.__version__
     printed = capsys.readouterr().out
-    assert (
-        "| ms per step | plain | plain + masks | fast | fast + masks | masks cost | over plain |" in printed
-    )
+    assert "| ms per step | plain | plain + masks | fast | fast + masks | masks cost | over plain |" in printed
 
 
 def test_the_time_limit_begins_nothing_new(step_time, tmp_path):

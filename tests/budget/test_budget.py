@@ -23,9 +23,7 @@ class Net(nn.Module):
         self.stem = nn.Sequential(nn.Conv2d(1, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
         self.inner = nn.Sequential(nn.Conv2d(24, 40, 3, padding=1, bias=False), nn.BatchNorm2d(40), nn.ReLU())
         self.outer = nn.Conv2d(40, 24, 3, padding=1, bias=False)
-        self.last = nn.Sequential(
-            nn.Conv2d(24, 48, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(48), nn.ReLU()
-        )
+        self.last = nn.Sequential(nn.Conv2d(24, 48, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(48), nn.ReLU())
         self.head = nn.Linear(48, 4)
 
     def forward(self, x):
@@ -221,9 +219,7 @@ def test_a_run_that_is_rolled_back_updates_again():
     assert updates == want
 
 
-@pytest.mark.parametrize(
-    ("total", "latest", "trim_at"), [(1000, 600, 900), (200, 120, 150), (60, 30, 30), (2, 1, 1)]
-)
+@pytest.mark.parametrize(("total", "latest", "trim_at"), [(1000, 600, 900), (200, 120, 150), (60, 30, 30), (2, 1, 1)])
 def test_weights_have_time_to_adapt_to_the_cut(total, latest, trim_at):
     _, pruner, _ = build(total_steps=total)
     budget = pruner.budget

@@ -130,8 +130,7 @@ def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, c
         calls["made"] += 1
         widths = {"0": (3, 16), "3": (16, 24), "8": (24, 5)}
         layers = {
-            name: Grid((1, i), (1, o), ((calls["made"] * 0.01, 0.5), (0.5, 1.0)))
-            for name, (i, o) in widths.items()
+            name: Grid((1, i), (1, o), ((calls["made"] * 0.01, 0.5), (0.5, 1.0))) for name, (i, o) in widths.items()
         }
         return made_up_table(layers=layers, norms={}, dense_ms=3.5, batch=batch)
 

@@ -53,10 +53,7 @@ class Pix2Pix(nn.Module):
 
 
 def conv(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    return [
-        nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
-        nn.BatchNorm2d(outputs),
-    ]
+    return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(outputs)]
 
 
 class Inverted(nn.Module):
@@ -67,11 +64,7 @@ class Inverted(nn.Module):
         wide = 4 * inputs
         self.adds = stride == 1 and inputs == outputs
         self.body = nn.Sequential(
-            *conv(inputs, wide),
-            nn.ReLU6(),
-            *conv(wide, wide, 3, stride, wide),
-            nn.ReLU6(),
-            *conv(wide, outputs),
+            *conv(inputs, wide), nn.ReLU6(), *conv(wide, wide, 3, stride, wide), nn.ReLU6(), *conv(wide, outputs)
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -46,9 +46,7 @@ class StopAfter(Listener):
 
     def __init__(self, monkeypatch, steps):
         self.left = steps
-        monkeypatch.setattr(
-            "softprune.train.control.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None
-        )
+        monkeypatch.setattr("softprune.train.control.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None)
 
     def on_step(self, done):
         self.left -= 1
@@ -56,10 +54,7 @@ class StopAfter(Listener):
 
 def figures(run: Path):
     result = json.loads((run / "result.json").read_text())
-    rows = [
-        {k: v for k, v in row.items() if k not in ("seconds", "images_per_second")}
-        for row in result["epochs"]
-    ]
+    rows = [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in result["epochs"]]
     return result, rows
 
 
@@ -84,9 +79,7 @@ def test_a_recipes_target_is_met_and_a_stopped_run_ends_the_same(config, tmp_pat
     assert figures(tmp_path / "pieces")[1] == rows
     whole, pieces = (read_newest(tmp_path / name / "checkpoints")[1] for name in ("whole", "pieces"))
     assert all(torch.equal(value, pieces["model"][name]) for name, value in whole["model"].items())
-    assert (
-        whole["stage"]["pruner"]["budget"]["controller"] == pieces["stage"]["pruner"]["budget"]["controller"]
-    )
+    assert whole["stage"]["pruner"]["budget"]["controller"] == pieces["stage"]["pruner"]["budget"]["controller"]
 
 
 def test_a_network_that_is_cut_before_the_end_meets_the_target(config, tmp_path, monkeypatch):
@@ -113,10 +106,7 @@ def test_a_network_that_is_cut_before_the_end_meets_the_target(config, tmp_path,
         (("method.target.watts=0.5",), "macs, flops, params, channels, latency"),
         (("method.target.macs=2%", "method.target.params=0.5"), "one key"),
         (("method.target.macs=0.5", "method.name=dense"), "prunes nothing"),
-        (
-            ("method.target.macs=0.5", "train.compact_at=1"),
-            r"at least 0.6 of train.epochs = \d+: .* Got 1; use",
-        ),
+        (("method.target.macs=0.5", "train.compact_at=1"), r"at least 0.6 of train.epochs = \d+: .* Got 1; use"),
     ],
 )
 def test_wrong_targets_are_refused_before_a_run(config, overrides, message):

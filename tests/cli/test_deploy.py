@@ -11,9 +11,7 @@ OWN = ("--model", "tiny_networks:tiny")
 
 
 @pytest.mark.parametrize("format", ["onnx", "pt2"])
-def test_export_checks_the_file_and_prints_sizes(
-    softprune, finished: Path, tmp_path: Path, format: str
-) -> None:
+def test_export_checks_the_file_and_prints_sizes(softprune, finished: Path, tmp_path: Path, format: str) -> None:
     if format == "onnx":
         pytest.importorskip("onnxruntime", reason='the "onnx" extra is not installed')
         pytest.importorskip("onnxscript", reason='the "onnx" extra is not installed')
@@ -28,9 +26,7 @@ def test_export_checks_the_file_and_prints_sizes(
 
 def test_export_into_a_folder_that_cannot_be(softprune, finished: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = softprune(
-        "export", str(finished), *OWN, "--format", "pt2", "--out", str(tmp_path / "file" / "small.pt2")
-    )
+    result = softprune("export", str(finished), *OWN, "--format", "pt2", "--out", str(tmp_path / "file" / "small.pt2"))
     assert result.exit_code not in (0, 1), result.output
     assert "The folder of small.pt2 must be writable" in result.stderr
     assert "then export again" in result.stderr
@@ -54,17 +50,7 @@ def test_export_of_a_compact_network_outside_its_run(softprune, finished: Path, 
 
 def test_bench_prints_rows_and_writes_a_record(softprune, finished: Path, tmp_path: Path) -> None:
     result = softprune(
-        "bench",
-        str(finished),
-        *OWN,
-        "--batch",
-        "1,2",
-        "--repeats",
-        "2",
-        "--threads",
-        "1",
-        "--out",
-        "bench.json",
+        "bench", str(finished), *OWN, "--batch", "1,2", "--repeats", "2", "--threads", "1", "--out", "bench.json"
     )
     assert result.exit_code == 0, result.output
     assert len([line for line in result.output.splitlines() if line.startswith("eager")]) == 2
@@ -76,18 +62,14 @@ def test_bench_prints_rows_and_writes_a_record(softprune, finished: Path, tmp_pa
 
 def test_bench_passes_the_compile_mode(softprune, finished: Path, monkeypatch) -> None:
     asked = {}
-    monkeypatch.setattr(
-        "softprune.bench.compare_latency", lambda *args, **options: asked.update(options) or 1 / 0
-    )
+    monkeypatch.setattr("softprune.bench.compare_latency", lambda *args, **options: asked.update(options) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         raise softprune("bench", str(finished), *OWN, "--compile-mode", "max-autotune").exception
     assert asked["compile_mode"] == "max-autotune"
 
 
 @pytest.mark.parametrize("command", ["export", "bench"])
-def test_a_dense_run_has_no_compact_network_and_no_way_to_one(
-    softprune, finished: Path, command: str
-) -> None:
+def test_a_dense_run_has_no_compact_network_and_no_way_to_one(softprune, finished: Path, command: str) -> None:
     result = softprune(command, str(finished / "dense"), *OWN)
     assert result.exit_code == 2
     assert "Got the dense run" in result.stderr

@@ -30,9 +30,7 @@ def test_control_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[s
     assert out == "name\n\\x1b]0;title\\x07\n"
 
 
-@pytest.mark.parametrize(
-    "line", ["{}", "[]", "1", '{"started": "\\u001b[2J"}', "[" * 100_000, "9" * 5000, '"\\ud800"']
-)
+@pytest.mark.parametrize("line", ["{}", "[]", "1", '{"started": "\\u001b[2J"}', "[" * 100_000, "9" * 5000, '"\\ud800"'])
 def test_a_damaged_session_does_not_stop_a_resumed_run(softprune, run: Path, line: str) -> None:
     (run / "result.json").unlink()
     sessions = run / "sessions.jsonl"
@@ -42,9 +40,7 @@ def test_a_damaged_session_does_not_stop_a_resumed_run(softprune, run: Path, lin
     assert (run / "result.json").is_file()
 
 
-@pytest.mark.parametrize(
-    "change", [{"format": 99}, {"table": 5}, {"dense": None}, {"name": "\x1b[2J"}, {"extra": 1}]
-)
+@pytest.mark.parametrize("change", [{"format": 99}, {"table": 5}, {"dense": None}, {"name": "\x1b[2J"}, {"extra": 1}])
 def test_an_edited_result_is_refused_at_resume(softprune, run: Path, change: dict[str, object]) -> None:
     path = run / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -53,9 +49,7 @@ def test_an_edited_result_is_refused_at_resume(softprune, run: Path, change: dic
     assert "result.json" in result.stderr
 
 
-def test_a_finished_run_on_a_read_only_disk_is_resumed(
-    softprune, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_on_a_read_only_disk_is_resumed(softprune, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As root no permission stops a write: the disk is one that refuses every file."""
     opened = os.open
 
@@ -103,9 +97,7 @@ def test_a_checkpoint_whose_place_is_no_number(softprune, run: Path, epoch: obje
     (run / "result.json").unlink()
     changed = {key: value for key, value in state.items() if key != "epoch"}
     save_checkpoint(
-        folder,
-        int(path.stem.removeprefix("step-")),
-        changed if epoch is None else {**changed, "epoch": epoch},
+        folder, int(path.stem.removeprefix("step-")), changed if epoch is None else {**changed, "epoch": epoch}
     )
     result = softprune("resume", str(run), *OWN)
     assert result.exit_code == 2, result.output
@@ -128,10 +120,7 @@ def test_weights_of_another_kind(softprune, tmp_path: Path) -> None:
         assert result.exit_code == 2
         assert "of another dtype" in result.stderr
     torch.save({1: state[name]}, tmp_path / "weights.pt")
-    assert (
-        "must hold a state_dict"
-        in softprune("train", "--dry-run", "--set", "model.weights=weights.pt").stderr
-    )
+    assert "must hold a state_dict" in softprune("train", "--dry-run", "--set", "model.weights=weights.pt").stderr
 
 
 def test_a_sweep_has_a_largest_size(tmp_path: Path) -> None:

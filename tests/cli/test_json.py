@@ -17,10 +17,7 @@ OWN = ("--model", "tiny_networks:tiny")
             {"path", "format", "bytes", "dense_bytes", "runtime", "max_difference"},
         ),
         (("bench", "RUN", *OWN, "--batch", "1", "--repeats", "2"), {"rows", "dense_macs", "environment"}),
-        (
-            ("train", "tiny.toml", "--dry-run"),
-            {"params", "macs", "sites", "frozen", "device", "folder", "config"},
-        ),
+        (("train", "tiny.toml", "--dry-run"), {"params", "macs", "sites", "frozen", "device", "folder", "config"}),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

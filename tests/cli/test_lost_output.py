@@ -41,9 +41,7 @@ def test_a_run_continues_when_its_reader_has_gone(tmp_path: Path) -> None:
 
 def test_a_run_without_readers_of_both_streams_still_stops_on_a_signal(tmp_path: Path) -> None:
     tiny_recipe(tmp_path)
-    with begin(
-        tmp_path, *TRAIN, "train.epochs=100000", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
+    with begin(tmp_path, *TRAIN, "train.epochs=100000", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("epoch 1/"):
             assert process.poll() is None

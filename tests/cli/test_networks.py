@@ -96,11 +96,7 @@ def test_a_compact_network_elsewhere_knows_a_network_of_the_registry(softprune, 
     dense = models.build("digits_net", 10)
     pruner = sp.SoftPruner(dense, torch.randn(2, 1, 8, 8))
     save(pruner.compact(), tmp_path / "small", origin=Origin("digits_net", "digits", (1, 8, 8)))
-    for command in (
-        ("evaluate",),
-        ("export", "--format", "pt2"),
-        ("bench", "--batch", "1", "--repeats", "1"),
-    ):
+    for command in (("evaluate",), ("export", "--format", "pt2"), ("bench", "--batch", "1", "--repeats", "1")):
         result = softprune(command[0], "small", *command[1:])
         assert result.exit_code == 0, result.output
     assert read_origin(tmp_path / "small") == Origin("digits_net", "digits", (1, 8, 8))
@@ -149,17 +145,13 @@ def test_a_run_does_not_choose_how_much_memory_is_used(softprune, tmp_path: Path
         result = softprune(command, "run")
         assert result.exit_code == 2
         assert f"{key} must be a whole number, at least" in " ".join(result.stderr.split())
-    (run / "config.toml").write_text(
-        '[model]\nname = "resnet50"\n[data]\nname = "folder"\nimage_size = 4096\n'
-    )
+    (run / "config.toml").write_text('[model]\nname = "resnet50"\n[data]\nname = "folder"\nimage_size = 4096\n')
     result = softprune(command, "run", *(("--num-classes", "2") if command == "inspect" else ()))
     assert result.exit_code == 2
     assert "at most 4,194,304 numbers here. Got data.image_size = 4096" in " ".join(result.stderr.split())
 
 
-def test_a_compact_network_elsewhere_needs_to_know_its_network(
-    softprune, finished: Path, tmp_path: Path
-) -> None:
+def test_a_compact_network_elsewhere_needs_to_know_its_network(softprune, finished: Path, tmp_path: Path) -> None:
     shutil.copy(finished / "compact.safetensors", tmp_path / "small.safetensors")
     result = softprune("evaluate", "small")
     assert result.exit_code == 2
@@ -283,9 +275,7 @@ def test_predict_agrees_with_the_labels(softprune, finished: Path, tmp_path: Pat
         assert name in bad.stderr
 
 
-@pytest.mark.parametrize(
-    "command", ["inspect", "evaluate", "export", "bench", "compact", "resume", "predict"]
-)
+@pytest.mark.parametrize("command", ["inspect", "evaluate", "export", "bench", "compact", "resume", "predict"])
 def test_code_that_only_a_run_names_is_not_imported(softprune, tmp_path: Path, command: str) -> None:
     (tmp_path / "helper.py").write_text("from pathlib import Path\nPath('imported').touch()\nmake = None\n")
     run = tmp_path / "run"

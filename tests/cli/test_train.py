@@ -53,20 +53,8 @@ def test_stopped_by_the_time_limit_and_resumed(softprune, tmp_path: Path) -> Non
 def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
     tiny_recipe(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "softprune",
-        "train",
-        "tiny.toml",
-        "--set",
-        "train.epochs=100000",
-        "--out",
-        "run",
-    ]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-m", "softprune", "train", "tiny.toml", "--set", "train.epochs=100000", "--out", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120
         while not (tmp_path / "run" / "checkpoints").exists():
             assert time.monotonic() < deadline
@@ -83,10 +71,7 @@ def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
         (("tiny.tml",), "Did you mean 'tiny.toml'?"),
         (("cifar10-vgg16-scpp",), "Did you mean 'cifar10-vgg16-scp'?"),
         (("tiny.toml", "--set", "optimizer.lrr=1"), "Did you mean 'optimizer.lr'?"),
-        (
-            ("tiny.toml", "--set", "train={epochs=3}"),
-            "such as train.epochs=... Got 'train', which is the section",
-        ),
+        (("tiny.toml", "--set", "train={epochs=3}"), "such as train.epochs=... Got 'train', which is the section"),
         (("tiny.toml", "--set", "method.target.macs=1.5"), "Got macs = 1.5, which is read as 1.5 MACs"),
         (("tiny.toml", "--set", "optimizer.lr=-1"), "optimizer.lr must be a number, more than 0. Got -1"),
         (("tiny.toml", "--set", "model.name=nets:none"), "must be importable"),
@@ -100,9 +85,7 @@ def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
         (("imagenet-resnet50-scp",), "--data-dir"),
     ],
 )
-def test_mistakes_end_in_one_clear_message(
-    softprune, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
+def test_mistakes_end_in_one_clear_message(softprune, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     result = softprune("train", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -163,9 +146,7 @@ def image_folder(root: Path) -> None:
         for name, shade in (("dark", 40), ("light", 200)):
             (root / split / name).mkdir(parents=True)
             for number in range(4):
-                Image.new("RGB", (20, 16), (shade, shade, shade + number)).save(
-                    root / split / name / f"{number}.png"
-                )
+                Image.new("RGB", (20, 16), (shade, shade, shade + number)).save(root / split / name / f"{number}.png")
 
 
 FOLDER = ("--set", "data.name=folder", "--set", "data.image_size=16", "--set", "data.batch_size=4")
@@ -230,18 +211,7 @@ def test_a_full_disk_ends_in_one_message_and_loses_nothing(tmp_path: Path) -> No
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000));"
     limited += "sys.argv[0] = 'softprune'; from softprune.cli import main; main()"
-    command = [
-        sys.executable,
-        "-B",
-        "-c",
-        limited,
-        "train",
-        "tiny.toml",
-        "--set",
-        "train.epochs=1",
-        "--out",
-        "run",
-    ]
+    command = [sys.executable, "-B", "-c", limited, "train", "tiny.toml", "--set", "train.epochs=1", "--out", "run"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "make room, then run `softprune resume`" in done.stderr

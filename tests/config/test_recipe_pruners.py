@@ -12,8 +12,7 @@ OURS = [name for name in recipe_files() if name.startswith(("best-", "finetune-"
 BY_KIND = {
     (config.model.name, config.method.name): name
     for name, config in sorted(
-        ((name, load_recipe(name)) for name in OURS),
-        key=lambda item: -float(item[1].method.target.get("macs", 1)),
+        ((name, load_recipe(name)) for name in OURS), key=lambda item: -float(item[1].method.target.get("macs", 1))
     )
     if config.method.name != "dense"
 }
@@ -25,7 +24,5 @@ def test_a_recipe_builds_its_pruner(name: str) -> None:
     config = load_recipe(name)
     network = models.build(config.model.name, 100)
     example = torch.randn(2, *models.REGISTRY[config.model.name].input_shape)
-    pruner = make_pruner(
-        config.method, network, example, masks=config.masks, seed=config.seed, total_steps=10_000
-    )
+    pruner = make_pruner(config.method, network, example, masks=config.masks, seed=config.seed, total_steps=10_000)
     assert pruner.sites or pruner.masks()

@@ -54,11 +54,7 @@ def test_the_authors_settings_are_the_papers_recipes() -> None:
     config = load_recipe("cifar10-vgg16-scp")
     assert (config.train.epochs, config.data.batch_size, config.method.strength) == (160, 64, 1e-4)
     assert (config.schedule.kind, config.schedule.milestones) == ("step", (80, 121))
-    assert (config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.nesterov) == (
-        0.1,
-        2e-4,
-        True,
-    )
+    assert (config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.nesterov) == (0.1, 2e-4, True)
     assert (config.masks.s, config.masks.gate_statistics) == (2.0, "mean")
     assert load_recipe("cifar10-resnet56-scp").method.exclude == ("stages.*.0.bn1",)
     assert load_recipe("cifar100-densenet40-scp").masks.s == 3.0
@@ -111,12 +107,7 @@ def test_a_typo_in_a_file_names_the_file_and_the_key(tmp_path: Path) -> None:
     path.write_text("[optimizer]\nlearning_rate = 0.1\n")
     with pytest.raises(ConfigError, match=r"mine\.toml: .*'optimizer\.learning_rate'"):
         load_recipe(str(path))
-    for typo, meant in (
-        ("optimiser", "optimizer"),
-        ("schedul", "schedule"),
-        ("mask", "masks"),
-        ("sed", "seed"),
-    ):
+    for typo, meant in (("optimiser", "optimizer"), ("schedul", "schedule"), ("mask", "masks"), ("sed", "seed")):
         path.write_text(f"[{typo}]\nlr = 0.1\n")
         with pytest.raises(ConfigError, match=f"Got '{typo}'. Did you mean '{meant}'"):
             load_recipe(str(path))

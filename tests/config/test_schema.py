@@ -12,9 +12,7 @@ from softprune.errors import ConfigError
 
 def test_values_become_what_the_annotations_say() -> None:
     config = RunConfig(seed=3, optimizer={"lr": 1}, schedule={"milestones": [1, 2]})
-    assert config == RunConfig(
-        seed=3, optimizer=OptimizerConfig(lr=1.0), schedule=ScheduleConfig(milestones=(1, 2))
-    )
+    assert config == RunConfig(seed=3, optimizer=OptimizerConfig(lr=1.0), schedule=ScheduleConfig(milestones=(1, 2)))
     assert isinstance(config.optimizer.lr, float)
 
 

@@ -19,9 +19,7 @@ _plain = (
 )
 _values = st.recursive(
     _plain,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text("ab.- \"'é", min_size=1), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab.- \"'é", min_size=1), inner, max_size=3),
     max_leaves=6,
 )
 

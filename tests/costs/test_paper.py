@@ -39,14 +39,7 @@ def test_resnet56_at_a_uniform_half_mask() -> None:
 def test_vgg_cuts_both_sides() -> None:
     model = models.digits_net()
     kept = [5, 7, 11, 13, 17, 19]
-    names = [
-        "stages_0_0_bn",
-        "stages_0_1_bn",
-        "stages_1_0_bn",
-        "stages_1_1_bn",
-        "stages_2_0_bn",
-        "stages_2_1_bn",
-    ]
+    names = ["stages_0_0_bn", "stages_0_1_bn", "stages_1_0_bn", "stages_1_1_bn", "stages_2_0_bn", "stages_2_1_bn"]
     found = count_paper(model, torch.empty(1, 1, 8, 8), keep(model, **dict(zip(names, kept, strict=True))))
     flops, params, inputs = 0, 0, 1
     for width, positions in zip(kept, [64, 64, 16, 16, 4, 4], strict=True):
@@ -93,9 +86,7 @@ def test_densenet_counts_full_norms_and_outputs() -> None:
 def _block(found, name: str) -> tuple[int, int, int]:
     """Parameters, FLOPs and channels of one block, its projection not included."""
     parts = [
-        part
-        for key, part in found.by_module.items()
-        if key.startswith(name + ".") and not key.endswith("project")
+        part for key, part in found.by_module.items() if key.startswith(name + ".") and not key.endswith("project")
     ]
     return sum(p.params for p in parts), sum(p.flops for p in parts), sum(p.channels for p in parts)
 
@@ -187,9 +178,7 @@ def test_totals_are_sums() -> None:
 
 @pytest.mark.parametrize("model", [models.resnet18(), nn.Conv2d(3, 4, 3)])
 def test_other_networks_are_refused_with_the_rule(model: nn.Module) -> None:
-    with pytest.raises(
-        ConfigError, match=r"rules for the networks of the SCP paper only: vgg16.*counting=\"exact\""
-    ):
+    with pytest.raises(ConfigError, match=r"rules for the networks of the SCP paper only: vgg16.*counting=\"exact\""):
         count_paper(model, IMAGE)
 
 
@@ -223,9 +212,7 @@ def test_an_empty_batch_is_refused() -> None:
 
 def test_the_share_that_sfp_and_fpgm_state_is_that_of_fractions_of_channels() -> None:
     """docs/methods/sfp.md: 40% of every BatchNorm's channels, not rounded, are 52.63% of the FLOPs."""
-    whole = {
-        name: row.flops for name, row in PaperCounter(models.resnet56_a(), IMAGE).count().by_module.items()
-    }
+    whole = {name: row.flops for name, row in PaperCounter(models.resnet56_a(), IMAGE).count().by_module.items()}
     # A convolution loses its own outputs, and inputs where it reads another one directly: not the stream of shortcuts.
     narrowed = [name for name in whole if name.endswith("conv2")] + ["stages.0.0.conv1"]
     left = sum(0.6 * flops * (0.6 if name in narrowed else 1.0) for name, flops in whole.items())

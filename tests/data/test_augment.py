@@ -73,11 +73,7 @@ def test_all_shifts_and_flips_are_equally_likely():
     data = ArrayDataset.from_arrays(plane, [0])
     count = 9000
     images, _ = augmented_batch(
-        data,
-        torch.zeros(count, dtype=torch.int64),
-        Augmentation(pad=1, flip=True),
-        _clock(),
-        image_words(0, count),
+        data, torch.zeros(count, dtype=torch.int64), Augmentation(pad=1, flip=True), _clock(), image_words(0, count)
     )
     seen = {}
     for image in images:

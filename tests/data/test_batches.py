@@ -27,9 +27,7 @@ def _arrays(augmentation=None):
 
 def _batch(batches, position, clock):
     batches.before_step()
-    pieces = [
-        batches.batch(*micro_batch, clock) for micro_batch in batches.micro_batches(torch.tensor([position]))
-    ]
+    pieces = [batches.batch(*micro_batch, clock) for micro_batch in batches.micro_batches(torch.tensor([position]))]
     return torch.cat([images for images, _ in pieces]), torch.cat([labels for _, labels in pieces])
 
 

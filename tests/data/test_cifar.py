@@ -62,11 +62,7 @@ def _write100(root, **changes):
     folder = root / CIFAR100.folder
     folder.mkdir(exist_ok=True)
     for name, size in {"train": 7, "test": 3}.items():
-        content = {
-            "data": _pixels(size, size),
-            "fine_labels": [99] * size,
-            "coarse_labels": [1] * size,
-        } | changes
+        content = {"data": _pixels(size, size), "fine_labels": [99] * size, "coarse_labels": [1] * size} | changes
         (folder / name).write_bytes(pickle.dumps(content))
     (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [str(i) for i in range(100)]}))
 
@@ -97,8 +93,7 @@ def test_cifar100_uses_fine_labels_and_its_own_constants(tmp_path):
 
 def test_missing_files_say_where_they_belong_and_how_to_get_them(tmp_path):
     with pytest.raises(
-        DataError,
-        match=r"batches-py\. Got none of them.*kriz.*--data-dir.*--set data\.download=true.*`download=True`",
+        DataError, match=r"batches-py\. Got none of them.*kriz.*--data-dir.*--set data\.download=true.*`download=True`"
     ):
         load_cifar(CIFAR10, tmp_path)
     _write100(tmp_path)

@@ -208,9 +208,7 @@ def test_a_torchvision_of_another_torch(root, monkeypatch, error):
 
     monkeypatch.setattr("builtins.__import__", broken)
     monkeypatch.setattr("softprune.data.folder.version", lambda package: "0.1.2")
-    with pytest.raises(
-        DataError, match=rf"torchvision 0\.1\.2 with torch {re.escape(torch.__version__)}: .*matches"
-    ):
+    with pytest.raises(DataError, match=rf"torchvision 0\.1\.2 with torch {re.escape(torch.__version__)}: .*matches"):
         _load(root, randaugment=9)
 
 

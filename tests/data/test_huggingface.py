@@ -49,10 +49,7 @@ class Rows:
 
 def rows(count: int, features: dict[str, Any] | None = None, label: int = 1) -> Rows:
     found = {"img": Image(), "label": ClassLabel(), "note": Value()} if features is None else features
-    content = [
-        {"img": {"bytes": png(10 * i), "path": None}, "label": i % 2 * label, "note": ""}
-        for i in range(count)
-    ]
+    content = [{"img": {"bytes": png(10 * i), "path": None}, "label": i % 2 * label, "note": ""} for i in range(count)]
     return Rows(found, content)
 
 
@@ -65,9 +62,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise FileNotFoundError("Dataset 'gone' doesn't exist on the Hub.\nmore")
             return splits
 
-        module = SimpleNamespace(
-            Image=Image, ClassLabel=ClassLabel, load_dataset=load_dataset, DownloadConfig=dict
-        )
+        module = SimpleNamespace(Image=Image, ClassLabel=ClassLabel, load_dataset=load_dataset, DownloadConfig=dict)
         monkeypatch.setitem(sys.modules, "datasets", module)
 
     return install
@@ -111,9 +106,7 @@ def test_mistakes(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_set_on_disk_with_the_real_package(tmp_path: Any) -> None:
     datasets = pytest.importorskip("datasets")
-    features = datasets.Features(
-        {"img": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])}
-    )
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])})
 
     def split(count: int) -> Any:
         content = {"img": [{"bytes": png(10 * i), "path": None} for i in range(count)]}

@@ -23,12 +23,7 @@ class _Runs:
 @pytest.mark.parametrize("protocol", range(6))
 def test_what_python_3_writes(tmp_path, protocol):
     path = tmp_path / "file"
-    content = {
-        b"data": np.arange(12, dtype=np.uint8).reshape(3, 4),
-        b"n": [1, 2],
-        b"": b"",
-        "t": "x\xe9",
-    }
+    content = {b"data": np.arange(12, dtype=np.uint8).reshape(3, 4), b"n": [1, 2], b"": b"", "t": "x\xe9"}
     path.write_bytes(pickle.dumps(content, protocol=protocol))
     got = read_pickle(path)
     assert got.keys() == content.keys()

@@ -157,9 +157,7 @@ def test_other_mistakes(root, tmp_path):
     with pytest.raises(DataError, match="--data-dir"):
         load_data("webdataset")
     (root / "classes.txt").write_text("ant\n")
-    with pytest.raises(
-        DataError, match=r"classes\.txt must name every class.*Got 1 names and labels up to 1"
-    ):
+    with pytest.raises(DataError, match=r"classes\.txt must name every class.*Got 1 names and labels up to 1"):
         _load(root)
     (root / "val-000000.tar").write_bytes(b"\x1f\x8b" + bytes(600))
     with pytest.raises(DataError, match="uncompressed tar file"):

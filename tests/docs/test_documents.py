@@ -34,13 +34,7 @@ NEEDS = {
 """Packages of an extra that a document's code needs."""
 
 
-SHORTER = {
-    "docs/own-model.md": {
-        "images[:800": "images[:200",
-        "epochs = 12": "epochs = 1",
-        "5e-4), 3,": "5e-4), 1,",
-    },
-}
+SHORTER = {"docs/own-model.md": {"images[:800": "images[:200", "epochs = 12": "epochs = 1", "5e-4), 3,": "5e-4), 1,"}}
 """Numbers of a document that a test makes smaller: `benchmarks/own_model.py` runs it as it stands."""
 
 
@@ -102,20 +96,11 @@ def test_the_commands_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     exec(python_blocks(text)[0], {"__name__": "__main__"})
     commands = shell_commands(text)
-    assert [command[0] for command in commands] == [
-        "train",
-        "evaluate",
-        "predict",
-        "export",
-        "bench",
-        "report",
-    ]
+    assert [command[0] for command in commands] == ["train", "evaluate", "predict", "export", "bench", "report"]
     train = commands[0]
     train[train.index("--epochs") + 1] = "1"  # fewer than the guide has, to be quick
     for command in commands:
-        arguments = [
-            each for part in command for each in (sorted(glob.glob(part)) if "*" in part else [part])
-        ]
+        arguments = [each for part in command for each in (sorted(glob.glob(part)) if "*" in part else [part])]
         monkeypatch.setattr("sys.argv", ["softprune", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()

@@ -37,9 +37,7 @@ def test_a_kept_network_loads_and_is_the_recorded_one(file: Path) -> None:
     network = sp.load(file, models.build(row["model"], CLASSES[row["data"]]))
     found = sp.cost(network, torch.randn(1, 3, 32, 32))
     assert (found.params, found.macs) == (row["params"], row["macs"])
-    weights = safetensors.torch.save(
-        safetensors.torch.load_file(file)
-    )  # the record counts them without the plan
+    weights = safetensors.torch.save(safetensors.torch.load_file(file))  # the record counts them without the plan
     assert len(weights) == pytest.approx(row["file_bytes"], abs=64)
     assert row["file_bytes"] < LARGEST
 

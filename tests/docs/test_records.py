@@ -103,9 +103,7 @@ def test_the_tables_of_the_page_on_scale_are_rendered_from_the_records() -> None
     assert all(text.count(f"<!-- table: {name} -->\n| ") == 1 for name in module.TABLES)
 
 
-def test_the_table_of_a_sweep_is_rendered_from_its_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_of_a_sweep_is_rendered_from_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = sorted((ROOT / "results").glob("*/TABLE.md"))
     assert tables
     for table in tables:

@@ -15,9 +15,7 @@ from softprune.surgery import plans_of, save
 
 
 def _norms(model: nn.Module) -> list[str]:
-    return [
-        name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    ]
+    return [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
 def _assert_same(left: nn.Module, right: nn.Module, example: Tensor) -> None:

@@ -131,12 +131,8 @@ class Fixed(nn.Module):
         return x if x.shape[0] == 2 else 2 * x
 
 
-@pytest.mark.parametrize(
-    ("network", "cause"), [(Unknown, "aten.linalg_eig"), (Lookup, "KeyError .*'static'")]
-)
-def test_what_the_exporter_stumbled_over_is_said(
-    network: type[nn.Module], cause: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("network", "cause"), [(Unknown, "aten.linalg_eig"), (Lookup, "KeyError .*'static'")])
+def test_what_the_exporter_stumbled_over_is_said(network: type[nn.Module], cause: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=cause) as refusal:
         to_onnx(network(), torch.randn(2, 8), tmp_path / "small.onnx")
     assert "\x1b" not in str(refusal.value)

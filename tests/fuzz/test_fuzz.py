@@ -40,9 +40,7 @@ def test_a_stopped_run_continues_from_its_state_unless_the_code_changed(tmp_path
     from fuzz import _read_state
 
     path = tmp_path / "state"
-    path.write_text(
-        '{"revision": "abc"}\n{"format": "recipe", "number": 3, "outcome": "refused"}\n{"format": "rec'
-    )
+    path.write_text('{"revision": "abc"}\n{"format": "recipe", "number": 3, "outcome": "refused"}\n{"format": "rec')
     assert _read_state(path, "abc") == {("recipe", 3): Outcome("refused")}
     with pytest.raises(SystemExit, match=r"is of the revision abc. Got def"):
         _read_state(path, "def")

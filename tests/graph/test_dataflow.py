@@ -8,17 +8,7 @@ from torch import nn
 
 from softprune.graph import trace
 from softprune.graph.dataflow import ForwardAnalysis, OpVisitor, per_group
-from softprune.graph.ops import (
-    BinaryOp,
-    ChannelwiseOp,
-    ConstantOp,
-    LayerCall,
-    LayerOp,
-    NormOp,
-    OpaqueOp,
-    SelectOp,
-    Use,
-)
+from softprune.graph.ops import BinaryOp, ChannelwiseOp, ConstantOp, LayerCall, LayerOp, NormOp, OpaqueOp, SelectOp, Use
 
 
 def ids(*values: int) -> np.ndarray:

@@ -115,9 +115,7 @@ class AuxiliaryHead(nn.Module):
         logits = self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
         if not self.training:
             return logits
-        if (
-            not self.exportable and x.detach().mean().item() > 1e9
-        ):  # a branch on data, which torch.export refuses
+        if not self.exportable and x.detach().mean().item() > 1e9:  # a branch on data, which torch.export refuses
             return logits
         return logits, self.side_fc(pooled(F.relu(self.side_bn(self.side(x)))))
 
@@ -225,8 +223,7 @@ class _Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a1, self.a2, self.b1 = (
-            nn.Sequential(nn.Conv2d(i, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
-            for i in (3, 8, 3)
+            nn.Sequential(nn.Conv2d(i, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()) for i in (3, 8, 3)
         )
         self.head = nn.Linear(16, 10)
 
@@ -249,9 +246,7 @@ def test_a_network_never_becomes_a_constant() -> None:
             model.get_submodule(site.name).bias.fill_(-9.0)  # all of them are silent
         model.get_submodule("b1.1").bias[3] = -2.0  # this one the least
     compact = pruner.compact().eval()
-    kept = {
-        site.name: int(mask.sum()) for site, mask in zip(pruner.sites, pruner.masks().values(), strict=True)
-    }
+    kept = {site.name: int(mask.sum()) for site, mask in zip(pruner.sites, pruner.masks().values(), strict=True)}
     assert kept == {"a1.1": 0, "a2.1": 0, "b1.1": 1}
     assert isinstance(compact.head, nn.Linear)
     assert compact.head.in_features == 1

@@ -37,9 +37,7 @@ def test_the_operators_are_those_of_torch_export(name: str) -> None:
     nodes, parameters = record(model, example)
     program = exported._export(model, example)
     assert operators(nodes) == operators(program.graph.nodes)
-    assert set(parameters.values()) == {
-        name for name, _ in (*model.named_parameters(), *model.named_buffers())
-    }
+    assert set(parameters.values()) == {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
 
 
 class Stateful(Chain):
@@ -179,10 +177,7 @@ def test_the_work_grows_linearly_with_depth() -> None:
 
 def test_the_recorded_network_is_left_as_it_was() -> None:
     model = Chain().train()
-    before, state = (
-        copy.deepcopy(model.state_dict()),
-        {name: dict(m.__dict__) for name, m in model.named_modules()},
-    )
+    before, state = (copy.deepcopy(model.state_dict()), {name: dict(m.__dict__) for name, m in model.named_modules()})
     trace(model, IMAGE)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     for name, module in model.named_modules():

@@ -74,9 +74,7 @@ SAME = list(range(8))
         (lambda x: F.relu(x) * torch.sigmoid(x.mean((2, 3), keepdim=True)), SAME),
     ],
 )
-def test_channels_arrive_where_they_are_moved(
-    between: Callable[[Tensor], Tensor], expected: list[int]
-) -> None:
+def test_channels_arrive_where_they_are_moved(between: Callable[[Tensor], Tensor], expected: list[int]) -> None:
     graph = traced(between)
     assert read_classes(graph) == expected
     assert not any(is_pinned(graph))

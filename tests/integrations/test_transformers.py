@@ -66,9 +66,7 @@ def test_a_target_is_met_and_a_resumed_training_ends_the_same(tmp_path: Path) ->
     compact = pruning.compact()
     macs = sp.cost(compact, EXAMPLE).macs
     assert macs <= status.limit
-    decayed = {
-        id(p) for group in whole.optimizer.param_groups if group["weight_decay"] for p in group["params"]
-    }
+    decayed = {id(p) for group in whole.optimizer.param_groups if group["weight_decay"] for p in group["params"]}
     shifts = [pruning.pruner.model.get_submodule(site.name).bias for site in pruning.pruner.sites]
     assert not any(id(shift) in decayed for shift in shifts)
 

@@ -64,9 +64,7 @@ def train(call, model, clock, loss, steps=3, forwards=1):
 
 
 def site_losses(sites):
-    return lambda: sum(
-        sparsity_loss(bn.bias, bn.weight, bn.gate.config, bn.gate.activation) for bn in sites[:-1]
-    )
+    return lambda: sum(sparsity_loss(bn.bias, bn.weight, bn.gate.config, bn.gate.activation) for bn in sites[:-1])
 
 
 def assert_same(first, second):
@@ -196,8 +194,7 @@ def test_reentrant_checkpoints_go_backward_on_their_own(again):
         trained.append(train(call, model, clock, bank.loss))
     # Statistics have moved twice in what was run twice, as without masks.
     plain, recomputed = (
-        {name: value for name, value in state.items() if name.endswith(("weight", "bias"))}
-        for state in trained
+        {name: value for name, value in state.items() if name.endswith(("weight", "bias"))} for state in trained
     )
     assert len(plain) == 20
     assert_same(plain, recomputed)

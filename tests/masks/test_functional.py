@@ -34,9 +34,7 @@ def random_parameters(count=2000, dtype=torch.float64):
 
 def test_dead_probability_is_the_gaussian_cdf():
     beta, gamma, _ = random_parameters()
-    expected = torch.distributions.Normal(beta, gamma.abs() + 1e-8).cdf(
-        torch.tensor(0.05, dtype=torch.float64)
-    )
+    expected = torch.distributions.Normal(beta, gamma.abs() + 1e-8).cdf(torch.tensor(0.05, dtype=torch.float64))
     torch.testing.assert_close(dead_probability(beta, gamma, CONFIG), expected, rtol=0, atol=1e-14)
 
 
@@ -44,9 +42,7 @@ def test_without_relu_is_the_mass_within_delta():
     beta, gamma, _ = random_parameters()
     config = MaskConfig(use_relu=False, delta_two_sided=0.3)
     normal = torch.distributions.Normal(beta, gamma.abs() + 1e-8)
-    expected = normal.cdf(torch.tensor(0.3, dtype=torch.float64)) - normal.cdf(
-        torch.tensor(-0.3, dtype=torch.float64)
-    )
+    expected = normal.cdf(torch.tensor(0.3, dtype=torch.float64)) - normal.cdf(torch.tensor(-0.3, dtype=torch.float64))
     torch.testing.assert_close(dead_probability(beta, gamma, config), expected, rtol=0, atol=1e-14)
 
 
@@ -110,12 +106,8 @@ def test_numbers_of_the_method():
     u = (torch.arange(200_000).double() + 0.5) / 200_000
     noise = torch.logit(u)
     assert drop_probability(torch.tensor(1.0), CONFIG).item() == pytest.approx(1 / (1 + math.exp(-1)))
-    assert relaxed_sample(torch.tensor(1.0).double(), noise, CONFIG).mean().item() == pytest.approx(
-        0.297, abs=5e-4
-    )
-    assert relaxed_sample(torch.tensor(0.9).double(), noise, CONFIG).mean().item() == pytest.approx(
-        0.70, abs=5e-3
-    )
+    assert relaxed_sample(torch.tensor(1.0).double(), noise, CONFIG).mean().item() == pytest.approx(0.297, abs=5e-4)
+    assert relaxed_sample(torch.tensor(0.9).double(), noise, CONFIG).mean().item() == pytest.approx(0.70, abs=5e-3)
     at_init = dead_probability(torch.zeros(1), torch.ones(1), CONFIG)
     assert drop_probability(at_init, CONFIG).item() == pytest.approx(1.84e-4, rel=5e-3)
 

@@ -9,16 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from softprune.masks import (
-    Clock,
-    MaskConfig,
-    SoftGate,
-    is_masked,
-    mask_group_,
-    norms_of,
-    site_affine,
-    unmask_,
-)
+from softprune.masks import Clock, MaskConfig, SoftGate, is_masked, mask_group_, norms_of, site_affine, unmask_
 from softprune.masks.functional import dead_probability, sparsity_loss, sum_of
 from softprune.masks.model import hook_root_
 from softprune.masks.sites import deciding_affine
@@ -54,9 +45,7 @@ def masked(points=POINTS, activation="relu"):
 
 
 def test_gaussians_add_up():
-    beta, gamma = sum_of(
-        [torch.tensor([1.0]), torch.tensor([-3.0])], [torch.tensor([3.0]), torch.tensor([4.0])]
-    )
+    beta, gamma = sum_of([torch.tensor([1.0]), torch.tensor([-3.0])], [torch.tensor([3.0]), torch.tensor([4.0])])
     assert (beta.item(), gamma.item()) == (-2.0, 5.0)
     dead = dead_probability(beta, gamma, CONFIG)
     expected = 0.5 * (1 + math.erf((CONFIG.delta + 2.0) / (5.0 * math.sqrt(2))))
@@ -108,8 +97,7 @@ def test_the_bank_draws_what_the_gates_would_draw(activation):
     parameters = [p for norm in model.norms[:3] for p in (norm.weight, norm.bias)]
     row = torch.autograd.grad(hooks.bank.loss() + sum(n.sum() for n in drawn), parameters)
     alone = torch.autograd.grad(
-        sparsity_loss(*site_affine(first), gate.config, gate.activation) + 3 * gate.sample(first).sum(),
-        parameters,
+        sparsity_loss(*site_affine(first), gate.config, gate.activation) + 3 * gate.sample(first).sum(), parameters
     )
     assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(row, alone, strict=True))
 

@@ -75,10 +75,7 @@ def test_contradictory_and_impossible_arguments() -> None:
     [
         ({"latency_batch": 4}, "`latency_batch` needs a `target`. Got 4 without one"),
         ({"strength": 1e-3, "latency_batch": 1}, "`latency_batch` needs a `target`"),
-        (
-            {"target": {"macs": 0.5}, "total_steps": 9, "latency_batch": 1},
-            "`latency_batch` needs a target of latency",
-        ),
+        ({"target": {"macs": 0.5}, "total_steps": 9, "latency_batch": 1}, "`latency_batch` needs a target of latency"),
         ({"masks": 5}, "`masks` must be a MaskConfig. Got 5"),
         ({"masks": {}}, "`masks` must be a MaskConfig. Got {}"),
         ({"include": 5}, "`include` must be a module name or several"),
@@ -98,9 +95,7 @@ def test_inspect_takes_names_only() -> None:
 
 
 def test_a_plan_that_is_none() -> None:
-    with pytest.raises(
-        PlanError, match=r"takes a PrunePlan and a model, in this order\. Got a str as the plan"
-    ):
+    with pytest.raises(PlanError, match=r"takes a PrunePlan and a model, in this order\. Got a str as the plan"):
         sp.apply_plan("x", CHAIN.build())  # type: ignore[arg-type]
 
 
@@ -212,9 +207,7 @@ def test_another_network_of_the_same_class() -> None:
     pruner = pruner_of(nn.Sequential(CHAIN.build()))
     for other in (nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Sequential(CHAIN.build()))):
         for call in (pruner.masks, pruner.plan, pruner.compact):
-            with pytest.raises(
-                ModelError, match="a copy of the network that is being pruned, with parameters of the"
-            ):
+            with pytest.raises(ModelError, match="a copy of the network that is being pruned, with parameters of the"):
                 call(other)
 
 

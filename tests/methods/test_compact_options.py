@@ -18,9 +18,7 @@ def pruner() -> sp.SoftPruner:
     model = models.build("resnet20", 10).eval()
     pruner = sp.SoftPruner(model, EXAMPLE)
     with torch.no_grad():
-        for number, site in enumerate(
-            pruner.sites
-        ):  # a third of all channels is dead, not the same at every site
+        for number, site in enumerate(pruner.sites):  # a third of all channels is dead, not the same at every site
             bn, dead = model.get_submodule(site.name), slice(number % 3, None, 3)
             bn.bias[dead], bn.weight[dead] = -3.0, 0.1  # type: ignore[index, operator]
     return pruner

@@ -24,10 +24,7 @@ from softprune.surgery import remap_optimizer
 
 CARDS = Path(__file__).parents[2] / "docs" / "methods"
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "chain": Chain,
-    "residual": Residual,
-}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"chain": Chain, "residual": Residual}
 
 # Settings under which a few steps prune something.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -44,16 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 every_method = pytest.mark.parametrize("method", REGISTRY)
 every_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
-VARIED = [
-    "residual",
-    "pre-activation",
-    "dense",
-    "depthwise",
-    "grouped",
-    "squeeze-excite",
-    "option-A",
-    "u-net",
-]
+VARIED = ["residual", "pre-activation", "dense", "depthwise", "grouped", "squeeze-excite", "option-A", "u-net"]
 # The methods differ in how they decide, not in how a network is read: SCP covers all topologies.
 methods_on_topologies = pytest.mark.parametrize(
     ("method", "topology"),
@@ -199,9 +187,7 @@ def test_the_loss_is_guarded(method: str, caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize("method", ["sss", "variational"])
-def test_what_a_grad_scaler_does_not_reach_is_said_once(
-    method: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_grad_scaler_does_not_reach_is_said_once(method: str, caplog: pytest.LogCaptureFixture) -> None:
     pruner = build(method, "chain")
     sgd(pruner)
     task = torch.ones((), requires_grad=True)

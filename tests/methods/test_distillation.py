@@ -24,9 +24,7 @@ def test_it_is_the_formula() -> None:
     torch.testing.assert_close(loss, expected)
 
 
-def test_without_weight_it_is_the_cross_entropy_and_a_perfect_student_has_no_gradient_from_the_teacher() -> (
-    None
-):
+def test_without_weight_it_is_the_cross_entropy_and_a_perfect_student_has_no_gradient_from_the_teacher() -> None:
     student = logits(0)
     assert sp.distillation_loss(student, logits(1), LABELS, weight=0).equal(F.cross_entropy(student, LABELS))
     same = student.clone().requires_grad_()

@@ -69,14 +69,9 @@ def test_a_plain_copy_is_judged_and_cut_alike(topology: Topology) -> None:
 
 def test_a_target_is_met(topology: Topology) -> None:
     model = randomise_(topology.build())
-    pruner = sp.SoftPruner(
-        model, topology.example(), target={"macs": 0.6}, total_steps=40, site_kinds=topology.kinds
-    )
+    pruner = sp.SoftPruner(model, topology.example(), target={"macs": 0.6}, total_steps=40, site_kinds=topology.kinds)
     train(pruner, topology, 40)
-    kept = (
-        sp.cost(pruner.compact(), topology.example()).macs
-        / sp.cost(topology.build(), topology.example()).macs
-    )
+    kept = sp.cost(pruner.compact(), topology.example()).macs / sp.cost(topology.build(), topology.example()).macs
     assert kept <= 0.6
 
 

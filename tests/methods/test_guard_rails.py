@@ -33,11 +33,7 @@ def test_a_forgotten_optimizer_is_said_once(attached: bool, caplog: pytest.LogCa
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        (
-            "slimming",
-            {"initial_scale": math.nan},
-            "`initial_scale` must be a number above 0, or None. Got nan",
-        ),
+        ("slimming", {"initial_scale": math.nan}, "`initial_scale` must be a number above 0, or None. Got nan"),
         ("slimming", {"initial_scale": "a"}, "Got 'a'"),
         ("variational", {"sigma": "a"}, "`sigma` must be a number above 0. Got 'a'"),
         ("variational", {"mu_below": None}, "`mu_below` must be a number above 0. Got None"),

@@ -20,11 +20,7 @@ class Net(nn.Sequential):
     def __init__(self) -> None:
         layers: list[nn.Module] = []
         for inputs, outputs in ((3, 40), (40, 60), (60, 50)):
-            layers += [
-                nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-                nn.BatchNorm2d(outputs),
-                nn.ReLU(),
-            ]
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(50, 5))
 
 
@@ -33,9 +29,7 @@ def build(method: str, **settings: Any) -> Pruner:
     return REGISTRY[method].build(Net(), batch()[0], **settings)
 
 
-@pytest.mark.parametrize(
-    "target", [{"macs": 0.5}, {"params": "40%"}, {"channels": 90}, {"flops": 0.7}], ids=str
-)
+@pytest.mark.parametrize("target", [{"macs": 0.5}, {"params": "40%"}, {"channels": 90}, {"flops": 0.7}], ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_target_is_met_at_the_cut(method: str, target: dict[str, Any]) -> None:
     pruner = build(method, target=target)

@@ -28,9 +28,7 @@ class Loop:
                 if isinstance(module, nn.BatchNorm2d):  # near the edge, so that masks really are drawn
                     module.bias.copy_(torch.linspace(-3, 0, module.num_features))
         self.pruner = sp.SoftPruner(self.model, CHAIN.example(), strength=1e-2, seed=7, **options)
-        self.optimizer = torch.optim.SGD(
-            self.pruner.parameter_groups(1e-4), lr=0.05, momentum=0.9, fused=fused
-        )
+        self.optimizer = torch.optim.SGD(self.pruner.parameter_groups(1e-4), lr=0.05, momentum=0.9, fused=fused)
         self.pruner.attach(self.optimizer)
         generator = torch.Generator().manual_seed(1)
         self.images = torch.randn(6, 8, *CHAIN.shapes[0], generator=generator)
@@ -179,9 +177,7 @@ def test_detach_gives_the_plain_model_back() -> None:
     loop.step(0)
     model = loop.pruner.detach()
     assert model is loop.model
-    assert {type(module) for module in model.modules()} == {
-        type(module) for module in CHAIN.build().modules()
-    }
+    assert {type(module) for module in model.modules()} == {type(module) for module in CHAIN.build().modules()}
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
     sp.SoftPruner(model, CHAIN.example())  # and it can be pruned anew

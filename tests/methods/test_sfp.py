@@ -23,9 +23,7 @@ def test_forty_percent_of_resnet56() -> None:
     dropped = {len(mask): int((~mask).sum()) for mask in masks.values()}
     assert dropped == {16: 6, 32: 12, 64: 25}
     zeros = [
-        int((module.weight.flatten(1) == 0).all(1).sum())
-        for module in model.modules()
-        if isinstance(module, nn.Conv2d)
+        int((module.weight.flatten(1) == 0).all(1).sum()) for module in model.modules() if isinstance(module, nn.Conv2d)
     ]
     assert sum(zeros) == sum(int((~mask).sum()) for mask in masks.values())
     counter = PaperCounter(model, IMAGE)
@@ -76,9 +74,7 @@ def test_shares_by_name() -> None:
     sgd(pruner)
     kept = {name: int(mask.sum()) for name, mask in pruner.masks().items() if not mask.all()}
     assert kept == {"blocks.0.bn1": 4, "blocks.1.bn1": 6, "blocks.2.bn1": 9}
-    with pytest.raises(
-        ConfigError, match=r"Got 'blocks.9.bn1', which matches none; there are 'blocks.\d.bn1'"
-    ):
+    with pytest.raises(ConfigError, match=r"Got 'blocks.9.bn1', which matches none; there are 'blocks.\d.bn1'"):
         SfpPruner(Residual(), images, ratio={"blocks.9.bn1": 0.5})
 
 

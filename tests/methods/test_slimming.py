@@ -54,9 +54,7 @@ def test_the_penalty_is_the_authors_sign_on_the_gradient() -> None:
     pruner = SlimmingPruner(penalised, images, strength=0.01)
     F.cross_entropy(plain(images), labels).backward()
     pruner.loss(F.cross_entropy(penalised(images), labels)).backward()
-    for (name, ours), (_, reference) in zip(
-        penalised.named_parameters(), plain.named_parameters(), strict=True
-    ):
+    for (name, ours), (_, reference) in zip(penalised.named_parameters(), plain.named_parameters(), strict=True):
         expected = reference.grad
         if name in ("1.weight", "4.weight"):
             expected = expected + 0.01 * torch.sign(reference)

@@ -86,9 +86,7 @@ def test_a_step_descends_on_the_factors_gradient() -> None:
     assert factor.grad is None
 
 
-@pytest.mark.parametrize(
-    ("network", "structure"), [(Residual, "block"), (PreActivation, "block"), (Chain, "channel")]
-)
+@pytest.mark.parametrize(("network", "structure"), [(Residual, "block"), (PreActivation, "block"), (Chain, "channel")])
 def test_zero_factors_are_cut_and_the_others_folded_in(network: type[nn.Module], structure: str) -> None:
     torch.manual_seed(0)
     images, _ = batch()

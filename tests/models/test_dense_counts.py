@@ -43,9 +43,7 @@ def _build(name: str, classes: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(("name", "classes", "flops", "params", "channels", "macs"), ROWS)
-def test_dense_counts(
-    name: str, classes: int, flops: int | None, params: int, channels: int, macs: int
-) -> None:
+def test_dense_counts(name: str, classes: int, flops: int | None, params: int, channels: int, macs: int) -> None:
     model = _build(name, classes)
     shape = models.REGISTRY[name.removesuffix("-16")].input_shape
     example = torch.empty(1, *shape)
@@ -71,8 +69,4 @@ def test_dense_counts(
 )
 def test_layer_counts(name: str, convolutions: int, norms: int) -> None:
     kinds = [type(module) for module in _build(name, 10).modules()]
-    assert (kinds.count(nn.Conv2d), kinds.count(nn.BatchNorm2d), kinds.count(nn.Linear)) == (
-        convolutions,
-        norms,
-        1,
-    )
+    assert (kinds.count(nn.Conv2d), kinds.count(nn.BatchNorm2d), kinds.count(nn.Linear)) == (convolutions, norms, 1)

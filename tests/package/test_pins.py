@@ -17,10 +17,7 @@ def _pins() -> list[Requirement]:
 def _declared() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
-    return [
-        Requirement(text)
-        for text in [*project["dependencies"], *(text for extra in extras for text in extra)]
-    ]
+    return [Requirement(text) for text in [*project["dependencies"], *(text for extra in extras for text in extra)]]
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

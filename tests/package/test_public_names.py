@@ -42,7 +42,5 @@ def test_every_public_name_has_a_docstring() -> None:
 
 def test_every_module_has_a_docstring() -> None:
     texts = {file: file.read_text() for file in ROOT.rglob("*.py")}
-    missing = [
-        str(file) for file, text in texts.items() if text and ast.get_docstring(ast.parse(text)) is None
-    ]
+    missing = [str(file) for file, text in texts.items() if text and ast.get_docstring(ast.parse(text)) is None]
     assert not missing

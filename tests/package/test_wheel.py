@@ -30,17 +30,7 @@ def test_the_wheel_installs_and_trains(tmp_path: Path) -> None:
     assert expected <= set(names)
 
     target = tmp_path / "installed"
-    install = [
-        *python,
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-compile",
-        "--target",
-        str(target),
-        str(wheel),
-    ]
+    install = [*python, "pip", "install", "-q", "--no-deps", "--no-compile", "--target", str(target), str(wheel)]
     subprocess.run(install, check=True)
     environment = {**os.environ, "PYTHONPATH": str(target), "OMP_NUM_THREADS": "1"}
     for arguments, text in (

@@ -40,9 +40,7 @@ def chromium() -> Iterator[Any]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """A missing browser must not look like a passing test."""
-    skipped = [
-        report for report in terminalreporter.stats.get("skipped", []) if NO_BROWSER in str(report.longrepr)
-    ]
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NO_BROWSER in str(report.longrepr)]
     if skipped:
         terminalreporter.section("reports")
         terminalreporter.write_line(f"{len(skipped)} tests skipped: {NO_BROWSER}")

@@ -82,12 +82,7 @@ def test_without_scripts_the_page_is_complete(chromium: Any, report: tuple[Path,
     text = chromium.evaluate("document.body.innerText")
     for site in record["sites"]:
         assert site["name"] in text
-    for title in (
-        "Accuracy and pruning",
-        "Where the MACs went",
-        "What each channel emits",
-        "The decisions of",
-    ):
+    for title in ("Accuracy and pruning", "Where the MACs went", "What each channel emits", "The decisions of"):
         assert title in text
     assert f"{record['table'][2]['macs']:,}" in text
     assert "Previous" not in text  # a control that would do nothing is not shown
@@ -119,9 +114,7 @@ def test_pointing_at_the_curves_reads_an_epoch(chromium: Any, report: tuple[Path
 def test_picking_a_layer_draws_its_channels(chromium: Any, report: tuple[Path, dict[str, Any]]) -> None:
     page, record = report
     label = "document.querySelector('#gaussians .wide svg').getAttribute('aria-label')"
-    drawn = (
-        "[...document.querySelectorAll('#gaussians .wide .outline')].map((u) => u.parentNode.classList.value)"
-    )
+    drawn = "[...document.querySelectorAll('#gaussians .wide .outline')].map((u) => u.parentNode.classList.value)"
     said = "document.querySelector('#gaussians .readout').innerText"
     chromium.open(page)
     assert "kept" in chromium.evaluate(label)
@@ -156,12 +149,8 @@ def test_pointing_at_the_plane_names_a_channel(chromium: Any, report: tuple[Path
 def test_tables_sort_by_any_column(chromium: Any, report: tuple[Path, dict[str, Any]]) -> None:
     page, record = report
     chromium.open(page)
-    kept = (
-        "[...document.querySelectorAll('#widths tbody tr')].map((row) => Number(row.cells[2].dataset.value))"
-    )
-    press = (
-        "[...document.querySelectorAll('#widths thead button')].find((b) => b.textContent === 'Kept').click()"
-    )
+    kept = "[...document.querySelectorAll('#widths tbody tr')].map((row) => Number(row.cells[2].dataset.value))"
+    press = "[...document.querySelectorAll('#widths thead button')].find((b) => b.textContent === 'Kept').click()"
     before = [site["kept"] for site in record["sites"]]
     assert chromium.evaluate(kept) == before
     chromium.evaluate(press)
@@ -174,12 +163,8 @@ def test_tables_sort_by_any_column(chromium: Any, report: tuple[Path, dict[str, 
 
 
 @pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
-def test_the_comparison_renders_and_hides_runs(
-    chromium: Any, make_run: Make, tmp_path: Path, width: int
-) -> None:
-    folders = [
-        make_run(f"{level}-{seed}", seed=seed, level=level)[0] for level in (0.7, 1.2) for seed in (0, 1)
-    ]
+def test_the_comparison_renders_and_hides_runs(chromium: Any, make_run: Make, tmp_path: Path, width: int) -> None:
+    folders = [make_run(f"{level}-{seed}", seed=seed, level=level)[0] for level in (0.7, 1.2) for seed in (0, 1)]
     folders += [make_run(f"deep-{level}", "resnet164", level=level)[0] for level in (0.7, 1.2)]
     known, record = make_run("known", "vgg16")
     (known / "result.json").write_text(json.dumps({**record, "name": "cifar10-vgg16-scp"}))

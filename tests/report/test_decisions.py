@@ -13,9 +13,7 @@ from softprune.runs.result import SiteRecord
 RULE = Rule(delta=0.05, c=0.95)
 
 
-def site(
-    beta: list[float], gamma: list[float], keep: list[bool] | None = None, name: str = "bn"
-) -> SiteRecord:
+def site(beta: list[float], gamma: list[float], keep: list[bool] | None = None, name: str = "bn") -> SiteRecord:
     keep = keep or [not RULE.drops(b, g) for b, g in zip(beta, gamma, strict=True)]
     return SiteRecord.model_construct(
         name=name,

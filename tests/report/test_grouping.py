@@ -17,11 +17,7 @@ Make = Callable[..., tuple[Path, dict[str, Any]]]
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_group(make_run: Make) -> None:
-    runs = [
-        load_run(make_run(f"{level}-{seed}", seed=seed, level=level)[0])
-        for level in (0.6, 1.0)
-        for seed in (0, 1)
-    ]
+    runs = [load_run(make_run(f"{level}-{seed}", seed=seed, level=level)[0]) for level in (0.6, 1.0) for seed in (0, 1)]
     groups = group_runs(runs)
     assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
     assert [group.label for group in groups] == ["strength 6e-5", "strength 1e-4"]
@@ -30,10 +26,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(make_run: Make) -> Non
 def test_a_group_is_called_by_the_name_its_runs_share(make_run: Make) -> None:
     scp = [load_run(make_run(f"a{seed}", seed=seed)[0]) for seed in (0, 1, 2)]
     slimming = load_run(make_run("b", method="slimming")[0])
-    assert [group.label for group in group_runs([*scp, slimming])] == [
-        "digits_net-scp",
-        "digits_net-slimming-seed0",
-    ]
+    assert [group.label for group in group_runs([*scp, slimming])] == ["digits_net-scp", "digits_net-slimming-seed0"]
 
 
 def test_the_same_run_twice_is_told_apart(make_run: Make) -> None:
@@ -95,9 +88,7 @@ def changed(made: tuple[Path, dict[str, Any]], own_dense: float | None = None, *
         ("train__ema", 0.0, True),  # not recorded of the dense run
     ],
 )
-def test_a_baseline_was_trained_in_the_same_way(
-    make_run: Make, setting: str, value: Any, is_baseline: bool
-) -> None:
+def test_a_baseline_was_trained_in_the_same_way(make_run: Make, setting: str, value: Any, is_baseline: bool) -> None:
     folder, record = make_run("dense", method="dense", level=0)
     record["config"] |= {"records": {"checkpoint_epochs": 1}}
     record["config"]["schedule"]["final"] = 0.0
@@ -138,11 +129,7 @@ def test_runs_of_one_name_are_told_apart_by_what_had_an_effect(make_run: Make) -
     record["config"]["method"]["target"] = {"macs": 0.5}
     (folder / "result.json").write_text(json.dumps(record))
     labels = [group.label for group in group_runs([fixed, load_run(folder), other])]
-    assert labels == [
-        f"{fixed.name} · strength 1e-4",
-        f"{fixed.name} · macs 0.5",
-        other.name,
-    ]
+    assert labels == [f"{fixed.name} · strength 1e-4", f"{fixed.name} · macs 0.5", other.name]
 
 
 def test_a_dense_network_has_no_settings_of_a_method(make_run: Make) -> None:

@@ -29,9 +29,7 @@ class Outline(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
     def values(self) -> set[float]:
-        return {
-            float(value) for _, attributes in self.tags if (value := attributes.get("data-value")) is not None
-        }
+        return {float(value) for _, attributes in self.tags if (value := attributes.get("data-value")) is not None}
 
 
 def plain(page: str) -> str:
@@ -150,10 +148,7 @@ def test_a_page_is_one_file_that_fetches_nothing(make_run: Make) -> None:
 
 
 def test_identifiers_are_unique_and_references_lead_somewhere(make_run: Make) -> None:
-    folders = [
-        make_run(f"run{seed}", "vgg16", seed=seed, level=level)[0]
-        for seed, level in ((0, 1), (1, 1), (0, 0.5))
-    ]
+    folders = [make_run(f"run{seed}", "vgg16", seed=seed, level=level)[0] for seed, level in ((0, 1), (1, 1), (0, 0.5))]
     for path in (render_run(folders[0]), render_comparison(folders, folders[0] / "comparison.html")):
         page = path.read_text()
         ids = [attributes["id"] for _, attributes in Outline(page).tags if "id" in attributes]
@@ -216,10 +211,7 @@ def test_the_comparison_has_the_papers_figures_beside_ours(make_run: Make, tmp_p
         return folder
 
     folders = [named("cifar10-vgg16-scp", seed=seed) for seed in (0, 1)]
-    folders += [
-        named("my-own", seed=0, level=0.5),
-        named("cifar10-vgg16-slimming", seed=0, method="slimming"),
-    ]
+    folders += [named("my-own", seed=0, level=0.5), named("cifar10-vgg16-slimming", seed=0, method="slimming")]
     titles = {"scp": "SCP", "slimming": "Slimming"}
     page = plain(render_comparison(folders, tmp_path / "c.html", titles).read_text())
     found = re.search(r'id="beside-paper">.*?</figure>', page, re.DOTALL)

@@ -71,10 +71,7 @@ def _variant(name: str, top1: float | None) -> Variant:
 
 def test_seeds_are_averaged_and_the_drop_is_against_the_dense_runs() -> None:
     dense = [run("cifar10-vgg16-dense", "dense", seed, 93.0 + seed) for seed in (0, 1)]
-    pruned = [
-        run("cifar10-vgg16-scp", "scp", seed, 92.0 + 2 * seed, wall_seconds=60.0 + 60 * seed)
-        for seed in (0, 1)
-    ]
+    pruned = [run("cifar10-vgg16-scp", "scp", seed, 92.0 + 2 * seed, wall_seconds=60.0 + 60 * seed) for seed in (0, 1)]
     first, second = paper_rows([*pruned, *dense], {"scp": "SCP"})
     assert (first.method, first.drop.n, first.channels.n) == ("Dense", 0, 0)
     assert (second.method, second.n, second.finetuned) == ("SCP", 2, False)
@@ -129,10 +126,7 @@ def test_a_fine_tuned_run_gives_both_rows() -> None:
     # A run of its own without fine-tuning says it better.
     alone = run("cifar10-vgg16-slimming", "slimming", top1=11.0)
     rows = paper_rows([finetuned("cifar10-vgg16-slimming-ft"), alone])
-    assert sorted((row.finetuned, row.last.mean, row.n) for row in rows) == [
-        (False, 11.0, 1),
-        (True, 91.0, 1),
-    ]
+    assert sorted((row.finetuned, row.last.mean, row.n) for row in rows) == [(False, 11.0, 1), (True, 91.0, 1)]
 
 
 def test_the_ablation_has_a_label_of_its_own() -> None:
@@ -176,12 +170,7 @@ def test_the_front_is_what_no_other_row_beats() -> None:
     def cheap(name: str, top1: float, macs: int) -> Run:
         return run(name, "scp", 0, top1, compact=Totals(macs=macs, params=20, channels=5))
 
-    runs = [
-        cheap("good", 92.0, 40),
-        cheap("worse", 91.0, 40),
-        cheap("smaller", 90.0, 20),
-        cheap("bad", 89.0, 30),
-    ]
+    runs = [cheap("good", 92.0, 40), cheap("worse", 91.0, 40), cheap("smaller", 90.0, 20), cheap("bad", 89.0, 30)]
     assert [row.name for row in paper_rows(runs) if row.on_front] == ["good", "smaller"]
 
 

@@ -62,11 +62,7 @@ def test_scales_and_limits() -> None:
     assert low < 5 < high
     assert limits([*range(1000), 1e9], trim=0.01)[1] < 2000
     assert quantile([1, 2, 3, 4], 0.5) == 2.5
-    assert [tick_label(tick, [0, 0.25, -0.5]) for tick in (0, 0.25, -0.5)] == [
-        "0.00",
-        "0.25",
-        "\N{MINUS SIGN}0.50",
-    ]
+    assert [tick_label(tick, [0, 0.25, -0.5]) for tick in (0, 0.25, -0.5)] == ["0.00", "0.25", "\N{MINUS SIGN}0.50"]
     assert num(-0.001) == "0"
 
 
@@ -76,9 +72,7 @@ def test_labels_keep_their_distance_and_order(wanted: list[float]) -> None:
     ordered = sorted(placed)
     assert all(b - a >= 10 - 1e-9 for a, b in pairwise(ordered))
     assert all(0 <= place <= 100 for place in placed)
-    assert all(
-        placed[i] < placed[j] for i in range(len(wanted)) for j in range(len(wanted)) if wanted[i] < wanted[j]
-    )
+    assert all(placed[i] < placed[j] for i in range(len(wanted)) for j in range(len(wanted)) if wanted[i] < wanted[j])
 
 
 def test_stages_group_neighbours_by_prefix() -> None:
@@ -90,6 +84,4 @@ def test_stages_group_neighbours_by_prefix() -> None:
 
 def test_control_characters_are_shown_not_sent_to_the_terminal() -> None:
     assert text.printable("a\x1b[31m\n\u202e") == "a\\x1b[31m\\n\\u202e"
-    assert (
-        text.printable("\N{GREEK SMALL LETTER DELTA} plain name") == "\N{GREEK SMALL LETTER DELTA} plain name"
-    )
+    assert text.printable("\N{GREEK SMALL LETTER DELTA} plain name") == "\N{GREEK SMALL LETTER DELTA} plain name"

@@ -24,10 +24,7 @@ def _state(step: int) -> dict[str, object]:
 def test_the_newest_two_are_kept_and_read_back(tmp_path: Path) -> None:
     for step in (9, 10, 100):
         checkpoint.save_checkpoint(tmp_path, step, _state(step))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-0000000010.ckpt",
-        "step-0000000100.ckpt",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000010.ckpt", "step-0000000100.ckpt"]
     path, state = checkpoint.read_newest(tmp_path)
     assert path.name == "step-0000000100.ckpt"
     assert state["step"] == 100
@@ -35,19 +32,12 @@ def test_the_newest_two_are_kept_and_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "foreign"])
-def test_a_damaged_newest_falls_back_and_says_so(
-    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
-    damaged = {
-        "flip": bytes(content),
-        "truncate": bytes(content[:-7]),
-        "empty": b"",
-        "foreign": b"PK\x03\x04" * 99,
-    }
+    damaged = {"flip": bytes(content), "truncate": bytes(content[:-7]), "empty": b"", "foreign": b"PK\x03\x04" * 99}
     newest.write_bytes(damaged[damage])
     with caplog.at_level(logging.WARNING):
         assert checkpoint.read_newest(tmp_path)[0].name == "step-0000000001.ckpt"
@@ -80,9 +70,7 @@ def test_a_checkpoint_of_a_newer_softprune_is_left_alone(tmp_path: Path) -> None
     assert len(list(tmp_path.glob("*.ckpt"))) == 2
 
 
-def test_a_checkpoint_that_may_not_be_read_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_may_not_be_read_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
     whole = Path.read_bytes

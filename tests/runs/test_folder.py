@@ -45,9 +45,7 @@ def test_history_replaces_incomplete_lines(tmp_path: Path) -> None:
     assert read_metrics(folder.metrics) == ((row(0, 1.5), row(1, 0.5)), False)
 
 
-def test_a_damaged_session_is_left_out_and_spoils_no_other(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_session_is_left_out_and_spoils_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = RunFolder.create(tmp_path / "run", RunConfig())
     first, last = session("softprune train"), session("softprune resume run")
     folder.add_session(first)
@@ -62,18 +60,14 @@ def test_a_damaged_session_is_left_out_and_spoils_no_other(
     assert folder.read_sessions() == []
 
 
-def test_a_full_disk_under_the_metrics_is_a_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_under_the_metrics_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder.create(tmp_path / "run", RunConfig())
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("softprune.runs.folder.open", full, raising=False)
-    with pytest.raises(
-        CheckpointError, match=r"room for metrics\.jsonl.*make room, then run `softprune resume`"
-    ):
+    with pytest.raises(CheckpointError, match=r"room for metrics\.jsonl.*make room, then run `softprune resume`"):
         folder.append_metrics(row(0, 1.0))
 
 
@@ -85,9 +79,7 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     assert [path.name for path in folder.path.iterdir()] == ["config.toml"]
 
 
-def test_a_configuration_is_new_also_without_hard_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_is_new_also_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 

@@ -23,9 +23,7 @@ def test_weights_come_from_safetensors_and_state_dicts(tmp_path: Path) -> None:
     state = initial_network(ModelConfig(), 10, 5).state_dict()
     save_file(state, tmp_path / "w.safetensors")
     torch.save(state, tmp_path / "plain.pt")
-    torch.save(
-        {"state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "ddp.pt"
-    )
+    torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "ddp.pt")
     for file in ("w.safetensors", "plain.pt", "ddp.pt"):
         loaded = initial_network(ModelConfig(weights=str(tmp_path / file)), 10, 0).state_dict()
         assert all(torch.equal(loaded[name], state[name]) for name in state), file
@@ -53,18 +51,14 @@ class _Evil:
         return print, ("code ran",)
 
 
-def test_bad_weights_are_refused_and_change_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_weights_are_refused_and_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def load(file: str) -> None:
         initial_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)
 
     with pytest.raises(ConfigError, match="does not exist"):
         load("nowhere.pt")
     state = initial_network(ModelConfig(), 10, 0).state_dict()
-    torch.save(
-        {**state, "classifier.weight": state["classifier.weight"][:, :3].clone()}, tmp_path / "narrow.pt"
-    )
+    torch.save({**state, "classifier.weight": state["classifier.weight"][:, :3].clone()}, tmp_path / "narrow.pt")
     with pytest.raises(FileFormatError, match=r"of another shape: classifier\.weight"):
         load("narrow.pt")
     (tmp_path / "torn.safetensors").write_bytes(b"\x00" * 20)
@@ -76,9 +70,7 @@ def test_bad_weights_are_refused_and_change_nothing(
     assert "code ran" not in capsys.readouterr().out
 
 
-def test_a_classifier_for_other_classes_is_left_out_and_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_classifier_for_other_classes_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trained = initial_network(ModelConfig(), 7, 5).state_dict()
     torch.save(trained, tmp_path / "seven.pt")
     loaded = initial_network(ModelConfig(weights=str(tmp_path / "seven.pt")), 10, 0).state_dict()

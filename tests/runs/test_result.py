@@ -52,9 +52,7 @@ def test_a_result_reads_back_as_it_was_written(make_run: Make) -> None:
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
 def test_channels_are_written_in_the_fewest_digits_of_float32(values: list[float]) -> None:
     width = len(values)
-    site = SiteRecord(
-        name="bn", activation="relu", width=width, kept=width, beta=tuple(values), gamma=tuple(values)
-    )
+    site = SiteRecord(name="bn", activation="relu", width=width, kept=width, beta=tuple(values), gamma=tuple(values))
     again = SiteRecord.model_validate_json(site.model_dump_json())
     assert [float.hex(_float32(value)) for value in again.beta] == [float.hex(value) for value in values]
 
@@ -71,9 +69,7 @@ def test_a_loss_that_diverged_is_unknown() -> None:
     assert Epoch.model_validate_json(line).test_loss is None
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "results").glob("**/result.json")), ids=lambda p: p.parent.name
-)
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("**/result.json")), ids=lambda p: p.parent.name)
 def test_every_record_of_the_repository_is_one(path: Path) -> None:
     run = load_run(path.parent)
     assert len(run.epochs) == run.config["train"]["epochs"] + run.config["finetune"]["epochs"]
@@ -138,26 +134,18 @@ SITE = {"name": "bn", "activation": "relu", "width": 2, "kept": 1}
         ({"table": {}}, r"'table' is not "),
         ({"sites": [3]}, r"'sites\.0' is not "),
         ({"sites": [{**SITE, "kept": None}]}, r"'sites\.0\.kept' is not .*\. Got None"),
-        (
-            {"sites": [{**SITE, "beta": [0.1]}]},
-            r"'sites\.0' .*beta must have one entry per channel, 2, and has 1",
-        ),
+        ({"sites": [{**SITE, "beta": [0.1]}]}, r"'sites\.0' .*beta must have one entry per channel, 2, and has 1"),
         ({"sites": [{**SITE, "kept": 2, "keep": [True, False]}]}, r"kept must be the number of true entries"),
         ({"sites": [{**SITE, "gamma": [0.1, "x"]}]}, r"'sites\.0\.gamma\.1' is not .*\. Got 'x'"),
         ({"sites": [{**SITE, "keep": [True, 7]}]}, r"'sites\.0\.keep\.1' is not .*\. Got 7"),
         ({"name": "\x1b[31mred"}, r"'name' .*no control characters\. Got '\\x1b\[31mred'"),
         ({"model": "a\nb"}, r"'model' .*no control characters"),
-        (
-            {"config": {"train": {"epochs": -1}}},
-            r"'config' .*train\.epochs must be a whole number, at least 0",
-        ),
+        ({"config": {"train": {"epochs": -1}}}, r"'config' .*train\.epochs must be a whole number, at least 0"),
         ({"config": {"name": "\x1b"}}, r"'config' .*name must have no control characters"),
         ({"sessions": [{}]}, r"'sessions\.0\.started' is not .*Field required"),
     ],
 )
-def test_a_record_that_is_not_ours_is_refused_with_its_field(
-    make_run: Make, change: dict[str, Any], says: str
-) -> None:
+def test_a_record_that_is_not_ours_is_refused_with_its_field(make_run: Make, change: dict[str, Any], says: str) -> None:
     folder, record = make_run()
     rewrite(folder, record, **change)
     with pytest.raises(FileFormatError, match=rf"result\.json.*{says}") as caught:
@@ -207,6 +195,4 @@ def test_files_that_are_not_there(make_run: Make, tmp_path: Path) -> None:
 
 
 def test_the_model_is_the_schema_of_the_file() -> None:
-    assert {"format", "config", "epochs", "sites", "sessions"} <= Result.model_json_schema()[
-        "properties"
-    ].keys()
+    assert {"format", "config", "epochs", "sites", "sessions"} <= Result.model_json_schema()["properties"].keys()

@@ -37,13 +37,7 @@ class Browser:
 
     def open(self, page: Path, *, width: int = 1280, dark: bool = False, scripts: bool = True) -> None:
         self.driver.get("about:blank")
-        self._cdp(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=HEIGHT,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        self._cdp("Emulation.setDeviceMetricsOverride", width=width, height=HEIGHT, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._cdp("Emulation.setEmulatedMedia", features=[scheme])
         self._cdp("Emulation.setScriptExecutionDisabled", value=not scripts)
@@ -59,11 +53,7 @@ class Browser:
     def requests(self) -> list[str]:
         """Every address that the page asked for."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        return [
-            event["params"]["request"]["url"]
-            for event in events
-            if event["method"] == "Network.requestWillBeSent"
-        ]
+        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression, also on a page whose own scripts are disabled."""

@@ -59,9 +59,7 @@ def _larger(tensor: Tensor) -> Tensor:
     return torch.randn(3, tensor.shape[1], *space, generator=generator).to(tensor.dtype)
 
 
-def assert_exact(
-    graph: ChannelGraph, model: nn.Module, masks: dict[str, Tensor], **options: Any
-) -> PrunePlan:
+def assert_exact(graph: ChannelGraph, model: nn.Module, masks: dict[str, Tensor], **options: Any) -> PrunePlan:
     """masked == compact in float64 and float32, and the compact network is what the plan predicts."""
     plan = make_plan(graph, model, masks, **options)
     compact = apply_plan(plan, model)

@@ -70,9 +70,7 @@ class FileOperations:
 
     def _wrapped(self, kind: str, function: Callable[..., Any], last: int = 0) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return self.perform(
-                kind, args[last], lambda: function(*args, **kwargs), lambda: function(*args, **kwargs)
-            )
+            return self.perform(kind, args[last], lambda: function(*args, **kwargs), lambda: function(*args, **kwargs))
 
         return wrapper
 

@@ -14,10 +14,7 @@ class Residual(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
         self.branch = nn.Sequential(
-            nn.Conv2d(8, 8, 3, padding=1),
-            nn.BatchNorm2d(8),
-            nn.ReLU(),
-            nn.Conv2d(8, 8, 3, padding=1, bias=False),
+            nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, bias=False)
         )
         self.up = nn.ConvTranspose2d(8, 6, 2, stride=2, groups=2)
         self.norm = nn.BatchNorm2d(6)

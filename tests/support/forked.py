@@ -22,13 +22,7 @@ torch.export.export(nn.Identity(), (torch.zeros(1),))
 def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limit: float | None) -> None:
     """One of two processes that start the run ``name`` or resume it, as torchrun would set them up."""
     os.chdir(work)
-    world = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": 2,
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": port,
-    }
+    world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in world.items()})
     path = Path(name)
     if (path / "config.toml").exists():
@@ -37,9 +31,7 @@ def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limi
         start(tiny_config(Path()), path, time_limit=time_limit)
 
 
-def perform(
-    action: str, work: str, name: str, death: Death | None, counts: str, overrides: tuple[str, ...]
-) -> None:
+def perform(action: str, work: str, name: str, death: Death | None, counts: str, overrides: tuple[str, ...]) -> None:
     """Perform an action on the folder ``name`` of ``work``, and die at ``death``.
 
     A process that lives to the end writes how many file operations it performed to the file ``counts``.

@@ -79,9 +79,7 @@ class Tally:
             self.findings.append(f"{what}: {error}")
 
 
-def kill_and_repeat(
-    action: str, work: Path, kills: int, seed: int = 0, overrides: tuple[str, ...] = ()
-) -> Tally:
+def kill_and_repeat(action: str, work: Path, kills: int, seed: int = 0, overrides: tuple[str, ...] = ()) -> Tally:
     """Kill an action ``kills`` times; note where what it leaves is incomplete, or ends with other bits than alone.
 
     ``work`` is an empty folder, or one of an earlier call.
@@ -210,9 +208,7 @@ def kill_sweep(work: Path, kills: int, seed: int = 0, on: str = "local") -> Tall
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(rng.uniform(0, 0.4) * duration)
                     break  # done before the kill
-                tally.points[f"random time, {victim}"] += _kill(
-                    victim, process, _runs_in(work) or runs, cluster
-                )
+                tally.points[f"random time, {victim}"] += _kill(victim, process, _runs_in(work) or runs, cluster)
                 if victim not in ("a worker", "a node"):
                     process.wait()
                 else:  # the sweep itself resumes the run elsewhere
@@ -277,26 +273,9 @@ def _kill(victim: str, process: "subprocess.Popen[bytes]", runs: list[int], clus
 
 
 def _sweep(work: Path, out: str, options: list[str]) -> "subprocess.Popen[bytes]":
-    command = [
-        sys.executable,
-        "-m",
-        "softprune",
-        "sweep",
-        "sweep.toml",
-        "--out",
-        out,
-        "--device",
-        "cpu",
-        *options,
-    ]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{work}",
-    }
-    return subprocess.Popen(
-        command, cwd=work, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", "softprune", "sweep", "sweep.toml", "--out", out, "--device", "cpu", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{work}"}
+    return subprocess.Popen(command, cwd=work, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _runs_in(work: Path) -> list[int]:
@@ -325,9 +304,7 @@ def fork_server() -> ForkServerContext:
     return server
 
 
-def _finish(
-    server: ForkServerContext, action: str, work: Path, name: str, settings: tuple[str, ...]
-) -> dict[str, int]:
+def _finish(server: ForkServerContext, action: str, work: Path, name: str, settings: tuple[str, ...]) -> dict[str, int]:
     """Let the action end, and return its file operations."""
     process = _start(server, action, work, name, None, settings)
     process.join()
@@ -336,12 +313,7 @@ def _finish(
 
 
 def _start(
-    server: ForkServerContext,
-    action: str,
-    work: Path,
-    name: str,
-    death: Death | None,
-    settings: tuple[str, ...],
+    server: ForkServerContext, action: str, work: Path, name: str, death: Death | None, settings: tuple[str, ...]
 ) -> ForkServerProcess:
     arguments = (action, str(work), name, death, str(work / "counts.json"), settings)
     process = server.Process(target=perform, args=arguments)

@@ -78,17 +78,12 @@ class PreActivation(nn.Module):
 def batch(seed: int = 0, size: int = 6) -> tuple[Tensor, Tensor]:
     """Images of 8 x 8 and their classes."""
     generator = torch.Generator().manual_seed(seed)
-    return (
-        torch.randn(size, 3, 8, 8, generator=generator),
-        torch.randint(5, (size,), generator=generator),
-    )
+    return (torch.randn(size, 3, 8, 8, generator=generator), torch.randint(5, (size,), generator=generator))
 
 
 def sgd(pruner: Pruner, lr: float = 0.05) -> torch.optim.SGD:
     """The optimizer of these tests, attached."""
-    optimizer = torch.optim.SGD(
-        pruner.parameter_groups(weight_decay=1e-3), lr=lr, momentum=0.9, nesterov=True
-    )
+    optimizer = torch.optim.SGD(pruner.parameter_groups(weight_decay=1e-3), lr=lr, momentum=0.9, nesterov=True)
     pruner.attach(optimizer)
     return optimizer
 

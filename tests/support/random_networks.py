@@ -84,9 +84,7 @@ class Unit(nn.Module):
     def __init__(self, inputs: int, outputs: int, block: Block, *, groups: int = 1, stride: int = 1) -> None:
         super().__init__()
         pad = block.kernel // 2
-        self.conv = nn.Conv2d(
-            inputs, outputs, block.kernel, stride=stride, padding=pad, groups=groups, bias=block.bias
-        )
+        self.conv = nn.Conv2d(inputs, outputs, block.kernel, stride=stride, padding=pad, groups=groups, bias=block.bias)
         self.bn = nn.BatchNorm2d(outputs)
         self.act = ACTIVATIONS[block.activation]()
 

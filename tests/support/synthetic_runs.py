@@ -16,9 +16,7 @@ from typing import Any
 
 DELTA, C = 0.05, 0.95
 Z = NormalDist().inv_cdf(C)
-Conv = tuple[
-    str, str | None, str | None, int, int, int, int
-]  # name, site read, site fed, in, out, kernel, pixels
+Conv = tuple[str, str | None, str | None, int, int, int, int]  # name, site read, site fed, in, out, kernel, pixels
 
 
 def vgg16_layout() -> tuple[list[tuple[str, int]], list[Conv]]:
@@ -86,13 +84,7 @@ def channels(width: int, ratio: float, rng: random.Random) -> dict[str, Any]:
 
 
 def make(
-    folder: Path,
-    network: str = "vgg16",
-    *,
-    seed: int = 0,
-    epochs: int = 160,
-    level: float = 1.0,
-    method: str = "scp",
+    folder: Path, network: str = "vgg16", *, seed: int = 0, epochs: int = 160, level: float = 1.0, method: str = "scp"
 ) -> dict[str, Any]:
     """Write one finished run and give its record; ``level`` scales how much is pruned (0: a dense run)."""
     layout, data, top = {
@@ -128,12 +120,7 @@ def make(
             "model": {"name": network, "weights": ""},
             "data": {"name": data, "dir": f"/data/{seed}", "batch_size": 64},
             "method": {"name": method, "strength": 1e-4 * level},
-            "train": {
-                "epochs": epochs,
-                "dense_baseline": method != "dense",
-                "mode": "auto",
-                "precision": "bf16",
-            },
+            "train": {"epochs": epochs, "dense_baseline": method != "dense", "mode": "auto", "precision": "bf16"},
             "optimizer": {"lr": 0.1, "weight_decay": 2e-4},
             "schedule": {"kind": "step", "milestones": [80, 121]},
         },
@@ -162,9 +149,7 @@ def make(
         "table": [
             _variant("dense", top, dense, 1.0),
             _variant("masked", rows[-1]["test_top1"], dense, 1.02),
-            _variant(
-                "compact", rows[-1]["test_top1"], compact, 0.15 + 0.85 * compact["macs"] / dense["macs"]
-            ),
+            _variant("compact", rows[-1]["test_top1"], compact, 0.15 + 0.85 * compact["macs"] / dense["macs"]),
         ],
         "sites": sites,
         "modules": modules,
@@ -203,22 +188,16 @@ def _totals(modules: list[dict[str, Any]], which: str, norm: int, network: str) 
     return {"macs": macs, "params": params, "channels": norm, **(paper if network != "digits_net" else {})}
 
 
-def _curve(
-    epochs: int, dense: dict[str, Any], compact: dict[str, Any], top: float, rng: random.Random
-) -> list[Any]:
+def _curve(epochs: int, dense: dict[str, Any], compact: dict[str, Any], top: float, rng: random.Random) -> list[Any]:
     rows, step = [], 782
     for epoch in range(epochs):
         time = epoch / epochs
         stage = 0 if time < 0.5 else 1 if time < 0.756 else 2
-        test = min(
-            top, (top - (9.0, 0.9, 0.0)[stage]) * (1 - math.exp(-(epoch + 1.5) / (0.05 * epochs + 0.7)))
-        )
+        test = min(top, (top - (9.0, 0.9, 0.0)[stage]) * (1 - math.exp(-(epoch + 1.5) / (0.05 * epochs + 0.7))))
         test += rng.gauss(0, (1.6, 0.25, 0.07)[stage])
         progress = 1 - math.exp(-5.5 * max(time - 0.02, 0) * epochs / (epochs - 0.99))
         progress = min(1.0, progress / (1 - math.exp(-5.5 * 0.97)))
-        share = {
-            key: dense[key] + (compact[key] - dense[key]) * progress for key in ("macs", "params", "channels")
-        }
+        share = {key: dense[key] + (compact[key] - dense[key]) * progress for key in ("macs", "params", "channels")}
         if epoch == epochs - 1:
             share = {key: compact[key] for key in share}
         paper = {}
@@ -251,11 +230,7 @@ def _curve(
 
 def _moment(row: dict[str, Any]) -> dict[str, Any]:
     keys = ("epoch", "macs", "params", "channels", "paper_flops", "paper_params", "paper_channels")
-    return {
-        **{key: row[key] for key in keys if key in row},
-        "top1": row["test_top1"],
-        "top5": row["test_top5"],
-    }
+    return {**{key: row[key] for key in keys if key in row}, "top1": row["test_top1"], "top5": row["test_top5"]}
 
 
 def _variant(name: str, top1: float, totals: dict[str, Any], speed: float) -> dict[str, Any]:

@@ -846,14 +846,7 @@ TOPOLOGIES: dict[str, Topology] = {
         # Live through the depthwise convolution are 3, 4, 5; 6, 7, 8 are constants that fold into project.
         Hand(
             {"bn": [0, 1, 2], "bn1": range(6), "bn2": range(3, 9), "bn4": [0, 1]},
-            {
-                "stem": (3, 6),
-                "expand": (3, 3),
-                "depthwise": (3, 3),
-                "project": (3, 6),
-                "last": (6, 2),
-                "fc": (2, 5),
-            },
+            {"stem": (3, 6), "expand": (3, 3), "depthwise": (3, 3), "project": (3, 6), "last": (6, 2), "fc": (2, 5)},
             64 * 27 * 6 + 64 * 3 * 3 + 64 * 9 * 3 + 64 * 3 * 6 + 64 * 6 * 2 + 2 * 5,
             {"expand": 3},
         ),
@@ -862,11 +855,7 @@ TOPOLOGIES: dict[str, Topology] = {
     "mlp": Topology(
         MLP,
         ((10,),),
-        Hand(
-            {"bn1": [0, 1, 2], "bn2": [4]},
-            {"fc1": (10, 3), "fc2": (3, 1), "fc3": (1, 3)},
-            10 * 3 + 3 * 1 + 1 * 3,
-        ),
+        Hand({"bn1": [0, 1, 2], "bn2": [4]}, {"fc1": (10, 3), "fc2": (3, 1), "fc3": (1, 3)}, 10 * 3 + 3 * 1 + 1 * 3),
     ),
     "pixel shuffle": Topology(
         PixelShuffle,

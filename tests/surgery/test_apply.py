@@ -25,15 +25,11 @@ def by_hand(weight: Tensor, cut: ModuleCut, groups: int) -> Tensor:
 
 
 CUTS = {
-    "grouped": ModuleCut(
-        kind="conv", width_in=12, width_out=8, inputs=(0, 2, 7, 8), outputs=(0, 5), groups=2
-    ),
+    "grouped": ModuleCut(kind="conv", width_in=12, width_out=8, inputs=(0, 2, 7, 8), outputs=(0, 5), groups=2),
     "transposed": ModuleCut(
         kind="conv_transpose", width_in=8, width_out=12, inputs=(1, 2, 6, 7), outputs=(0, 4, 9, 11), groups=2
     ),
-    "depthwise": ModuleCut(
-        kind="conv", width_in=6, width_out=6, inputs=(1, 2, 5), outputs=(1, 2, 5), groups=3
-    ),
+    "depthwise": ModuleCut(kind="conv", width_in=6, width_out=6, inputs=(1, 2, 5), outputs=(1, 2, 5), groups=3),
     "depthwise multiplier": ModuleCut(
         kind="conv", width_in=4, width_out=8, inputs=(0, 3), outputs=(0, 1, 6, 7), groups=2
     ),
@@ -41,13 +37,7 @@ CUTS = {
         kind="conv_transpose", width_in=6, width_out=6, inputs=(0, 4), outputs=(0, 4), groups=2
     ),
 }
-DENSE_GROUPS = {
-    "grouped": 2,
-    "transposed": 2,
-    "depthwise": 6,
-    "depthwise multiplier": 4,
-    "depthwise transposed": 6,
-}
+DENSE_GROUPS = {"grouped": 2, "transposed": 2, "depthwise": 6, "depthwise multiplier": 4, "depthwise transposed": 6}
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

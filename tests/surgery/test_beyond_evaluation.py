@@ -139,9 +139,7 @@ def test_copies_keep_the_modes_of_their_parts() -> None:
     model = nn.Sequential(Forgetful(nn.BatchNorm2d(3), nn.ReLU()), nn.Dropout())
     model.eval()
     model[1].train()
-    assert [part.training for part in duplicated(model).modules()] == [
-        part.training for part in model.modules()
-    ]
+    assert [part.training for part in duplicated(model).modules()] == [part.training for part in model.modules()]
 
 
 def test_examples_and_networks_without_values() -> None:

@@ -93,9 +93,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failed_save_keeps_the_earlier_network(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_keeps_the_earlier_network(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, small = compact_of("chain")
     file = sp.save(small, tmp_path / "net")
     before = file.read_bytes()
@@ -351,9 +349,7 @@ def test_what_is_no_network_is_refused(tmp_path: Path) -> None:
         lambda: sp.SoftPruner(type(dense), example),
         lambda: sp.inspect(type(dense), example),
     ):
-        with pytest.raises(
-            ModelError, match=r"must be a torch\.nn\.Module\. Got the class .*build the network"
-        ):
+        with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module\. Got the class .*build the network"):
             call()
     with pytest.raises(ModelError, match="Got PosixPath"):
         sp.load(dense, tmp_path / "small")

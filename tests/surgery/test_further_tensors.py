@@ -49,9 +49,7 @@ def blurred(x: Tensor, kernel: Tensor) -> Tensor:
 MIDDLES: dict[str, Callable[[Network, Tensor], Tensor]] = {
     "a learned grid": lambda self, x: F.grid_sample(x, self.grid(x), align_corners=False),
     "a learned transform": lambda self, x: F.grid_sample(
-        x,
-        F.affine_grid(self.six(pooled(x)).view(-1, 2, 3), list(x.shape), align_corners=False),
-        align_corners=False,
+        x, F.affine_grid(self.six(pooled(x)).view(-1, 2, 3), list(x.shape), align_corners=False), align_corners=False
     ),
     "a blur of one wide dimension": lambda self, x: blurred(x, self.kernel),
     "a computed blur": lambda self, x: blurred(x, self.nine(pooled(x)).mean(0).view(1, 1, 3, 3)),

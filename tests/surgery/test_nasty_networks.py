@@ -130,10 +130,7 @@ FROZEN: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda self, x: (x.flatten(2) @ x.flatten(2).transpose(1, 2) @ x.flatten(2)).view_as(x),
         "matmul",
     ),
-    "einsum": (
-        lambda self, x: torch.einsum("bchw,bdhw->bcd", x, x).mean(2)[..., None, None] * x,
-        "bmm|einsum",
-    ),
+    "einsum": (lambda self, x: torch.einsum("bchw,bdhw->bcd", x, x).mean(2)[..., None, None] * x, "bmm|einsum"),
     "channel statistics": (lambda self, x: x / (x.std(1, keepdim=True) + 0.1), "runs across"),
     "a constant per channel": (
         lambda self, x: x * torch.linspace(0.5, 1, 8).view(1, 8, 1, 1).to(x),
@@ -391,9 +388,7 @@ class Geometry(nn.Module):
         nn.Conv2d(8, 6, 3, padding=2, padding_mode="circular", dilation=2, bias=False),
         nn.Conv2d(8, 6, (1, 3), padding=(2, 0), stride=(2, 3)),
         nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1),
-        nn.ConvTranspose2d(
-            8, 6, (3, 2), stride=(1, 3), padding=(0, 1), output_padding=(0, 2), dilation=(2, 1)
-        ),
+        nn.ConvTranspose2d(8, 6, (3, 2), stride=(1, 3), padding=(0, 1), output_padding=(0, 2), dilation=(2, 1)),
         nn.ConvTranspose2d(8, 6, 2, stride=2, groups=2),
         nn.ConvTranspose2d(8, 6, 1),
     ],

@@ -45,9 +45,7 @@ def test_the_step_after_a_cut_is_the_masked_step(name: str, kind: str) -> None:
     twin = make(reference.parameters(), **options)
     twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     sp.remap_optimizer(optimizer, model, small)
-    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {
-        id(p) for p in small.parameters()
-    }
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in small.parameters()}
     before = _output(small, example)
     torch.testing.assert_close(before, _output(reference, example))
     _descend(small, optimizer, example)
@@ -64,9 +62,7 @@ def test_groups_and_their_settings_stay() -> None:
     small = apply_plan(make_plan(graph, model, random_masks(graph, 1)), model)
     biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
     others = [p for n, p in model.named_parameters() if not n.endswith("bias")]
-    optimizer = torch.optim.SGD(
-        [{"params": others, "weight_decay": 1e-4}, {"params": biases, "lr": 0.5}], lr=0.1
-    )
+    optimizer = torch.optim.SGD([{"params": others, "weight_decay": 1e-4}, {"params": biases, "lr": 0.5}], lr=0.1)
     sp.remap_optimizer(optimizer, model, small)
     names = {id(p): n for n, p in small.named_parameters()}
     assert all(names[id(p)].endswith("bias") for p in optimizer.param_groups[1]["params"])

@@ -43,9 +43,7 @@ def test_a_cut_is_exact_and_can_be_exported_and_saved(name: str, tmp_path: Path)
             assert (other(example) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize(
-    "model", [models.BottleneckResNet(2), models.DenseNet(4)], ids=["bottleneck", "concatenation"]
-)
+@pytest.mark.parametrize("model", [models.BottleneckResNet(2), models.DenseNet(4)], ids=["bottleneck", "concatenation"])
 def test_a_cut_compiles_in_one_piece(model: nn.Module) -> None:
     torch.manual_seed(0)
     example = torch.randn(2, 3, 32, 32)

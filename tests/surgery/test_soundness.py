@@ -172,9 +172,7 @@ class FunctionalNorm(Plain):
     def first(self, x: Tensor) -> Tensor:
         bn = self.bn1
         return F.relu(
-            F.batch_norm(
-                self.conv1(x), bn.running_mean, bn.running_var, bn.weight, bn.bias, self.training, 0.1, bn.eps
-            )
+            F.batch_norm(self.conv1(x), bn.running_mean, bn.running_var, bn.weight, bn.bias, self.training, 0.1, bn.eps)
         )
 
 
@@ -254,11 +252,7 @@ def test_volumes_are_never_enlarged() -> None:
     class Volume(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.bn, self.last = (
-                nn.Conv3d(1, 8, 3, padding=1),
-                nn.BatchNorm3d(8),
-                nn.Conv3d(8, 2, 1),
-            )
+            self.conv, self.bn, self.last = (nn.Conv3d(1, 8, 3, padding=1), nn.BatchNorm3d(8), nn.Conv3d(8, 2, 1))
 
         def forward(self, x: Tensor) -> Tensor:
             sizes.append(tuple(x.shape[2:]))

@@ -63,15 +63,7 @@ def test_a_compact_network_compiles_with_inductor() -> None:
 def _structure(model: nn.Module) -> list[Any]:
     """Everything about a module tree that a cut might leave behind."""
     return [
-        (
-            name,
-            type(m),
-            m.training,
-            sorted(m._buffers),
-            len(m._forward_hooks),
-            len(m._forward_pre_hooks),
-            set(vars(m)),
-        )
+        (name, type(m), m.training, sorted(m._buffers), len(m._forward_hooks), len(m._forward_pre_hooks), set(vars(m)))
         for name, m in model.named_modules()
     ]
 
@@ -80,9 +72,7 @@ def _structure(model: nn.Module) -> list[Any]:
 def test_the_dense_network_is_untouched(name: str) -> None:
     topology = TOPOLOGIES[name]
     model, example = randomise_(topology.build()), topology.example()
-    model.get_submodule(
-        next(iter(topology.hand.kept))
-    ).train()  # a mode that train() or eval() would not put back
+    model.get_submodule(next(iter(topology.hand.kept))).train()  # a mode that train() or eval() would not put back
     tensors = {key: (id(t), t.clone()) for key, t in model.state_dict(keep_vars=True).items()}
     structure, random_state = _structure(model), torch.get_rng_state()
     graph = read_graph(model, example)
@@ -150,10 +140,7 @@ def test_training_goes_on_after_a_cut(make: Callable[[Any], torch.optim.Optimize
     """Frozen statistics and dead channels without gradients: the cut network's next steps are the masked one's."""
     torch.manual_seed(0)
     dense = randomise_(Chain()).double()
-    masks = {
-        "bn1": torch.tensor([1, 0, 1, 1, 0, 1, 0, 1]).bool(),
-        "bn2": torch.tensor([1, 1, 0, 1, 0, 1]).bool(),
-    }
+    masks = {"bn1": torch.tensor([1, 0, 1, 1, 0, 1, 0, 1]).bool(), "bn2": torch.tensor([1, 1, 0, 1, 0, 1]).bool()}
     graph = read_graph(dense, torch.randn(2, 3, 8, 8))
     mask_sites_(dense, masks)
     optimizer = make(dense.named_parameters() if named else dense.parameters())
@@ -171,9 +158,7 @@ def test_training_goes_on_after_a_cut(make: Callable[[Any], torch.optim.Optimize
     twin = make(masked.named_parameters() if named else masked.parameters())
     twin.load_state_dict(twin_state)
     remap_optimizer(optimizer, dense, compact)
-    assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {
-        id(p) for p in compact.parameters()
-    }
+    assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in compact.parameters()}
     assert set(map(id, optimizer.state)) <= set(map(id, compact.parameters()))
     for group in optimizer.param_groups if named else ():
         names = {id(p): name for name, p in compact.named_parameters()}

@@ -90,9 +90,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-def test_without_ray_the_error_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ray_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import_ = builtins.__import__
 
     def refuse(name: str, *rest: Any, **options: Any) -> Any:
@@ -110,8 +108,7 @@ def test_an_unreachable_cluster_is_named(pretend: Any, tmp_path: Path) -> None:
     ray = pretend({"CPU": 1.0})
     ray.refusal = ConnectionError("Could not find any running Ray instance.\nmore")
     with pytest.raises(
-        ConfigError,
-        match=r"must be that of a running Ray cluster. Got '10\.0\.0\.1:1': Could not find .*\. Start one",
+        ConfigError, match=r"must be that of a running Ray cluster. Got '10\.0\.0\.1:1': Could not find .*\. Start one"
     ):
         RayExecutor(RayOptions(address="10.0.0.1:1"), tmp_path)
 
@@ -221,9 +218,7 @@ def test_a_stop_lets_runs_on_ray_save(cluster: Any, tmp_path: Path, monkeypatch:
     sweep = read_sweep("s.toml")
     runner = SweepRunner(sweep, RayExecutor(RayOptions(address=cluster[0]), sweep.folder))
     listener = StopOnCheckpoint()
-    monkeypatch.setattr(
-        "softprune.train.control.StopSignal.reason", lambda _: "a test" if listener.stop else None
-    )
+    monkeypatch.setattr("softprune.train.control.StopSignal.reason", lambda _: "a test" if listener.stop else None)
     assert runner.run(listener) == "a test"
     states = [job.state for job in runner.jobs]
     assert "failed" not in states, [job.last_words() for job in runner.jobs]

@@ -17,10 +17,7 @@ from softprune.sweep.halving import Halving
 from softprune.sweep.jobs import Job
 from softprune.sweep.search import Search, read_search
 
-SPACE = {
-    "method.strength": {"low": 1e-4, "high": 1e-2, "log": True},
-    "optimizer.lr": {"low": 0.1, "high": 0.5},
-}
+SPACE = {"method.strength": {"low": 1e-4, "high": 1e-2, "log": True}, "optimizer.lr": {"low": 0.1, "high": 0.5}}
 
 
 def search(**options: Any) -> Search:
@@ -111,13 +108,7 @@ def test_the_best_third_continues(tmp_path: Path) -> None:
 
 
 def test_fewer_macs_outweigh_accuracy(tmp_path: Path) -> None:
-    assert dropped(tmp_path, (90, 5), (80, 4), (70, 3), (69, 3), (70, 2)) == [
-        False,
-        False,
-        False,
-        True,
-        False,
-    ]
+    assert dropped(tmp_path, (90, 5), (80, 4), (70, 3), (69, 3), (70, 2)) == [False, False, False, True, False]
 
 
 def test_a_sweep_has_the_trials_of_its_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

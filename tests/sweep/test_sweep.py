@@ -89,32 +89,20 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Any) -> None:
         ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = 'gone.pt'}", "gone.pt, which does not exist"),
         ("[[run]]\nrecipe = 'digits'\nset = 5", "`set` must be a table of settings with a value each. Got 5"),
         ("[[run]]\nrecipe = 'digits'\nset = {'model.name' = 'vgg166'}", "Did you mean 'vgg16'"),
-        (
-            "[[run]]\nrecipe = 'digits'\nset = {'model.name' = ':net'}",
-            "module:factory of your own. Got ':net'",
-        ),
+        ("[[run]]\nrecipe = 'digits'\nset = {'model.name' = ':net'}", "module:factory of your own. Got ':net'"),
         ("[[run]]\nrecipe = 'digits'\nset = {'data.name' = 'cifar01'}", "Did you mean 'cifar10'"),
-        (
-            "[[run]]\nrecipe = 'digits'\nset = {'data.dir' = ['a']}",
-            r"data.dir must be text in quotes. Got \['a'\]",
-        ),
+        ("[[run]]\nrecipe = 'digits'\nset = {'data.dir' = ['a']}", r"data.dir must be text in quotes. Got \['a'\]"),
         ("[[run]]\nrecipe = 'digits'\ngrid = {'data.dir' = [5]}", "data.dir must be text in quotes. Got 5"),
         (
             "[[run]]\nrecipe = 'digits'\nset = {'method.options.x' = 2020-01-01}",
             "must be true or false or a whole number",
         ),
-        (
-            "[[run]]\nrecipe = 'digits'\nname = '../evil'",
-            "A run's name must be usable as the name of a folder",
-        ),
+        ("[[run]]\nrecipe = 'digits'\nname = '../evil'", "A run's name must be usable as the name of a folder"),
         ("[[run]]\nrecipe = 'digits'\nname = 'a/b'", "A run's name must be usable as the name of a folder"),
         ("[[run]]\nrecipe = 'digits'\nname = ''", "A run's name must be usable as the name of a folder"),
         ("[[run]]\nrecipe = 'digits'\nname = ['a']", "A run's name must be usable as the name of a folder"),
         ("[[run]]\nrecipe = 'digits'\nname = 'logs'", "the folder of the runs' logs"),
-        (
-            "name = '../esc'\n[[run]]\nrecipe = 'digits'",
-            "A sweep's name must be usable as the name of a folder",
-        ),
+        ("name = '../esc'\n[[run]]\nrecipe = 'digits'", "A sweep's name must be usable as the name of a folder"),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(write: Any, text: str, message: str) -> None:
@@ -148,12 +136,7 @@ def test_a_run_that_was_started_otherwise_is_not_mixed_up(write: Any) -> None:
     file = write("[[run]]\nrecipe = 'tiny.toml'")
     cell = read_sweep(file).cells[0]
     RunFolder.create(cell.folder.path, cell.config)
-    assert read_sweep(file).cells[0].arguments == [
-        "resume",
-        "runs/my-sweep/tiny",
-        "--model",
-        "tiny_networks:tiny",
-    ]
+    assert read_sweep(file).cells[0].arguments == ["resume", "runs/my-sweep/tiny", "--model", "tiny_networks:tiny"]
     other = cell.config.replace(seed=5)
     cell.folder.config.write_text(dump_config(other))
     with pytest.raises(ConfigError, match="holds a run with other settings than 'tiny' has now"):
@@ -208,18 +191,14 @@ def pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, **codes: str) -> Swee
         )
 
     def popen(command: list[str], **options: Any) -> Any:
-        cell = cells[
-            next(i for i, cell in enumerate(cells) if options["stdout"].name.endswith(f"/{cell.name}.log"))
-        ]
+        cell = cells[next(i for i, cell in enumerate(cells) if options["stdout"].name.endswith(f"/{cell.name}.log"))]
         return POPEN([sys.executable, "-c", cell.code, str(cell.folder.path)], **options)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     return Sweep("pretended", folder, tuple(cells))
 
 
-def test_runs_go_side_by_side_and_failures_stop_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_go_side_by_side_and_failures_stop_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = pretend(
         tmp_path,
         monkeypatch,
@@ -295,9 +274,7 @@ def test_signals_reach_the_runs_through_the_sweep(write: Any, tmp_path: Path) ->
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 75, output
     assert not (tmp_path / "runs/my-sweep/tiny/result.json").exists()
-    again = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
+    again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert again.returncode == 1, again.stdout + again.stderr
     assert (tmp_path / "runs/my-sweep/tiny/result.json").is_file()
     assert "1 of 2 runs done" in again.stdout

@@ -25,9 +25,7 @@ def test_a_fine_tuned_network_is_written_as_it_was_judged(tiny: Tiny, tmp_path: 
     start(config, tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     dense = build_network(config.model.name, 10)
-    written = EvalStep(
-        softprune.load(tmp_path / "run" / "compact.safetensors", dense), load_data("digits").test
-    )()
+    written = EvalStep(softprune.load(tmp_path / "run" / "compact.safetensors", dense), load_data("digits").test)()
     assert written.top1 == result["last"]["top1"] == result["table"][2]["top1"]
     assert written.loss == pytest.approx(result["epochs"][-1]["test_loss"], rel=1e-6)
     before = (tmp_path / "run" / "compact.safetensors").read_bytes()
@@ -54,9 +52,7 @@ def test_an_average_is_not_lost_in_a_cut_in_mid_training(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("finetune", [0, 1])
-def test_compacting_a_recalibrated_run_again_changes_nothing(
-    tiny: Tiny, tmp_path: Path, finetune: int
-) -> None:
+def test_compacting_a_recalibrated_run_again_changes_nothing(tiny: Tiny, tmp_path: Path, finetune: int) -> None:
     start(tiny("train.recalibrate=3", "train.epochs=2", f"finetune.epochs={finetune}"), tmp_path / "run")
     before = (tmp_path / "run" / "compact.safetensors").read_bytes()
     torch.manual_seed(99)
@@ -74,7 +70,5 @@ def test_a_cut_of_another_kind_is_refused_where_it_would_compute_something_else(
     start(tiny("train.epochs=1", *settings), tmp_path / "run")
     for options in ({"round_to": 8}, {"gathers": False}):
         with pytest.raises(ConfigError, match=message):
-            compact_run(
-                tmp_path / "run", tmp_path / "other", device="cpu", **options, model="tiny_networks:tiny"
-            )
+            compact_run(tmp_path / "run", tmp_path / "other", device="cpu", **options, model="tiny_networks:tiny")
     assert not (tmp_path / "other").exists()

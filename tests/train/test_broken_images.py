@@ -196,9 +196,7 @@ def test_the_baseline_of_a_run_goes_on_with_the_run(config: Callable[..., RunCon
     settings = config("train.dense_baseline=true", "train.epochs=2")
     start(settings, tmp_path / "whole")
     broken = Break(tmp_path / "images", "train", step=3)
-    with pytest.raises(
-        DataError, match=f"`softprune resume {tmp_path / 'run'}` then resumes from .*/run/dense/"
-    ):
+    with pytest.raises(DataError, match=f"`softprune resume {tmp_path / 'run'}` then resumes from .*/run/dense/"):
         start(settings, tmp_path / "run", listener=broken)
     broken.mend()
     resume(tmp_path / "run")
@@ -232,7 +230,5 @@ def test_several_processes_go_on_from_their_last_checkpoint(
     monkeypatch.setattr(Trainer, "_run", as_one_of_two)
     with pytest.raises(DataError, match=r"Several processes cannot save .* from \S*step-0000000003\.ckpt\."):
         start(
-            config("records.checkpoint_steps=3"),
-            tmp_path / "run",
-            listener=Break(tmp_path / "images", "train", step=5),
+            config("records.checkpoint_steps=3"), tmp_path / "run", listener=Break(tmp_path / "images", "train", step=5)
         )

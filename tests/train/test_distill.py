@@ -28,9 +28,7 @@ class StopAt(Listener):
 
     def __init__(self, patch: pytest.MonkeyPatch, steps: int) -> None:
         self.left = steps
-        patch.setattr(
-            "softprune.train.control.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None
-        )
+        patch.setattr("softprune.train.control.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None)
 
     def on_step(self, done: int) -> None:
         self.left -= 1
@@ -40,9 +38,7 @@ class StopAt(Listener):
 def test_a_run_learns_from_its_baseline_and_resumes_exactly(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny(
-        "train.dense_baseline=true", "distill.teacher=baseline", "train.ema=0.9", "finetune.epochs=1"
-    )
+    config = tiny("train.dense_baseline=true", "distill.teacher=baseline", "train.ema=0.9", "finetune.epochs=1")
     whole = start(config, tmp_path / "whole")
     assert whole.result is not None
     with monkeypatch.context() as patch:
@@ -67,9 +63,7 @@ def test_a_run_and_a_file_are_the_same_teacher(tiny: Tiny, tmp_path: Path) -> No
     assert metrics(tmp_path / "by-dense") == metrics(tmp_path / "by-w.pt")
 
 
-def test_another_teacher_is_noticed_on_resume(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_teacher_is_noticed_on_resume(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start(tiny("method.name=dense", "train.epochs=1"), tmp_path / "dense")
     state = read_newest(tmp_path / "dense" / "checkpoints")[1]["model"]
     torch.save(state, tmp_path / "w.pt")

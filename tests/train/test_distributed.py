@@ -62,9 +62,7 @@ def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torc
     """One process, two halves: each normalised by itself, same noise, running statistics of the first half."""
     data = load_data("digits")
     model = initial_network(config.model, data.num_classes, config.seed)
-    pruner = make_pruner(
-        config.method, model, data.example(), masks=config.masks, seed=config.seed, total_steps=120
-    )
+    pruner = make_pruner(config.method, model, data.example(), masks=config.masks, seed=config.seed, total_steps=120)
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=config.optimizer.weight_decay), lr=0.1)
     pruner.attach(optimizer)
     sampler = EpochSampler(size=len(data.train), batch_size=config.data.batch_size, seed=config.seed)
@@ -112,9 +110,7 @@ def test_two_processes_train_like_one(tmp_path: Path, monkeypatch: pytest.Monkey
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-5)
         assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-5)
     result = json.loads((tmp_path / "two" / "result.json").read_text())
-    assert {site["name"]: site["keep"] for site in result["sites"]} == {
-        n: m.tolist() for n, m in masks.items()
-    }
+    assert {site["name"]: site["keep"] for site in result["sites"]} == {n: m.tolist() for n, m in masks.items()}
     assert 0 < sum(site["kept"] for site in result["sites"]) < 36
     assert result["environment"]["processes"] == 2
 

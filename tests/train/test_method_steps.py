@@ -115,9 +115,7 @@ def test_steps_with_fitted_convolutions_are_the_eager_ones(monkeypatch: pytest.M
     monkeypatch.setattr(hardware, "TENSOR_CORE_CHANNELS", 4)  # the network here is narrow
     wide: list[Any] = []
     monkeypatch.setattr(
-        compiled_module,
-        "rewrite_graph",
-        lambda graph: wide.append(convolutions.rewrite_graph(graph)) or wide[-1],
+        compiled_module, "rewrite_graph", lambda graph: wide.append(convolutions.rewrite_graph(graph)) or wide[-1]
     )
     cpu = torch.device("cpu")
     _, eager = trained("scp", cpu, mode="eager")
@@ -144,9 +142,7 @@ def test_what_cannot_be_fitted_is_compiled_as_it_is(
     torch.testing.assert_close(compiled, trained("scp", cpu, mode="eager")[1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("bf16", "cuda", "wanted"), [(True, True, True), (True, False, False), (False, True, False)]
-)
+@pytest.mark.parametrize(("bf16", "cuda", "wanted"), [(True, True, True), (True, False, False), (False, True, False)])
 def test_convolutions_are_fitted_in_bfloat16_on_cuda(
     bf16: bool, cuda: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,12 +200,8 @@ def test_every_step_reads_the_same_memory(method: str, monkeypatch: pytest.Monke
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")  # Inductor's advice: TF32, split reductions
 @pytest.mark.parametrize("mode", ["cuda_graph", "compile+cuda_graph"])
 @pytest.mark.parametrize("method", REGISTRY)
-def test_a_gpu_records_the_steps_of_every_method(
-    method: str, mode: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        torch.backends.cudnn, "allow_tf32", False
-    )  # methods that rank filters magnify rounding
+def test_a_gpu_records_the_steps_of_every_method(method: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # methods that rank filters magnify rounding
     device = torch.device("cuda")
     _, eager = trained(method, device, mode="eager")
     ran, recorded = trained(method, device, mode=mode)

@@ -11,13 +11,7 @@ from softprune.errors import ConfigError
 from softprune.train.run import resume, start
 
 Tiny = Callable[..., RunConfig]
-ONE_SHOT = (
-    "train.epochs=0",
-    "method.name=l1",
-    "method.target.macs=0.5",
-    "finetune.epochs=2",
-    "model.weights=dense",
-)
+ONE_SHOT = ("train.epochs=0", "method.name=l1", "method.target.macs=0.5", "finetune.epochs=2", "model.weights=dense")
 
 
 @pytest.fixture
@@ -56,9 +50,7 @@ def test_a_trained_network_is_cut_to_a_budget_and_fine_tuned(tiny: Tiny, tmp_pat
         (("method.name=scp", "model.weights=x.pt"), "needs a method that ranks the channels .* Got scp"),
     ],
 )
-def test_what_one_shot_needs_is_said(
-    tiny: Tiny, tmp_path: Path, overrides: tuple[str, ...], message: str
-) -> None:
+def test_what_one_shot_needs_is_said(tiny: Tiny, tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         start(tiny("train.epochs=0", *overrides), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -33,9 +33,7 @@ def test_a_run_at_work_is_read_but_not_resumed(tiny: Tiny, tmp_path: Path, begun
     def meanwhile() -> None:
         half = run / "checkpoints" / ".step-0000000060.ckpt.1.tmp"
         half.write_bytes(b"half")
-        with pytest.raises(
-            CheckpointError, match=r"Only one process may write a run at a time.*process \d+ on "
-        ):
+        with pytest.raises(CheckpointError, match=r"Only one process may write a run at a time.*process \d+ on "):
             resume(run)
         compact_run(run, tmp_path / "small", model="tiny_networks:tiny")
         assert half.exists(), "who does not hold the lock deletes nothing"

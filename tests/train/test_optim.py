@@ -20,9 +20,7 @@ def _model():
 def test_same_as_pytorchs_own_with_a_number_for_a_rate(nesterov):
     ours, theirs = _model(), _model()
     mine = make_sgd(undecayed_biases(ours, 2e-4), lr=0.1, nesterov=nesterov)
-    reference = torch.optim.SGD(
-        undecayed_biases(theirs, 2e-4), lr=0.1, momentum=0.9, nesterov=nesterov, foreach=False
-    )
+    reference = torch.optim.SGD(undecayed_biases(theirs, 2e-4), lr=0.1, momentum=0.9, nesterov=nesterov, foreach=False)
     x = torch.randn(5, 3, 4, 4)
     for step in range(4):
         rate = 0.1 / (step + 1)
@@ -48,9 +46,7 @@ def test_state_survives_saving_and_the_rate_is_shared_again():
     share_rate(other, rate)
     assert all(group["lr"] is rate for group in other.param_groups)
     for parameter in model.parameters():
-        assert torch.equal(
-            other.state[parameter]["momentum_buffer"], optimizer.state[parameter]["momentum_buffer"]
-        )
+        assert torch.equal(other.state[parameter]["momentum_buffer"], optimizer.state[parameter]["momentum_buffer"])
 
 
 def test_momentum_and_gradients_follow_the_memory_order_of_the_weights():

@@ -30,8 +30,7 @@ def likes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
     def patch(multiple: int) -> list[str]:
         asked: list[str] = []
         monkeypatch.setattr(
-            "softprune.methods.base.fastest_multiple",
-            lambda device="cpu": asked.append(str(device)) or multiple,
+            "softprune.methods.base.fastest_multiple", lambda device="cpu": asked.append(str(device)) or multiple
         )
         return asked
 
@@ -44,18 +43,14 @@ def test_it_is_a_whole_number_or_auto(wrong: str, tmp_path: Path) -> None:
     assert config.method.round_to == "auto"
     (tmp_path / "config.toml").write_text(dump_config(config))
     assert read_config(tmp_path / "config.toml") == config
-    with pytest.raises(
-        ConfigError, match='round_to must be a whole number, at least 1, or "auto". Got .*' + wrong[1:]
-    ):
+    with pytest.raises(ConfigError, match='round_to must be a whole number, at least 1, or "auto". Got .*' + wrong[1:]):
         load_recipe("digits", [f"method.round_to={wrong}"])
 
 
 class _StopAfter(Listener):
     def __init__(self, patch: pytest.MonkeyPatch, steps: int) -> None:
         self.left = steps
-        patch.setattr(
-            "softprune.train.control.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None
-        )
+        patch.setattr("softprune.train.control.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None)
 
     def on_step(self, done: int) -> None:
         self.left -= 1
@@ -101,9 +96,7 @@ def test_several_processes_take_the_first_ones(tiny: Tiny, likes: Callable[[int]
     assert not asked
 
 
-@pytest.mark.parametrize(
-    "name", ["scp", "scp-target", "slimming", "sfp", "fpgm", "variational", "l1", "random"]
-)
+@pytest.mark.parametrize("name", ["scp", "scp-target", "slimming", "sfp", "fpgm", "variational", "l1", "random"])
 def test_every_method_that_rounds_takes_it(name: str, likes: Callable[[int], list[str]]) -> None:
     likes(4)
     data = load_data("digits")

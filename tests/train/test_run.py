@@ -39,9 +39,7 @@ class StopAt(Listener):
         self.left -= 1
 
 
-def run_in_pieces(
-    config: RunConfig, out: Path, pieces: list[int], monkeypatch: pytest.MonkeyPatch
-) -> Outcome:
+def run_in_pieces(config: RunConfig, out: Path, pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> Outcome:
     """The run, stopped after each of the given numbers of steps."""
     with monkeypatch.context() as patch:
         outcome = start(config, out, listener=StopAt(patch, pieces[0]))
@@ -171,18 +169,14 @@ def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp
     assert result is not None
     rows = metrics(tmp_path / "run")
     # 237 and 360 images: their percentages are different fractions.
-    assert all(
-        (row["test_top1"] * 237 / 100) == pytest.approx(round(row["test_top1"] * 2.37)) for row in rows
-    )
+    assert all((row["test_top1"] * 237 / 100) == pytest.approx(round(row["test_top1"] * 2.37)) for row in rows)
     compact = result.table[-1].top1
     assert compact * 3.6 == pytest.approx(round(compact * 3.6))
     assert result.best.top1 == max(row["test_top1"] for row in rows)
     assert result.config.data.holdout == 237
 
 
-def test_every_session_of_a_run_is_in_its_record(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_session_of_a_run_is_in_its_record(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny()
     commands = iter(["softprune train", "softprune resume", "softprune resume --time-limit 9"])
     monkeypatch.setattr("softprune.runs.environment.command_line", lambda: next(commands))
@@ -299,10 +293,7 @@ def test_a_session_that_saved_nothing_is_in_the_record_too(
         result = resume(tmp_path / "run").result
     assert "training starts from the beginning" in caplog.text
     assert result is not None
-    assert [each.command for each in result.sessions] == [
-        "softprune train tiny",
-        "softprune resume run",
-    ]
+    assert [each.command for each in result.sessions] == ["softprune train tiny", "softprune resume run"]
     assert result.command == "softprune train tiny"
 
 
@@ -332,9 +323,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "run"))
 
 
-def test_a_loss_that_is_not_finite_names_the_step_the_images_and_the_checkpoint(
-    tiny: Tiny, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_not_finite_names_the_step_the_images_and_the_checkpoint(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny("schedule.kind=step", "schedule.milestones=[2]", "schedule.factor=1e30")
     with pytest.raises(SoftpruneError) as caught:
         start(config, tmp_path / "run")
@@ -350,9 +339,7 @@ def test_a_loss_that_is_not_finite_names_the_step_the_images_and_the_checkpoint(
 
 @pytest.mark.parametrize("name", ["3.weight", "1.running_var"])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_weights_that_are_not_finite_are_never_saved(
-    tiny: Tiny, tmp_path: Path, name: str, bad: float
-) -> None:
+def test_weights_that_are_not_finite_are_never_saved(tiny: Tiny, tmp_path: Path, name: str, bad: float) -> None:
     class Spoil(Listener):
         def on_step(self, done: int) -> None:
             if done == 11:
@@ -368,9 +355,7 @@ def test_weights_that_are_not_finite_are_never_saved(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "save", save)
-        with pytest.raises(
-            SoftpruneError, match=rf"must be finite.*in {name} after step 11 \(epoch 0"
-        ) as caught:
+        with pytest.raises(SoftpruneError, match=rf"must be finite.*in {name} after step 11 \(epoch 0") as caught:
             start(tiny("records.checkpoint_steps=6"), tmp_path / "run", listener=Spoil())
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000000006.ckpt"]
     assert f"--set model.weights={tmp_path / 'run'}" in str(caught.value)
@@ -386,16 +371,12 @@ def test_weights_are_looked_at_before_an_epoch_is_written(tiny: Tiny, tmp_path: 
     made = Trainer.run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "run", lambda trainer: (trainers.append(trainer), made(trainer))[1])
-        with pytest.raises(
-            SoftpruneError, match="There is no checkpoint yet: start a new run with `softprune train"
-        ):
+        with pytest.raises(SoftpruneError, match="There is no checkpoint yet: start a new run with `softprune train"):
             start(tiny(), tmp_path / "run", listener=Spoil())
     assert metrics(tmp_path / "run") == []
 
 
-def test_going_on_with_other_images_is_refused(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_going_on_with_other_images_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         start(tiny("train.epochs=1"), tmp_path / "run", listener=StopAt(patch, 3))
     data = load_data("digits")
@@ -426,8 +407,7 @@ def test_an_edited_configuration_is_not_mixed_with_an_old_checkpoint(
 def test_training_starts_from_the_weights_of_another_run(tiny: Tiny, tmp_path: Path) -> None:
     start(tiny("method.name=dense", "train.epochs=2"), tmp_path / "first")
     outcome = start(
-        tiny(f"model.weights={tmp_path / 'first'}", "train.epochs=1", "optimizer.lr=1e-6"),
-        tmp_path / "second",
+        tiny(f"model.weights={tmp_path / 'first'}", "train.epochs=1", "optimizer.lr=1e-6"), tmp_path / "second"
     )
     before, after = metrics(tmp_path / "first")[-1], outcome.result.epochs[0]
     assert abs(before["test_top1"] - after.test_top1) < 10

@@ -83,9 +83,7 @@ class _Average:
 class _Run:
     """Everything of a small run."""
 
-    def __init__(
-        self, *, pruned=True, pieces=1, averaged=False, images=None, drop_out=0.0, device=CPU, **options
-    ):
+    def __init__(self, *, pruned=True, pieces=1, averaged=False, images=None, drop_out=0.0, device=CPU, **options):
         torch.manual_seed(0)
         self.model = nn.Sequential(
             nn.Conv2d(1, 4, 3, padding=1, bias=False),
@@ -240,10 +238,7 @@ def test_a_failure_in_the_middle_of_a_trial_is_undone(monkeypatch, caplog):
     monkeypatch.setattr(TrainStep, "_why_not", lambda self, mode: None)
     with caplog.at_level(logging.WARNING):
         run = _Run(mode="cuda_graph", compile_backend="nonsense", averaged=True).train()
-    assert (
-        "cannot run as cuda_graph: RuntimeError: operation not permitted when stream is capturing"
-        in caplog.text
-    )
+    assert "cannot run as cuda_graph: RuntimeError: operation not permitted when stream is capturing" in caplog.text
     assert run.step.mode == "eager"
     assert torch.equal(run.result(), _Run(averaged=True).train().result())
 
@@ -283,10 +278,7 @@ def test_a_resumed_run_is_bit_identical(stop):
             if (epoch, position) == stop:
                 break
     saved = copy.deepcopy(
-        {
-            name: getattr(first, name).state_dict()
-            for name in ("model", "optimizer", "pruner", "average", "step")
-        }
+        {name: getattr(first, name).state_dict() for name in ("model", "optimizer", "pruner", "average", "step")}
     )
     torch.rand(100)
     second = _Run(averaged=True)
@@ -335,13 +327,7 @@ def test_label_smoothing_and_memory_order():
 def test_a_strength_needs_a_pruner():
     run = _Run(pruned=False)
     with pytest.raises(ConfigError, match="needs a pruner"):
-        TrainStep(
-            run.model,
-            run.optimizer,
-            run.step.batches,
-            schedule=Schedule(base=0.1),
-            strength=Schedule(base=1.0),
-        )
+        TrainStep(run.model, run.optimizer, run.step.batches, schedule=Schedule(base=0.1), strength=Schedule(base=1.0))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -354,9 +340,7 @@ def test_on_a_gpu(mode, pieces):
     assert run.step.mode == mode
     eager = _Run(mode="eager", **options).train()
     assert torch.allclose(run.result(), eager.result(), rtol=1e-3, atol=1e-4)
-    assert torch.allclose(
-        run.result(), _Run(pieces=pieces, averaged=True).train().result(), rtol=1e-2, atol=1e-2
-    )
+    assert torch.allclose(run.result(), _Run(pieces=pieces, averaged=True).train().result(), rtol=1e-2, atol=1e-2)
 
 
 def test_an_average_of_weights_that_would_move_is_refused():

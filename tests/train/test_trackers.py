@@ -24,9 +24,7 @@ Scalars = dict[str, list[tuple[int, float]]]
 def written(run: Path) -> Scalars:
     """Every tag's steps and values."""
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    return {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
-    }
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def expected(run: Path) -> Scalars:
@@ -70,11 +68,7 @@ def test_epochs_that_are_trained_again_are_not_there_twice(
 
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        start(
-            tiny("records.trackers=['tensorboard']", f"records.checkpoint_epochs={every}"),
-            run,
-            listener=Crash(),
-        )
+        start(tiny("records.trackers=['tensorboard']", f"records.checkpoint_epochs={every}"), run, listener=Crash())
     assert [step for step, _ in written(run)["lr"]] == [30, 60, 90]
     checkpoints = sorted(path.name for path in run.glob("checkpoints/*"))
     assert checkpoints == [f"step-{step:010d}.ckpt" for step in kept]
@@ -215,10 +209,7 @@ def test_mlflow_gets_each_step_once(
 
 
 def test_a_tracker_that_fails_does_not_end_the_training(
-    tiny: Callable[..., RunConfig],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake = FakeWandB()
     monkeypatch.setattr(fake, "log", lambda *_, **__: 1 / 0)

@@ -53,8 +53,7 @@ def fused(model: nn.Module, example: Example, setting: Setting) -> Ready:
     """torch.compile of the network with fused convolutions (`softprune.fused.inference.fuse`)."""
     if not has_kernel(setting.device, setting.dtype):
         raise ConfigError(
-            f"The fused backend needs an NVIDIA GPU and half precision. Got {setting.device.type} and "
-            f"{setting.dtype}."
+            f"The fused backend needs an NVIDIA GPU and half precision. Got {setting.device.type} and {setting.dtype}."
         )
     # From full precision, so that the weights are rounded once.
     network = duplicated(model).to(setting.device)

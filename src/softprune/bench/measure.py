@@ -18,12 +18,7 @@ from softprune.masks import check_unmasked
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -71,9 +66,7 @@ def compare_latency(
     if not isinstance(repeats, int) or repeats < 1:
         raise ConfigError(f"`repeats` must be an integer of at least 1. Got {repeats!r}.")
     if not isinstance(threads, int) or threads < 0:
-        raise ConfigError(
-            f"`threads` must be an integer of at least 0 (0: keep the present number). Got {threads!r}."
-        )
+        raise ConfigError(f"`threads` must be an integer of at least 0 (0: keep the present number). Got {threads!r}.")
     sizes = [*batches] if isinstance(batches, Iterable) else [batches]
     if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
         raise ConfigError(f"`batches` must be integers of at least 1. Got {batches!r}.")
@@ -133,12 +126,7 @@ def _prepared(
 
 
 def _row(
-    backend: str,
-    ready: tuple[Ready, Ready] | str,
-    example: Example,
-    setting: Setting,
-    repeats: int,
-    macs: list[int],
+    backend: str, ready: tuple[Ready, Ready] | str, example: Example, setting: Setting, repeats: int, macs: list[int]
 ) -> BenchRow:
     batch = example.batch_size()
     assert batch is not None
@@ -169,11 +157,7 @@ def _row(
 
 
 def _timed(
-    backend: str,
-    ready: tuple[Ready, Ready],
-    example: Example,
-    setting: Setting,
-    repeats: int,
+    backend: str, ready: tuple[Ready, Ready], example: Example, setting: Setting, repeats: int
 ) -> dict[str, Timing]:
     # Each row compiles for its own shapes, without reaching the limit of recompilations.
     torch.compiler.reset()

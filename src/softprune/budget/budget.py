@@ -130,8 +130,7 @@ class Budget(Limit):
         self._near = int(near)
         keep = search.masks(search.at_rank(self._near))
         self.margin = max(
-            (float(score[~keep[name]].max()) for name, score in scores.items() if not keep[name].all()),
-            default=0.0,
+            (float(score[~keep[name]].max()) for name, score in scores.items() if not keep[name].all()), default=0.0
         )
         if step >= self.latest or (self.margin <= 0 and step >= EARLIEST * self.total_steps):
             self._finalise(step, scores)

@@ -93,10 +93,7 @@ class LatencyTable:
         with evaluating(compact):
             measured = time_ms(lambda: compact(*call.args, **call.kwargs), device)
         logger.info(
-            "latency: %.3f ms by the table, %.3f ms measured; dense %.3f ms",
-            self(plan),
-            measured,
-            self.dense_ms,
+            "latency: %.3f ms by the table, %.3f ms measured; dense %.3f ms", self(plan), measured, self.dense_ms
         )
         return measured
 
@@ -108,19 +105,14 @@ class LatencyTable:
     def from_dict(cls, values: Mapping[str, Any]) -> LatencyTable:
         """The inverse of :meth:`to_dict`."""
         grids = {
-            part: {name: Grid(**grid) for name, grid in values[part].items()}
-            for part in ("layers", "norms", "indices")
+            part: {name: Grid(**grid) for name, grid in values[part].items()} for part in ("layers", "norms", "indices")
         }
         return cls(**{**values, **grids})
 
 
 @torch.no_grad()
 def measure_latency(
-    graph: ChannelGraph,
-    network: nn.Module,
-    example: ExampleLike,
-    *,
-    batch: int | None = None,
+    graph: ChannelGraph, network: nn.Module, example: ExampleLike, *, batch: int | None = None
 ) -> LatencyTable:
     """Measure the layers of `network` where it is, in eval mode and in PyTorch's eager mode.
 
@@ -218,9 +210,7 @@ class _Bench:
         if groups > 1 and groups == width_in:
             inputs = _widths(width_in)
             outputs = tuple(width_out // width_in * width for width in inputs)
-            times = [
-                self._layer_ms(record, module, shape, *at, at[0]) for at in zip(inputs, outputs, strict=True)
-            ]
+            times = [self._layer_ms(record, module, shape, *at, at[0]) for at in zip(inputs, outputs, strict=True)]
             return _rising((1,), outputs, [times])
         inputs = tuple(groups * width for width in _widths(width_in // groups))
         outputs = tuple(groups * width for width in _widths(width_out // groups))
@@ -228,13 +218,7 @@ class _Bench:
         return _rising(inputs, outputs, rows)
 
     def _layer_ms(
-        self,
-        record: LayerOp,
-        module: nn.Module,
-        shape: tuple[int, ...],
-        inputs: int,
-        outputs: int,
-        groups: int,
+        self, record: LayerOp, module: nn.Module, shape: tuple[int, ...], inputs: int, outputs: int, groups: int
     ) -> float:
         trial, kernel = copy.deepcopy(module), _kernel(module)
         sides = (outputs, inputs // groups)
@@ -255,9 +239,7 @@ class _Bench:
         if key not in self._known:
             x = torch.randn(*shape, device=self.device)
             widths = _widths(shape[1])
-            self._known[key] = _rising(
-                (1,), widths, [[time_ms(build(width, x), self.device) for width in widths]]
-            )
+            self._known[key] = _rising((1,), widths, [[time_ms(build(width, x), self.device) for width in widths]])
         return self._known[key]
 
 
@@ -280,7 +262,5 @@ def _pick(width: int, x: Tensor) -> Callable[[], object]:
 
 def _rising(inputs: tuple[int, ...], outputs: tuple[int, ...], ms: list[list[float]]) -> Grid:
     """Times that never fall with a width: a narrower layer that seems slower was measured on a busy machine."""
-    steady = np.minimum.accumulate(np.minimum.accumulate(np.array(ms)[::-1, ::-1], axis=0), axis=1)[
-        ::-1, ::-1
-    ]
+    steady = np.minimum.accumulate(np.minimum.accumulate(np.array(ms)[::-1, ::-1], axis=0), axis=1)[::-1, ::-1]
     return Grid(inputs, outputs, tuple(tuple(float(value) for value in row) for row in steady))

@@ -91,9 +91,7 @@ class Limit:
             return self.measure(network or self.network, masks)
 
         rules = self.prunable
-        return CutSearch(
-            scores, rules.floors, rules.round_to, cost, self.limit, rules.coupled, alive_only=alive_only
-        )
+        return CutSearch(scores, rules.floors, rules.round_to, cost, self.limit, rules.coupled, alive_only=alive_only)
 
     def masks(self, network: nn.Module, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return masks of the highest scores that meet the limit, with the widths of the last call if they still do."""

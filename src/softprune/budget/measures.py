@@ -55,9 +55,7 @@ class Measure:
 
     def dense(self, network: nn.Module) -> float:
         """Return the figure before any cut."""
-        return self(
-            network, {site.name: torch.ones(site.width, dtype=torch.bool) for site in self.graph.sites}
-        )
+        return self(network, {site.name: torch.ones(site.width, dtype=torch.bool) for site in self.graph.sites})
 
     def report(self, plan: PrunePlan, compact: nn.Module, example: Example) -> None:
         """Log how the compact network compares with the figure, where it can be measured."""

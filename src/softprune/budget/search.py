@@ -59,8 +59,7 @@ class CutSearch:
         inside = {name for group in groups for name in group}
         self.units = [*groups, *((name,) for name in scores if name not in inside)]
         columns = [
-            np.min([scores[name].detach().double().cpu().numpy() for name in unit], axis=0)
-            for unit in self.units
+            np.min([scores[name].detach().double().cpu().numpy() for name in unit], axis=0) for unit in self.units
         ]
         self.scores = columns
         self.widths = [len(column) for column in columns]

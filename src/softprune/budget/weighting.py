@@ -69,9 +69,7 @@ class CostWeights:
         moved = sum(abs(kept[name] - before) for name, before in self._kept.items())
         return moved > _REFRESH * sum(self.widths.values())
 
-    def apply(
-        self, factors: Mapping[str, Tensor], network: nn.Module, keep: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def apply(self, factors: Mapping[str, Tensor], network: nn.Module, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return `factors` times the cost factor of each site, refreshed for the channels of `keep`."""
         self.refresh(network, keep)
         return {name: factor * self.factors[name] for name, factor in factors.items()}

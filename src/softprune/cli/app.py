@@ -44,8 +44,7 @@ def _print_version(wanted: bool) -> None:
 def _settings(
     debug: Annotated[bool, typer.Option("--debug", help="Show Python's traceback with an error.")] = False,
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     _Settings.debug = debug

@@ -15,9 +15,7 @@ def data(as_json: Json = False) -> None:
     """List the data sets (`data.name` in a recipe)."""
     from softprune.data import DATASETS
 
-    rows = [
-        [name, "yes" if entry.needs_root else "no", entry.description] for name, entry in DATASETS.items()
-    ]
+    rows = [[name, "yes" if entry.needs_root else "no", entry.description] for name, entry in DATASETS.items()]
     print_facts(["data", "--data-dir", "description"], rows, as_json=as_json)
 
 

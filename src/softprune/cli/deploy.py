@@ -13,18 +13,14 @@ from softprune.cli.output import print_json, print_table, say
 from softprune.errors import ConfigError
 from softprune.io import write_atomically
 
-Target = Annotated[
-    Path, typer.Argument(help="Folder of a finished run, or a compact network.", show_default=False)
-]
+Target = Annotated[Path, typer.Argument(help="Folder of a finished run, or a compact network.", show_default=False)]
 
 
 @command
 def export(
     path: Target,
     format: Annotated[str, typer.Option("--format", "-f", help="onnx, or pt2 for torch.export.")] = "onnx",
-    fold_bn: Annotated[
-        bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them.")
-    ] = False,
+    fold_bn: Annotated[bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write. [default: beside the compact network]")
     ] = None,
@@ -70,26 +66,20 @@ def export(
 def bench(
     path: Target,
     backend: Annotated[
-        str,
-        typer.Option("--backend", "-b", help="eager, compile, fused, onnxruntime, or a list of them."),
+        str, typer.Option("--backend", "-b", help="eager, compile, fused, onnxruntime, or a list of them.")
     ] = "eager",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.")] = "1,64",
     threads: Annotated[int, typer.Option("--threads", help="CPU threads; 0: PyTorch's default.")] = 0,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
-    channels_last: Annotated[
-        bool, typer.Option("--channels-last", help="Channels-last memory order.")
-    ] = False,
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Channels-last memory order.")] = False,
     compile_mode: Annotated[
-        str,
-        typer.Option("--compile-mode", help="Mode of torch.compile, such as reduce-overhead."),
+        str, typer.Option("--compile-mode", help="Mode of torch.compile, such as reduce-overhead.")
     ] = "default",
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them, in both networks.")
     ] = False,
     repeats: Annotated[int, typer.Option("--repeats", help="Timed blocks per network.")] = 15,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write a JSON record to this file.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a JSON record to this file.")] = None,
     device: Device = "auto",
     model: Model = "",
     input_shape: Input = "",
@@ -125,24 +115,11 @@ def bench(
     )
     record = _record(report, path, torch.device(where)) if as_json or out is not None else {}
     if out is not None:
-        write_atomically(
-            out, (json.dumps(record, indent=1) + "\n").encode(), then="measure again", follow_link=True
-        )
+        write_atomically(out, (json.dumps(record, indent=1) + "\n").encode(), then="measure again", follow_link=True)
     if as_json:
         print_json(record)
         return
-    columns = [
-        "backend",
-        "device",
-        "dtype",
-        "batch",
-        "dense ms",
-        "compact ms",
-        "speed-up",
-        "spread",
-        "realised",
-        "",
-    ]
+    columns = ["backend", "device", "dtype", "batch", "dense ms", "compact ms", "speed-up", "spread", "realised", ""]
     print_table("", columns, [_cells(row) for row in report.rows])
     say(f"MACs per image: {report.dense_macs:,} dense, {report.compact_macs:,} compact")
     if report.advice:

@@ -15,8 +15,7 @@ from softprune.errors import ConfigError, SoftpruneError, nearest
 
 @command
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder to look in.")] = Path("runs"),
-    as_json: Json = False,
+    folder: Annotated[Path, typer.Argument(help="Folder to look in.")] = Path("runs"), as_json: Json = False
 ) -> None:
     """List the runs in a folder and its subfolders, with their state."""
     if not folder.is_dir():
@@ -59,11 +58,7 @@ def _run_cells(path: Path) -> list[str]:
         state = "running" if RunFolder(path).is_locked() else "stopped" if begun else "not started"
         return [str(path), state, "-", "-", "-"]
     state = (
-        "running"
-        if run.in_progress and RunFolder(path).is_locked()
-        else "stopped"
-        if run.in_progress
-        else "finished"
+        "running" if run.in_progress and RunFolder(path).is_locked() else "stopped" if run.in_progress else "finished"
     )
     last = run.epochs[-1]
     cut = None if run.in_progress else 100 * (1 - last.macs / max(run.dense.macs, 1))
@@ -88,13 +83,9 @@ def recipes(
         _show_recipe(name, copy)
         return
     if copy is not None:
-        raise ConfigError(
-            "--copy must come with the name of a recipe. Got no name; `softprune recipes` lists them."
-        )
+        raise ConfigError("--copy must come with the name of a recipe. Got no name; `softprune recipes` lists them.")
     kinds = {"recipe": library.recipe_files(), "sweep": library.sweep_files()}
-    found = [
-        (kind, name, library.title_of(file)) for kind, files in kinds.items() for name, file in files.items()
-    ]
+    found = [(kind, name, library.title_of(file)) for kind, files in kinds.items() for name, file in files.items()]
     if as_json:
         print_json([{"kind": kind, "name": name, "description": title} for kind, name, title in found])
         return
@@ -140,7 +131,5 @@ def models(as_json: Json = False) -> None:
     """List the networks (`model.name` in a recipe)."""
     from softprune.models import REGISTRY
 
-    rows = [
-        [name, "x".join(map(str, entry.input_shape)), entry.description] for name, entry in REGISTRY.items()
-    ]
+    rows = [[name, "x".join(map(str, entry.input_shape)), entry.description] for name, entry in REGISTRY.items()]
     print_facts(["model", "input", "description"], rows, as_json=as_json)

@@ -20,8 +20,7 @@ def inspect(
         str, typer.Argument(help="A name from `softprune models`, module:factory, or the folder of a run.")
     ] = "digits_net",
     num_classes: Annotated[
-        int | None,
-        typer.Option(min=1, max=1_000_000, help="Classes of the network. [default: 10, or the run's]"),
+        int | None, typer.Option(min=1, max=1_000_000, help="Classes of the network. [default: 10, or the run's]")
     ] = None,
     input_shape: Input = "",
     include: Annotated[
@@ -30,9 +29,7 @@ def inspect(
     exclude: Annotated[
         list[str] | None, typer.Option(help="Freeze these BatchNorms (name with wildcards). Repeatable.")
     ] = None,
-    code: Annotated[
-        str, typer.Option("--model", help="The network of a run whose model.name is module:factory.")
-    ] = "",
+    code: Annotated[str, typer.Option("--model", help="The network of a run whose model.name is module:factory.")] = "",
     as_json: Json = False,
 ) -> None:
     """Show which BatchNorms can be pruned, and why others cannot.
@@ -55,13 +52,9 @@ def inspect(
                 "floor_macs": found.floor_macs,
                 "floor_params": found.floor_params,
                 "sites": [
-                    {"name": site.name, "channels": site.width, "activation": site.activation}
-                    for site in found.sites
+                    {"name": site.name, "channels": site.width, "activation": site.activation} for site in found.sites
                 ],
-                "frozen": [
-                    {"name": each.name, "channels": each.width, "reason": each.reason}
-                    for each in found.frozen
-                ],
+                "frozen": [{"name": each.name, "channels": each.width, "reason": each.reason} for each in found.frozen],
             }
         )
         return
@@ -96,11 +89,7 @@ def _inspect_run(
 
 
 def _inspect_model(
-    model: str,
-    num_classes: int | None,
-    shape: tuple[int, ...],
-    include: list[str] | None,
-    exclude: list[str] | None,
+    model: str, num_classes: int | None, shape: tuple[int, ...], include: list[str] | None, exclude: list[str] | None
 ) -> "sp.Inspection":
     import torch
 
@@ -129,14 +118,11 @@ def compact(
         Path | None, typer.Option("--out", "-o", help="File to write. [default: RUN/compact.safetensors]")
     ] = None,
     round_to: Annotated[
-        int | None,
-        typer.Option("--round-to", help="Round widths up to this multiple. [default: the run's]"),
+        int | None, typer.Option("--round-to", help="Round widths up to this multiple. [default: the run's]")
     ] = None,
     gathers: Annotated[
         bool,
-        typer.Option(
-            "--gathers/--no-gathers", help="Let layers gather the channels that they read from a tensor."
-        ),
+        typer.Option("--gathers/--no-gathers", help="Let layers gather the channels that they read from a tensor."),
     ] = True,
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -152,26 +138,15 @@ def compact(
     from softprune.train.restore import compact_run
 
     path, before, after = compact_run(
-        run,
-        out,
-        device=device,
-        data_dir=data_dir,
-        round_to=round_to,
-        gathers=gathers,
-        model=model,
-        data_name=data,
+        run, out, device=device, data_dir=data_dir, round_to=round_to, gathers=gathers, model=model, data_name=data
     )
     if as_json:
         sizes = {
-            name: {"params": each.params, "macs": each.macs}
-            for name, each in (("dense", before), ("compact", after))
+            name: {"params": each.params, "macs": each.macs} for name, each in (("dense", before), ("compact", after))
         }
         print_json({"file": str(path), **sizes})
         return
-    rows = [
-        ["dense", f"{before.params:,}", f"{before.macs:,}"],
-        ["compact", f"{after.params:,}", f"{after.macs:,}"],
-    ]
+    rows = [["dense", f"{before.params:,}", f"{before.macs:,}"], ["compact", f"{after.params:,}", f"{after.macs:,}"]]
     print_table("", ["", "params", "MACs"], rows)
     say(f"Compact network: {path}")
 
@@ -231,10 +206,7 @@ def predict(
         best = network(batch.to(where)).float().softmax(1).topk(min(3, len(names)), dim=1)
     found: list[dict[str, Any]] = []
     for file, shares, classes in zip(images, best.values.tolist(), best.indices.tolist(), strict=True):
-        ranking = [
-            {"class": names[index], "probability": share}
-            for share, index in zip(shares, classes, strict=True)
-        ]
+        ranking = [{"class": names[index], "probability": share} for share, index in zip(shares, classes, strict=True)]
         found.append({"image": str(file), "classes": ranking})
     if as_json:
         print_json(found)

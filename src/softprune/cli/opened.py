@@ -72,9 +72,7 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
             f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {name!r} without it."
         )
     dense = _definition(name, compact, {} if config is None else config.model.options)
-    example = torch.randn(
-        1, *(shape or REGISTRY[name].input_shape), generator=torch.Generator().manual_seed(0)
-    )
+    example = torch.randn(1, *(shape or REGISTRY[name].input_shape), generator=torch.Generator().manual_seed(0))
     return OpenedNetwork(compact.resolve(), dense.eval(), load(compact, dense), example)
 
 
@@ -143,9 +141,7 @@ def open_images(
     try:
         import PIL  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            f'`softprune predict` needs Pillow. Got: {error}. Install the extra "vision".'
-        ) from error
+        raise ConfigError(f'`softprune predict` needs Pillow. Got: {error}. Install the extra "vision".') from error
     data = open_data(config, torch.device("cpu"), data_dir, download=False)
     channels, height, width = data.input_shape
     pixels = []

@@ -19,8 +19,7 @@ Run = Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Folder with the files of the data set.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 TimeLimit = Annotated[
-    str | None,
-    typer.Option("--time-limit", metavar="TIME", help="Save and stop after: 90 (seconds), 30m, 2h."),
+    str | None, typer.Option("--time-limit", metavar="TIME", help="Save and stop after: 90 (seconds), 30m, 2h.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[
@@ -32,15 +31,12 @@ Model = Annotated[
 DataName = Annotated[
     str,
     typer.Option(
-        "--data",
-        help="The data set: for a compact network outside its run, or a run whose data is module:factory.",
+        "--data", help="The data set: for a compact network outside its run, or a run whose data is module:factory."
     ),
 ]
 OwnModel = Annotated[str, typer.Option("--model", help="The run's network, if it is module:factory.")]
 OwnData = Annotated[str, typer.Option("--data", help="The run's data set, if it is module:factory.")]
-Input = Annotated[
-    str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")
-]
+Input = Annotated[str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")]
 
 
 def parse_time(text: str | None) -> float | None:

@@ -204,11 +204,7 @@ def _print_records(title: str, columns: Sequence[str], rows: Sequence[Sequence[s
 
 
 def _print_lines(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    widths: Sequence[int],
-    numeric: Sequence[bool],
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], numeric: Sequence[bool]
 ) -> None:
     if title:
         say(title)

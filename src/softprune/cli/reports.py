@@ -24,9 +24,7 @@ WATCH_SECONDS = 2.0
 @command
 def report(
     run: Run,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Update the report whenever the run has new records.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update the report whenever the run has new records.")] = False,
 ) -> None:
     """Write the report of a run to RUN/report.html.
 
@@ -63,16 +61,11 @@ def _watch(run: Path) -> None:
 
 @command
 def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.", show_default=False)
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.", show_default=False)],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Also write a page (comparison.html) or a table (comparison.md)."),
+        Path | None, typer.Option("--out", "-o", help="Also write a page (comparison.html) or a table (comparison.md).")
     ] = None,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", help="Also write the table as CSV in full precision.")
-    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Also write the table as CSV in full precision.")] = None,
     paper: Annotated[
         bool, typer.Option("--paper-tables", help="Print tables 1 to 8 of the paper with our figures.")
     ] = False,

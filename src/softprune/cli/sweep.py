@@ -20,27 +20,16 @@ EXIT_FAILED = 1
 @command
 def sweep(
     file: Annotated[
-        str,
-        typer.Argument(
-            help="TOML file with a grid, or a name from `softprune recipes`.",
-            show_default=False,
-        ),
+        str, typer.Argument(help="TOML file with a grid, or a name from `softprune recipes`.", show_default=False)
     ],
     jobs: Annotated[
-        int,
-        typer.Option("--jobs", "-j", min=1, max=1000, help="Number of runs in parallel, one process each."),
+        int, typer.Option("--jobs", "-j", min=1, max=1000, help="Number of runs in parallel, one process each.")
     ] = 1,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for the runs. [default: runs/NAME]")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the runs. [default: runs/NAME]")] = None,
     data_dir: DataDir = None,
     time_limit: TimeLimit = None,
-    device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, cuda, or a list: cuda:0,cuda:1.")
-    ] = "auto",
-    on: Annotated[
-        str, typer.Option("--on", help="Where runs execute: local, or ray for a Ray cluster.")
-    ] = "local",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, or a list: cuda:0,cuda:1.")] = "auto",
+    on: Annotated[str, typer.Option("--on", help="Where runs execute: local, or ray for a Ray cluster.")] = "local",
     address: Annotated[
         str | None, typer.Option("--address", help="Ray: address of the cluster. [default: RAY_ADDRESS]")
     ] = None,
@@ -73,15 +62,12 @@ def sweep(
     planned = read_sweep(file, out, data_dir=data_dir)
     if dry_run:
         rows = [
-            [cell.name, cell.config.method.name, _status(cell.folder.path), cell.after or "-"]
-            for cell in planned.cells
+            [cell.name, cell.config.method.name, _status(cell.folder.path), cell.after or "-"] for cell in planned.cells
         ]
         if as_json:
             print_facts(["run", "method", "state", "after"], rows, as_json=True)
         else:
-            print_table(
-                f"{len(planned.cells)} runs in {planned.folder}", ["run", "method", "", "after"], rows
-            )
+            print_table(f"{len(planned.cells)} runs in {planned.folder}", ["run", "method", "", "after"], rows)
         return
     executor: Executor
     if on == "ray":

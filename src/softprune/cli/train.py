@@ -27,8 +27,7 @@ def train(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="A name from `softprune recipes`, or a TOML file of your own.",
-            autocompletion=_complete_recipe,
+            help="A name from `softprune recipes`, or a TOML file of your own.", autocompletion=_complete_recipe
         ),
     ] = "digits",
     model: Annotated[
@@ -39,23 +38,16 @@ def train(
     ] = None,
     data_dir: DataDir = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Number of epochs (train.epochs).")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", help="Images per step (data.batch_size).")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Images per step (data.batch_size).")] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="Learning rate (optimizer.lr).")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Random seed (seed).")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            "-s",
-            metavar="KEY=VALUE",
-            help="Any other setting, such as optimizer.momentum=0.8. Repeatable.",
+            "--set", "-s", metavar="KEY=VALUE", help="Any other setting, such as optimizer.momentum=0.8. Repeatable."
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the run. [default: runs/NAME]")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run. [default: runs/NAME]")] = None,
     time_limit: TimeLimit = None,
     device: Device = "auto",
     dry_run: Annotated[
@@ -135,9 +127,7 @@ def _load(recipe: str, overrides: list[str]) -> RunConfig:
     if "name" in keys or not keys & {"model.name", "data.name", "method.name"}:
         return config
     model = config.model.name.rpartition(":")[2]
-    return load_recipe(
-        recipe, [*overrides, f"name={config.data.name.rpartition(':')[2]}-{model}-{config.method.name}"]
-    )
+    return load_recipe(recipe, [*overrides, f"name={config.data.name.rpartition(':')[2]}-{model}-{config.method.name}"])
 
 
 def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bool) -> None:
@@ -155,10 +145,7 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
     data = open_data(config, torch.device("cpu"))
     network = initial_network(config.model, data.num_classes, config.seed)
     found = softprune.inspect(
-        network,
-        data.example(),
-        include=config.method.include or None,
-        exclude=config.method.exclude or None,
+        network, data.example(), include=config.method.include or None, exclude=config.method.exclude or None
     )
     cost = softprune.cost(network, data.example(1))
     method = config.method
@@ -204,9 +191,7 @@ def _conclude(outcome: "Outcome") -> None:
         from softprune.runs.networks import own_code
 
         own = "".join(f" {shlex.quote(part)}" for part in own_code(outcome.folder.read_config()))
-        say(
-            f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}{own}"
-        )
+        say(f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}{own}")
         raise typer.Exit(EXIT_STOPPED)
     from softprune.cli.results import print_result, write_report
 

@@ -41,9 +41,7 @@ def _files(folder: str) -> dict[str, Path]:
 def title_of(file: Path) -> str:
     """Return the comment at the head of a recipe or sweep."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    return " ".join(
-        line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)
-    )
+    return " ".join(line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
 
 
 def find_recipe(recipe: str) -> Path:

@@ -157,11 +157,7 @@ def type_in_words(annotation: Any) -> str:
 
 def _bounds(rules: list[Any]) -> str:
     words = {Ge: ("at least", "ge"), Gt: ("more than", "gt"), Le: ("at most", "le"), Lt: ("less than", "lt")}
-    parts = [
-        f"{words[type(rule)][0]} {getattr(rule, words[type(rule)][1])}"
-        for rule in rules
-        if type(rule) in words
-    ]
+    parts = [f"{words[type(rule)][0]} {getattr(rule, words[type(rule)][1])}" for rule in rules if type(rule) in words]
     return " and ".join(parts)
 
 

@@ -353,9 +353,7 @@ def _check_dense(config: RunConfig) -> None:
         ("method.target", config.method.target),
     ):
         if value:
-            raise ConfigError(
-                f'method.name = "dense" prunes nothing, so {key} must be off. Got {key} = {value}.'
-            )
+            raise ConfigError(f'method.name = "dense" prunes nothing, so {key} must be off. Got {key} = {value}.')
 
 
 def _check_distill(config: RunConfig) -> None:

@@ -156,15 +156,7 @@ class _MacCounter(TorchDispatchMode):
 
 
 def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    *,
-    out: Tensor,
+    x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *, out: Tensor
 ) -> tuple[int, int]:
     # Every weight is used once per output position; in a transposed convolution, once per input position.
     positions = (x if transposed else out).shape[2:]

@@ -58,9 +58,7 @@ class PaperCounter:
 
     def count(self, masks: Mapping[str, Tensor] | None = None) -> Cost:
         """Count under `masks`: names of BatchNorms with boolean tensors, True for a kept channel."""
-        norms = {
-            name: module for name, module in self._model.named_modules() if isinstance(module, _BatchNorm)
-        }
+        norms = {name: module for name, module in self._model.named_modules() if isinstance(module, _BatchNorm)}
         kept = {}
         for name, mask in (masks or {}).items():
             if name not in norms:
@@ -135,10 +133,7 @@ class _Tally:
         """The linear layer with bias. With no input left its FLOPs are negative, as in the authors' code."""
         classes = self.module(name, nn.Linear).out_features
         self.rows[name] = ModuleCost(
-            kind="Linear",
-            macs=inputs * classes,
-            params=(inputs + 1) * classes,
-            flops=2 * (inputs - 1) * classes,
+            kind="Linear", macs=inputs * classes, params=(inputs + 1) * classes, flops=2 * (inputs - 1) * classes
         )
 
     def free(self, *names: str) -> None:

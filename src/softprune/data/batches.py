@@ -97,12 +97,7 @@ class LoaderBatches:
     """
 
     def __init__(
-        self,
-        loader: BatchLoader,
-        sampler: EpochSampler,
-        input_shape: tuple[int, int, int],
-        *,
-        accumulate: int = 1,
+        self, loader: BatchLoader, sampler: EpochSampler, input_shape: tuple[int, int, int], *, accumulate: int = 1
     ) -> None:
         self.loader, self.sampler, self.device = loader, sampler, loader.device
         self.image_shape: tuple[int, ...] = input_shape

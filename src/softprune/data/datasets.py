@@ -78,9 +78,7 @@ class ArrayDataset:
                 raise DataError(f"`{name}` must have one value per channel ({channels}). Got {values}.")
             constants.append(torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1))
         return cls(
-            pixels.to(device).contiguous(),
-            torch.as_tensor(labels).to(device=device, dtype=torch.int64),
-            *constants,
+            pixels.to(device).contiguous(), torch.as_tensor(labels).to(device=device, dtype=torch.int64), *constants
         )
 
     def __len__(self) -> int:

@@ -23,9 +23,7 @@ def load_digits(device: torch.device | str = "cpu") -> DataBundle:
     test = (index + index // 10) % 5 == 0
 
     def part(chosen: np.ndarray) -> ArrayDataset:
-        return ArrayDataset.from_arrays(
-            images[chosen], labels[chosen], mean=(MEAN,), std=(STD,), device=device
-        )
+        return ArrayDataset.from_arrays(images[chosen], labels[chosen], mean=(MEAN,), std=(STD,), device=device)
 
     return DataBundle(
         name="digits",

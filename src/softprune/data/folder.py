@@ -30,9 +30,7 @@ def load_folder(
     classes, splits = scan_folder(root)
     parts = {}
     for split, (files, labels) in splits.items():
-        crops = Crops(
-            size=image_size, seed=seed, augment=augment and split == "train", randaugment=randaugment
-        )
+        crops = Crops(size=image_size, seed=seed, augment=augment and split == "train", randaugment=randaugment)
         parts[split] = FolderDataset(root / split, np.array(files), torch.tensor(labels), crops)
     return DataBundle(
         name="folder",
@@ -100,9 +98,7 @@ def _classes(root: Path, split: str) -> list[str]:
             f"Images in folders need {root}/train and {root}/val, each with one folder per class. "
             f"Got no {folder}; {root} holds {_few(here) or 'nothing'}."
         )
-    classes = sorted(
-        entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-    )
+    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
         raise DataError(f"{folder} must have one folder per class. Got none.")
     return classes
@@ -125,9 +121,7 @@ def _scan(folder: Path, classes: list[str]) -> tuple[list[bytes], list[int]]:
         files.extend(os.fsencode(path) for path in found)
         labels.extend([label] * len(found))
     if ignored:
-        log.warning(
-            "softprune: %s: ignoring %d files that are not images: %s", folder, len(ignored), _few(ignored)
-        )
+        log.warning("softprune: %s: ignoring %d files that are not images: %s", folder, len(ignored), _few(ignored))
     return files, labels
 
 
@@ -146,9 +140,7 @@ def _walk(root: Path) -> Iterator[tuple[str, bool]]:
             with os.scandir(folder) as entries:
                 ordered = sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
-            raise DataError(
-                f"Every folder of images must be readable. Got {folder}: {error.strerror}."
-            ) from error
+            raise DataError(f"Every folder of images must be readable. Got {folder}: {error.strerror}.") from error
         if (info.st_dev, info.st_ino) in seen:
             yield folder, False
             continue

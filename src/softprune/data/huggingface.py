@@ -96,9 +96,7 @@ def load_huggingface(
         labels = torch.tensor(rows[label][:], dtype=torch.int64)
         if not len(labels) or int(labels.min()) < 0:
             raise DataError(f"Every image must have a label. Got the split {name} of {repo!r} without them.")
-        crops = Crops(
-            size=image_size, seed=seed, augment=augment and name == "train", randaugment=randaugment
-        )
+        crops = Crops(size=image_size, seed=seed, augment=augment and name == "train", randaugment=randaugment)
         parts.append(HubDataset(rows.select_columns([image]), image, np.arange(len(labels)), labels, crops))
     names = tuple(splits["train"].features[label].names)
     return DataBundle(

@@ -79,11 +79,7 @@ class BatchLoader:
         self.dataset, self.device = dataset, torch.device(device)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if workers > cores:
-            log.info(
-                "using %d loader processes, one per core available to this process, instead of %d",
-                cores,
-                workers,
-            )
+            log.info("using %d loader processes, one per core available to this process, instead of %d", cores, workers)
             workers = cores
         self._order = _Order()
         self._loader: DataLoader = DataLoader(

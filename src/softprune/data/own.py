@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from softprune.data.datasets import ArrayDataset, DataBundle
-from softprune.data.images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    BrokenImage,
-    LoadedDataset,
-    image_tensor,
-    seeded,
-)
+from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, BrokenImage, LoadedDataset, image_tensor, seeded
 from softprune.errors import DataError
 from softprune.factories import import_factory
 
@@ -50,9 +43,7 @@ class TorchDataset(LoadedDataset):
         except MemoryError:
             raise  # not the image's fault
         except Exception as error:
-            return BrokenImage(
-                f"item {index} of {type(self.dataset).__name__}", str(error) or type(error).__name__
-            )
+            return BrokenImage(f"item {index} of {type(self.dataset).__name__}", str(error) or type(error).__name__)
 
     def _load(self, index: int, draw: int) -> tuple[Tensor, int]:
         with seeded((self.seed << 40) + draw):
@@ -128,9 +119,7 @@ def _bundle(name: str, data: tuple[Any, Any], seed: int, device: torch.device) -
             f"Got {name!r} without `classes`, `num_classes` or `targets`; set one of them on the training set, or "
             "return a DataBundle."
         )
-    return DataBundle(
-        name=name, num_classes=count, input_shape=shapes[0], train=train, test=test, class_names=classes
-    )
+    return DataBundle(name=name, num_classes=count, input_shape=shapes[0], train=train, test=test, class_names=classes)
 
 
 def _shape(part: Any) -> tuple[int, int, int]:

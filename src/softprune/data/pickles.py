@@ -107,9 +107,7 @@ def read_pickle(path: Path) -> Any:
             return {key: _converted(value) for key, value in content.items()}
         return _converted(content)
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror}. Check the path and its permissions."
-        ) from error
+        raise DataError(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
     except Exception as error:  # a damaged pickle raises nearly anything
         raise DataError(
             f"{path} must be a pickle of plain data and arrays of numbers. "
@@ -147,9 +145,7 @@ def _dtype(record: Any) -> np.dtype:
     state = record.state
     order = _ORDERS.get(_text(state[1])) if isinstance(state, tuple) and len(state) > 1 else None
     if kind is None or order is None:
-        raise pickle.UnpicklingError(
-            f"an array of {_text(record.arguments[0])!r}, which is not a type of numbers"
-        )
+        raise pickle.UnpicklingError(f"an array of {_text(record.arguments[0])!r}, which is not a type of numbers")
     return np.dtype(f"{order}{kind}")
 
 

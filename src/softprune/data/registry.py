@@ -97,11 +97,7 @@ DATASETS: dict[str, DataEntry] = {
     ),
     "webdataset": DataEntry(
         load=lambda o: load_shards(
-            o.folder,
-            train_shards=o.train_shards,
-            val_shards=o.val_shards,
-            download=o.download,
-            **o.images(),
+            o.folder, train_shards=o.train_shards, val_shards=o.val_shards, download=o.download, **o.images()
         ),
         description="your images, in tar shards of the WebDataset layout: train-*.tar and val-*.tar",
         needs_root=True,
@@ -155,12 +151,7 @@ def load_data(
     folder = None if root is None else Path(root).expanduser()
     if name not in DATASETS:
         bundle = load_own(
-            name,
-            root=folder,
-            image_size=image_size,
-            seed=seed,
-            augment=augment,
-            device=torch.device(device),
+            name, root=folder, image_size=image_size, seed=seed, augment=augment, device=torch.device(device)
         )
         return bundle.with_holdout(holdout, seed) if holdout else bundle
     if name in ("folder", "webdataset") and folder is None:

@@ -97,9 +97,7 @@ def load_shards(
     parts = {}
     for split, pattern in zip(SPLITS, (train_shards, val_shards), strict=True):
         index = _read_index(find_shards(pattern, root, f"data.{split}_shards", download=download))
-        crops = Crops(
-            size=image_size, seed=seed, augment=augment and split == "train", randaugment=randaugment
-        )
+        crops = Crops(size=image_size, seed=seed, augment=augment and split == "train", randaugment=randaugment)
         parts[split] = ShardDataset(index, torch.from_numpy(index.label), crops)
     count = 1 + max(int(part.labels.max()) for part in parts.values())
     names = _class_names(root / CLASSES, count)
@@ -119,9 +117,7 @@ def find_shards(pattern: str, root: Path, key: str, *, download: bool = False) -
     if "://" in pattern:
         targets = [(name, root / name.rpartition("/")[2]) for name in names]
         if any(character in pattern for character in "*?["):
-            raise DataError(
-                f"{key} must list the shards of a URL with braces, {{000..009}}. Got {pattern!r}."
-            )
+            raise DataError(f"{key} must list the shards of a URL with braces, {{000..009}}. Got {pattern!r}.")
         for url, path in targets:
             if path.is_file():
                 continue
@@ -202,14 +198,10 @@ def _samples(path: Path) -> Iterator[tuple[int, int, int]]:
             "it again."
         ) from error
     except OSError as error:
-        raise DataError(
-            f"A shard must be readable. Got {path}: {error.strerror}; check its permissions."
-        ) from error
+        raise DataError(f"A shard must be readable. Got {path}: {error.strerror}; check its permissions.") from error
 
 
-def _sample(
-    path: Path, key: str, parts: dict[str, tuple[int, int]], file: io.BufferedReader
-) -> tuple[int, int, int]:
+def _sample(path: Path, key: str, parts: dict[str, tuple[int, int]], file: io.BufferedReader) -> tuple[int, int, int]:
     images = [name for name in parts if f".{name}" in SUFFIXES]
     if len(images) != 1 or "cls" not in parts:
         raise DataError(
@@ -239,11 +231,7 @@ def _class_names(path: Path, count: int) -> tuple[str, ...]:
 
 
 def write_shards(
-    root: Path | str,
-    out: Path | str,
-    *,
-    per_shard: int = 1000,
-    on_shard: Callable[[Path], None] = lambda path: None,
+    root: Path | str, out: Path | str, *, per_shard: int = 1000, on_shard: Callable[[Path], None] = lambda path: None
 ) -> None:
     """Write the images of a folder in the ImageNet layout as shards, in a shuffled order.
 
@@ -263,19 +251,14 @@ def write_shards(
                 images = ((Path(root) / split / os.fsdecode(files[each]), labels[each]) for each in chosen)
                 write_atomically(path, _archive(itertools.count(start), images), then="repeat the command")
             on_shard(path)
-    write_atomically(
-        out / CLASSES, "".join(f"{name}\n" for name in classes).encode(), then="repeat the command"
-    )
+    write_atomically(out / CLASSES, "".join(f"{name}\n" for name in classes).encode(), then="repeat the command")
 
 
 def _archive(numbers: Iterator[int], images: Iterator[tuple[Path, int]]) -> Iterator[bytes]:
     """Yield the bytes of a tar file, sample by sample. They depend on the images alone."""
     total = 0
     for number, (path, label) in zip(numbers, images, strict=False):
-        for extension, content in (
-            (path.suffix.lower().lstrip("."), path.read_bytes()),
-            ("cls", str(label).encode()),
-        ):
+        for extension, content in ((path.suffix.lower().lstrip("."), path.read_bytes()), ("cls", str(label).encode())):
             member = tarfile.TarInfo(f"{number:08d}.{extension}")
             member.size = len(content)
             block = member.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)

@@ -72,11 +72,7 @@ def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
         if node.op != "call_function" or operator_name(node) != "batch_norm":
             continue
         source = node.args[0]
-        if (
-            not isinstance(source, Node)
-            or source.op != "call_function"
-            or operator_name(source) not in LAYERS
-        ):
+        if not isinstance(source, Node) or source.op != "call_function" or operator_name(source) not in LAYERS:
             continue
         if operator_name(source) == "linear" and source.meta["val"].ndim != 2:
             continue  # the BatchNorm's channels are then not the layer's outputs
@@ -86,11 +82,7 @@ def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
         module = model.get_submodule(norm)
         if not is_known_batch_norm(type(module)) or module.running_mean is None:
             continue
-        if (
-            isinstance(model.get_submodule(layer), ConstantOutput)
-            or _hooked(module)
-            or not _plain_layer(model, layer)
-        ):
+        if isinstance(model.get_submodule(layer), ConstantOutput) or _hooked(module) or not _plain_layer(model, layer):
             continue
         pairs.append((layer, norm))
     return pairs
@@ -119,9 +111,7 @@ def _plain_layer(model: nn.Module, name: str) -> bool:
     layer = model.get_submodule(name)
     if not isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear)):
         return False
-    twins = [
-        other for other, tensor in model.named_parameters(remove_duplicate=False) if tensor is layer.weight
-    ]
+    twins = [other for other, tensor in model.named_parameters(remove_duplicate=False) if tensor is layer.weight]
     return len(twins) == 1
 
 
@@ -168,6 +158,4 @@ def _check(model: nn.Module, pairs: list[tuple[str, str]], given: Example) -> No
     candidate = prepared(reference, device=place_of(reference)[0])
     for layer, norm in pairs:
         _fold(candidate, layer, norm)
-    compare_outputs(
-        reference, lambda attempt: outputs_of(candidate, attempt), [example], what="A folded network"
-    )
+    compare_outputs(reference, lambda attempt: outputs_of(candidate, attempt), [example], what="A folded network")

@@ -48,9 +48,7 @@ def to_onnx(
         content=lambda network, given: _onnx_content(network, given, dynamic_batch, opset),
         open=_open_onnx,
     )
-    return write_checked(
-        kind, model, example, path, fold_bn=fold_bn, dynamic_batch=dynamic_batch, tolerance=tolerance
-    )
+    return write_checked(kind, model, example, path, fold_bn=fold_bn, dynamic_batch=dynamic_batch, tolerance=tolerance)
 
 
 def require(package: str) -> Any:
@@ -128,9 +126,7 @@ def to_torch_export(
         content=lambda network, given: _pt2_content(exported(network, given, dynamic_batch=dynamic_batch)),
         open=_open_pt2,
     )
-    return write_checked(
-        kind, model, example, path, fold_bn=fold_bn, dynamic_batch=dynamic_batch, tolerance=tolerance
-    )
+    return write_checked(kind, model, example, path, fold_bn=fold_bn, dynamic_batch=dynamic_batch, tolerance=tolerance)
 
 
 def _pt2_content(program: torch.export.ExportedProgram) -> bytes:

@@ -21,8 +21,7 @@ MOST_ON_GPU = 65535
 
 # How torch.export reports a dimension that was declared dynamic and is not.
 _CONSTRAINT = re.compile(
-    r"Constraints? ?violat|ConstraintViolation|as dynamic but|dynamic[ _]shapes?|specialized|tree_name",
-    re.IGNORECASE,
+    r"Constraints? ?violat|ConstraintViolation|as dynamic but|dynamic[ _]shapes?|specialized|tree_name", re.IGNORECASE
 )
 
 

@@ -135,9 +135,7 @@ class GraphBuilder:
     def add_unproven_size(self, node: Node, atoms: IntArray) -> None:
         """An explicit size in `node` may fix the number of these channels."""
         place = f"{node.target} in {self.where(node)}"
-        self.unproven_sizes.append(
-            UnprovenSize(atoms.ravel(), place, str(node.meta.get("stack_trace", place)))
-        )
+        self.unproven_sizes.append(UnprovenSize(atoms.ravel(), place, str(node.meta.get("stack_trace", place))))
 
     def answer_for(self, node: Node) -> None:
         """The rule knows what becomes of every tensor that `node` reads, whether it asked about it or not."""
@@ -169,9 +167,7 @@ class GraphBuilder:
 
         return read(moved)
 
-    def add_layer(
-        self, node: Node, weight: Node, bias: Node | None, build: Callable[[str], LayerOp], use: Use
-    ) -> bool:
+    def add_layer(self, node: Node, weight: Node, bias: Node | None, build: Callable[[str], LayerOp], use: Use) -> bool:
         """Record a convolution or linear layer; False where its parameters are not one such module's own."""
         owner = self.provenance.owner(node, weight, bias)
         if owner is None or not isinstance(self.provenance.module(owner[0]), LAYERS):
@@ -184,9 +180,7 @@ class GraphBuilder:
         use.module = name
         if fresh.groups > 1 and not called:
             for atoms in (use.inputs, use.outputs):
-                self.table.pin(
-                    atoms, f"forward() calls '{name}' as a function, with its own number of groups"
-                )
+                self.table.pin(atoms, f"forward() calls '{name}' as a function, with its own number of groups")
         fresh.selectable = fresh.selectable and called and not self.provenance.reads_inside(node)
         # What a subclass computes around the operator is unknown; called from outside, it may not be replaced.
         fresh.replaceable = called and type(self.provenance.module(name)) in PLAIN_LAYERS

@@ -64,9 +64,7 @@ class ChannelGraph:
         pinned = np.union1d(self.pinned, self.classes[atoms])
         norms = {norm.name: norm for norm in self.norms}
         lost = {
-            site.name: reason
-            for site in self.sites
-            if np.isin(self.classes[norms[site.name].outputs], pinned).all()
+            site.name: reason for site in self.sites if np.isin(self.classes[norms[site.name].outputs], pinned).all()
         }
         return replace(self, pinned=pinned).only(lost)
 
@@ -79,9 +77,7 @@ class ChannelGraph:
             for name in site.members
         ]
         return replace(
-            self,
-            sites=tuple(site for site in self.sites if site.name not in left_out),
-            frozen=(*self.frozen, *frozen),
+            self, sites=tuple(site for site in self.sites if site.name not in left_out), frozen=(*self.frozen, *frozen)
         )
 
     def with_kinds(self, kinds: Collection[str]) -> ChannelGraph:
@@ -138,11 +134,7 @@ class ChannelGraph:
 def check_is_module(model: object) -> None:
     """Raise unless it is a network, built: a class, or arguments in another order, are the usual mistakes."""
     if not isinstance(model, nn.Module):
-        got = (
-            f"the class {model.__name__}, not an object of it"
-            if isinstance(model, type)
-            else type(model).__name__
-        )
+        got = f"the class {model.__name__}, not an object of it" if isinstance(model, type) else type(model).__name__
         raise ModelError(f"`model` must be a torch.nn.Module. Got {got}; build the network and pass it.")
 
 
@@ -150,9 +142,7 @@ def _check_values(model: nn.Module, example: ExampleLike) -> None:
     """Raise where torch.export would only stumble."""
     missing = first_uninitialised(model)
     if missing is not None and missing[1] == "lazy":
-        raise ModelError(
-            f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once before."
-        )
+        raise ModelError(f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once before.")
     given = Example.of(example)
     if given.batch_size() == 0 or (missing is None and any(tensor.is_meta for tensor in given.tensors())):
         raise ModelError(

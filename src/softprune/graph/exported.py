@@ -100,9 +100,7 @@ def capture(model: nn.Module, example: ExampleLike) -> list[Capture]:
         try:
             training = _capture(model, evaluation.example, training=True, rebatched=rebatched)
         except Exception as error:
-            logger.info(
-                "the train-mode graph could not be exported (%s); the eval graph alone is analysed", error
-            )
+            logger.info("the train-mode graph could not be exported (%s); the eval graph alone is analysed", error)
         else:
             if training.used_parameters() - evaluation.used_parameters():
                 captures.append(training)
@@ -153,9 +151,7 @@ class Aliases:
         return [
             other
             for other in self._group[written]
-            if other is not node
-            and self._order[other] < here
-            and any(self._order[user] > here for user in other.users)
+            if other is not node and self._order[other] < here and any(self._order[user] > here for user in other.users)
         ]
 
 

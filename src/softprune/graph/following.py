@@ -50,9 +50,7 @@ def _refusal(name: str, reader: Node) -> str:
     if reader.op == "output":
         return "it is an output of the model"
     if name in OPERATORS and OPERATORS[name].kind == "pointwise" and OPERATORS[name].at_zero:
-        return (
-            f"{name} follows, and {name}(0) = {OPERATORS[name].at_zero}: a dropped channel would not be dead"
-        )
+        return f"{name} follows, and {name}(0) = {OPERATORS[name].at_zero}: a dropped channel would not be dead"
     return f"{name} reads it with no activation in between"
 
 

@@ -41,9 +41,7 @@ class Group:
     activation: str
 
 
-def find_groups(
-    ops: Sequence[Op], atoms: int, widths: Mapping[str, int], single: Collection[str]
-) -> tuple[Group, ...]:
+def find_groups(ops: Sequence[Op], atoms: int, widths: Mapping[str, int], single: Collection[str]) -> tuple[Group, ...]:
     """Return the sums, linear BatchNorms and streams of a network.
 
     A BatchNorm may be in a sum and in a stream; whoever enables both kinds gives streams precedence.
@@ -196,9 +194,7 @@ class _Sums(ForwardAnalysis):
             self._join(one, other)
         self.copy(op.left, op.outputs)
         self.pure[op.outputs] = self.pure[op.left] & self.pure[op.right]
-        pairs, where = np.unique(
-            np.stack([self.point[op.left], self.point[op.right]]), axis=1, return_inverse=True
-        )
+        pairs, where = np.unique(np.stack([self.point[op.left], self.point[op.right]]), axis=1, return_inverse=True)
         united = [self._id(self._sets[one] | self._sets[other]) for one, other in pairs.T.tolist()]
         self.point[op.outputs] = np.array(united)[where.ravel()]
 

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-TORCH_BATCH_NORMS: tuple[type[_BatchNorm], ...] = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-)
+TORCH_BATCH_NORMS: tuple[type[_BatchNorm], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 TIMM_BATCH_NORMS = ("BatchNormAct2d", "SyncBatchNormAct")
 """timm's BatchNorms with the activation inside, known by name so that timm need not be installed."""
 
@@ -91,9 +86,7 @@ class ConstantOutput(nn.Module):
         if not self.geometry:
             return self.value.expand(*input.shape[:-1], len(self.value)).clone()
         sizes = [
-            (size - 1) * stride - pads + reach + 1
-            if self.transposed
-            else (size + pads - reach - 1) // stride + 1
+            (size - 1) * stride - pads + reach + 1 if self.transposed else (size + pads - reach - 1) // stride + 1
             for size, (reach, stride, pads, _) in zip(input.shape[2:], self.geometry, strict=True)
         ]
         if output_size is not None:

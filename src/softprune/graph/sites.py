@@ -68,17 +68,11 @@ def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, .
     return tuple(sites), tuple(frozen)
 
 
-def find_grouped_sites(
-    builder: GraphBuilder, sites: Sequence[Site], frozen: Sequence[Frozen]
-) -> tuple[Site, ...]:
+def find_grouped_sites(builder: GraphBuilder, sites: Sequence[Site], frozen: Sequence[Frozen]) -> tuple[Site, ...]:
     """Return the sites of other kinds that BatchNorms could form; see :meth:`ChannelGraph.with_kinds`."""
     single = {site.name for site in sites}
     usable = single | {norm.name for norm in frozen if norm.maskable}
-    widths = {
-        name: len(norm.outputs)
-        for name, norm in builder.norms.items()
-        if name in usable and len(norm.uses) == 1
-    }
+    widths = {name: len(norm.outputs) for name, norm in builder.norms.items() if name in usable and len(norm.uses) == 1}
     return tuple(
         Site(group.points[0][0], widths[group.points[0][0]], group.activation, group.points, group.kind)
         for group in find_groups(builder.ops, len(builder.table), widths, single)

@@ -60,9 +60,7 @@ def _placeholder(builder: GraphBuilder, node: Node) -> None:
         return
     name = builder.provenance.parameter_name(node)
     if name is None:
-        builder.values[node] = builder.pinned_value(
-            example, f"they are combined with the model's input '{node.name}'"
-        )
+        builder.values[node] = builder.pinned_value(example, f"they are combined with the model's input '{node.name}'")
     elif not builder.provenance.has_tensor(name):
         builder.values[node] = builder.pinned_value(example, "they are combined with a constant in forward()")
         builder.constants.append(builder.values[node].atoms.ravel())
@@ -108,10 +106,7 @@ def _keep_unasked(builder: GraphBuilder, node: Node) -> None:
     for given in node.all_input_nodes:
         if given not in builder.asked:
             for value in values_in(builder.value(given)):
-                builder.table.pin(
-                    value.atoms,
-                    f"{node.target} in {builder.where(node)} reads them beside its data",
-                )
+                builder.table.pin(value.atoms, f"{node.target} in {builder.where(node)} reads them beside its data")
 
 
 def _constant_output(builder: GraphBuilder, node: Node) -> Value:

@@ -39,12 +39,7 @@ class SoftPruning(Callback):
     pruner: Pruner | None
 
     def __init__(
-        self,
-        example: ExampleLike,
-        *,
-        network: str = "model",
-        make: Callable[..., Pruner] = SoftPruner,
-        **options: Any,
+        self, example: ExampleLike, *, network: str = "model", make: Callable[..., Pruner] = SoftPruner, **options: Any
     ) -> None:
         super().__init__()
         self.example = example
@@ -124,9 +119,7 @@ class SoftPruning(Callback):
     def compact(self, model: nn.Module | None = None, **options: Any) -> nn.Module:
         """Return the compact network, verified equal; arguments as in the pruner's own `compact`."""
         if self.pruner is None:
-            raise ConfigError(
-                "there must be a fit before there is something to cut. Got none; call trainer.fit."
-            )
+            raise ConfigError("there must be a fit before there is something to cut. Got none; call trainer.fit.")
         self.pruner.decide()
         return self.pruner.compact(model, **options)
 

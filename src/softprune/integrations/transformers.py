@@ -46,12 +46,7 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        example: ExampleLike,
-        *,
-        network: str = "",
-        make: Callable[..., Pruner] = SoftPruner,
-        **options: Any,
+        self, example: ExampleLike, *, network: str = "", make: Callable[..., Pruner] = SoftPruner, **options: Any
     ) -> None:
         self.example, self.network, self.make, self.options = example, network, make, options
         self.pruner: Pruner | None = None
@@ -121,9 +116,7 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
             if state.log_history:  # written before callbacks are called
                 state.log_history[-1].update(share)
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if self.pruner is not None and state.is_world_process_zero and folder.is_dir():
             torch.save(self.pruner.state_dict(), folder / STATE_FILE)
@@ -154,9 +147,7 @@ def _total_steps(trainer: Trainer) -> int:
     return math.ceil(max(batches // args.gradient_accumulation_steps, 1) * args.num_train_epochs)
 
 
-def _parameter_groups(
-    model: nn.Module, network: nn.Module, pruner: Pruner, decay: float
-) -> list[dict[str, Any]]:
+def _parameter_groups(model: nn.Module, network: nn.Module, pruner: Pruner, decay: float) -> list[dict[str, Any]]:
     """Return the pruner's groups, and the parameters of the rest of the model as one group."""
     groups = pruner.parameter_groups(weight_decay=decay)
     inside = {id(parameter) for parameter in network.parameters()}

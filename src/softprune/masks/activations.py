@@ -76,11 +76,7 @@ def _dipping_edges(act: Callable[[float], float], delta: float) -> tuple[float, 
     rise = _crossing(lambda x: act(x) - delta, 0.0, _FAR)
     if -act(lowest) <= delta:
         return (rise,)
-    return (
-        _crossing(lambda x: -delta - act(x), -_FAR, lowest),
-        _crossing(lambda x: act(x) + delta, lowest, 0.0),
-        rise,
-    )
+    return (_crossing(lambda x: -delta - act(x), -_FAR, lowest), _crossing(lambda x: act(x) + delta, lowest, 0.0), rise)
 
 
 def _minimum(function: Callable[[float], float]) -> float:

@@ -13,12 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ModelError
-from softprune.graph.modules import (
-    TIMM_BATCH_NORMS,
-    TORCH_BATCH_NORMS,
-    is_known_batch_norm,
-    is_timm_batch_norm,
-)
+from softprune.graph.modules import TIMM_BATCH_NORMS, TORCH_BATCH_NORMS, is_known_batch_norm, is_timm_batch_norm
 from softprune.masks.gates import AffineGate, FixedGate, Gate
 
 _sync_forward = cast(Callable[[_BatchNorm, Tensor], Tensor], nn.SyncBatchNorm.forward)
@@ -90,9 +85,7 @@ class MaskedBatchNorm(_BatchNorm):
             keep = self.gate.hard(self)
             weight, bias = torch.where(keep, self.weight, 0.0), torch.where(keep, self.bias, 0.0)
         no_statistics = self.running_mean is None and self.running_var is None
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, weight, bias, no_statistics, 0.0, self.eps
-        )
+        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, no_statistics, 0.0, self.eps)
 
     def _normalise(self, x: Tensor, weight: Tensor, bias: Tensor, on: Tensor | None) -> Tensor:
         """Batch normalisation in training; running statistics move in the channels that are on."""
@@ -223,8 +216,7 @@ def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
         )
     if isinstance(gate, FixedGate) and gate.mask.numel() != bn.num_features:
         raise ModelError(
-            "A mask must have one boolean for each channel. "
-            f"Got {gate.mask.numel()} for {bn.num_features} channels."
+            f"A mask must have one boolean for each channel. Got {gate.mask.numel()} for {bn.num_features} channels."
         )
     plain = type(bn)
     bn.__class__ = _masked_class(plain)

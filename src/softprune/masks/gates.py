@@ -13,12 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.config.masks import GateStatistics, MaskConfig
 from softprune.errors import ConfigError, ModelError
 from softprune.masks.activations import dead_edges
-from softprune.masks.functional import (
-    alive_probability,
-    dead_probability,
-    hard_mask,
-    relaxed_sample,
-)
+from softprune.masks.functional import alive_probability, dead_probability, hard_mask, relaxed_sample
 from softprune.masks.sites import alive_at_any_point, dead_at_every_point, site_affine
 from softprune.rng import Clock, channel_words, logistic_noise
 
@@ -139,9 +134,7 @@ class SoftGate:
         if coupled is None:
             coupled = [(other.gate, other) for other in getattr(bn, "coupled", ())]
         if self.min_channels and coupled:
-            keep = keep | keep_common(
-                [alive, *(gate._chance(other) for gate, other in coupled)], self.min_channels
-            )
+            keep = keep | keep_common([alive, *(gate._chance(other) for gate, other in coupled)], self.min_channels)
         return fill_to_multiple(keep, alive, self.round_to, self.min_channels)
 
     def _among_allowed(self, value: Tensor, otherwise: float) -> Tensor:

@@ -57,9 +57,7 @@ def unmask_model_(model: nn.Module) -> None:
         if is_masked(module):
             unmask_(module)  # type: ignore[arg-type]
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            ours = [
-                key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), RootHooks)
-            ]
+            ours = [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), RootHooks)]
             for key in ours:
                 del hooks[key]
 

@@ -182,14 +182,7 @@ def _key(module: MaskedBatchNorm) -> tuple[Any, ...]:
     if not isinstance(gate, SoftGate):
         return (gate,)
     weight = module.weight
-    shared = (
-        gate.clock,
-        gate.clock.seed,
-        gate.constants,
-        gate.activation,
-        _decision(gate),
-        gate.weight is not None,
-    )
+    shared = (gate.clock, gate.clock.seed, gate.constants, gate.activation, _decision(gate), gate.weight is not None)
     return gate, *shared, weight.device, weight.dtype, *_structure(module)
 
 

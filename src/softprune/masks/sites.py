@@ -53,9 +53,7 @@ def site_affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
     return join_points([each.bias for each in flat], [each.weight for each in flat], structure)
 
 
-def join_points(
-    betas: Sequence[Tensor], gammas: Sequence[Tensor], structure: Sequence[int]
-) -> tuple[Tensor, Tensor]:
+def join_points(betas: Sequence[Tensor], gammas: Sequence[Tensor], structure: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the shifts and scales of the points; `structure` says how many BatchNorms each point has."""
     if len(betas) == 1:
         return betas[0], gammas[0]

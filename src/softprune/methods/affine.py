@@ -86,9 +86,7 @@ class AffinePruner(Pruner):
     """The learned vectors, by the site at whose learning rate they are stepped."""
     _float16_seen = False
 
-    def _step_vector(
-        self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float
-    ) -> None:
+    def _step_vector(self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
         """Change one vector in place."""
         raise NotImplementedError
 
@@ -137,9 +135,7 @@ class AffinePruner(Pruner):
 
 def _autocast_float16() -> bool:
     kinds = ("cpu", "cuda")
-    return any(
-        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16 for kind in kinds
-    )
+    return any(torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16 for kind in kinds)
 
 
 @torch.no_grad()

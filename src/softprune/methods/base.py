@@ -23,13 +23,7 @@ from softprune.methods.optimizer_hooks import (
     warn_of_decay,
 )
 from softprune.methods.options import PrunerOptions
-from softprune.methods.validation import (
-    check_loss,
-    check_state,
-    check_strength,
-    check_values,
-    nothing_to_prune,
-)
+from softprune.methods.validation import check_loss, check_state, check_strength, check_values, nothing_to_prune
 from softprune.plan import coupled_sites, required_sites
 from softprune.selection import Globs, read_graph
 
@@ -58,12 +52,7 @@ class Pruner(CuttableModel):
     """Whether :meth:`update_strength` runs after every optimizer step."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        example: ExampleLike,
-        *,
-        strength: float = 0.0,
-        **options: Unpack[PrunerOptions],
+        self, model: nn.Module, example: ExampleLike, *, strength: float = 0.0, **options: Unpack[PrunerOptions]
     ) -> None:
         unknown = options.keys() - PrunerOptions.__annotations__.keys()
         if unknown:

@@ -81,9 +81,7 @@ class CuttableModel:
         site = next(site for site in self.sites if site.name == name)
         return norms_of(network, name, site.points)
 
-    def plan(
-        self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
-    ) -> PrunePlan:
+    def plan(self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True) -> PrunePlan:
         """Return what every module would keep if the network were cut now. Arguments as in :meth:`compact`."""
         network, masks = self._prepare_cut(model, round_to, gathers)
         return self._plan_of(network, masks, round_to, gathers)
@@ -98,9 +96,7 @@ class CuttableModel:
         check_cut(round_to, gathers)
         return self._fold_gates(network), self.masks(model)
 
-    def _plan_of(
-        self, network: nn.Module, masks: dict[str, Tensor], round_to: int | None, gathers: bool
-    ) -> PrunePlan:
+    def _plan_of(self, network: nn.Module, masks: dict[str, Tensor], round_to: int | None, gathers: bool) -> PrunePlan:
         multiple = self.round_to if round_to is None else round_to
         return make_plan(self.graph, network, masks, round_to=multiple, gathers=gathers)
 
@@ -147,8 +143,7 @@ class CuttableModel:
             )
         if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
             logger.warning(
-                "softprune: %s: the compact network is as large as the dense one",
-                self._why_whole(network, masks),
+                "softprune: %s: the compact network is as large as the dense one", self._why_whole(network, masks)
             )
         return compact
 

@@ -23,12 +23,7 @@ class LayerwisePruner(OneShotPruner):
     """A one-shot method that removes the channels of lowest score from every site: a share `ratio` of each."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        example: ExampleLike,
-        *,
-        ratio: Ratio | None = None,
-        **options: Unpack[RankingOptions],
+        self, model: nn.Module, example: ExampleLike, *, ratio: Ratio | None = None, **options: Unpack[RankingOptions]
     ) -> None:
         self._ratio = ratio_or_target(options, 0.5, ratio=ratio)
         super().__init__(model, example, **options)

@@ -21,11 +21,7 @@ class MaskedModel:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        gates: Mapping[Site, Gate],
-        coupled: Mapping[str, tuple[str, ...]],
-        clock: Clock,
+        self, model: nn.Module, gates: Mapping[Site, Gate], coupled: Mapping[str, tuple[str, ...]], clock: Clock
     ) -> None:
         self.model = model
         self.norms: dict[str, MaskedBatchNorm] = {

@@ -197,9 +197,7 @@ class FilterPruner(StoredPruner):
 
     def _filters(self, network: nn.Module) -> dict[str, Tensor]:
         """Return the filters of every site, one row each."""
-        return {
-            site.name: self._filter_weights(network, site.name).detach().flatten(1) for site in self.sites
-        }
+        return {site.name: self._filter_weights(network, site.name).detach().flatten(1) for site in self.sites}
 
     def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         return all_decayed(self.model, weight_decay)

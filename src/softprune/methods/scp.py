@@ -89,11 +89,7 @@ class SoftPruner(Pruner):
         try:
             if target is not None:
                 self.budget = Budget(
-                    target,
-                    total_steps,
-                    self._prunable(),
-                    batch=latency_batch,
-                    cost_weighting=cost_weighting,
+                    target, total_steps, self._prunable(), batch=latency_batch, cost_weighting=cost_weighting
                 )
                 self.strength = self.budget.controller.strength
             elif cost_weighting != 0:
@@ -246,9 +242,7 @@ class SoftPruner(Pruner):
     def _check_masks(self, saved: dict[str, Any]) -> None:
         """Raise a CheckpointError unless the saved masks are these: a training resumes with the masks it began with."""
         if not isinstance(saved, dict):
-            raise CheckpointError(
-                f"a pruner's state must be what state_dict() returned. Got {saved!r} for its masks."
-            )
+            raise CheckpointError(f"a pruner's state must be what state_dict() returned. Got {saved!r} for its masks.")
         here = self.mask_config.model_dump()
         for name, value in saved.items():
             if here.get(name) != value:

@@ -73,12 +73,7 @@ class ScratchPruner(StoredPruner):
     name = "scratch"
 
     def __init__(
-        self,
-        model: nn.Module,
-        example: ExampleLike,
-        *,
-        plan: PlanLike | None = None,
-        **options: Unpack[SiteOptions],
+        self, model: nn.Module, example: ExampleLike, *, plan: PlanLike | None = None, **options: Unpack[SiteOptions]
     ) -> None:
         if plan is None:
             raise ConfigError(
@@ -103,9 +98,7 @@ class ScratchPruner(StoredPruner):
             if site.name in kept:
                 here = torch.tensor(present.get(site.name, tuple(range(site.width))))
                 self._initial[site.name] = torch.isin(here, torch.tensor(kept[site.name], dtype=torch.long))
-        return graph.only(
-            {s.name: "the plan does not mask it" for s in graph.sites if s.name not in self._initial}
-        )
+        return graph.only({s.name: "the plan does not mask it" for s in graph.sites if s.name not in self._initial})
 
     def _gate(self, number: int, site: Site) -> Gate:
         return FixedGate(self._initial[site.name], masked_training=True)
@@ -114,11 +107,7 @@ class ScratchPruner(StoredPruner):
 def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
     if isinstance(plan, PrunePlan):
         return (plan,)
-    if (
-        isinstance(plan, Sequence)
-        and not isinstance(plan, str)
-        and all(isinstance(p, PrunePlan) for p in plan)
-    ):
+    if isinstance(plan, Sequence) and not isinstance(plan, str) and all(isinstance(p, PrunePlan) for p in plan):
         return tuple(plan)
     if not isinstance(plan, str | os.PathLike):
         raise PlanError(

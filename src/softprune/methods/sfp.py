@@ -9,14 +9,7 @@ from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate
 from softprune.methods.options import RankingOptions
-from softprune.methods.ranking import (
-    FilterPruner,
-    Ratio,
-    drop_lowest,
-    ratio_or_target,
-    ratio_per_site,
-    within_site,
-)
+from softprune.methods.ranking import FilterPruner, Ratio, drop_lowest, ratio_or_target, ratio_per_site, within_site
 from softprune.selection import Globs
 
 Evaluation = Literal["strict", "authors"]
@@ -39,17 +32,10 @@ class ZeroingPruner(FilterPruner):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        example: ExampleLike,
-        *,
-        evaluation: Evaluation,
-        **options: Unpack[RankingOptions],
+        self, model: nn.Module, example: ExampleLike, *, evaluation: Evaluation, **options: Unpack[RankingOptions]
     ) -> None:
         if evaluation not in get_args(Evaluation):
-            raise ConfigError(
-                f"`evaluation` must be one of {', '.join(get_args(Evaluation))}. Got {evaluation!r}."
-            )
+            raise ConfigError(f"`evaluation` must be one of {', '.join(get_args(Evaluation))}. Got {evaluation!r}.")
         self.evaluation: Evaluation = evaluation
         self._zeroed_here = False
         super().__init__(model, example, **options)
@@ -74,9 +60,7 @@ class ZeroingPruner(FilterPruner):
             scores = {name: within_site(self._scores(rows)) for name, rows in filters.items()}
             masks = self._meet_target(self.model, scores)
         else:
-            masks = self._keep_coupled(
-                {site.name: self._select(site, filters[site.name]) for site in self.sites}
-            )
+            masks = self._keep_coupled({site.name: self._select(site, filters[site.name]) for site in self.sites})
         self._store(masks)
         for name, keep in masks.items():
             self._filter_weights(self.model, name)[~keep] = 0.0

@@ -103,12 +103,7 @@ class _Branches(ForwardAnalysis):
 
 @torch.no_grad()
 def proximal_step_(
-    factor: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
-    rate: float | Tensor,
-    momentum: float,
-    strength: float | Tensor,
+    factor: Tensor, velocity: Tensor, gradient: Tensor, rate: float | Tensor, momentum: float, strength: float | Tensor
 ) -> None:
     """One accelerated proximal step with non-negative factors, in place.
 
@@ -189,9 +184,7 @@ class SssPruner(AffinePruner):
         **options: Unpack[PrunerOptions],
     ) -> None:
         if structure not in get_args(Structure):
-            raise ConfigError(
-                f"`structure` must be one of {', '.join(get_args(Structure))}. Got {structure!r}."
-            )
+            raise ConfigError(f"`structure` must be one of {', '.join(get_args(Structure))}. Got {structure!r}.")
         self.structure: Structure = structure
         self.extras: dict[str, LearnedVector] = {}
         super().__init__(model, example, strength=strength, **options)
@@ -225,7 +218,5 @@ class SssPruner(AffinePruner):
         """The factor of every structure: by the block's last BatchNorm, or per channel by site."""
         return {name: extra.value.detach().clone() for name, extra in self.extras.items()}
 
-    def _step_vector(
-        self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float
-    ) -> None:
+    def _step_vector(self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
         proximal_step_(extra.value, extra.velocity, gradient, rate, momentum, self.strength)

@@ -104,9 +104,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
         ]
         return self.strength * 0.5 * torch.stack(terms).sum()
 
-    def _step_vector(
-        self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float
-    ) -> None:
+    def _step_vector(self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
         extra.velocity.mul_(momentum).add_(gradient)
         extra.value.sub_(rate * extra.velocity)
 

@@ -54,9 +54,7 @@ def build(name: str, num_classes: int) -> nn.Module:
     Raises `ConfigError` for an unknown name or a number of classes below one.
     """
     if name not in REGISTRY:
-        raise ConfigError(
-            f"A model must be one of {', '.join(REGISTRY)}. Got {name!r}.{nearest(name, REGISTRY)}"
-        )
+        raise ConfigError(f"A model must be one of {', '.join(REGISTRY)}. Got {name!r}.{nearest(name, REGISTRY)}")
     if num_classes < 1:
         raise ConfigError(f"num_classes must be at least 1. Got {num_classes}.")
     return REGISTRY[name].build(num_classes=num_classes)

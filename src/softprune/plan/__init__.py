@@ -5,12 +5,4 @@ from softprune.plan.coupling import coupled_sites, required_sites
 from softprune.plan.cuts import ModuleCut, ParameterCut
 from softprune.plan.plan import PrunePlan
 
-__all__ = [
-    "ModuleCut",
-    "ParameterCut",
-    "PrunePlan",
-    "coupled_sites",
-    "dense_macs",
-    "make_plan",
-    "required_sites",
-]
+__all__ = ["ModuleCut", "ParameterCut", "PrunePlan", "coupled_sites", "dense_macs", "make_plan", "required_sites"]

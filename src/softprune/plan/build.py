@@ -21,12 +21,7 @@ from softprune.plan.plan import PrunePlan, class_name, model_shapes
 
 
 def make_plan(
-    graph: ChannelGraph,
-    model: nn.Module,
-    masks: Mapping[str, Tensor],
-    *,
-    round_to: int = 1,
-    gathers: bool = True,
+    graph: ChannelGraph, model: nn.Module, masks: Mapping[str, Tensor], *, round_to: int = 1, gathers: bool = True
 ) -> PrunePlan:
     """Decide what every module keeps, given the hard mask (True = keep) of each site.
 
@@ -94,9 +89,7 @@ class _Cuts(OpVisitor):
 
     def constant(self, op: ConstantOp) -> None:
         kept, width = _kept(self.live.is_present(op.outputs)), len(op.outputs)
-        self.modules[op.name] = ModuleCut(
-            kind="source", width_in=width, width_out=width, inputs=kept, outputs=kept
-        )
+        self.modules[op.name] = ModuleCut(kind="source", width_in=width, width_out=width, inputs=kept, outputs=kept)
 
 
 def dense_macs(graph: ChannelGraph) -> int:
@@ -110,9 +103,7 @@ def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str
     hard = {}
     for name, mask in masks.items():
         if name not in widths:
-            raise PlanError(
-                f"masks must be for sites of the model. Got '{name}'; its sites: {', '.join(widths)}."
-            )
+            raise PlanError(f"masks must be for sites of the model. Got '{name}'; its sites: {', '.join(widths)}.")
         array = np.asarray(mask.detach().cpu()) if isinstance(mask, Tensor) else np.asarray(mask)
         if array.shape != (widths[name],):
             raise PlanError(f"the mask of '{name}' must have shape ({widths[name]},). Got {array.shape}.")
@@ -215,16 +206,11 @@ def _dense_macs(layer: LayerOp) -> int:
 
 
 def _macs(layer: LayerOp, cut: ModuleCut) -> int:
-    return (
-        0 if cut.void else layer.positions * layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
-    )
+    return 0 if cut.void else layer.positions * layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
 
 
 def _params(
-    model: nn.Module,
-    graph: ChannelGraph,
-    modules: Mapping[str, ModuleCut],
-    parameters: Mapping[str, ParameterCut],
+    model: nn.Module, graph: ChannelGraph, modules: Mapping[str, ModuleCut], parameters: Mapping[str, ParameterCut]
 ) -> int:
     total = sum(parameter.numel() for parameter in model.parameters())
     for layer in graph.layers:

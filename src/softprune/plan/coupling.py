@@ -163,9 +163,7 @@ class _Bottlenecks(ForwardAnalysis):
         self.through[use.outputs] = per_group(op, use, self.common)
 
     def norm(self, op: NormOp, use: Use) -> None:
-        self.through[use.outputs] = [
-            mask | self._norm_bits.get(op.name, 0) for mask in self.through[use.inputs]
-        ]
+        self.through[use.outputs] = [mask | self._norm_bits.get(op.name, 0) for mask in self.through[use.inputs]]
 
     def binary(self, op: BinaryOp) -> None:
         left, right = self.through[op.left], self.through[op.right]
@@ -187,6 +185,4 @@ class _Bottlenecks(ForwardAnalysis):
 def _constant_atoms(graph: ChannelGraph) -> IntArray:
     """Return the atoms that no input reaches: padding, constants and parameters outside layers."""
     parameters = (parameter.atoms.ravel() for parameter in graph.free_parameters)
-    return np.concatenate([[PAD], *(atoms.ravel() for atoms in graph.constants), *parameters]).astype(
-        np.int64
-    )
+    return np.concatenate([[PAD], *(atoms.ravel() for atoms in graph.constants), *parameters]).astype(np.int64)

@@ -88,9 +88,7 @@ def check_cuts(
         if site is None or site.kind != "norm":
             raise ValueError(f"the site '{name}' is no BatchNorm in the plan")
         if not _rise_below(kept, site.width_out):
-            raise ValueError(
-                f"the site '{name}' keeps channels that are not rising indices below {site.width_out}"
-            )
+            raise ValueError(f"the site '{name}' keeps channels that are not rising indices below {site.width_out}")
     for name, parameter in parameters.items():
         shape = dense.get(name, ())
         if parameter.dim >= len(shape) or shape[parameter.dim] != parameter.width:
@@ -99,9 +97,7 @@ def check_cuts(
                 f"but the dense shapes say {shape or 'that there is none'}"
             )
         if not parameter.kept or not _rise_below(parameter.kept, parameter.width):
-            raise ValueError(
-                f"the parameter '{name}' keeps what is not rising indices below {parameter.width}"
-            )
+            raise ValueError(f"the parameter '{name}' keeps what is not rising indices below {parameter.width}")
         path, _, attribute = name.rpartition(".")
         owner = modules.get(aliases.get(path, path))
         if owner is not None and (owner.kind == "norm" or attribute in ("weight", "bias")):

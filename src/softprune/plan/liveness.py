@@ -126,9 +126,7 @@ class Liveness:
             if not self.selects(layer):
                 self.present[classes[outputs[self.is_present(layer.inputs)]]] = True
             if not self.is_void(layer):
-                self.demanded[classes[layer.inputs[self.is_demanded(outputs) & ~self.dispensable(layer)]]] = (
-                    True
-                )
+                self.demanded[classes[layer.inputs[self.is_demanded(outputs) & ~self.dispensable(layer)]]] = True
             return
         if self.is_void(layer):
             return
@@ -160,9 +158,7 @@ class Liveness:
             most_outputs = max(int(self.is_present(outputs[group]).sum()) for group in remaining)
             most_inputs = max(1, *(len(self.group_inputs(layer, group)) for group in remaining))
             for group in remaining:
-                changed |= self._add(
-                    outputs[group], most_outputs - int(self.is_present(outputs[group]).sum())
-                )
+                changed |= self._add(outputs[group], most_outputs - int(self.is_present(outputs[group]).sum()))
                 changed |= self._add(inputs[group], most_inputs - int(self.is_present(inputs[group]).sum()))
         return changed
 

@@ -66,9 +66,7 @@ class PrunePlan:
     def from_json(cls, text: str) -> PrunePlan:
         """Read a plan and check its format, version, checksum, types and ranges."""
         if not isinstance(text, str):
-            raise PlanError(
-                f"a plan is read from its text. Got {type(text).__name__}; pass what to_json() returned."
-            )
+            raise PlanError(f"a plan is read from its text. Got {type(text).__name__}; pass what to_json() returned.")
         try:
             document = json.loads(text)
         except json.JSONDecodeError as error:
@@ -77,9 +75,7 @@ class PrunePlan:
             ) from error
         except (ValueError, RecursionError) as error:
             # A number of thousands of digits, or thousands of brackets.
-            raise PlanError(
-                f"a plan must be JSON that softprune wrote. Got text that breaks: {error}."
-            ) from error
+            raise PlanError(f"a plan must be JSON that softprune wrote. Got text that breaks: {error}.") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise PlanError(f'a plan\'s "format" must be "{FORMAT}". Got {_shown(document)}.')
         if document.get("version") != VERSION:
@@ -93,9 +89,7 @@ class PrunePlan:
         except RecursionError:  # writing needs a deeper stack than reading did
             content = ""
         if not isinstance(body, dict) or not content or document.get("sha256") != _digest(content):
-            raise PlanError(
-                "the plan's content does not match its checksum: it was changed or damaged. Save it again."
-            )
+            raise PlanError("the plan's content does not match its checksum: it was changed or damaged. Save it again.")
         try:
             plan = cls(**dict(_Body.model_validate_json(content, strict=True)))
             check_cuts(plan.dense, plan.sites, plan.modules, plan.aliases, plan.parameters)

@@ -22,8 +22,7 @@ KEPT_ROWS = 24
 REACH = 3.3
 """Half-width of a drawn bell curve in standard deviations."""
 BELL = "M" + "L".join(
-    f"{num(x, 2)} {num(-math.exp(-0.5 * x * x), 3)}"
-    for x in (REACH * (index / 22 - 1) for index in range(45))
+    f"{num(x, 2)} {num(-math.exp(-0.5 * x * x), 3)}" for x in (REACH * (index / 22 - 1) for index in range(45))
 )
 """The path of the unit bell curve. Every N(beta, gamma^2) is an affine copy of it."""
 PLANE = (52, 606, 30, 672)
@@ -86,9 +85,7 @@ def distributions(run: Run, decisions: Decisions) -> dict[str, Any]:
                 "tally": tally(site, view),
                 "order": view.order,
                 "range": [round(view.low, 4), round(view.high, 4)],
-                "ticks": {
-                    canvas.name: ticks(view.low, view.high, 4 if canvas.narrow else 9) for canvas in CANVASES
-                },
+                "ticks": {canvas.name: ticks(view.low, view.high, 4 if canvas.narrow else 9) for canvas in CANVASES},
                 "beta": [_tenthousandths(value) for value in site.beta],
                 "gamma": [_tenthousandths(abs(value)) for value in site.gamma],
                 "keep": "".join("01"[keep] for keep in site.keep),

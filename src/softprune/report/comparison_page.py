@@ -24,9 +24,7 @@ from softprune.runs.reading import Run, load_run
 from softprune.runs.result import Epoch, Moment
 
 
-def render_comparison(
-    run_dirs: Sequence[Path | str], out: Path | str, titles: Mapping[str, str] | None = None
-) -> Path:
+def render_comparison(run_dirs: Sequence[Path | str], out: Path | str, titles: Mapping[str, str] | None = None) -> Path:
     """Write a self-contained HTML page that compares runs, and return its path.
 
     Runs whose configurations differ only in the seed are one experiment, shown with mean and spread. Runs of the
@@ -37,9 +35,7 @@ def render_comparison(
         FileFormatError: a folder holds no run, or its records are not what softprune writes.
     """
     if not run_dirs:
-        raise ConfigError(
-            "A comparison needs at least one run folder. Got none. Name the folders to compare."
-        )
+        raise ConfigError("A comparison needs at least one run folder. Got none. Name the folders to compare.")
     runs = [load_run(folder) for folder in run_dirs]
     target = Path(out)
     write_atomically(target, comparison_page(runs, target, titles).encode(), then="compare again")
@@ -59,11 +55,7 @@ def comparison_page(runs: Sequence[Run], out: Path, titles: Mapping[str, str] | 
         version="",
         refresh=0,
         heading=heading,
-        run_facts=[
-            ("runs", str(len(runs))),
-            ("seeds", ", ".join(map(str, seeds))),
-            ("precision", precisions),
-        ],
+        run_facts=[("runs", str(len(runs))), ("seeds", ", ".join(map(str, seeds))), ("precision", precisions)],
         notes=_notes(runs, repeats),
         groups=groups,
         summary=_summary(groups, out),
@@ -128,10 +120,7 @@ def _summary(groups: Sequence[Experiment], out: Path) -> dict[str, Any]:
         "lead": lead,
         "head": [(label, kind) for label, _, kind, _ in columns],
         "rows": [
-            {
-                "n": len(group.runs),
-                "spreads": [(over(group, get), digits, kind) for _, digits, kind, get in columns],
-            }
+            {"n": len(group.runs), "spreads": [(over(group, get), digits, kind) for _, digits, kind, get in columns]}
             for group in groups
         ],
         "run_head": [("Run", ""), *RUN_COLUMNS],
@@ -189,10 +178,7 @@ def _overlay(groups: Sequence[Experiment]) -> dict[str, Any] | None:
     lead = "Test accuracy above, the share of the MACs removed below."
     if runs > len(groups):
         lead += " Thin lines are single runs, bold lines their mean."
-    title, description = (
-        "Accuracy and MACs removed against epochs",
-        f"{runs} runs in {len(groups)} experiments",
-    )
+    title, description = ("Accuracy and MACs removed against epochs", f"{runs} runs in {len(groups)} experiments")
     return {"lead": lead, "chart": curves("epochs", lines, title, description, events_of(longest.epochs))}
 
 
@@ -207,9 +193,7 @@ def _lines(index: int, group: Experiment) -> Iterator[Series]:
         if len(rows) > 1:
             for values in rows:
                 at = tuple(sorted(values))
-                yield Series(
-                    "", f"{style} thin", panel, at, tuple(values[e] for e in at), index, background=True
-                )
+                yield Series("", f"{style} thin", panel, at, tuple(values[e] for e in at), index, background=True)
         at = tuple(sorted({epoch for values in rows for epoch in values}))
         means = tuple(spread(values.get(epoch) for values in rows).mean for epoch in at)
         yield Series(f"{group.label}{suffix}", style, panel, at, means, index)

@@ -166,9 +166,7 @@ def _drawing(
     }
 
 
-def _scale(
-    panel: Panel, lines: Sequence[Series], bottom: float, top: float, wanted: int
-) -> tuple[Scale, list[float]]:
+def _scale(panel: Panel, lines: Sequence[Series], bottom: float, top: float, wanted: int) -> tuple[Scale, list[float]]:
     """The axis of a panel, which shows every value, and its ticks."""
     values = [value for line in lines for value in line.known]
     low, high = limits(values, pad=0.05)
@@ -221,9 +219,7 @@ def _end_labels(lines: Sequence[Series], scale: Scale) -> list[dict[str, Any]]:
     ]
 
 
-def _place_events(
-    events: Sequence[tuple[int, str]], scale_x: Scale, canvas: Canvas
-) -> list[tuple[float, str]]:
+def _place_events(events: Sequence[tuple[int, str]], scale_x: Scale, canvas: Canvas) -> list[tuple[float, str]]:
     """(pixel, label). A label that would cover another one is left out, those of the learning rate first."""
     taken: list[tuple[float, float]] = []
     labels = dict.fromkeys(events, "")
@@ -235,9 +231,7 @@ def _place_events(
     return [(scale_x(epoch), labels[epoch, label]) for epoch, label in events]
 
 
-def _place_mark(
-    mark: Mark, scale_x: Scale, scale_y: Scale, lines: Sequence[Series], panel: Panel
-) -> dict[str, Any]:
+def _place_mark(mark: Mark, scale_x: Scale, scale_y: Scale, lines: Sequence[Series], panel: Panel) -> dict[str, Any]:
     """The point and its label, placed in the lower part of the panel where no curve passes."""
     x, y = scale_x(mark.epoch), scale_y(mark.value)
     late = x > (scale_x.start + scale_x.end) / 2
@@ -252,11 +246,4 @@ def _place_mark(
     ]
     lowest = max([*heights, y])
     label_y = lowest + 20 if lowest + 20 < scale_y.start - 2 else min(heights, default=y) - 10
-    return {
-        "x": x,
-        "y": y,
-        "label": mark.label,
-        "label_x": x + (3 if late else -3),
-        "label_y": label_y,
-        "late": late,
-    }
+    return {"x": x, "y": y, "label": mark.label, "label_x": x + (3 if late else -3), "label_y": label_y, "late": late}

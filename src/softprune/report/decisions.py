@@ -45,8 +45,7 @@ def rule_of(masks: Mapping[str, Any]) -> Rule:
     """The delta and c of the run, or those of the paper if the run had no soft masks."""
     delta, c = masks.get("delta"), masks.get("c")
     return Rule(
-        DEFAULT_DELTA if delta is None else float(delta),
-        float(c) if c is not None and 0.0 < c < 1.0 else DEFAULT_C,
+        DEFAULT_DELTA if delta is None else float(delta), float(c) if c is not None and 0.0 < c < 1.0 else DEFAULT_C
     )
 
 

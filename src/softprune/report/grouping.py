@@ -30,11 +30,7 @@ INCIDENTAL_TABLES = ("records.",)
 TRAINING = frozenset({"train.epochs", "train.label_smoothing", "train.ema"})
 """Settings that a dense network must share with a run to be its baseline."""
 TRAINING_TABLES = ("model.", "data.", "optimizer.", "schedule.")
-_OF_A_SCHEDULE = {
-    "schedule.milestones": ("step",),
-    "schedule.factor": ("step",),
-    "schedule.final": ("cosine",),
-}
+_OF_A_SCHEDULE = {"schedule.milestones": ("step",), "schedule.factor": ("step",), "schedule.final": ("cosine",)}
 
 
 @dataclass(frozen=True)
@@ -113,9 +109,7 @@ def with_baselines(runs: Sequence[Run]) -> list[Run]:
     return [
         run
         if run.method == "dense" or experiment_key(run) in provided
-        else replace(
-            run, baseline_top1=spread(other.compact_top1 for other in dense if same_training(run, other)).mean
-        )
+        else replace(run, baseline_top1=spread(other.compact_top1 for other in dense if same_training(run, other)).mean)
         for run in runs
     ]
 
@@ -178,10 +172,7 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     if "" in labels or len(set(labels)) == 1 < len(labels):
         labels = [f" {DOT} ".join(_differences(run, firsts)) or run.name for run in firsts]
     else:
-        sharing = {
-            label: [run for run, name in zip(firsts, labels, strict=True) if name == label]
-            for label in labels
-        }
+        sharing = {label: [run for run, name in zip(firsts, labels, strict=True) if name == label] for label in labels}
         labels = [
             f" {DOT} ".join([label, *_differences(run, sharing[label])])
             for run, label in zip(firsts, labels, strict=True)
@@ -205,9 +196,7 @@ def _common_name(group: Sequence[Run]) -> str:
     if len(group) == 1:
         return group[0].name
     first, last = min(run.name for run in group), max(run.name for run in group)
-    same = next(
-        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
-    )
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     prefix = first[:same]
     # The last letter or digit of a name stays: sss, vgg16.
     return re.sub(r"([-_. ]+(seed|s)?|[-_. ]*seed)[-_. =]*\d*$", "", prefix)

@@ -118,8 +118,7 @@ def _on_front(row: PaperRow, rows: Sequence[PaperRow]) -> bool:
     point = _point(row)
     others = [_point(other) for other in rows if (other.data, other.model) == (row.data, row.model)]
     return point is not None and not any(
-        other is not None and other != point and other[0] >= point[0] and other[1] >= point[1]
-        for other in others
+        other is not None and other != point and other[0] >= point[0] and other[1] >= point[1] for other in others
     )
 
 
@@ -156,9 +155,7 @@ def _rows(
     return [replace(row, apart=text) for row, text in zip(rows, apart, strict=True)]
 
 
-def _row(
-    data: str, model: str, method: str, name: str, finetuned: bool, members: Sequence[_Entry]
-) -> PaperRow:
+def _row(data: str, model: str, method: str, name: str, finetuned: bool, members: Sequence[_Entry]) -> PaperRow:
     def over(get: Callable[[_Entry], float | None]) -> Spread:
         return spread(get(entry) for entry in members)
 

@@ -47,9 +47,7 @@ def pareto_views(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
     ]
 
 
-def _drawing(
-    canvas: Canvas, groups: Sequence[Experiment], get: Callable[[Run], Spot | None]
-) -> dict[str, Any]:
+def _drawing(canvas: Canvas, groups: Sequence[Experiment], get: Callable[[Run], Spot | None]) -> dict[str, Any]:
     left, right, top, bottom = 46, canvas.width - 14, 28, 400
     runs = [[spot for run in group.runs if (spot := get(run))] for group in groups]
     dense = sorted(
@@ -115,9 +113,7 @@ def _labels(
                 if start < left or start + width > right or y - 12 < top or y + 4 > bottom:
                     continue
                 covered = sum(
-                    weight
-                    for px, py, weight in taken
-                    if start - 4 <= px <= start + width + 4 and y - 14 <= py <= y + 8
+                    weight for px, py, weight in taken if start - 4 <= px <= start + width + 4 and y - 14 <= py <= y + 8
                 )
                 # Places near the point come first.
                 cost = covered + abs(dy) / 100
@@ -132,9 +128,7 @@ def _labels(
 
 
 def _obstacles(
-    drawn: Sequence[dict[str, Any]],
-    dense: Sequence[tuple[float, float, Spot]],
-    front: Sequence[tuple[float, float]],
+    drawn: Sequence[dict[str, Any]], dense: Sequence[tuple[float, float, Spot]], front: Sequence[tuple[float, float]]
 ) -> list[tuple[float, float]]:
     """Points on everything that a label must not cover."""
     found = [(x, y) for x, y, _ in dense]

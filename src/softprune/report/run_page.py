@@ -49,11 +49,7 @@ MEANINGS = {
 KINDS = (
     ("keep", "Both keep", "It varies, and much of it passes the activation."),
     ("scp", "Only SCP drops", "It varies, but almost all of it lies below δ, where the activation is zero."),
-    (
-        "slimming",
-        "Only Slimming drops",
-        "Its scale is small, but its shift carries it through the activation.",
-    ),
+    ("slimming", "Only Slimming drops", "Its scale is small, but its shift carries it through the activation."),
     ("drop", "Both drop", "It hardly varies, and it lies below δ."),
 )
 EPOCH_COLUMNS = (
@@ -65,10 +61,7 @@ SPARE = ("lr", "Train loss", "Train top-1", "Test top-5", "Parameters")
 
 
 def render_run(
-    run_dir: Path | str,
-    out: Path | str | None = None,
-    titles: Mapping[str, str] | None = None,
-    refresh: int = 0,
+    run_dir: Path | str, out: Path | str | None = None, titles: Mapping[str, str] | None = None, refresh: int = 0
 ) -> Path:
     """Write a self-contained HTML page about one run to RUN/report.html or `out`, and return its path.
 
@@ -143,9 +136,7 @@ def _views(run: Run) -> list[Headline]:
     compact = run.variant("compact")
     if compact is not None:
         note = "the network that was written to disk"
-        views.append(
-            Headline("compact", "Compact network", note, run.compact_top1, compact.top5, run.compact)
-        )
+        views.append(Headline("compact", "Compact network", note, run.compact_top1, compact.top5, run.compact))
     for key, label, moment in (("best", "Best epoch", run.best), ("last", "Last epoch", run.last)):
         if moment is not None:
             note = "" if moment.number is None else f"epoch {moment.number}"

@@ -89,9 +89,7 @@ def csv_text(rows: Sequence[PaperRow]) -> str:
     writer.writerow([*heads, "front"])
     for row in rows:
         # A spreadsheet takes text that begins so as a formula.
-        line: list[object] = [
-            f"'{text}" if text[:1] in ("=", "+", "-", "@") else text for text in _texts(row)
-        ]
+        line: list[object] = [f"'{text}" if text[:1] in ("=", "+", "-", "@") else text for text in _texts(row)]
         for column in COLUMNS:
             ours = column.ours(row)
             line += [ours.mean, ours.deviation]

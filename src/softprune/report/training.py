@@ -92,9 +92,7 @@ def target_section(run: Run) -> dict[str, Any] | None:
     if reached is not None:
         verdict = "meets" if reached <= limit else "exceeds"
         what = "The network so far" if run.in_progress else "The compact network"
-        lead += (
-            f"{what} has {count(reached)}, {percent(100 * reached / limit)} of the limit, and {verdict} it. "
-        )
+        lead += f"{what} has {count(reached)}, {percent(100 * reached / limit)} of the limit, and {verdict} it. "
     finalised, events = finalised_at(run), events_of(run.epochs)
     if finalised is not None:
         step, epoch = finalised
@@ -135,9 +133,7 @@ def training_section(run: Run) -> dict[str, Any] | None:
     if not any(line.known for line in lines):
         return None
     last = run.epochs[-1]
-    description = (
-        f"In epoch {last.number}: train loss {significant(last.train_loss)}, lr {significant(last.lr)}"
-    )
+    description = f"In epoch {last.number}: train loss {significant(last.train_loss)}, lr {significant(last.lr)}"
     return {
         "chart": curves(
             "training", lines, "Loss and learning rate", description, events_of(run.epochs), end_labels=True

@@ -67,9 +67,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     comment = _COMMENT.search(content, max(0, len(content) - _LONGEST_COMMENT))
     if comment is None:
-        raise _DamagedError(
-            f"A checkpoint must end with its checksum. Got a damaged or another file at {path}."
-        )
+        raise _DamagedError(f"A checkpoint must end with its checksum. Got a damaged or another file at {path}.")
     if int(comment[1]) > _VERSION:
         raise CheckpointError(
             f"This softprune reads checkpoints of version {_VERSION}. Got version {int(comment[1])} at {path}, which a "
@@ -140,9 +138,7 @@ def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, 
                 continue
             aside = path.with_suffix(_ASIDE)
             path.replace(aside)
-            logger.warning(
-                "softprune: %s It is now %s; resuming from the checkpoint before it.", error, aside.name
-            )
+            logger.warning("softprune: %s It is now %s; resuming from the checkpoint before it.", error, aside.name)
         except CheckpointError:
             if path.exists():
                 raise

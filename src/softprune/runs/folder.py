@@ -165,9 +165,7 @@ class RunFolder:
             if not line.strip():
                 continue
             try:
-                sessions.append(
-                    parse(Session, line, f"{self.sessions}, line {number}", "The line is left out.")
-                )
+                sessions.append(parse(Session, line, f"{self.sessions}, line {number}", "The line is left out."))
             except FileFormatError as error:
                 logger.warning("softprune: %s", error)
         return sessions
@@ -212,7 +210,5 @@ def _no_new_run(folder: RunFolder, error: OSError) -> ConfigError:
 def check_folder_name(name: Any, key: str = "name") -> str:
     """Return ``name`` if it can be the name of a folder, or raise a ConfigError that names ``key``."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ConfigError(
-            f"{key} must be usable as the name of a folder. Got {name!r}; use --out for the path."
-        )
+        raise ConfigError(f"{key} must be usable as the name of a folder. Got {name!r}; use --out for the path.")
     return name

@@ -220,8 +220,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         with restoring():
             if state["cuts"]:
                 raise FileFormatError(
-                    f"model.weights must be of a dense network. Got the run {path}, whose network was cut in "
-                    "training."
+                    f"model.weights must be of a dense network. Got the run {path}, whose network was cut in training."
                 )
             _check_state(state["model"], path)
             return state["model"]
@@ -234,8 +233,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise FileFormatError(f"model.weights must be readable. Got {path}: {error}") from error
     except Exception as error:  # torch.load's refusals of unsafe pickles have no public common class
         raise FileFormatError(
-            "model.weights must hold tensors only (a state_dict), so that reading it runs no code. Got "
-            f"{path}: {error}"
+            f"model.weights must hold tensors only (a state_dict), so that reading it runs no code. Got {path}: {error}"
         ) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
@@ -249,6 +247,4 @@ def _check_state(content: Any, path: Path) -> None:
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     ):
-        raise FileFormatError(
-            f"model.weights must hold a state_dict. Got {type(content).__name__} in {path}."
-        )
+        raise FileFormatError(f"model.weights must hold a state_dict. Got {type(content).__name__} in {path}.")

@@ -156,9 +156,7 @@ class SiteRecord(Record):
     def _check(self) -> Self:
         for name, values in (("beta", self.beta), ("gamma", self.gamma), ("keep", self.keep)):
             if values and len(values) != self.width:
-                raise ValueError(
-                    f"{name} must have one entry per channel, {self.width}, and has {len(values)}"
-                )
+                raise ValueError(f"{name} must have one entry per channel, {self.width}, and has {len(values)}")
         if self.keep and sum(self.keep) != self.kept:
             raise ValueError(f"kept must be the number of true entries in keep, {sum(self.keep)}")
         return self

@@ -84,9 +84,7 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
         if cut.changes:
             names = (name, *(alias for alias, target in plan.aliases.items() if target == name))
             for module_name in names:
-                _cut_module(
-                    compact.get_submodule(module_name), cut, renewed, plan.constants.get(name), parents
-                )
+                _cut_module(compact.get_submodule(module_name), cut, renewed, plan.constants.get(name), parents)
     for name, loose in plan.parameters.items():
         owner, attribute = _owner(compact, name)
         _renew(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept), renewed)
@@ -156,9 +154,7 @@ def _cut_module(
     if cut.select is not None:
         device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
         if isinstance(getattr(module, "select", None), nn.Module):
-            raise PlanError(
-                f"a {type(module).__name__} has a Select, which its own cut should have shortened."
-            )
+            raise PlanError(f"a {type(module).__name__} has a Select, which its own cut should have shortened.")
         module.add_module("select", Select(torch.tensor(cut.select, device=device), cut.source_width))
         module.register_forward_pre_hook(select_input, with_kwargs=True)
 
@@ -192,9 +188,7 @@ def _describe(module: nn.Module, cut: ModuleCut) -> None:
 
 def _void(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> ConstantOutput:
     weight: Tensor = module.weight  # type: ignore[assignment]
-    value = (
-        torch.zeros(cut.width_out, dtype=torch.float64) if constants is None else torch.from_numpy(constants)
-    )
+    value = torch.zeros(cut.width_out, dtype=torch.float64) if constants is None else torch.from_numpy(constants)
     # Channels that stay for the shapes' sake only have no constant; no layer reads them.
     kept = torch.nan_to_num(value)[list(cut.outputs)]
     void = ConstantOutput(module, kept.to(weight.device, weight.dtype))
@@ -263,11 +257,7 @@ def _slice_weight(cut: ModuleCut, weight: Tensor) -> Tensor:
 def _as_before(before: Tensor, after: Tensor) -> Tensor:
     """`after` in the memory format of `before`."""
     for rank, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if (
-            before.ndim == rank
-            and not before.is_contiguous()
-            and before.is_contiguous(memory_format=memory_format)
-        ):
+        if before.ndim == rank and not before.is_contiguous() and before.is_contiguous(memory_format=memory_format):
             return after.contiguous(memory_format=memory_format)
     return after.contiguous()
 

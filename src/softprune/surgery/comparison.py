@@ -152,9 +152,7 @@ def by_sample(outputs: Sequence[Tensor], example: Example) -> list[Tensor]:
     return pieces
 
 
-def outputs_and_foreign(
-    model: nn.Module, example: Example, *originals: nn.Module
-) -> tuple[list[Tensor], list[str]]:
+def outputs_and_foreign(model: nn.Module, example: Example, *originals: nn.Module) -> tuple[list[Tensor], list[str]]:
     """Return the outputs of `model`, and the names of the parameters of `originals` that the call reads.
 
     A deep copy shares what it cannot copy: functions, and the modules that they keep. Such a copy computes with the
@@ -207,9 +205,7 @@ def compare(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, f
 def _difference(expected: Tensor, got: Tensor) -> tuple[float, float]:
     """Return the largest difference and the largest value over finite elements."""
     finite = expected.isfinite()
-    if not torch.equal(finite, got.isfinite()) or not torch.allclose(
-        expected[~finite], got[~finite], equal_nan=True
-    ):
+    if not torch.equal(finite, got.isfinite()) or not torch.allclose(expected[~finite], got[~finite], equal_nan=True):
         return math.inf, 1.0
     if not finite.any():
         return 0.0, 0.0

@@ -58,9 +58,7 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
                 continue
             kept.append(successor)
             taken.add(id(successor))
-            moves.append(
-                (parameter, successor, _sliced_state(plans, name, parameter, optimizer.state.get(parameter)))
-            )
+            moves.append((parameter, successor, _sliced_state(plans, name, parameter, optimizer.state.get(parameter))))
             bias = successors.get(name.removesuffix("weight") + "bias") if name.endswith("weight") else None
             if (
                 bias is not None
@@ -125,8 +123,6 @@ def _sliced_state(
 def _reset(name: str, key: str) -> dict[str, Any]:
     # No part of it is kept: an optimizer takes a state that is there for a whole one.
     logger.warning(
-        "softprune: the optimizer state of '%s' is reset, since its '%s' cannot be cut like the weight",
-        name,
-        key,
+        "softprune: the optimizer state of '%s' is reset, since its '%s' cannot be cut like the weight", name, key
     )
     return {}

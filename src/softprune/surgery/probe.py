@@ -155,9 +155,7 @@ class _Probe:
         called: set[str] = set()
         norms = [name for site in graph.sites for name in site.members]
         for name in norms:
-            twin.get_submodule(name).register_forward_pre_hook(
-                lambda module, args, name=name: called.add(name)
-            )
+            twin.get_submodule(name).register_forward_pre_hook(lambda module, args, name=name: called.add(name))
         self._check_equal(twin)
         if len(called) < len(norms):  # auxiliary heads run in training alone
             self._training_shapes(twin)
@@ -321,9 +319,7 @@ def _random_masks(graph: ChannelGraph, generator: torch.Generator) -> dict[str, 
     return masks
 
 
-def _last_half_masks(
-    graph: ChannelGraph, required: frozenset[str], generator: torch.Generator
-) -> dict[str, Tensor]:
+def _last_half_masks(graph: ChannelGraph, required: frozenset[str], generator: torch.Generator) -> dict[str, Tensor]:
     """Return masks that drop the first half of every site, and all of some that may die."""
     masks = {}
     for site in graph.sites:
@@ -334,6 +330,4 @@ def _last_half_masks(
 
 def _least_masks(graph: ChannelGraph, required: frozenset[str]) -> dict[str, Tensor]:
     """Return masks that drop all that can be dropped, and so change every size that forward() could have fixed."""
-    return {
-        site.name: torch.arange(site.width) >= site.width - (site.name in required) for site in graph.sites
-    }
+    return {site.name: torch.arange(site.width) >= site.width - (site.name in required) for site in graph.sites}

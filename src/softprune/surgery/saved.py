@@ -169,11 +169,7 @@ def read_origin(path: str | os.PathLike[str]) -> Origin | None:
     if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in ("model", "data")):
         return None
     shape = found.get("input_shape")
-    if (
-        not isinstance(shape, list)
-        or len(shape) > 8
-        or not all(type(size) is int and size > 0 for size in shape)
-    ):
+    if not isinstance(shape, list) or len(shape) > 8 or not all(type(size) is int and size > 0 for size in shape):
         return None
     if math.prod(shape) > LARGEST_INPUT:
         raise FileFormatError(
@@ -226,9 +222,7 @@ def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
     """Return the header of a safetensors file, and the content of the file if `whole`."""
     try:
         if file.exists() and not file.is_file():  # opening a fifo would wait for ever
-            raise FileFormatError(
-                f"a saved network must be a file. Got '{file}', which is not a regular file."
-            )
+            raise FileFormatError(f"a saved network must be a file. Got '{file}', which is not a regular file.")
         with open(file, "rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             if not 2 <= size <= min(LARGEST_HEADER, os.fstat(stream.fileno()).st_size - 8):
@@ -240,9 +234,7 @@ def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
             content = stream.read() if whole else b""
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise FileFormatError(
-            f"a saved network must be a file that can be read. Got '{file}': {reason}."
-        ) from error
+        raise FileFormatError(f"a saved network must be a file that can be read. Got '{file}': {reason}.") from error
     header = _json(text, file)
     metadata = header.get("__metadata__")
     if not isinstance(metadata, dict) or not isinstance(metadata.get(DOCUMENT), str):
@@ -269,9 +261,7 @@ def _digest(header: dict[str, Any], data: memoryview) -> str:
 def _json(text: str | bytes, file: Path) -> dict[str, Any]:
     try:
         found = json.loads(text)
-        json.dumps(
-            [[[found]]]
-        )  # writing needs a deeper stack than reading, and a part is written again later
+        json.dumps([[[found]]])  # writing needs a deeper stack than reading, and a part is written again later
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
         raise FileFormatError(
             f"the header of a saved network must be JSON. Got '{file}': {error}. Save or copy it again."

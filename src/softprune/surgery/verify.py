@@ -14,14 +14,7 @@ from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.masks import FixedGate, mask_
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import apply_plan, duplicated, plain_copy, plans_of
-from softprune.surgery.comparison import (
-    by_sample,
-    compare,
-    one_thread,
-    outputs_and_foreign,
-    outputs_of,
-    random_inputs,
-)
+from softprune.surgery.comparison import by_sample, compare, one_thread, outputs_and_foreign, outputs_of, random_inputs
 
 TOLERANCE = 1e-10
 """Largest difference allowed in float64, relative to the largest output."""
@@ -51,12 +44,7 @@ class Certificate:
 
 @one_thread()
 def verify(
-    masked: nn.Module,
-    compact: nn.Module,
-    example: ExampleLike,
-    *,
-    tolerance: float = TOLERANCE,
-    seed: int = 0,
+    masked: nn.Module, compact: nn.Module, example: ExampleLike, *, tolerance: float = TOLERANCE, seed: int = 0
 ) -> Certificate:
     """Compare both networks in float64 and eval mode on `example` and on a random input of another size.
 
@@ -75,9 +63,7 @@ def verify(
 
 
 @one_thread()
-def verify_plan(
-    plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike
-) -> Certificate:
+def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike) -> Certificate:
     """Verify that `network` with hard `masks` equals `network` cut by `plan`, as :func:`verify` does.
 
     Constants that fold into a float32 bias are rounded there, so that a float64 network is cut.

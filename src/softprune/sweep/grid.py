@@ -131,9 +131,7 @@ def _cells_of(
     trials: list[Point] = [{}] if search is None else search.points()
     count = len(earlier.names) + math.prod(map(len, axes.values())) * len(trials)
     if count > LARGEST:
-        raise ConfigError(
-            f"A sweep can have at most {LARGEST:,} runs. Got {count:,}; split it into several files."
-        )
+        raise ConfigError(f"A sweep can have at most {LARGEST:,} runs. Got {count:,}; split it into several files.")
     for point in ({**point, **trial} for point in _points(axes) for trial in trials):
         after = earlier.after(run.get("after"), point)
         values = {**_checked_set(run.get("set", {})), **point}
@@ -163,9 +161,7 @@ def _cells_of(
             run=label,
         )
         if cell.name == LOGS:
-            raise ConfigError(
-                f"{LOGS!r} is the folder of the runs' logs. Got a run of that name; choose another."
-            )
+            raise ConfigError(f"{LOGS!r} is the folder of the runs' logs. Got a run of that name; choose another.")
         if cell.name in earlier.names or cell.name in taken:
             raise ConfigError(
                 f"The runs of a sweep must have different names. Got {cell.name!r} twice; give one of them `name`."
@@ -259,9 +255,7 @@ class _Earlier:
 def _shared(point: Point, other: Point) -> tuple[Any, ...]:
     """Return the values of `point` at the keys that `other` has too, in a form that a dictionary takes."""
     values = [(key, point[key]) for key in sorted(point) if key in other]
-    return tuple(
-        (key, value if isinstance(value, int | float | str) else repr(value)) for key, value in values
-    )
+    return tuple((key, value if isinstance(value, int | float | str) else repr(value)) for key, value in values)
 
 
 def _setting(key: str, value: Any, after: Cell | None) -> str:

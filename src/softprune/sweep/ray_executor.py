@@ -111,8 +111,7 @@ class RayExecutor:
         """Return how many runs the living nodes can hold."""
         wanted = self.options.resources
         return sum(
-            int(min(node.get(name, 0.0) / amount + 1e-6 for name, amount in wanted.items()))
-            for node in self._nodes()
+            int(min(node.get(name, 0.0) / amount + 1e-6 for name, amount in wanted.items())) for node in self._nodes()
         )
 
     def _check_resources(self) -> None:
@@ -140,9 +139,7 @@ class RayExecutor:
             answers = self._ray.get(
                 [
                     missing_on.options(
-                        scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(
-                            node["NodeID"], soft=False
-                        )
+                        scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                     ).remote([str(probe), str(Path.cwd())])
                     for node in nodes
                 ],
@@ -160,9 +157,7 @@ class RayExecutor:
             (str(Path.cwd()), Path.cwd(), "start the sweep from a folder on shared storage"),
         ):
             blind = {
-                node["NodeManagerHostname"]
-                for node, missing in zip(nodes, answers, strict=True)
-                if path in missing
+                node["NodeManagerHostname"] for node, missing in zip(nodes, answers, strict=True) if path in missing
             }
             if blind:
                 raise ConfigError(
@@ -215,9 +210,7 @@ class RayTask:
         elif _is_free(self._node_file):
             self._submit()
         elif time.monotonic() - self._waiting_since > _FREE_SECONDS:
-            self._note(
-                f"softprune: a lost process still holds {self._node_file}; stop it and repeat the sweep"
-            )
+            self._note(f"softprune: a lost process still holds {self._node_file}; stop it and repeat the sweep")
             self._code = 1
 
     def _submit(self) -> None:
@@ -236,12 +229,7 @@ class RayTask:
         }
         environment.setdefault("OMP_NUM_THREADS", str(max(1, int(wanted.cpus_per_run))))
         self._reference = run.remote(
-            self._arguments(),
-            str(self._log),
-            str(self._stop_file),
-            str(self._node_file),
-            str(Path.cwd()),
-            environment,
+            self._arguments(), str(self._log), str(self._stop_file), str(self._node_file), str(Path.cwd()), environment
         )
 
     def _collect(self) -> None:

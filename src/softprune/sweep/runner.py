@@ -20,9 +20,7 @@ class SweepRunner:
         data_dir: The folder of the data, if another than the recipes say.
     """
 
-    def __init__(
-        self, sweep: Sweep, executor: Executor | None = None, *, data_dir: str | None = None
-    ) -> None:
+    def __init__(self, sweep: Sweep, executor: Executor | None = None, *, data_dir: str | None = None) -> None:
         self.sweep, self.executor = sweep, executor or LocalPool()
         logs = sweep.folder / LOGS
         self.jobs = [Job(cell, logs / f"{cell.name}.log", data_dir) for cell in sweep.cells]

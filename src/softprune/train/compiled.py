@@ -32,9 +32,7 @@ class StepCompiler:
         fit_convolutions: Rewrite convolutions for tensor cores.
     """
 
-    def __init__(
-        self, backend: str, options: dict[str, Any], device: torch.device, *, fit_convolutions: bool
-    ) -> None:
+    def __init__(self, backend: str, options: dict[str, Any], device: torch.device, *, fit_convolutions: bool) -> None:
         if backend == "inductor" and device.type == "cuda":
             options = {**_INDUCTOR_ON_CUDA, **options}
         self._patches = {"config_patches": options} if options else {}

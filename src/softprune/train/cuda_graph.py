@@ -26,9 +26,7 @@ class Snapshot:
     of momentum and of Adam's averages.
     """
 
-    def __init__(
-        self, tensors: Iterable[Tensor], optimizer: torch.optim.Optimizer, others: Iterable[Stateful]
-    ) -> None:
+    def __init__(self, tensors: Iterable[Tensor], optimizer: torch.optim.Optimizer, others: Iterable[Stateful]) -> None:
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self._optimizer = optimizer
         self._optimizer_values = {id(t): (t, t.detach().clone()) for t in self._current_optimizer_tensors()}

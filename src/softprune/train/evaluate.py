@@ -81,9 +81,7 @@ class EvalStep:
         missing = -len(own) % count
         # The last batch is padded with the first image, which is not counted there.
         self._rows = F.pad(own, (0, missing)).view(-1, count)
-        self._counts = (
-            F.pad(torch.ones(len(own)), (0, missing)).view(-1, count).to(self.device, torch.float64)
-        )
+        self._counts = F.pad(torch.ones(len(own)), (0, missing)).view(-1, count).to(self.device, torch.float64)
         self._loader = None
         if isinstance(data, LoadedDataset):
             self._loader = BatchLoader(data, workers=workers, device=self.device)
@@ -115,9 +113,7 @@ class EvalStep:
         if self.world_size > 1:
             torch.distributed.all_reduce(self._totals)
         images_seen, loss, first, five = self._totals.tolist()
-        return EvalTotals(
-            int(images_seen), loss / images_seen, 100 * first / images_seen, 100 * five / images_seen
-        )
+        return EvalTotals(int(images_seen), loss / images_seen, 100 * first / images_seen, 100 * five / images_seen)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self._loader is None:

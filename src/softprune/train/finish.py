@@ -89,9 +89,7 @@ def _row(
 
 
 def _file_bytes(network: nn.Module) -> int:
-    tensors = {
-        name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()
-    }
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
     return len(to_safetensors(tensors))
 
 

@@ -45,8 +45,7 @@ def _check_option(method: str, option: str) -> None:
     key = _KEYS.get(option)
     if key is not None:
         raise ConfigError(
-            f"method.options must be options of {method}. Got {option!r}, which has a key of its own: "
-            f"use {key}."
+            f"method.options must be options of {method}. Got {option!r}, which has a key of its own: use {key}."
         )
     own = REGISTRY[method].options
     if option not in own:
@@ -74,13 +73,7 @@ def check_one_shot(config: RunConfig) -> None:
 
 
 def make_pruner(
-    config: MethodConfig,
-    network: nn.Module,
-    example: Tensor,
-    *,
-    masks: MaskConfig,
-    seed: int,
-    total_steps: int,
+    config: MethodConfig, network: nn.Module, example: Tensor, *, masks: MaskConfig, seed: int, total_steps: int
 ) -> Pruner:
     """Return the pruner of the method that ``config`` names, for ``total_steps`` steps of training ``network``.
 

@@ -143,19 +143,13 @@ class CostTracker:
         return kept
 
     def _totals(self, counted: Cost, masks: dict[str, Tensor]) -> Totals:
-        return Totals(
-            channels=counted.channels, params=counted.params, macs=counted.macs, **self._paper(masks)
-        )
+        return Totals(channels=counted.channels, params=counted.params, macs=counted.macs, **self._paper(masks))
 
     def _paper(self, masks: dict[str, Tensor]) -> dict[str, int]:
         if self._paper_counter is None:
             return {}
         counted = self._paper_counter.count(masks)
-        return {
-            "paper_channels": counted.channels,
-            "paper_params": counted.params,
-            "paper_flops": counted.flops,
-        }
+        return {"paper_channels": counted.channels, "paper_params": counted.params, "paper_flops": counted.flops}
 
 
 def _paper_counter(dense: nn.Module, image: Tensor) -> PaperCounter | None:

@@ -68,10 +68,7 @@ def start(
             RunFolder.create(path, config)
         world.barrier()
         folder = RunFolder(path)
-        with (
-            _claim(folder, world),
-            run_log(folder, listener or Listener(), write=world.is_writer) as logged,
-        ):
+        with _claim(folder, world), run_log(folder, listener or Listener(), write=world.is_writer) as logged:
             return _run(config, folder, data, world, begin, time_limit, logged)
 
 
@@ -186,9 +183,7 @@ def _train(
     if state is not None:
         with restoring():
             check_same_teacher(teacher, state)
-    trainer = Trainer(
-        config, folder, data, world, begin, listener=listener, stop=stop, teacher=teacher, state=state
-    )
+    trainer = Trainer(config, folder, data, world, begin, listener=listener, stop=stop, teacher=teacher, state=state)
     reason = trainer.run()
     if reason is not None:
         return reason, None
@@ -204,9 +199,7 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict
     """Return the checkpoint to resume from, or None if the run has none yet."""
     if newest_path(folder.checkpoints) is None and not has_damaged(folder.checkpoints):
         if folder.sessions.is_file():
-            logger.info(
-                "there is no checkpoint in %s: training starts from the beginning", folder.checkpoints
-            )
+            logger.info("there is no checkpoint in %s: training starts from the beginning", folder.checkpoints)
         return None
     path, state = read_newest(folder.checkpoints, repair=repair)
     with restoring():

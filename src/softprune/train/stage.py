@@ -128,11 +128,7 @@ class Stage:
     def _make_step(self, config: RunConfig, data: DataBundle, finetune: bool) -> TrainStep:
         sampler = _sampler(config, data, self.world)
         batches = make_batches(
-            data,
-            sampler,
-            device=self.world.device,
-            accumulate=config.train.accumulate,
-            workers=config.data.workers,
+            data, sampler, device=self.world.device, accumulate=config.train.accumulate, workers=config.data.workers
         )
         strength = None
         if self.pruner is not None and self.pruner.penalised and not config.method.target:
@@ -215,9 +211,7 @@ def restored_stage(config: RunConfig, data: DataBundle, world: World, state: dic
         load_unsaved_buffers(network, state["unsaved_buffers"])
         # Two kinds of stage have no pruner: fine-tuning after a cut, and a dense run, which is never fine-tuned.
         finetune = state["stage"]["pruner"] is None and config.method.name != "dense"
-        stage = Stage(
-            config, network, data, world, finetune=finetune, cut=bool(state["cuts"]), state=state["stage"]
-        )
+        stage = Stage(config, network, data, world, finetune=finetune, cut=bool(state["cuts"]), state=state["stage"])
         return StartingPoint(dense, stage, state["random"])
 
 
@@ -229,11 +223,7 @@ def recalibrate(network: nn.Module, batches: BatchSource, count: int) -> None:
     compact network needs those of the masks that were decided. Several processes must call this together: each
     computes its share of the batches, and all take the statistics of rank 0, as in training.
     """
-    norms = [
-        module
-        for module in network.modules()
-        if isinstance(module, _BatchNorm) and module.track_running_stats
-    ]
+    norms = [module for module in network.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     momenta = [norm.momentum for norm in norms]
     clock = Clock(batches.sampler.seed, batches.device)
     try:
@@ -270,9 +260,7 @@ def _make_optimizer(
     config: RunConfig, network: nn.Module, pruner: Pruner | None, finetune: bool
 ) -> torch.optim.Optimizer:
     decay = config.optimizer.weight_decay
-    groups = (
-        undecayed_biases(network, decay) if pruner is None else pruner.parameter_groups(weight_decay=decay)
-    )
+    groups = undecayed_biases(network, decay) if pruner is None else pruner.parameter_groups(weight_decay=decay)
     rate = config.finetune.lr if finetune else config.optimizer.lr
     momentum = config.optimizer.momentum
     if config.optimizer.name == "adamw":

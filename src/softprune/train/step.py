@@ -221,9 +221,7 @@ class TrainStep:
         if options.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         # A cache of cast weights would outlive the capture, and each weight is used only once.
-        with torch.autocast(
-            self.device.type, dtype=torch.bfloat16, enabled=options.bf16, cache_enabled=False
-        ):
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=options.bf16, cache_enabled=False):
             logits = self.model(images)
             taught = None if self.teacher is None else self.teacher.outputs(images)
         task = self._task_loss(logits.float(), labels)

@@ -97,9 +97,7 @@ class MLflow:
         if step <= self._last:
             return  # MLflow keeps every value of a step: epochs trained again would be there twice
         now = int(1000 * time.time())
-        self._client.log_batch(
-            self._id, [self._metric(name, value, now, step) for name, value in values.items()]
-        )
+        self._client.log_batch(self._id, [self._metric(name, value, now, step) for name, value in values.items()])
 
     def close(self) -> None:
         self._client.set_terminated(self._id)

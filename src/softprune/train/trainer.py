@@ -258,9 +258,7 @@ class Trainer:
         elif self.in_finetuning:
             network = self.finish_pruning()
             self.listener.on_stage("fine-tuning the compact network")
-            self.stage = Stage(
-                self.config, network.train(), self.data, self.world, finetune=True, teacher=self.teacher
-            )
+            self.stage = Stage(self.config, network.train(), self.data, self.world, finetune=True, teacher=self.teacher)
 
     def _cut_and_continue(self) -> None:
         """Cut the network physically, and train the smaller one with the momentum and the noise of the larger."""
@@ -380,11 +378,7 @@ class Trainer:
         return save_checkpoint(self.folder.checkpoints, step, state)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        numbers = [
-            state["seconds"],
-            state["epoch_seconds"],
-            *(each for each in state["given"] if each is not None),
-        ]
+        numbers = [state["seconds"], state["epoch_seconds"], *(each for each in state["given"] if each is not None)]
         if not all(isinstance(each, float) for each in numbers) or not isinstance(state["started"], str):
             raise TypeError("times and accuracies must be numbers")
         self.epoch, self.batch, self.epoch_ended = state["epoch"], state["batch"], state["epoch_ended"]

@@ -51,18 +51,7 @@ def test_convolutions_take_what_follows_along(build: Callable[[], nn.Module], fu
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "residual",
-        "dense",
-        "depthwise",
-        "grouped",
-        "squeeze-excite",
-        "shuffle",
-        "shared",
-        "transposed",
-        "1d",
-        "u-net",
-    ],
+    ["residual", "dense", "depthwise", "grouped", "squeeze-excite", "shuffle", "shared", "transposed", "1d", "u-net"],
 )
 def test_topologies(name: str) -> None:
     topology = TOPOLOGIES[name]
@@ -88,11 +77,7 @@ class _Forward(nn.Module):
 
     def __init__(self, forward: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
-        self.one, self.two, self.three = (
-            nn.Conv2d(3, 13, 3, padding=1),
-            nn.Conv2d(13, 8, 1),
-            nn.Conv2d(13, 8, 1),
-        )
+        self.one, self.two, self.three = (nn.Conv2d(3, 13, 3, padding=1), nn.Conv2d(13, 8, 1), nn.Conv2d(13, 8, 1))
         self._forward = forward
 
     def forward(self, x: Tensor) -> Tensor:
@@ -110,9 +95,7 @@ FORWARDS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a comparison": lambda net, x: net.two((_hidden(net, x) > 0.1).to(x.dtype)),
     "a constant": lambda net, x: net.two(_hidden(net, x) * torch.ones(1, 13, 1, 1, dtype=x.dtype)),
     "a range": lambda net, x: _hidden(net, x).mean((2, 3)) * torch.arange(13, dtype=x.dtype),
-    "a softmax in float32": lambda net, x: net.two(
-        F.softmax(_hidden(net, x), 1, dtype=torch.float32).to(x.dtype)
-    ),
+    "a softmax in float32": lambda net, x: net.two(F.softmax(_hidden(net, x), 1, dtype=torch.float32).to(x.dtype)),
     "dropout": lambda net, x: net.two(F.dropout(_hidden(net, x), training=False)),
     "writes to its input": lambda net, x: net.two(_hidden(net, x.mul_(2))),
     "infinite outputs": lambda net, x: (
@@ -268,9 +251,7 @@ class _Flattened(nn.Module):
 
 @pytest.mark.parametrize("model_order", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("example_order", [torch.contiguous_format, torch.channels_last])
-def test_images_come_in_any_memory_order(
-    model_order: torch.memory_format, example_order: torch.memory_format
-) -> None:
+def test_images_come_in_any_memory_order(model_order: torch.memory_format, example_order: torch.memory_format) -> None:
     torch.manual_seed(0)
     model = _Flattened().eval()
     model.conv = model.conv.to(memory_format=model_order)  # type: ignore[call-overload]

@@ -63,8 +63,6 @@ def test_widths_stay_where_not_only_convolutions_read_them(reader: str) -> None:
     torch.manual_seed(0)
     model, images = _Readers(reader).eval(), torch.randn(2, 8, 6, 6)
     made = fuse(model, images)
-    (first,) = [t for t in made.state_dict().values() if t.dim() == 4 and t.shape[1] == 8 and t.shape[0] > 8][
-        :1
-    ]
+    (first,) = [t for t in made.state_dict().values() if t.dim() == 4 and t.shape[1] == 8 and t.shape[0] > 8][:1]
     assert first.shape[0] == (16 if reader == "pool" else 13)
     assert_same(model, made, images)

@@ -122,9 +122,7 @@ def test_every_way_to_call_a_convolution(call: Any) -> None:
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_the_gradient_of_a_product_has_the_memory_order_of_its_weight(
-    memory_format: torch.memory_format,
-) -> None:
+def test_the_gradient_of_a_product_has_the_memory_order_of_its_weight(memory_format: torch.memory_format) -> None:
     weight = torch.randn(5, 12, 3, 3).to(memory_format=memory_format).requires_grad_()
     images = torch.randn(2, 12, 9, 9).to(memory_format=memory_format)
     result = convolve_by_product(images, weight, (1, 1), torch.float32)
@@ -156,9 +154,7 @@ def test_a_product_is_the_convolution(kernel: tuple[int, int], padding: tuple[in
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     pull = torch.randn_like(want)
     for mine, theirs in zip(
-        torch.autograd.grad(got, (image, weight), pull),
-        torch.autograd.grad(want, (image, weight), pull),
-        strict=True,
+        torch.autograd.grad(got, (image, weight), pull), torch.autograd.grad(want, (image, weight), pull), strict=True
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
@@ -193,9 +189,7 @@ def test_products_are_for_what_they_pay_for(convolution: nn.Conv2d, side: int, p
         found.append(fit is not None)
         return lookup_backend("eager")(graph, inputs)
 
-    torch.compile(convolution, backend=backend, dynamic=False)(
-        torch.randn(2, convolution.in_channels, side, side)
-    )
+    torch.compile(convolution, backend=backend, dynamic=False)(torch.randn(2, convolution.in_channels, side, side))
     assert found == [products]
 
 

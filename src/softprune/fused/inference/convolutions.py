@@ -161,9 +161,7 @@ class ConvolutionGraph:
         """Return `node` as a convolution of a batch of images with constant weights, or None."""
         if not isinstance(node, Node) or node.target not in (CONV, CONV_RELU) or node.kwargs:
             return None
-        if not all(
-            each is None or (isinstance(each, Node) and each.op == "get_attr") for each in node.args[1:3]
-        ):
+        if not all(each is None or (isinstance(each, Node) and each.op == "get_attr") for each in node.args[1:3]):
             return None
         return FusableConvolution(self, node) if node.meta["val"].dim() == 4 else None
 

@@ -54,9 +54,7 @@ def fuse(
         dynamic_batch: Accept any batch size.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ConfigError(
-            f"`dtype` must be a floating dtype of torch, such as torch.bfloat16. Got {dtype!r}."
-        )
+        raise ConfigError(f"`dtype` must be a floating dtype of torch, such as torch.bfloat16. Got {dtype!r}.")
     device, _ = place_of(model)
     narrow = prepared(model, device=device)
     given = exportable(narrow, Example.of(example).to_model(narrow), dynamic_batch=dynamic_batch)
@@ -80,12 +78,7 @@ def fuse(
 
 @torch.no_grad()
 def _fused(
-    model: nn.Module,
-    given: Example,
-    values: Mapping[str, Tensor],
-    *,
-    dynamic_batch: bool,
-    channels_last: bool,
+    model: nn.Module, given: Example, values: Mapping[str, Tensor], *, dynamic_batch: bool, channels_last: bool
 ) -> GraphModule:
     program = exported(model, given, dynamic_batch=dynamic_batch)
     with warnings.catch_warnings():
@@ -113,9 +106,7 @@ def _check_rounded(wide: nn.Module, given: Example, narrow: nn.Module, made: nn.
     apart, size = distance(expected, found)
     theirs, scale = distance(expected, usual)
     allowed = max(TOLERANCES.get(dtype, 0.0), 2 * theirs / max(scale, 1e-30))
-    if [tensor.dtype for tensor in found] != [
-        tensor.dtype for tensor in usual
-    ] or not apart <= allowed * size:
+    if [tensor.dtype for tensor in found] != [tensor.dtype for tensor in usual] or not apart <= allowed * size:
         kinds = [", ".join(str(tensor.dtype) for tensor in outputs) for outputs in (found, usual)]
         raise VerificationError(
             f"A fused network must compute in {dtype} what the network computes, within {allowed:.2g} of its output. "

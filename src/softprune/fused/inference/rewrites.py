@@ -98,9 +98,7 @@ def _rewrite(convolution: FusableConvolution, size: list[int]) -> None:
     # Pad the kernel with zeros until kernel and leading padding consist of whole blocks.
     front = [pad % 2 for pad in convolution.steps[1]]
     taps = [-(-(length + more) // 2) for length, more in zip(weight.shape[2:], front, strict=True)]
-    after = [
-        2 * count - length - more for count, length, more in zip(taps, weight.shape[2:], front, strict=True)
-    ]
+    after = [2 * count - length - more for count, length, more in zip(taps, weight.shape[2:], front, strict=True)]
     wide = F.pad(weight, (front[1], after[1], front[0], after[0]))
     outputs, inputs = weight.shape[:2]
     blocks = wide.view(outputs, inputs, taps[0], 2, taps[1], 2).permute(0, 1, 3, 5, 2, 4)
@@ -150,11 +148,7 @@ def pad_odd_widths(network: ConvolutionGraph) -> int:
 def _odd(network: ConvolutionGraph) -> Iterator[tuple[FusableConvolution, list[FusableConvolution]]]:
     """Yield convolutions of odd width that only convolutions read, with these readers."""
     for convolution in network.convolutions():
-        if (
-            alignment_padding(convolution.weight.shape[0])
-            and convolution.groups == 1
-            and convolution.other is None
-        ):
+        if alignment_padding(convolution.weight.shape[0]) and convolution.groups == 1 and convolution.other is None:
             readers = _readers(network, convolution.node)
             if readers:
                 yield convolution, readers

@@ -16,9 +16,7 @@ from softprune.fused.training.statistics import share_statistics, shared_statist
 
 def rewrite_graph(graph: GraphModule) -> GraphModule | None:
     """Return a rewritten copy of a graph of torch.compile, or None where there is nothing to rewrite."""
-    if not shared_statistics(graph) and not any(
-        is_thin(each) or is_odd(each) for each in convolutions(graph)
-    ):
+    if not shared_statistics(graph) and not any(is_thin(each) or is_odd(each) for each in convolutions(graph)):
         return None
     copied = copy.deepcopy(graph)
     share_statistics(copied)

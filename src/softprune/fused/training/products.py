@@ -47,9 +47,7 @@ def replace_by_product(convolution: TracedConvolution) -> None:
     node, arguments, result = convolution.node, convolution.arguments, convolution.result
     padding = _pair(arguments.get("padding", 0))
     with convolution.graph.inserting_before(node):
-        product = convolution.call(
-            convolve_by_product, arguments["input"], arguments["weight"], padding, result.dtype
-        )
+        product = convolution.call(convolve_by_product, arguments["input"], arguments["weight"], padding, result.dtype)
         if arguments.get("bias") is not None:
             bias = convolution.call(torch.reshape, arguments["bias"], (-1, 1, 1))
             product = convolution.call(torch.add, product, convolution.call(Tensor.to, bias, result.dtype))
@@ -59,9 +57,7 @@ def replace_by_product(convolution: TracedConvolution) -> None:
     convolution.graph.erase_node(node)
 
 
-def convolve_by_product(
-    image: Tensor, weight: Tensor, padding: tuple[int, int], dtype: torch.dtype
-) -> Tensor:
+def convolve_by_product(image: Tensor, weight: Tensor, padding: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """Compute conv2d with stride one by operations that autograd and the compiler handle."""
     outputs, inputs, *kernel = weight.shape
     taps = kernel[0] * kernel[1]

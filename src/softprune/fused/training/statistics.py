@@ -143,9 +143,7 @@ def _parts(node: Node, written: set[int]) -> list[Node]:
     tensors: Any = node.args[0] if node.args else node.kwargs.get("tensors")
     dimension = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     images = [example(part) for part in tensors] if isinstance(tensors, (list, tuple)) else []
-    if dimension not in (1, 1 - example(node).dim()) or not all(
-        isinstance(each, FakeTensor) for each in images
-    ):
+    if dimension not in (1, 1 - example(node).dim()) or not all(isinstance(each, FakeTensor) for each in images):
         return [node]
     return [part for tensor in tensors for part in _parts(tensor, written)]
 
@@ -153,11 +151,7 @@ def _parts(node: Node, written: set[int]) -> list[Node]:
 def _written(graph: GraphModule) -> set[int]:
     """Return the storages that the graph writes in place, by the version counters of the fake tensors."""
     values = [example(node) for node in graph.graph.nodes]
-    return {
-        value.untyped_storage()._cdata
-        for value in values
-        if isinstance(value, FakeTensor) and value._version > 0
-    }
+    return {value.untyped_storage()._cdata for value in values if isinstance(value, FakeTensor) and value._version > 0}
 
 
 def _storage(node: Node) -> int:

@@ -155,9 +155,7 @@ def _added_up(builder: GraphBuilder, atoms: IntArray, dims: list[int]) -> IntArr
         for other in others:
             outputs = builder.table.follow(total)
             builder.ops.append(
-                BinaryOp(
-                    total.ravel(), other.ravel(), outputs.ravel(), operator.add, absorbs_zero=False, adds=True
-                )
+                BinaryOp(total.ravel(), other.ravel(), outputs.ravel(), operator.add, absorbs_zero=False, adds=True)
             )
             total = outputs
         atoms = total
@@ -208,8 +206,7 @@ def two_tensors(builder: GraphBuilder, node: Node) -> Any:
                     builder.table.pin(other.atoms, f"one of them is broadcast in {builder.where(node)}")
             elif not other.varies_along(dim):
                 builder.table.union(
-                    one.atoms,
-                    np.broadcast_to(other.atoms, np.broadcast_shapes(one.atoms.shape, other.atoms.shape)),
+                    one.atoms, np.broadcast_to(other.atoms, np.broadcast_shapes(one.atoms.shape, other.atoms.shape))
                 )
     both = np.broadcast_arrays(left.atoms, right.atoms)
     # Only where both sides really have the channel: a broadcast side does not bind it.
@@ -246,9 +243,9 @@ def _flat_pair(both: tuple[IntArray, ...] | list[IntArray]) -> tuple[IntArray, I
 def _bind_common(builder: GraphBuilder, left: Value, right: Value) -> None:
     """Tie along dimensions that both vary along; the wider side varies along further ones as well."""
     narrow, wide = sorted((left, right), key=lambda value: value.atoms.size)
-    shared = all(
-        narrow.atoms.shape[dim] in (1, wide.atoms.shape[dim]) for dim in range(narrow.atoms.ndim)
-    ) and any(size > 1 for size in narrow.atoms.shape)
+    shared = all(narrow.atoms.shape[dim] in (1, wide.atoms.shape[dim]) for dim in range(narrow.atoms.ndim)) and any(
+        size > 1 for size in narrow.atoms.shape
+    )
     if shared:
         builder.table.union(np.broadcast_to(narrow.atoms, wide.atoms.shape), wide.atoms)
     elif narrow.atoms.size > 1:

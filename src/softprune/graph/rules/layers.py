@@ -58,9 +58,7 @@ def _convolve(builder: GraphBuilder, node: Node, *, transposed: bool, groups: in
     one_for_all = operator_name(weight) in ("expand", "expand_as", "repeat") if weight.args else False
     if bias is None and one_for_all and groups == len(inputs) == shape[1] > 1 and not transposed:
         return _filter(builder, node, value, positions * math.prod(kernel))
-    return _opaque(
-        builder, node, positions, "the weight of the convolution in {} is not a module's own parameter"
-    )
+    return _opaque(builder, node, positions, "the weight of the convolution in {} is not a module's own parameter")
 
 
 def _filter(builder: GraphBuilder, node: Node, value: Value, macs: int) -> Value:
@@ -98,9 +96,7 @@ def linear(builder: GraphBuilder, node: Node) -> Value:
 
     if builder.add_layer(node, weight, bias, build, Use(inputs, output.atoms.ravel(), positions)):
         return output
-    return _opaque(
-        builder, node, positions, "the weight of the linear layer in {} is not a module's own parameter"
-    )
+    return _opaque(builder, node, positions, "the weight of the linear layer in {} is not a module's own parameter")
 
 
 @rule("batch_norm")
@@ -109,15 +105,12 @@ def batch_norm(builder: GraphBuilder, node: Node) -> Value:
     value = builder.value(source)
     inputs = value.along(1) if isinstance(value, Value) else None
     if inputs is None:
-        return builder.opaque(
-            node, f"the BatchNorm in {builder.where(node)} reads them along another dimension"
-        )
+        return builder.opaque(node, f"the BatchNorm in {builder.where(node)} reads them along another dimension")
     output = builder.fresh_value(node, 1)
     use = Use(inputs, output.atoms.ravel(), 0)
     if not builder.add_norm(node, weight if weight is not None else running_mean, bias, use):  # type: ignore[arg-type]
         return builder.opaque(
-            node,
-            f"the batch_norm in {builder.where(node)} does not use one known BatchNorm's own parameters",
+            node, f"the batch_norm in {builder.where(node)} does not use one known BatchNorm's own parameters"
         )
     return output
 

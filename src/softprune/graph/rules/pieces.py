@@ -31,10 +31,7 @@ def concatenate(builder: GraphBuilder, node: Node) -> Any:
     stacked = operator_name(node) == "stack"
     place = dim % len(shape)
     elsewhere = stacked or any(
-        value.varies_along(other)
-        for value in values
-        for other in range(len(value.atoms.shape))
-        if other != place
+        value.varies_along(other) for value in values for other in range(len(value.atoms.shape)) if other != place
     )
     if not elsewhere:
         rows = [np.broadcast_to(value.atoms.ravel(), (value.shape[place],)) for value in values]
@@ -45,9 +42,7 @@ def concatenate(builder: GraphBuilder, node: Node) -> Any:
     arrays = [value.atoms for value in values]
     along = not stacked and any(value.varies_along(place) for value in values)
     if along or any(array.shape != arrays[0].shape for array in arrays):
-        return builder.opaque(
-            node, f"{operator_name(node)} in {builder.where(node)} layers different layouts"
-        )
+        return builder.opaque(node, f"{operator_name(node)} in {builder.where(node)} layers different layouts")
     outputs = merge_counterparts(builder, arrays)
     return Value(shape, np.expand_dims(outputs, place) if stacked else outputs)
 
@@ -149,8 +144,7 @@ def _same_channels(source: Value, output: Any) -> bool:
     """Whether every piece still has all channels (the movement was along another dimension)."""
     pieces = output if isinstance(output, list) else [output]
     return all(
-        isinstance(piece, Value) and np.array_equal(piece.atoms.ravel(), source.atoms.ravel())
-        for piece in pieces
+        isinstance(piece, Value) and np.array_equal(piece.atoms.ravel(), source.atoms.ravel()) for piece in pieces
     )
 
 
