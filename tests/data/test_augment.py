@@ -1,4 +1,6 @@
-"""Random crops and flips."""
+"""Random crops, flips and erased rectangles."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ import torch.nn.functional as F
 
 from softprune.data import ArrayDataset, Augmentation
 from softprune.data.augment import augmented_batch, image_words
+from softprune.data.erasing import erased_pixels
 from softprune.rng import Clock, uniform_noise
 
 
@@ -29,7 +32,7 @@ def test_is_pad_then_crop_then_flip_of_the_normalised_image(data, pad, flip):
     clock, words = _clock(step=5), image_words(0, 32)
     images, labels = augmented_batch(data, indices, augmentation, clock, words)
     assert torch.equal(labels, indices)
-    rows, columns, flips = uniform_noise(clock, words)
+    rows, columns, flips = uniform_noise(clock, words)[:3]
     for number in range(32):
         plain = F.pad(data.batch(indices[number : number + 1])[0][0], (pad,) * 4)
         top, left = (int(u * (2 * pad + 1)) for u in (rows[number], columns[number]))
@@ -82,8 +85,23 @@ def test_all_shifts_and_flips_are_equally_likely():
     assert all(abs(number - 500) < 110 for number in seen.values())  # five standard deviations
 
 
+def test_erasing_sets_one_rectangle_of_some_images_to_the_mean_colour(data):
+    count = 400
+    indices, words = torch.arange(count) % 40, image_words(0, count)
+    augmentation = Augmentation(pad=2, flip=True)
+    whole = augmented_batch(data, indices, augmentation, _clock(), words)[0]
+    erased = augmented_batch(data, indices, replace(augmentation, erasing=0.5), _clock(), words)[0]
+    pixels = erased_pixels(uniform_noise(_clock(), words)[3:], 0.5, 6, 9)
+    assert torch.equal(erased, torch.where(pixels[:, None], 0.0, whole))
+    for image in pixels:
+        rows, columns = image.any(1), image.any(0)
+        assert torch.equal(image, rows[:, None] & columns)  # one rectangle, or nothing
+        assert not image.any() or 0.01 * 54 <= image.sum() <= 0.45 * 54
+    assert 150 <= pixels.flatten(1).any(1).sum() <= 250
+
+
 def test_compiled(data):
     words = image_words(0, 8)
-    arguments = (data, torch.arange(8), Augmentation(pad=2, flip=True), _clock(3), words)
+    arguments = (data, torch.arange(8), Augmentation(pad=2, flip=True, erasing=0.5), _clock(3), words)
     compiled = torch.compile(augmented_batch, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(*arguments)[0], augmented_batch(*arguments)[0])

@@ -183,6 +183,21 @@ def test_no_classes(root):
         _load(root)
 
 
+def test_erasing_depends_on_the_draw_and_leaves_test_images_alone(root):
+    plain, erased = _load(root), _load(root, erasing=1.0)
+    assert torch.equal(plain.test[0, 0][0], erased.test[0, 0][0])
+    mean = torch.tensor([124, 116, 104], dtype=torch.uint8).view(3, 1, 1)
+    places = set()
+    for draw in range(5):
+        before, after = plain.train[0, draw][0], erased.train[0, draw][0]
+        changed = (before != after).any(0)
+        assert changed.any()
+        assert torch.equal(after[:, changed], mean.expand_as(after)[:, changed])
+        assert torch.equal(erased.train[0, draw][0], after)
+        places.add(tuple(changed.flatten().tolist()))
+    assert len(places) == 5
+
+
 def test_without_pillow_or_torchvision(root, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchvision", None)
     assert len(_load(root).train) == 12

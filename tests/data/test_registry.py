@@ -49,3 +49,10 @@ def test_wrong_arrays(images, labels, constants):
 def test_wrong_augmentation():
     with pytest.raises(DataError, match="0 or more"):
         Augmentation(pad=-1)
+
+
+def test_erasing_is_part_of_the_augmentation_and_not_of_an_own_data_set():
+    assert load_data("digits", erasing=0.25).augmentation.erasing == 0.25
+    assert load_data("digits", erasing=0.25, augment=False).augmentation == Augmentation()
+    with pytest.raises(DataError, match=r"data\.erasing needs one of.*own data set"):
+        load_data("module:factory", erasing=0.25)

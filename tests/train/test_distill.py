@@ -85,6 +85,7 @@ def test_wrong_teachers_are_refused_and_nothing_is_written(
 
     refused("does not exist", "distill.teacher=nowhere.pt")
     refused("needs the dense baseline", "distill.teacher=baseline")
+    refused(r"model\.weights = .baseline. needs the dense baseline", "model.weights=baseline")
     refused("exclude each other", "distill.teacher=w.pt", "train.label_smoothing=0.1")
     with monkeypatch.context() as patch:
         start(tiny("method.name=dense"), tmp_path / "half", listener=StopAt(patch, 9))

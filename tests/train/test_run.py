@@ -242,6 +242,18 @@ def test_the_dense_baseline_comes_first_and_gives_the_dense_row(tiny: Tiny, tmp_
     assert outcome.result.table[0].top1 == alone.result.last.top1
 
 
+def test_a_run_starts_from_its_own_baseline(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tiny("train.dense_baseline=true", "train.dense_epochs=1", "model.weights=baseline", "train.epochs=2")
+    outcome = start(own, tmp_path / "own")
+    start(tiny("train.epochs=2", f"model.weights={tmp_path}/own/dense"), tmp_path / "named")
+    assert metrics(tmp_path / "own") == metrics(tmp_path / "named")
+    assert outcome.folder.read_config().model.weights == "baseline"
+    with monkeypatch.context() as patch:
+        assert start(own, tmp_path / "parts", listener=StopAt(patch, 30)).stopped
+    resume(tmp_path / "parts")
+    assert metrics(tmp_path / "own") == metrics(tmp_path / "parts")
+
+
 def test_a_damaged_checkpoint_costs_only_the_way_back(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

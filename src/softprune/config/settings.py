@@ -19,6 +19,9 @@ Mode = Literal["auto", "eager", "compile", "cuda_graph", "compile+cuda_graph"]
 ScheduleKind = Literal["step", "cosine", "constant"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
+BASELINE = "baseline"
+"""`model.weights` and `distill.teacher` for the dense network that `train.dense_baseline` trains first."""
+
 Count = Annotated[int, Ge(0)]
 PositiveCount = Annotated[int, Ge(1)]
 Amount = Annotated[float, Ge(0)]
@@ -44,7 +47,8 @@ class ModelConfig(Section):
     `weights="DEFAULT"` (torchvision). A classifier for other classes is drawn at random."""
     weights: str = ""
     """Start from these weights instead of random ones: a `.safetensors` file, a file with a PyTorch state_dict, or
-    the folder of another run (its newest checkpoint). A relative path is taken from the current folder."""
+    the folder of another run (its newest checkpoint). A relative path is taken from the current folder. `baseline`
+    starts from the network that `train.dense_baseline` trains first."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -94,6 +98,8 @@ class DataConfig(Section):
     """Parameter alpha of CutMix's Beta distribution; 0 for no CutMix."""
     randaugment: Annotated[int, Ge(0), Le(30)] = 0
     """Magnitude of RandAugment with two operations per image (images in files); 0 for none."""
+    erasing: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Probability of random erasing: a random rectangle of the image is set to the mean colour."""
     image_size: Annotated[int, Ge(8), Le(4096)] = 224
     """Side of the square that images in files are cropped to."""
     workers: Annotated[int, Ge(0), Le(256)] = 8
@@ -362,11 +368,12 @@ def _check_distill(config: RunConfig) -> None:
             "distill.teacher and train.label_smoothing exclude each other: both soften the labels. Got "
             f"train.label_smoothing = {config.train.label_smoothing}; set it to 0."
         )
-    if config.distill.teacher == "baseline" and not config.train.dense_baseline:
-        raise ConfigError(
-            'distill.teacher = "baseline" needs the dense baseline. Got train.dense_baseline = false; set it to true, '
-            "or name the folder of a run or a weights file."
-        )
+    for key, value in (("distill.teacher", config.distill.teacher), ("model.weights", config.model.weights)):
+        if value == BASELINE and not config.train.dense_baseline:
+            raise ConfigError(
+                f'{key} = "{BASELINE}" needs the dense baseline. Got train.dense_baseline = false; set it to true, '
+                "or name the folder of a run or a weights file."
+            )
     if config.train.dense_epochs and not config.train.dense_baseline:
         raise ConfigError(
             "train.dense_epochs is the length of the dense baseline. Got train.dense_baseline = false; set it to true, "

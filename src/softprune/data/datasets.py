@@ -18,12 +18,14 @@ _HOLDOUT = 0x686F6C64
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Random augmentation of training images: a crop of the zero-padded image, flipped half of the time."""
+    """Random augmentation of training images: a crop of the zero-padded image, a flip, an erased rectangle."""
 
     pad: int = 0
     """Zeros added on each side after normalisation (they are the mean colour), before a crop of the old size."""
     flip: bool = False
     """Flip images horizontally at random."""
+    erasing: float = 0.0
+    """Probability that a random rectangle of the image is set to the mean colour."""
 
     def __post_init__(self) -> None:
         if self.pad < 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -21,21 +22,19 @@ SPLITS = ("train", "val")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
 
 
-def load_folder(
-    root: Path | str, *, image_size: int = 224, seed: int = 0, augment: bool = True, randaugment: int = 0
-) -> DataBundle:
+def load_folder(root: Path | str, crops: Crops) -> DataBundle:
     """Return both splits of the folder `root`. Only file names are read; images are opened when their batch is due."""
-    require_decoder(randaugment)
+    require_decoder(crops.randaugment)
     root = Path(root)
     classes, splits = scan_folder(root)
     parts = {}
     for split, (files, labels) in splits.items():
-        crops = Crops(size=image_size, seed=seed, augment=augment and split == "train", randaugment=randaugment)
-        parts[split] = FolderDataset(root / split, np.array(files), torch.tensor(labels), crops)
+        cropped = crops if split == "train" else replace(crops, augment=False)
+        parts[split] = FolderDataset(root / split, np.array(files), torch.tensor(labels), cropped)
     return DataBundle(
         name="folder",
         num_classes=len(classes),
-        input_shape=(3, image_size, image_size),
+        input_shape=(3, crops.size, crops.size),
         train=parts["train"],
         test=parts["val"],
         class_names=tuple(classes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,28 +38,16 @@ class HubDataset(EncodedDataset):
         return type(self)(self._rows, self._column, self._indices[indices], labels, crops)
 
 
-def load_huggingface(
-    repo: str,
-    cache: Path | None = None,
-    *,
-    image_size: int = 224,
-    seed: int = 0,
-    augment: bool = True,
-    randaugment: int = 0,
-    download: bool = False,
-) -> DataBundle:
+def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, download: bool = False) -> DataBundle:
     """Return the set `repo`: a name on the Hub such as "uoft-cs/cifar10", or a folder that `save_to_disk` wrote.
 
     Args:
         repo: Which set. Its features must have one image column and one ClassLabel column.
+        crops: How training images become inputs of the network.
         cache: Where `datasets` stores what it downloads; its own default if None.
-        image_size: Side of the crops.
-        seed: Seeds these crops.
-        augment: Augment the training images.
-        randaugment: Magnitude of RandAugment; 0 for none.
         download: Fetch what is not in the cache.
     """
-    require_decoder(randaugment)
+    require_decoder(crops.randaugment)
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
@@ -96,13 +85,13 @@ def load_huggingface(
         labels = torch.tensor(rows[label][:], dtype=torch.int64)
         if not len(labels) or int(labels.min()) < 0:
             raise DataError(f"Every image must have a label. Got the split {name} of {repo!r} without them.")
-        crops = Crops(size=image_size, seed=seed, augment=augment and name == "train", randaugment=randaugment)
-        parts.append(HubDataset(rows.select_columns([image]), image, np.arange(len(labels)), labels, crops))
+        cropped = crops if name == "train" else replace(crops, augment=False)
+        parts.append(HubDataset(rows.select_columns([image]), image, np.arange(len(labels)), labels, cropped))
     names = tuple(splits["train"].features[label].names)
     return DataBundle(
         name="huggingface",
         num_classes=len(names),
-        input_shape=(3, image_size, image_size),
+        input_shape=(3, crops.size, crops.size),
         train=parts[0],
         test=parts[1],
         class_names=names,

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softprune.data.erasing import DRAWS, erased_pixels
 from softprune.errors import DataError
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class Crops:
     """Crop and flip at random, instead of taking the centre."""
     randaugment: int = 0
     """Magnitude of RandAugment with two operations per image; 0 for none."""
+    erasing: float = 0.0
+    """Probability that a random rectangle of the image is set to the mean colour."""
 
 
 class EncodedDataset(LoadedDataset):
@@ -134,20 +137,19 @@ class EncodedDataset(LoadedDataset):
         try:
             image = decode_image(self.read(index))
             if self.crops.augment:
-                image = self._augmented(image, draw)
+                pixels = self._augmented(image, random.Random((self.crops.seed << 64) + draw))
             else:
-                image = evaluation_crop(image, self.crops.size)
-            return image_tensor(image), int(self.labels[index])
+                pixels = image_tensor(evaluation_crop(image, self.crops.size))
+            return pixels, int(self.labels[index])
         except MemoryError:
             raise  # not the image's fault
         except Exception as error:  # decoders raise nearly anything, resizing at odd shapes
             return BrokenImage(self.source(index), str(error) or type(error).__name__)
 
-    def _augmented(self, image: Image, draw: int) -> Image:
+    def _augmented(self, image: Image, chance: random.Random) -> Tensor:
         from PIL.Image import Resampling, Transpose
 
         size, magnitude = self.crops.size, self.crops.randaugment
-        chance = random.Random((self.crops.seed << 64) + draw)
         top, left, height, width = _crop(image.height, image.width, chance)
         image = image.crop((left, top, left + width, top + height)).resize((size, size), Resampling.BILINEAR)
         if chance.random() < 0.5:
@@ -157,7 +159,12 @@ class EncodedDataset(LoadedDataset):
 
             with seeded(chance.getrandbits(63)):
                 image = RandAugment(num_ops=2, magnitude=magnitude)(image)
-        return image
+        pixels = image_tensor(image)
+        if self.crops.erasing:
+            u = torch.tensor([[chance.random()] for _ in range(DRAWS)])
+            colour = torch.tensor(self.mean).round().to(pixels.dtype).view(-1, 1, 1)
+            pixels = torch.where(erased_pixels(u, self.crops.erasing, size, size), colour, pixels)
+        return pixels
 
 
 class FolderDataset(EncodedDataset):

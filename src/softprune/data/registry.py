@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from softprune.data.datasets import DataBundle
 from softprune.data.digits import load_digits
 from softprune.data.folder import load_folder
 from softprune.data.huggingface import load_huggingface
+from softprune.data.images import Crops
 from softprune.data.own import load_own
 from softprune.data.shards import load_shards
 from softprune.errors import DataError, nearest
@@ -28,10 +28,8 @@ class DataOptions:
     """The folder that the user named, if any."""
     device: torch.device
     download: bool
-    image_size: int
-    seed: int
-    augment: bool
-    randaugment: int
+    crops: Crops
+    """How images in files become inputs of the network."""
     train_shards: str
     val_shards: str
     repo: str
@@ -40,15 +38,6 @@ class DataOptions:
     def folder(self) -> Path:
         """The folder of the files."""
         return self.root or Path("data")
-
-    def images(self) -> dict[str, Any]:
-        """Return what every loader of images in files takes."""
-        return {
-            "image_size": self.image_size,
-            "seed": self.seed,
-            "augment": self.augment,
-            "randaugment": self.randaugment,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,19 +80,19 @@ DATASETS: dict[str, DataEntry] = {
         num_classes=100,
     ),
     "folder": DataEntry(
-        load=lambda o: load_folder(o.folder, **o.images()),
+        load=lambda o: load_folder(o.folder, o.crops),
         description="your images, in the ImageNet layout: train/CLASS/*.jpeg and val/CLASS/*.jpeg",
         needs_root=True,
     ),
     "webdataset": DataEntry(
         load=lambda o: load_shards(
-            o.folder, train_shards=o.train_shards, val_shards=o.val_shards, download=o.download, **o.images()
+            o.folder, o.crops, train_shards=o.train_shards, val_shards=o.val_shards, download=o.download
         ),
         description="your images, in tar shards of the WebDataset layout: train-*.tar and val-*.tar",
         needs_root=True,
     ),
     "huggingface": DataEntry(
-        load=lambda o: load_huggingface(o.repo, o.root, download=o.download, **o.images()),
+        load=lambda o: load_huggingface(o.repo, o.crops, o.root, download=o.download),
         description="an image set of the Hugging Face Hub, data.repo; needs softprune[hf]",
         needs_root=False,
     ),
@@ -121,6 +110,7 @@ def load_data(
     seed: int = 0,
     augment: bool = True,
     randaugment: int = 0,
+    erasing: float = 0.0,
     holdout: int = 0,
     train_shards: str = "train-*.tar",
     val_shards: str = "val-*.tar",
@@ -137,6 +127,7 @@ def load_data(
         seed: Seeds these crops.
         augment: Augment the training images.
         randaugment: Magnitude of RandAugment, for images in files; 0 for none.
+        erasing: Probability that a random rectangle of a training image is set to the mean colour.
         holdout: Training images that are left out of training and evaluated after each epoch.
         train_shards: Pattern or URL pattern of the training shards of a WebDataset.
         val_shards: Pattern or URL pattern of its test shards.
@@ -150,6 +141,11 @@ def load_data(
         )
     folder = None if root is None else Path(root).expanduser()
     if name not in DATASETS:
+        if erasing:
+            raise DataError(
+                f"data.erasing needs one of softprune's data sets ({', '.join(DATASETS)}). Got data.name = {name!r}; "
+                "leave it out, or put random erasing into the transform of your own data set."
+            )
         bundle = load_own(
             name, root=folder, image_size=image_size, seed=seed, augment=augment, device=torch.device(device)
         )
@@ -160,15 +156,14 @@ def load_data(
         root=folder,
         device=torch.device(device),
         download=download,
-        image_size=image_size,
-        seed=seed,
-        augment=augment,
-        randaugment=randaugment,
+        crops=Crops(size=image_size, seed=seed, augment=augment, randaugment=randaugment, erasing=erasing),
         train_shards=train_shards,
         val_shards=val_shards,
         repo=repo,
     )
     bundle = DATASETS[name].load(options)
+    if erasing and name not in _IN_FILES:
+        bundle = replace(bundle, augmentation=replace(bundle.augmentation, erasing=erasing))
     if holdout:
         bundle = bundle.with_holdout(holdout, seed)
     return bundle if augment else bundle.without_augmentation()

@@ -15,7 +15,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -82,29 +82,26 @@ class ShardDataset(EncodedDataset):
 
 def load_shards(
     root: Path | str,
+    crops: Crops,
     *,
     train_shards: str = "train-*.tar",
     val_shards: str = "val-*.tar",
-    image_size: int = 224,
-    seed: int = 0,
-    augment: bool = True,
-    randaugment: int = 0,
     download: bool = False,
 ) -> DataBundle:
     """Return the images of tar shards. The patterns are relative to `root`; shards of a URL are downloaded to it."""
-    require_decoder(randaugment)
+    require_decoder(crops.randaugment)
     root = Path(root)
     parts = {}
     for split, pattern in zip(SPLITS, (train_shards, val_shards), strict=True):
         index = _read_index(find_shards(pattern, root, f"data.{split}_shards", download=download))
-        crops = Crops(size=image_size, seed=seed, augment=augment and split == "train", randaugment=randaugment)
-        parts[split] = ShardDataset(index, torch.from_numpy(index.label), crops)
+        cropped = crops if split == "train" else replace(crops, augment=False)
+        parts[split] = ShardDataset(index, torch.from_numpy(index.label), cropped)
     count = 1 + max(int(part.labels.max()) for part in parts.values())
     names = _class_names(root / CLASSES, count)
     return DataBundle(
         name="webdataset",
         num_classes=len(names) or count,
-        input_shape=(3, image_size, image_size),
+        input_shape=(3, crops.size, crops.size),
         train=parts["train"],
         test=parts["val"],
         class_names=names,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from softprune import models
-from softprune.config.settings import ModelConfig, RunConfig
+from softprune.config.settings import BASELINE, ModelConfig, RunConfig
 from softprune.data import DataBundle
 from softprune.errors import ConfigError, FileFormatError, first_few, nearest
 from softprune.factories import import_factory, is_factory_name
@@ -109,10 +109,13 @@ def initial_network(config: ModelConfig, num_classes: int, seed: int) -> nn.Modu
 
 
 def starting_network(config: ModelConfig, num_classes: int, seed: int) -> tuple[nn.Module, bool]:
-    """Build the network that a run starts from; return it and whether all of it is trained."""
+    """Build the network that a run starts from; return it and whether all of it is trained.
+
+    The weights of the run's own baseline do not exist before it is trained: the network is then initialised at random.
+    """
     torch.manual_seed(seed)
     network = build_network(config.name, num_classes, config.options)
-    if config.weights:
+    if config.weights not in ("", BASELINE):
         path = Path(config.weights).expanduser()
         return network, load_weights(network, read_weights(path), str(path), num_classes)
     if config.pretrained:

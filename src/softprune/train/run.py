@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from softprune.config.settings import DistillConfig, MethodConfig, RunConfig
+from softprune.config.settings import BASELINE, DistillConfig, MethodConfig, RunConfig
 from softprune.data import DataBundle, load_data
 from softprune.distributed import World, join_world, leave_world
 from softprune.errors import CheckpointError, DataError
@@ -22,7 +22,7 @@ from softprune.train.control import Listener, StopSignal, run_log
 from softprune.train.finish import finish
 from softprune.train.method import check_method, check_one_shot
 from softprune.train.stage import StartingPoint, first_stage, restored_stage
-from softprune.train.teacher import BASELINE, check_same_teacher, load_teacher
+from softprune.train.teacher import check_same_teacher, load_teacher
 from softprune.train.trackers import check_trackers
 from softprune.train.trainer import Trainer
 
@@ -105,20 +105,21 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     """Return ``config`` with absolute paths, so that a run can be resumed and repeated from any folder."""
 
     def absolute(path: str) -> str:
-        return str(Path(path).expanduser().absolute()) if path else path
+        return str(Path(path).expanduser().absolute()) if path not in ("", BASELINE) else path
 
-    teacher = config.distill.teacher
     return config.replace(
         data=config.data.replace(dir=absolute(config.data.dir)),
         model=config.model.replace(weights=absolute(config.model.weights)),
-        distill=config.distill.replace(teacher=teacher if teacher == BASELINE else absolute(teacher)),
+        distill=config.distill.replace(teacher=absolute(config.distill.teacher)),
     )
 
 
 def dense_config(config: RunConfig) -> RunConfig:
     """Return the configuration of a run's baseline: the same training without pruning."""
+    weights = "" if config.model.weights == BASELINE else config.model.weights
     return config.replace(
         name=f"{config.name}-dense",
+        model=config.model.replace(weights=weights),
         method=MethodConfig(name="dense"),
         train=config.train.replace(
             epochs=config.train.dense_epochs or config.train.epochs,
@@ -175,6 +176,9 @@ def _train(
         with restoring():
             check_same_images(data, state, folder)
         begin = restored_stage(config, data, world, state)
+    elif config.model.weights == BASELINE:
+        trained = config.model.replace(weights=str(folder.dense))
+        begin = first_stage(config.replace(model=trained), data, world)
     elif begin is None:
         begin = first_stage(config, data, world)
     teacher = begin.stage.step.teacher
@@ -232,6 +236,7 @@ def open_data(
         seed=config.seed,
         augment=config.data.augment,
         randaugment=config.data.randaugment,
+        erasing=config.data.erasing,
         holdout=config.data.holdout,
         train_shards=config.data.train_shards,
         val_shards=config.data.val_shards,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune import models
-from softprune.config.settings import ModelConfig, RunConfig
+from softprune.config.settings import BASELINE, ModelConfig, RunConfig
 from softprune.data import DataBundle
 from softprune.distillation import distillation_loss
 from softprune.distributed import World
@@ -18,9 +18,6 @@ from softprune.runs.checkpoint import read_newest, restoring
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network, read_weights
 from softprune.train.optim import WeightAverage
-
-BASELINE = "baseline"
-"""`distill.teacher` for the dense baseline that the run trains first."""
 
 
 @dataclass(frozen=True)
