@@ -96,7 +96,7 @@ class Fpn(nn.Module):
         return self.head(self.smooth(y))
 
 
-@pytest.mark.parametrize("steps", [1, 12, 40])
+@pytest.mark.parametrize("steps", [1, 40])
 @pytest.mark.parametrize(("build", "share"), [(Pix2Pix, 0.5), (Fpn, 0.75)], ids=["pix2pix", "fpn"])
 def test_a_target_is_met_or_refused_however_short_the_training(
     build: type[nn.Module], share: float, steps: int

@@ -42,10 +42,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
 every_method = pytest.mark.parametrize("method", REGISTRY)
 every_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
 VARIED = ["residual", "pre-activation", "dense", "depthwise", "grouped", "squeeze-excite", "option-A", "u-net"]
-# The methods differ in how they decide, not in how a network is read: SCP covers all topologies.
+# The methods differ in how they decide, not in how a network is read: SCP covers all topologies. `make quick` has every
+# method on one network and SCP on the varied ones.
 methods_on_topologies = pytest.mark.parametrize(
     ("method", "topology"),
-    [(method, name) for method in REGISTRY for name in TOPOLOGIES if method == "scp" or name in VARIED],
+    [
+        pytest.param(
+            method, name, marks=() if name == "residual" or (method == "scp" and name in VARIED) else pytest.mark.slow
+        )
+        for method in REGISTRY
+        for name in TOPOLOGIES
+        if method == "scp" or name in VARIED
+    ],
 )
 
 
@@ -139,7 +147,14 @@ def known_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 _GRAPHS: dict[Any, Any] = {}
 
 
-@methods_on_topologies
+@pytest.mark.parametrize(
+    ("method", "topology"),
+    [
+        pytest.param(method, name, marks=() if name == "residual" else pytest.mark.slow)
+        for method in REGISTRY
+        for name in (VARIED if method == "scp" else ("residual", "depthwise", "dense"))
+    ],
+)
 def test_it_repeats_from_the_seed_and_resumes_exactly(method: str, topology: str) -> None:
     whole = build_on(method, topology)
     take_steps(whole, sgd(whole), topology, range(4))

@@ -6,15 +6,20 @@ from topologies import GROUPED, TOPOLOGIES, Topology, masks_of, randomise_
 from torch import nn
 
 from softprune.costs import cost
-from softprune.graph import ConstantOutput, Select
+from softprune.graph import ChannelGraph, ConstantOutput, Select
 from softprune.plan import PrunePlan, make_plan
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan, verify_plan
 
+Read = tuple[Topology, nn.Module, ChannelGraph]
 
-@pytest.fixture(params=[*TOPOLOGIES, *GROUPED], ids=str)
-def topology(request: pytest.FixtureRequest) -> Topology:
-    return {**TOPOLOGIES, **GROUPED}[request.param]
+
+@pytest.fixture(params=[*TOPOLOGIES, *GROUPED], ids=str, scope="module")
+def read(request: pytest.FixtureRequest) -> Read:
+    """A network of the table and its graph; the tests change neither."""
+    topology = {**TOPOLOGIES, **GROUPED}[request.param]
+    model = randomise_(topology.build())
+    return topology, model, read_graph(model, topology.example(), kinds=topology.kinds)
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:
@@ -30,9 +35,9 @@ def _widths(module: nn.Module) -> tuple[int, int]:
     return module.in_channels, module.out_channels
 
 
-def test_widths_and_costs_are_those_of_the_hand(topology: Topology) -> None:
-    model, example, hand = randomise_(topology.build()), topology.example(), topology.hand
-    graph = read_graph(model, example, kinds=topology.kinds)
+def test_widths_and_costs_are_those_of_the_hand(read: Read) -> None:
+    topology, model, graph = read
+    example, hand = topology.example(), topology.hand
     assert sorted(site.name for site in graph.sites) == sorted(hand.kept)
     assert sorted(frozen.name for frozen in graph.frozen) == sorted(topology.frozen)
     masks = masks_of(model, hand.kept)
@@ -51,9 +56,8 @@ def test_widths_and_costs_are_those_of_the_hand(topology: Topology) -> None:
     assert verify_plan(plan, model, masks, example).max_difference < 1e-12
 
 
-def test_the_plan_is_data(topology: Topology) -> None:
-    model, example = randomise_(topology.build()), topology.example()
-    graph = read_graph(model, example, kinds=topology.kinds)
+def test_the_plan_is_data(read: Read) -> None:
+    topology, model, graph = read
     plan = make_plan(graph, model, masks_of(model, topology.hand.kept))
     again = PrunePlan.from_json(plan.to_json())
     assert again == plan
@@ -64,9 +68,9 @@ def test_the_plan_is_data(topology: Topology) -> None:
     assert {name: tensor.shape for name, tensor in rebuilt.state_dict().items()} == shapes
 
 
-def test_nothing_is_cut_without_masks(topology: Topology) -> None:
-    model, example = randomise_(topology.build()), topology.example()
-    plan = make_plan(read_graph(model, example), model, {})
+def test_nothing_is_cut_without_masks(read: Read) -> None:
+    _, model, graph = read
+    plan = make_plan(graph, model, {})
     assert not any(cut.changes for cut in plan.modules.values())
     compact = apply_plan(plan, model)
     for name, tensor in model.state_dict().items():

@@ -26,8 +26,7 @@ def test_a_stopped_run_ends_as_one_that_was_left_alone(method: str, tiny: Tiny, 
     config = tiny(f"method.name={method}", "train.epochs=2", *RUNS[method])
     whole = start(config, tmp_path / "whole")
     assert start(config, tmp_path / "stopped", time_limit=0).stopped
-    for _ in range(2):  # each time behind one more step
-        assert resume(tmp_path / "stopped", time_limit=0).result is None
+    assert resume(tmp_path / "stopped", time_limit=0).result is None  # after one more step
     again = resume(tmp_path / "stopped")
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
     first, second = final_state(tmp_path / "whole"), final_state(tmp_path / "stopped")

@@ -1,7 +1,5 @@
 """Find the images of a folder in the ImageNet layout: ROOT/train/CLASS/*.jpeg and ROOT/val/CLASS/*.jpeg."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Image classification sets of the Hugging Face Hub, or saved with `datasets`, through the package datasets."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches of images that worker processes load ahead of their use, in an order that the caller fixes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

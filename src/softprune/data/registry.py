@@ -1,7 +1,5 @@
 """The data sets by name: one entry each, read by `load_data`, the command line and its help."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -6,8 +6,6 @@ then on an image is one read at a known offset, so shards are ordered like any o
 images, and the same after a resume and on any number of processes.
 """
 
-from __future__ import annotations
-
 import glob
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Walk the captured operators in order and relate their channels; the operator rules write to the builder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

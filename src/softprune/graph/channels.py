@@ -6,8 +6,6 @@ only move data (view, permute, cat, chunk, shuffle...) are *run on these arrays*
 do. Two atoms in one class are kept or cut together; a pinned class is always kept.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

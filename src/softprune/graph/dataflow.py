@@ -21,8 +21,6 @@ atom, moves them through channelwise operators, and leaves the rest to the subcl
     analysis.forward(graph.ops)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

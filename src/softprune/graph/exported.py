@@ -1,7 +1,5 @@
 """From a module to its operators: the ATen graph of a forward pass, with every parameter mapped to its module."""
 
-from __future__ import annotations
-
 import logging
 import operator
 import warnings

@@ -1,7 +1,5 @@
 """The activation that follows a BatchNorm, if every reader is the same one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

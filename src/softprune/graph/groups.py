@@ -10,8 +10,6 @@ kinds of sites follow from this, beside the BatchNorm that an activation reads d
 A *point* is a set of BatchNorms that are added up before one activation, or before one layer that reads them without.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 

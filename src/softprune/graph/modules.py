@@ -1,7 +1,5 @@
 """Modules that the analysis knows: BatchNorms, layers, and the two modules that a cut may insert."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

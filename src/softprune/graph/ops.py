@@ -1,7 +1,5 @@
 """What the analysis keeps of a network: its operators as relations between atoms, in order of execution."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """From nodes of the captured graph to the model's modules and parameters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

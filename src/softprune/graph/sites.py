@@ -1,7 +1,5 @@
 """Which BatchNorms can be masked: those whose every reader is an activation that keeps zero at zero."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

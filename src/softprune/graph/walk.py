@@ -1,7 +1,5 @@
 """Walk the operators of a capture in order and let each operator's rule relate its channels."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

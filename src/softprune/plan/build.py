@@ -1,7 +1,5 @@
 """Make a plan from hard masks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A dropped channel is exactly zero. After a further BatchNorm a zero becomes anot
 constant to a constant, and a layer that reads only constants returns constants. All values are float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

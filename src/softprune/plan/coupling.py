@@ -1,7 +1,5 @@
 """How the masks of several sites act together: coupled sites, and sites that must keep a channel."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 
 import numpy as np

@@ -3,8 +3,6 @@
 A damaged plan is refused by the name of the module: ranges, kinds, and agreement with the dense shapes.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The script draws the distributions, since a page with every layer drawn would be
 their order and the range.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

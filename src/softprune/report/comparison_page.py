@@ -1,7 +1,5 @@
 """The page that compares runs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

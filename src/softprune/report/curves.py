@@ -1,7 +1,5 @@
 """Lines against epochs in panels over one axis, for a run and for a comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

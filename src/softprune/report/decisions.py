@@ -5,8 +5,6 @@ SCP drops a channel if its normal distribution N(beta, gamma^2) has more than th
 |gamma| of the whole network; here as many as SCP drops.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

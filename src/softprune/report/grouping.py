@@ -1,7 +1,5 @@
 """Group runs that differ only in their seed, with mean and spread, labels and baselines."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence

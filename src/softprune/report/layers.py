@@ -1,7 +1,5 @@
 """Layer by layer: widths before and after, where the MACs went, and the profiles of several experiments."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

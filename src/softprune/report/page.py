@@ -4,8 +4,6 @@ Jinja escapes everything that comes from a record. The content security policy n
 sheet and script, so that nothing else can run, and the page cannot fetch.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from functools import cache

@@ -1,7 +1,5 @@
 """The paper's table for a set of runs: a row per method, network and fine-tuning, with the paper's figures."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Accuracy against MACs: the runs, their means, the dense networks, and the Pareto front."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -3,8 +3,6 @@
 A chart is drawn twice, for a desktop and for a phone, so that its type keeps its size. The style sheet shows one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

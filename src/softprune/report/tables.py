@@ -1,7 +1,5 @@
 """The comparison as text: a table for the terminal, Markdown and CSV, and the tables of the paper."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

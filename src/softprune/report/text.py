@@ -1,7 +1,5 @@
 """Numbers and names as a page writes them: few significant digits, a unit, and a dash for an unknown value."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime

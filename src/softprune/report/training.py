@@ -1,7 +1,5 @@
 """How a run was trained: precision, dense baseline, loss, learning rate, and the path to its target."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

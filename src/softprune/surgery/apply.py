@@ -1,7 +1,5 @@
 """Cut a network: a new module of the same class, with the channels of a plan removed."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Run two networks and compare their outputs: inputs, settings of the run, and the measure of difference."""
 
-from __future__ import annotations
-
 import math
 import threading
 import warnings

@@ -1,7 +1,5 @@
 """Carry a torch optimizer over a cut, so that training continues with the smaller network."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any

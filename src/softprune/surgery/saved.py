@@ -1,7 +1,5 @@
 """A compact network on disk: one safetensors file with the plans and the origin in its metadata. Never pickle."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Verify a cut: the compact network computes what the masked network computes, in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

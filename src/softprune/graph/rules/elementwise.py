@@ -1,7 +1,5 @@
 """Rules for operators that treat every channel by itself, alone or with its counterpart in a second tensor."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rules for the operators with weights: convolutions, linear layers, BatchNorm, PReLU."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

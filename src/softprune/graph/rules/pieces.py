@@ -4,8 +4,6 @@ Equal pieces may follow the width: they stay equal, and an explicit size is *unp
 be a literal (uneven pieces, single positions, an index) is pinned.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any

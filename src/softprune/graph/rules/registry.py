@@ -4,8 +4,6 @@ The rules, the search for sites and the masks all read this table. To add an ope
 an existing rule, or write a rule for a new kind with :func:`rule`.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable

@@ -5,8 +5,6 @@ They run on the atoms themselves. Sizes in forward() are Python numbers: torch.e
 and its size is *unproven* until a trial cut has shown that it follows the width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
