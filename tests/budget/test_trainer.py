@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from softprune.config.method import MethodConfig
 from softprune.config.recipes import load_recipe
-from softprune.config.settings import MethodConfig, RunConfig, TrainConfig
+from softprune.config.settings import RunConfig, TrainConfig
 from softprune.errors import ConfigError
 from softprune.runs.checkpoint import read_newest
 from softprune.train.control import Listener

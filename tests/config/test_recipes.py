@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from softprune import models
+from softprune.config.method import MethodConfig
 from softprune.config.recipes import (
     config_to_dict,
     dump_config,
@@ -15,7 +16,7 @@ from softprune.config.recipes import (
     title_of,
 )
 from softprune.config.reference import render_reference
-from softprune.config.settings import MethodConfig, RunConfig, TrainConfig
+from softprune.config.settings import RunConfig, TrainConfig
 from softprune.data import DATASETS
 from softprune.errors import ConfigError
 from softprune.report import paper_figures

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from softprune.config.method import MethodConfig
 from softprune.config.schema import keys_of
-from softprune.config.settings import MethodConfig, OptimizerConfig, RunConfig, ScheduleConfig
+from softprune.config.settings import OptimizerConfig, RunConfig, ScheduleConfig
 from softprune.errors import ConfigError
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from softprune.config.method import MethodConfig
 from softprune.config.recipes import load_recipe, recipe_files
-from softprune.config.settings import MethodConfig
 from softprune.errors import ConfigError
 from softprune.methods import REGISTRY
 from softprune.methods.registry import _RECIPE_KEYS

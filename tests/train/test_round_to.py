@@ -8,8 +8,9 @@ import pytest
 import torch
 from tiny import metrics
 
+from softprune.config.method import MethodConfig
 from softprune.config.recipes import dump_config, load_recipe, read_config
-from softprune.config.settings import MethodConfig, RunConfig
+from softprune.config.settings import RunConfig
 from softprune.data import load_data
 from softprune.distributed import World
 from softprune.errors import ConfigError

@@ -11,8 +11,9 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
+from softprune.config.method import MethodConfig
 from softprune.config.schema import keys_of, show, unknown_key, wrong_value
-from softprune.config.settings import MethodConfig, RunConfig
+from softprune.config.settings import RunConfig
 from softprune.errors import ConfigError, nearest
 
 DEFAULT_RECIPE = "digits"

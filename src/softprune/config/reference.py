@@ -72,7 +72,8 @@ def render_reference() -> str:
     parts = [_INTRODUCTION, "## Recipes that come with softprune\n", _recipe_table(), "## Top level\n"]
     parts.append(_section_table(RunConfig, top))
     for name, section in sections.items():
-        parts += [f"## [{name}]\n\n{_description(RunConfig, name)}\n", _section_table(section, defaults[name])]
+        purpose = " ".join((section.__doc__ or "").partition("\n\n")[0].split())
+        parts += [f"## [{name}]\n\n{purpose}\n", _section_table(section, defaults[name])]
     return "\n".join(parts)
 
 

@@ -57,6 +57,16 @@ def _list_to_tuple(value: Any) -> Any:
 FromList = BeforeValidator(_list_to_tuple)
 """Accept a list, which is what TOML has, where a tuple is declared."""
 
+Count = Annotated[int, Ge(0)]
+PositiveCount = Annotated[int, Ge(1)]
+Amount = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Lt(1)]
+Globs = Annotated[tuple[str, ...], FromList]
+Epochs = Annotated[tuple[PositiveCount, ...], FromList]
+_Plain = bool | int | float | str
+Options = dict[str, _Plain | list[_Plain] | dict[str, _Plain]]
+
 
 def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError:
     """The first error of a section, in the words of a recipe."""

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
 
-from softprune.config.masks import MaskConfig
-from softprune.config.schema import FromList, Section
-from softprune.config.target import FINAL_AT, read_target
+from softprune.config.method import MaskConfig, MethodConfig
+from softprune.config.schema import Amount, Count, Epochs, FromList, Options, Positive, PositiveCount, Section, Share
+from softprune.config.target import FINAL_AT
 from softprune.errors import ConfigError
 
 Mode = Literal["auto", "eager", "compile", "cuda_graph", "compile+cuda_graph"]
@@ -21,16 +21,6 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 BASELINE = "baseline"
 """`model.weights` and `distill.teacher` for the dense network that `train.dense_baseline` trains first."""
-
-Count = Annotated[int, Ge(0)]
-PositiveCount = Annotated[int, Ge(1)]
-Amount = Annotated[float, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-Share = Annotated[float, Ge(0), Lt(1)]
-Globs = Annotated[tuple[str, ...], FromList]
-Epochs = Annotated[tuple[PositiveCount, ...], FromList]
-_Plain = bool | int | float | str
-Options = dict[str, _Plain | list[_Plain] | dict[str, _Plain]]
 
 
 class ModelConfig(Section):
@@ -198,44 +188,6 @@ class ScheduleConfig(Section):
         return self
 
 
-class MethodConfig(Section):
-    """The pruning method."""
-
-    section: ClassVar[str] = "method"
-
-    name: str = "scp"
-    """A name from `softprune methods`, or `dense` for a baseline without pruning."""
-    strength: Amount = 1e-4
-    """Weight of the sparsity loss (the paper's lambda): larger prunes more. Not used with a target."""
-    target: dict[str, float | str] = Field(default_factory=dict)
-    """Instead of a strength, a budget that the run meets: `macs`, `params`, `channels` or `latency` with the share to
-    keep (0.5 or "50%") or the figure itself, as in `target = {macs = 0.5}`. Empty for none."""
-    cost_weighting: Annotated[float, Ge(0), Le(1)] = 0.0
-    """Exponent a of the cost in the sparsity loss: the strength of a channel is proportional to (MACs that its
-    removal saves) to the power a, or to what the target measures. 0 gives all channels the same strength."""
-    latency_batch: PositiveCount = 1
-    """Images per forward pass at which a `latency` target is measured, on the device of the run."""
-    strength_warmup_epochs: Amount = 0.0
-    """Epochs over which the strength first rises linearly from zero; for starts from trained weights."""
-    include: Globs = ()
-    """Globs on BatchNorm names: prune only these. Empty for all that can be pruned."""
-    exclude: Globs = ()
-    """Globs on BatchNorm names that are not pruned."""
-    round_to: PositiveCount | Literal["auto"] = 1
-    """Keep widths at multiples of this; the channels least likely dead are added. `auto` times some convolutions on
-    the device of the run and takes the multiple that is fastest there; a run resumed elsewhere keeps it."""
-    min_channels: Count = 0
-    """Keep at least this many channels at every site; sites around a depthwise convolution keep them in common."""
-    options: Options = Field(default_factory=dict)
-    """Settings of the method itself, by keyword, as `softprune methods` lists them."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.target:
-            read_target(self.target)
-        return self
-
-
 class DistillConfig(Section):
     """Distillation: the network also learns from the outputs of a trained dense network."""
 
@@ -292,25 +244,15 @@ class RunConfig(Section):
     seed: Annotated[int, Ge(0), Lt(2**31)] = 0
     """Seeds the weights, the order of the images, their augmentation and the noise of the masks."""
     model: ModelConfig = ModelConfig()
-    """The network."""
     data: DataConfig = DataConfig()
-    """The images."""
     train: TrainConfig = TrainConfig()
-    """The training loop."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """The optimizer."""
     schedule: ScheduleConfig = ScheduleConfig()
-    """The learning rate over the epochs."""
     method: MethodConfig = MethodConfig()
-    """The pruning method."""
     masks: MaskConfig = MaskConfig()
-    """The constants of SCP's masks."""
     distill: DistillConfig = DistillConfig()
-    """Distillation: the network also learns from the outputs of a trained dense network."""
     finetune: FinetuneConfig = FinetuneConfig()
-    """Training of the compact network after the cut, without any sparsity (the paper's FT rows)."""
     records: RecordConfig = RecordConfig()
-    """What a run writes besides its result."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -19,7 +19,7 @@ both tails live                  every other known activation, and none: ``|x| <
 
 from collections.abc import Callable
 
-from softprune.config.masks import MaskConfig
+from softprune.config.method import MaskConfig
 from softprune.errors import ConfigError
 from softprune.graph.rules.registry import ACTIVATIONS, Activation
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.config.masks import GateStatistics, MaskConfig
+from softprune.config.method import GateStatistics, MaskConfig
 from softprune.errors import ConfigError, ModelError
 from softprune.masks.activations import dead_edges
 from softprune.masks.functional import alive_probability, dead_probability, hard_mask, relaxed_sample

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softprune.config.masks import MaskConfig
+from softprune.config.method import MaskConfig
 from softprune.errors import ModelError
 from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold
 from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss, sparsity_terms

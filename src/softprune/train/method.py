@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from softprune.config.settings import MethodConfig, RunConfig
+from softprune.config.method import MethodConfig
+from softprune.config.settings import RunConfig
 from softprune.errors import ConfigError, nearest
 from softprune.masks import MaskConfig
 from softprune.methods import REGISTRY, Pruner

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from softprune.config.settings import BASELINE, DistillConfig, MethodConfig, RunConfig
+from softprune.config.method import MethodConfig
+from softprune.config.settings import BASELINE, DistillConfig, RunConfig
 from softprune.data import DataBundle, load_data
 from softprune.distributed import World, join_world, leave_world
 from softprune.errors import CheckpointError, DataError
