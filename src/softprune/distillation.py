@@ -30,7 +30,7 @@ def distillation_loss(
         temperature: Larger values show more of what the teacher knows about the wrong classes. Above 0.
     """
     if not 0 <= weight <= 1:
-        raise ConfigError(f"`weight` is the teacher's share of the loss, from 0 to 1. Got {weight!r}.")
+        raise ConfigError(f"`weight`, the teacher's share of the loss, must be from 0 to 1. Got {weight!r}.")
     if not temperature > 0:
         raise ConfigError(f"`temperature` must be above 0. Got {temperature!r}; try 2.")
     if student_logits.shape != teacher_logits.shape:

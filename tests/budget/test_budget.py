@@ -436,8 +436,8 @@ def test_rounding_holds_and_a_gap_is_reported(caplog):
         ({"target": {"macs": 1e-4}}, "within reach"),
         ({"target": {"channels": 3}, "min_channels": 10}, "within reach"),
         ({"target": {"params": 10**9}}, "below the dense"),
-        ({"target": {"latency": 0.9}, "latency_batch": 0}, "`latency_batch` is a whole number from 1 on"),
-        ({"target": {"latency": 0.9}, "latency_batch": 2.5}, "`latency_batch` is a whole number from 1 on"),
+        ({"target": {"latency": 0.9}, "latency_batch": 0}, "`latency_batch` must be an integer of at least 1"),
+        ({"target": {"latency": 0.9}, "latency_batch": 2.5}, "`latency_batch` must be an integer of at least 1"),
     ],
 )
 def test_contradictions_and_the_impossible_are_refused_and_the_model_is_left_alone(settings, message):

@@ -1,12 +1,16 @@
 """Commands in a real terminal of 80 columns: nothing is wider, and the progress bar leaves a clean screen."""
 
+import io
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from terminal import in_terminal, lines_of, screens_of
+from rich.console import Console
+from terminal import ESCAPE, in_terminal, lines_of, screens_of
 from tiny import tiny_recipe
+
+from softprune.cli.output import print_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +33,7 @@ def test_lists_and_tables_fit(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "results" / "cifar10-resnet56-scp-s0", tmp_path / "runs" / "resnet56")
     for command, text in (
         (("runs",), "finished"),
-        (("compare", "runs"), "VGG-16"),
+        (("compare", "runs"), "Not shown at this width: minutes"),
         (("recipes",), "cifar10-vgg16-scp"),
         (("methods",), "scp"),
     ):
@@ -38,6 +42,19 @@ def test_lists_and_tables_fit(tmp_path: Path) -> None:
         lines = lines_of(written)
         assert any(text in line for line in lines), written
         assert max(map(len, lines)) <= 80, max(lines, key=len)
+
+
+def test_a_table_uses_the_width_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = ["network", "top-1", "MACs cut, ours", "minutes"]
+    rows = [["a network of a long name", "98.06%", "77.9", "0.2"], ["compact", "-", "-", "-"]]
+    for width, left_out, heads in ((80, [], 1), (36, [], 3), (29, ["minutes"], 3)):
+        screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, highlight=False)
+        monkeypatch.setattr("softprune.cli.output._out", screen)
+        assert print_table("", columns, rows, ["minutes"]) == left_out
+        lines = ESCAPE.sub("", screen.file.getvalue()).splitlines()
+        assert max(map(len, lines)) <= width
+        assert next(number for number, line in enumerate(lines) if set(line) == {"─"}) == heads
+        assert any("98.06%" in line and "77.9" in line for line in lines)
 
 
 @pytest.mark.parametrize("command", ["", "train", "sweep", "compare", "bench"])

@@ -231,7 +231,14 @@ def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     result = softprune("train", "tiny.toml", "--dry-run", "--set", "method.target.macs=0.5")
     assert result.exit_code == 0, result.output
-    for text in ("tiny_networks:tiny", "1,437 training", "BatchNorms", "'macs': 0.5", "runs/tiny"):
+    for text in ("tiny_networks:tiny", "1,437 training", "BatchNorms", "target macs = 0.5", "runs/tiny"):
         assert text in result.output
     assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
-    assert softprune("train", "tiny.toml", "--dry-run", "--model", "vgg166").exit_code == 2
+    for arguments, text in (
+        (("--model", "vgg166"), "vgg16"),
+        (("--model", "resnet20"), "must accept the images of the data set. Got resnet20 and images of shape 1x8x8"),
+        (("--set", "method.target.macs=0.000001"), "target"),
+    ):
+        result = softprune("train", "tiny.toml", "--dry-run", *arguments)
+        assert result.exit_code == 2
+        assert text in " ".join(result.stderr.split())

@@ -90,7 +90,7 @@ def test_overrides_are_applied_in_order_and_typed() -> None:
         ("optimizer.lr=fast", "optimizer.lr must be a number"),
         ("optimizer.lr=0", "optimizer.lr must be a number, more than 0"),
         ("schedule.kind=cosin", "Did you mean 'cosine'"),
-        ("schedule.milestones=[5, 3]", "schedule.milestones must rise"),
+        ("schedule.milestones=[5, 3]", "schedule.milestones must be in increasing order"),
         ("masks.delta=3", r"masks\.delta must be a number, more than 0"),
         ("masks.gate_statistics=men", "Did you mean 'mean'"),
         ("train.compact_at=1000", "train.compact_at must be an epoch before"),
@@ -185,3 +185,12 @@ def test_the_resolved_configuration_of_a_run_with_a_target_is_a_recipe(tmp_path:
     path.write_text(dump_config(config))
     assert load_recipe(str(path)) == config
     assert dict(load_recipe(str(path), ["method.strength=0.5"]).method.target) == {}
+
+
+def test_a_recipe_can_be_trained_dense_by_one_override() -> None:
+    for recipe in ("digits", "cifar10-vgg16-l1-ft"):
+        config = load_recipe(recipe, ["method.name=dense"])
+        assert not config.train.dense_baseline
+        assert not config.finetune.epochs
+    with pytest.raises(ConfigError, match=r"prunes nothing.*Got train.dense_baseline = true"):
+        load_recipe("digits", ["method.name=dense", "train.dense_baseline=true"])

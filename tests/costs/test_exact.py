@@ -249,7 +249,7 @@ def _masks_without_a_use() -> None:
     ("call", "message"),
     [
         (_unknown_counting, r'must be "exact" or "paper". Got \'flops\''),
-        (_masks_without_a_use, r'masks belong to counting="paper"'),
+        (_masks_without_a_use, r'`masks` needs counting="paper"'),
     ],
 )
 def test_contradictory_arguments(call: Callable[[], None], message: str) -> None:

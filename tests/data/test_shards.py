@@ -168,5 +168,5 @@ def test_braces():
     assert expand_braces("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     assert expand_braces("{x,y}/{0..1}") == ["x/0", "x/1", "y/0", "y/1"]
     for pattern in ("{3..1}", "{0..9999999}", "{0..9999}{0..9999}"):
-        with pytest.raises(ConfigError, match="must rise"):
+        with pytest.raises(ConfigError, match="must be increasing"):
             expand_braces(pattern)

@@ -222,7 +222,7 @@ def test_a_pruner_that_has_ended() -> None:
         lambda: pruner.attach(torch.optim.SGD(model.parameters(), lr=0.1)),
     )
     for call in calls:
-        with pytest.raises(ModelError, match=r"ends with detach\(\).*make a new pruner"):
+        with pytest.raises(ModelError, match=r"cannot be used after detach\(\).*make a new pruner"):
             call()
 
 

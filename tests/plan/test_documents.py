@@ -48,9 +48,9 @@ def test_a_plan_is_read_back(text: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        (("modules", "conv1", "outputs"), [0, 0], "not rising indices below 8"),
-        (("modules", "conv1", "outputs"), [0, 8], "not rising indices below 8"),
-        (("modules", "conv1", "outputs"), [-1, 2], "not rising indices below 8"),
+        (("modules", "conv1", "outputs"), [0, 0], "not increasing indices below 8"),
+        (("modules", "conv1", "outputs"), [0, 8], "not increasing indices below 8"),
+        (("modules", "conv1", "outputs"), [-1, 2], "not increasing indices below 8"),
         (("modules", "conv1", "outputs"), [], "keeps no output"),
         (("modules", "conv1", "kind"), "attention", "unknown kind 'attention'"),
         (("modules", "bn1", "select"), [4], "selects outside its input of width 0"),

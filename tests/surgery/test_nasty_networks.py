@@ -562,7 +562,7 @@ def test_randomness_in_evaluation_is_refused(amount: float) -> None:
         def middle(self, x: Tensor) -> Tensor:
             return x + amount * torch.randn_like(x)
 
-    with pytest.raises(ValueError, match=r"same outputs for the same input.*Take the randomness out"):
+    with pytest.raises(ValueError, match=r"same outputs for the same input.*Remove the randomness"):
         check(Noisy())
 
 

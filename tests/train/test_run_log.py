@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import tiny_config
 
 from softprune.config.settings import RunConfig
 from softprune.errors import SoftpruneError
+from softprune.runs.networks import build_network
 from softprune.train.control import Listener
 from softprune.train.run import resume, start
 
@@ -35,6 +37,16 @@ def test_a_run_writes_its_stages_epochs_and_errors(tiny: Tiny, tmp_path: Path) -
     before = (tmp_path / "run" / "run.log").read_bytes()
     resume(tmp_path / "run")  # finished: nothing to do
     assert (tmp_path / "run" / "run.log").read_bytes() == before
+
+
+def test_messages_from_before_the_folder_was_made_come_first(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny()
+    state = build_network(config.model.name, 7).state_dict()
+    torch.save(state, tmp_path / "seven.pt")
+    start(tiny("model.weights=seven.pt"), tmp_path / "run")
+    first = (tmp_path / "run" / "run.log").read_text().splitlines()[0]
+    assert "WARNING softprune: " in first
+    assert "a classifier for 7 classes instead of 10: not loaded, and initialised at random: " in first
 
 
 def test_a_record_has_absolute_paths(tiny: Tiny, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class Limit:
         if floor > self.limit:
             raise ConfigError(
                 f"A target must be within reach: at least {self.target.figure(floor)} "
-                f"({100 * floor / self.dense:.1f}%) stay if every site goes to its floor. Got "
+                f"({100 * floor / self.dense:.1f}%) remain if every site is cut to its floor. Got "
                 f"{self.target.figure(self.limit)}; softprune.inspect says what is frozen and why, and min_channels, "
                 "round_to, include and exclude raise the floor."
             )

@@ -142,4 +142,4 @@ def check_batch(key: str, batch: int | None) -> None:
             f"it out, or pass target={{{timed[0]!r}: ...}}."
         )
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-        raise ConfigError(f"`latency_batch` is a whole number from 1 on. Got {batch!r}.")
+        raise ConfigError(f"`latency_batch` must be an integer of at least 1. Got {batch!r}.")

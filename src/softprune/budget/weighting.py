@@ -27,7 +27,7 @@ class CostWeights:
     def __init__(self, exponent: float, measure: Measure, widths: Mapping[str, int]) -> None:
         if isinstance(exponent, bool) or not isinstance(exponent, int | float) or not 0 <= exponent <= 1:
             raise ConfigError(
-                "`cost_weighting` is an exponent from 0 (every channel alike) to 1 (proportional to the cost). "
+                "`cost_weighting` must be from 0 (every channel alike) to 1 (proportional to the cost). "
                 f"Got {exponent!r}; try 0.5."
             )
         self.exponent, self.measure, self.widths = float(exponent), measure, dict(widths)

@@ -141,7 +141,9 @@ def open_images(
     try:
         import PIL  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f'`softprune predict` needs Pillow. Got: {error}. Install the extra "vision".') from error
+        raise ConfigError(
+            f"`softprune predict` needs Pillow. Got: {error}. Install it with `pip install pillow`."
+        ) from error
     data = open_data(config, torch.device("cpu"), data_dir, download=False)
     channels, height, width = data.input_shape
     pixels = []

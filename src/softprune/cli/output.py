@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Literal, TextIO, cast
 
@@ -137,9 +138,9 @@ def _visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
-def say(text: str = "") -> None:
-    """Print one line."""
-    _out.print(_visible(text), markup=False)
+def say(text: str = "", *, wrap: bool = False) -> None:
+    """Print one line. With ``wrap`` it is broken between words where the terminal ends."""
+    _out.print(_visible(text), markup=False, soft_wrap=not (wrap and _out.is_terminal))
 
 
 def remark(text: str) -> None:
@@ -160,36 +161,62 @@ def print_json(facts: Any) -> None:
     _out.out(json.dumps(facts, indent=1, default=str), highlight=False)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table. Columns in which every cell starts with a digit, a sign or a dash are aligned to the right.
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], optional: Sequence[str] = ()
+) -> list[str]:
+    """Print a table and return the columns that were left out.
 
-    In a terminal, text wraps so that the table fits; where numbers alone are too wide, each row becomes a list of its
-    cells. In a pipe every row is one line.
+    Columns in which every cell starts with a digit, a sign or a dash are aligned to the right. In a terminal the heads
+    and the text wrap so that the table fits. If it is still too wide, columns of ``optional`` are left out, the first
+    ones first; without them each row becomes a list of its cells. In a pipe every row is one line with all columns.
     """
-    numeric = [all(row[i][:1] in "0123456789-+" for row in rows) and bool(rows) for i in range(len(columns))]
-    widths = [max(len(name), *(len(row[i]) for row in rows), 0) for i, name in enumerate(columns)]
     if not _out.is_terminal:
-        _print_lines(title, columns, rows, widths, numeric)
-        return
-    least = [
-        width if right else min(width, _longest_word(column, rows, i))
-        for i, (column, width, right) in enumerate(zip(columns, widths, numeric, strict=True))
-    ]
-    if sum(least) + 2 * len(least) > _out.width:
+        _print_lines(title, columns, rows)
+        return []
+    left_out: list[str] = []
+    kept = list(range(len(columns)))
+    for name in optional:
+        if _least_width(columns, rows, kept) <= _out.width:
+            break
+        if name in columns:
+            left_out.append(name)
+            kept.remove(columns.index(name))
+    columns, rows = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    if _least_width(columns, rows, range(len(columns))) > _out.width:
         _print_records(title, columns, rows)
-        return
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, right, width in zip(columns, numeric, least, strict=True):
+        return left_out
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    full = sum(max(len(name), _least_column(columns, rows, i)) for i, name in enumerate(columns))
+    wrap_heads = full + 2 * (len(columns) - 1) > _out.width
+    for index, name in enumerate(columns):
+        right = _is_numeric(rows, index)
+        width = max(_least_column(columns, rows, index), 0 if wrap_heads else len(name))
+        head = "\n".join(textwrap.wrap(name, width)) if right else name
         justify: Literal["right", "left"] = "right" if right else "left"
-        table.add_column(name, justify=justify, min_width=width, no_wrap=right, overflow="fold")
+        table.add_column(head, justify=justify, min_width=width, no_wrap=right, overflow="fold")
     for row in rows:
         table.add_row(*map(_visible, row))
     _out.print(table, markup=False, soft_wrap=False)
+    return left_out
 
 
-def _longest_word(column: str, rows: Sequence[Sequence[str]], index: int) -> int:
-    words = [*column.split(), *(word for row in rows for word in row[index].split())]
-    return max(map(len, words), default=0)
+_LONG_WORD = 32
+
+
+def _is_numeric(rows: Sequence[Sequence[str]], index: int) -> bool:
+    return bool(rows) and all(row[index][:1] in "0123456789-+" for row in rows)
+
+
+def _least_column(columns: Sequence[str], rows: Sequence[Sequence[str]], index: int) -> int:
+    """Return the width without which a number or a word would be broken. Long paths may be."""
+    if _is_numeric(rows, index):
+        return max(map(len, [*columns[index].split(), *(row[index] for row in rows)]))
+    words = [word for text in (columns[index], *(row[index] for row in rows)) for word in text.split()]
+    return min(max(map(len, words), default=0), _LONG_WORD)
+
+
+def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
+    return sum(_least_column(columns, rows, i) for i in kept) + 2 * (len(kept) - 1)
 
 
 def _print_records(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -203,11 +230,11 @@ def _print_records(title: str, columns: Sequence[str], rows: Sequence[Sequence[s
                 say(f"{name.ljust(width)}  {cell}")
 
 
-def _print_lines(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], numeric: Sequence[bool]
-) -> None:
+def _print_lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if title:
         say(title)
+    numeric = [_is_numeric(rows, i) for i in range(len(columns))]
+    widths = [max(len(name), *(len(row[i]) for row in rows), 0) for i, name in enumerate(columns)]
     for row in [columns, *rows]:
         cells = [
             cell.rjust(width) if right else cell.ljust(width)

@@ -137,7 +137,14 @@ def print_rows(rows: "Sequence[PaperRow]") -> None:
     heads, cells = table_cells(rows)
     where = {(row.data, row.model) for row in rows}
     title = printable("{1} on {0}".format(*where.pop())) if len(where) == 1 else ""
-    print_table(title, *_without(heads, cells, _unneeded(heads, cells)))
+    heads, cells = _without(heads, cells, _unneeded(heads, cells))
+    heads = ["FT" if head == "fine-tuned" else head for head in heads]
+    left_out = print_table(title, heads, cells, _optional(heads, cells))
+    if left_out:
+        shown = {head.partition(", ")[0] for head in heads if head not in left_out}
+        bases = dict.fromkeys(head.partition(", ")[0] for head in left_out)
+        names = ", ".join(f"{base} of the paper" if base in shown else base for base in bases)
+        say(f"Not shown at this width: {names}. --csv FILE and --json have all columns.", wrap=True)
 
 
 def _write(path: Path, text: str, *, quiet: bool) -> None:
@@ -165,6 +172,17 @@ def _unneeded(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> set[int]:
     compact, last = heads.index("compact"), heads.index("last")
     repeated = {compact} if all(row[compact] in (row[last], "-") for row in cells) else set()
     return same | empty | repeated
+
+
+def _optional(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    """Columns that a narrow terminal can do without, the least important ones first."""
+    order = ["minutes", "front", "channels cut", "FLOPs cut", "compact", "n", "baseline", "best"]
+    found = [head for name in order for head in reversed(heads) if head.partition(", ")[0] == name]
+    found += [head for head in heads if head.endswith(", paper") and head not in found]
+    names = [heads.index(head) for head in ("data", "model", "method", "FT") if head in heads]
+    rows = {tuple(row[i] for i in names) for row in cells}
+    found.append("run" if len(rows) == len(cells) else "method")  # one of the two says which row is which
+    return [*found, *(["data"] if "data" in heads and len({row[heads.index("data")] for row in cells}) == 1 else [])]
 
 
 def _without(

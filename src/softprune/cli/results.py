@@ -8,6 +8,8 @@ from softprune.runs.result import Result
 
 def print_result(result: Result) -> None:
     """Print the table of dense, masked and compact network, and the speed-up."""
+    from softprune.report.text import THIN, file_size
+
     rows = []
     dense = result.dense
     for row in result.table:
@@ -22,7 +24,7 @@ def print_result(result: Result) -> None:
                 _with_sign(format_cut(dense.params, row.params)),
                 format_count(row.macs),
                 _with_sign(format_cut(dense.macs, row.macs)),
-                "-" if size is None else f"{size / 1024:,.0f} KiB",
+                "-" if size is None else file_size(size).replace(THIN, " "),
                 "-" if latency is None else f"{latency:.2f} ms",
             ]
         )

@@ -131,30 +131,21 @@ def _load(recipe: str, overrides: list[str]) -> RunConfig:
 
 
 def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bool) -> None:
-    """Print what a run would train, after the checks that need no training."""
-    import torch
-
+    """Print what a run would train, after everything that is checked before training."""
     import softprune
-    from softprune.distributed import pick_device
-    from softprune.runs.networks import initial_network
-    from softprune.train.method import check_method
-    from softprune.train.run import open_data
+    from softprune.train.run import check
 
-    where = pick_device(device)
-    check_method(config.method, compact_at=config.train.compact_at)
-    data = open_data(config, torch.device("cpu"))
-    network = initial_network(config.model, data.num_classes, config.seed)
-    found = softprune.inspect(
-        network, data.example(), include=config.method.include or None, exclude=config.method.exclude or None
-    )
+    data, begin, where = check(config, device=device)
+    network, pruner = begin.dense, begin.stage.pruner
+    sites, frozen = (pruner.sites, pruner.graph.frozen) if pruner is not None else ((), ())
     cost = softprune.cost(network, data.example(1))
     method = config.method
     if as_json:
         numbers = {
             "params": cost.params,
             "macs": cost.macs,
-            "sites": len(found.sites),
-            "frozen": len(found.frozen),
+            "sites": len(sites),
+            "frozen": len(frozen),
             "train_images": len(data.train),
             "test_images": len(data.test),
             "classes": data.num_classes,
@@ -164,12 +155,13 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
         }
         print_json(numbers | {"config": config_to_dict(config)})
         return
-    goal = f"target {dict(method.target)}" if method.target else f"strength {method.strength:g}"
+    limits = ", ".join(f"{name} = {amount}" for name, amount in method.target.items())
+    goal = f"target {limits}" if method.target else f"strength {method.strength:g}"
     steps = max(len(data.train) // config.data.batch_size, 1)
     fine = f", then {config.finetune.epochs} of fine-tuning" if config.finetune.epochs else ""
     facts = {
         "network": f"{config.model.name}: {format_count(cost.params)} parameters, {format_count(cost.macs)} MACs",
-        "prunable": f"{len(found.sites)} BatchNorms ({len(found.frozen)} frozen)",
+        "prunable": f"{len(sites)} BatchNorms ({len(frozen)} frozen)",
         "data": f"{config.data.name}: {len(data.train):,} training and {len(data.test):,} test images, "
         f"{data.num_classes} classes",
         "training": f"{config.train.epochs} epochs of {steps:,} steps{fine}",

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from softprune.config.method import MethodConfig
 from softprune.config.schema import keys_of, show, unknown_key, wrong_value
-from softprune.config.settings import RunConfig
+from softprune.config.settings import BASELINE, RunConfig
 from softprune.errors import ConfigError, nearest
 
 DEFAULT_RECIPE = "digits"
@@ -75,6 +75,7 @@ def resolve_recipe(path: Path, values: dict[str, Any], overrides: Iterable[str] 
         set_key(given, override)
     try:
         _choose_strength_or_target(values.get("method"), given.get("method", {}))
+        _leave_out_pruning(values, given)
         return RunConfig(**values)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
@@ -97,6 +98,26 @@ def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
             "method.strength and method.target exclude each other: a target controls the strength. Got strength = "
             f"{show(method['strength'])} and target = {show(method['target'])}; give one of them."
         )
+
+
+_OF_PRUNING = {
+    "train": ("dense_baseline", "dense_epochs", "compact_at", "recalibrate"),
+    "finetune": ("epochs",),
+    "method": ("target",),
+}
+
+
+def _leave_out_pruning(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """With ``method.name=dense`` as an override, what a recipe says about pruning does not apply."""
+    if given.get("method", {}).get("name") != "dense":
+        return
+    for section, keys in _OF_PRUNING.items():
+        for key in keys:
+            if isinstance(values.get(section), dict) and key not in given.get(section, {}):
+                values[section].pop(key, None)
+    for section, key in (("model", "weights"), ("distill", "teacher")):
+        if isinstance(values.get(section), dict) and values[section].get(key) == BASELINE:
+            del values[section][key]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -93,6 +93,8 @@ def wrong_value(key: str, value: Any, annotation: Any) -> ConfigError:
 
 def show(value: Any) -> str:
     """A value for a message, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()  # as TOML writes it
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # more digits than Python prints, or nested too deeply

@@ -11,7 +11,18 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
 
 from softprune.config.method import MaskConfig, MethodConfig
-from softprune.config.schema import Amount, Count, Epochs, FromList, Options, Positive, PositiveCount, Section, Share
+from softprune.config.schema import (
+    Amount,
+    Count,
+    Epochs,
+    FromList,
+    Options,
+    Positive,
+    PositiveCount,
+    Section,
+    Share,
+    show,
+)
 from softprune.config.target import FINAL_AT
 from softprune.errors import ConfigError
 
@@ -184,7 +195,7 @@ class ScheduleConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if any(a >= b for a, b in zip(self.milestones, self.milestones[1:], strict=False)):
-            raise ConfigError(f"schedule.milestones must rise. Got {list(self.milestones)}.")
+            raise ConfigError(f"schedule.milestones must be in increasing order. Got {list(self.milestones)}.")
         return self
 
 
@@ -269,8 +280,8 @@ def _check_train(config: RunConfig) -> None:
     train = config.train
     if train.compact_at and train.compact_at >= train.epochs:
         raise ConfigError(
-            f"train.compact_at must be an epoch before train.epochs = {train.epochs}, since the cut at the end happens "
-            f"anyway. Got {train.compact_at}; use 0 to cut only at the end."
+            f"train.compact_at must be an epoch before train.epochs = {train.epochs}, since the network is always cut "
+            f"at the end. Got {train.compact_at}; use 0 to cut only at the end."
         )
     if config.method.target and 0 < train.compact_at < FINAL_AT * train.epochs:
         raise ConfigError(
@@ -301,7 +312,7 @@ def _check_dense(config: RunConfig) -> None:
         ("method.target", config.method.target),
     ):
         if value:
-            raise ConfigError(f'method.name = "dense" prunes nothing, so {key} must be off. Got {key} = {value}.')
+            raise ConfigError(f'method.name = "dense" prunes nothing, so {key} must be off. Got {key} = {show(value)}.')
 
 
 def _check_distill(config: RunConfig) -> None:
@@ -318,6 +329,6 @@ def _check_distill(config: RunConfig) -> None:
             )
     if config.train.dense_epochs and not config.train.dense_baseline:
         raise ConfigError(
-            "train.dense_epochs is the length of the dense baseline. Got train.dense_baseline = false; set it to true, "
+            "train.dense_epochs needs a dense baseline. Got train.dense_baseline = false; set it to true, "
             "or leave train.dense_epochs out."
         )

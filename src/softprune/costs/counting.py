@@ -39,7 +39,7 @@ def cost(
         raise ConfigError(f'counting must be "exact" or "paper". Got {counting!r}.')
     if masks is not None:
         raise ConfigError(
-            'masks belong to counting="paper"; the exact cost is that of the model as it stands. '
-            "Got masks with the exact counting. Count the compact model instead."
+            '`masks` needs counting="paper"; the exact cost is that of the model without masks. '
+            'Got masks and counting="exact"; count the compact model instead.'
         )
     return count_exact(model, example)

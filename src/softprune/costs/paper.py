@@ -46,7 +46,9 @@ class PaperCounter:
             )
         batch = Example.of(example).batch_size()
         if not batch:
-            raise ConfigError("The paper's counting needs an example that is one non-empty batch of images.")
+            raise ConfigError(
+                'counting="paper" needs an example that is one batch of images. Got an empty one, or several tensors.'
+            )
         self._rule = rules[0]
         self._model = model
         # Every weight works once per output position, so the exact count tells the size of every output.

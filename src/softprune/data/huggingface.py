@@ -51,7 +51,7 @@ def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, down
     except ImportError as error:
         raise DataError(
             'data.name = "huggingface" needs the package datasets. Got an ImportError; install it with '
-            '`pip install "softprune[hf]"`.'
+            "`pip install datasets`."
         ) from error
     if not repo:
         raise DataError('data.name = "huggingface" needs data.repo, such as "uoft-cs/cifar10". Got none.')
@@ -73,7 +73,7 @@ def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, down
     test = next((name for name in _TEST_SPLITS if name in splits), None)
     if "train" not in splits or test is None:
         raise DataError(
-            f"A set must have the split train, and one of {', '.join(_TEST_SPLITS)}. Got {', '.join(splits)} in "
+            f"A data set must have the split train, and one of {', '.join(_TEST_SPLITS)}. Got {', '.join(splits)} in "
             f"{repo!r}."
         )
     image, label = _columns(datasets, splits["train"].features, repo)
@@ -103,7 +103,7 @@ def _columns(datasets: Any, features: Any, repo: str) -> tuple[str, str]:
     preferred = [name for name in ("label", "fine_label") if name in labels]
     if len(images) != 1 or not (len(labels) == 1 or preferred):
         raise DataError(
-            f"A set must have one column of images and one of class labels. Got {repo!r} with the columns "
+            f"A data set must have one column of images and one of class labels. Got {repo!r} with the columns "
             f"{', '.join(features)}; write a factory of your own (data.name = 'module:factory') for it."
         )
     return images[0], (preferred or labels)[0]

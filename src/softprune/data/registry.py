@@ -91,7 +91,7 @@ DATASETS: dict[str, DataEntry] = {
     ),
     "huggingface": DataEntry(
         load=lambda o: load_huggingface(o.repo, o.crops, o.root, download=o.download),
-        description="an image set of the Hugging Face Hub, data.repo; needs softprune[hf]",
+        description="an image set of the Hugging Face Hub, data.repo; needs the package datasets",
         needs_root=False,
     ),
 }

@@ -143,7 +143,7 @@ def expand_braces(pattern: str) -> list[str]:
     count = int(last) - int(first) + 1 if listed is None else listed.count(",") + 1
     if not 0 < count * len(ends) <= _MOST_SHARDS:
         raise ConfigError(
-            f"A range of shards must rise, and a pattern can have at most {_MOST_SHARDS:,} shards. Got {pattern!r}."
+            f"A range of shards must be increasing, with at most {_MOST_SHARDS:,} shards. Got {pattern!r}."
         )
     if listed is None:
         middles = [f"{int(first) + number:0{len(first)}d}" for number in range(count)]

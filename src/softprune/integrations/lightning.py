@@ -119,7 +119,7 @@ class SoftPruning(Callback):
     def compact(self, model: nn.Module | None = None, **options: Any) -> nn.Module:
         """Return the compact network, verified equal; arguments as in the pruner's own `compact`."""
         if self.pruner is None:
-            raise ConfigError("there must be a fit before there is something to cut. Got none; call trainer.fit.")
+            raise ConfigError("`compact` needs a trained network. Got none; call trainer.fit first.")
         self.pruner.decide()
         return self.pruner.compact(model, **options)
 

@@ -133,7 +133,7 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
         """Return the compact network, verified equal; arguments as in the pruner's own `compact`."""
         if self.pruner is None:
             raise ConfigError(
-                "there must be a training before a cut. Got none; call pruning.bind(trainer) and trainer.train()."
+                "`compact` needs a trained network. Got none; call pruning.bind(trainer) and trainer.train() first."
             )
         self.pruner.decide()
         return self.pruner.compact(model, **options)

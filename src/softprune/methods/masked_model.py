@@ -49,9 +49,7 @@ class MaskedModel:
     def check_in_place(self) -> None:
         """Raise a ModelError unless the masked BatchNorms are still part of the model."""
         if self._detached:
-            raise ModelError(
-                "a pruner ends with detach(), which returned the plain model. Got a call after it; make a new pruner."
-            )
+            raise ModelError("a pruner cannot be used after detach(). Got a call after it; make a new pruner.")
         for name, bn in self.members.items():
             here = self._lookup(name)
             if here is not bn or not isinstance(here, MaskedBatchNorm):

@@ -77,8 +77,8 @@ class ScratchPruner(StoredPruner):
     ) -> None:
         if plan is None:
             raise ConfigError(
-                "`scratch` trains the shape of another run and must be told which. Got no `plan`; pass the folder of "
-                "a finished run (method.options.plan in a recipe)."
+                "`scratch` needs a `plan`, the shape to train. Got none; pass the folder of a finished run "
+                " (method.options.plan in a recipe)."
             )
         self._plans = _plans(plan)
         super().__init__(model, example, **options)

@@ -86,7 +86,7 @@ def check_cuts(
         if site is None or site.kind != "norm":
             raise ValueError(f"the site '{name}' is no BatchNorm in the plan")
         if not _rise_below(kept, site.width_out):
-            raise ValueError(f"the site '{name}' keeps channels that are not rising indices below {site.width_out}")
+            raise ValueError(f"the site '{name}' keeps channels that are not increasing indices below {site.width_out}")
     for name, parameter in parameters.items():
         shape = dense.get(name, ())
         if parameter.dim >= len(shape) or shape[parameter.dim] != parameter.width:
@@ -95,7 +95,7 @@ def check_cuts(
                 f"but the dense shapes say {shape or 'that there is none'}"
             )
         if not parameter.kept or not _rise_below(parameter.kept, parameter.width):
-            raise ValueError(f"the parameter '{name}' keeps what is not rising indices below {parameter.width}")
+            raise ValueError(f"the parameter '{name}' keeps what is not increasing indices below {parameter.width}")
         path, _, attribute = name.rpartition(".")
         owner = modules.get(aliases.get(path, path))
         if owner is not None and (owner.kind == "norm" or attribute in ("weight", "bias")):
@@ -115,7 +115,7 @@ def _check(name: str, cut: ModuleCut) -> None:
         ("zeroed outputs", cut.zeroed, len(cut.outputs)),
     ):
         if not _rise_below(kept, width):
-            raise ValueError(f"'{name}' keeps {label} that are not rising indices below {width}")
+            raise ValueError(f"'{name}' keeps {label} that are not increasing indices below {width}")
     if not cut.outputs:
         raise ValueError(f"'{name}' keeps no output")
     if not cut.inputs and not cut.void and cut.kind != "select":

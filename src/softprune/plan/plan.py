@@ -66,7 +66,7 @@ class PrunePlan:
     def from_json(cls, text: str) -> PrunePlan:
         """Read a plan and check its format, version, checksum, types and ranges."""
         if not isinstance(text, str):
-            raise PlanError(f"a plan is read from its text. Got {type(text).__name__}; pass what to_json() returned.")
+            raise PlanError(f"`from_json` takes a string. Got {type(text).__name__}; pass what to_json() returned.")
         try:
             document = json.loads(text)
         except json.JSONDecodeError as error:

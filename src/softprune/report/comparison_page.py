@@ -10,7 +10,7 @@ from urllib.parse import quote
 from softprune.errors import ConfigError
 from softprune.io import write_atomically
 from softprune.report.curves import ACCURACY, REMOVED, Panel, Series, curves, events_of
-from softprune.report.grouping import Experiment, Repeat, distinct, group_runs, over, spread, with_baselines
+from softprune.report.grouping import Experiment, Repeat, distinct, group_runs, over, shared, spread, with_baselines
 from softprune.report.layers import ROWS_SHOWN, profiles
 from softprune.report.page import render_page, style_of
 from softprune.report.paper_table import PaperRow, paper_rows
@@ -19,7 +19,7 @@ from softprune.report.tables import EXPLANATION, table_cells
 from softprune.report.text import MINUS, PLUS_MINUS, UNKNOWN, cut, known_as
 from softprune.report.training import precision_of
 from softprune.runs.reading import Run, load_run
-from softprune.runs.result import Epoch, Moment
+from softprune.runs.result import Epoch, Moment, Totals
 
 
 def render_comparison(run_dirs: Sequence[Path | str], out: Path | str, titles: Mapping[str, str] | None = None) -> Path:
@@ -88,7 +88,12 @@ def _top1(moment: Moment | None) -> float | None:
 
 def _against_dense(run: Run) -> float | None:
     compact, dense = run.compact_top1, run.dense_top1
-    return None if compact is None or dense is None else compact - dense
+    return None if compact is None or dense is None or run.method == "dense" else compact - dense
+
+
+def _cut(run: Run, get: Callable[[Totals], float | None]) -> float | None:
+    """Return what was removed in percent; None for a dense network."""
+    return None if run.method == "dense" else cut(get(run.dense), get(run.compact))
 
 
 COLUMNS: tuple[tuple[str, int, str, Callable[[Run], float | None]], ...] = (
@@ -96,10 +101,10 @@ COLUMNS: tuple[tuple[str, int, str, Callable[[Run], float | None]], ...] = (
     ("Best top-1", 2, "n spare", lambda run: _top1(run.best)),
     ("Compact top-1", 2, "n", lambda run: run.compact_top1),
     ("Against dense", 2, "n", _against_dense),
-    ("MACs cut %", 1, "n", lambda run: cut(run.dense.macs, run.compact.macs)),
-    ("Params cut %", 1, "n spare", lambda run: cut(run.dense.params, run.compact.params)),
-    ("Channels cut %", 1, "n spare", lambda run: cut(run.dense.channels, run.compact.channels)),
-    ("Paper FLOPs cut %", 1, "n spare", lambda run: cut(run.dense.paper_flops, run.compact.paper_flops)),
+    ("MACs cut %", 1, "n", lambda run: _cut(run, lambda totals: totals.macs)),
+    ("Params cut %", 1, "n spare", lambda run: _cut(run, lambda totals: totals.params)),
+    ("Channels cut %", 1, "n spare", lambda run: _cut(run, lambda totals: totals.channels)),
+    ("Paper FLOPs cut %", 1, "n spare", lambda run: _cut(run, lambda totals: totals.paper_flops)),
 )
 RUN_COLUMNS = (
     *(("Seed", "n"), ("Best top-1", "n spare"), ("Compact top-1", "n"), ("Against dense", "n")),
@@ -118,7 +123,13 @@ def _summary(groups: Sequence[Experiment], out: Path) -> dict[str, Any]:
         "lead": lead,
         "head": [(label, kind) for label, _, kind, _ in columns],
         "rows": [
-            {"n": len(group.runs), "spreads": [(over(group, get), digits, kind) for _, digits, kind, get in columns]}
+            {
+                "n": len(group.runs),
+                "spreads": [
+                    (shared(over(group, get)) if head == "Dense top-1" else over(group, get), digits, kind)
+                    for head, digits, kind, get in columns
+                ],
+            }
             for group in groups
         ],
         "run_head": [("Run", ""), *RUN_COLUMNS],
@@ -137,8 +148,8 @@ def _run_row(run: Run, group: int, out: Path) -> dict[str, Any]:
         "best": _top1(run.best),
         "compact": run.compact_top1,
         "against": _against_dense(run),
-        "macs": cut(run.dense.macs, run.compact.macs),
-        "params": cut(run.dense.params, run.compact.params),
+        "macs": _cut(run, lambda totals: totals.macs),
+        "params": _cut(run, lambda totals: totals.params),
         "seconds": run.wall_seconds,
         "precision": precision_of(run),
     }

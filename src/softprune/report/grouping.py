@@ -55,6 +55,11 @@ def spread(values: Iterable[float | None]) -> Spread:
     return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
 
 
+def shared(baseline: Spread) -> Spread:
+    """Return the spread without its deviation if all runs have the same baseline."""
+    return baseline if baseline.deviation else Spread(baseline.mean, None, baseline.n)
+
+
 def over(group: Experiment, get: Callable[[Run], float | None]) -> Spread:
     return spread(get(run) for run in group.runs)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from softprune.report.grouping import Spread, distinct, experiment_key, spread, tell_apart, with_baselines
+from softprune.report.grouping import Spread, distinct, experiment_key, shared, spread, tell_apart, with_baselines
 from softprune.report.text import cut, known_as
 from softprune.runs.reading import Run
 from softprune.runs.result import Moment, Totals
@@ -171,7 +171,7 @@ def _row(data: str, model: str, method: str, name: str, finetuned: bool, members
         apart="",
         finetuned=finetuned,
         n=len(members),
-        baseline=_shared(over(lambda entry: entry.run.dense_top1)),
+        baseline=shared(over(lambda entry: entry.run.dense_top1)),
         last=over(lambda entry: entry.last),
         best=over(lambda entry: entry.best),
         compact=over(lambda entry: entry.compact),
@@ -198,11 +198,6 @@ def _figures(name: str, run: Run) -> PaperFigures | None:
     if not isinstance(share, float) or figures.flops is None:
         return None
     return figures if abs(100 - 100 * share - figures.flops) <= SAME_FLOPS else None
-
-
-def _shared(baseline: Spread) -> Spread:
-    """Without a deviation if all runs have the same baseline."""
-    return baseline if baseline.deviation else Spread(baseline.mean, None, baseline.n)
 
 
 def _drop(entry: _Entry) -> float | None:

@@ -186,7 +186,7 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     if head:
         classes = len(state[head[0]])
         logger.warning(
-            "softprune: %s has a classifier for %d classes instead of %d: %s was not loaded and starts at random",
+            "softprune: %s has a classifier for %d classes instead of %d: not loaded, and initialised at random: %s",
             source,
             classes,
             num_classes,

@@ -178,7 +178,7 @@ class _Probe:
         if again > 1e-2 * difference:
             raise ModelError(
                 "a network must give the same outputs for the same input in eval mode. Two calls of this "
-                f"{name} differed: {_described(again, scale)}. Take the randomness out of its forward()."
+                f"{name} differed: {_described(again, scale)}. Remove the randomness from forward()."
             )
         raise ModelError(
             "a copy of a network must give the same outputs as the network. Two copies of this "

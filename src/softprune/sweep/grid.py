@@ -266,7 +266,9 @@ def _setting(key: str, value: Any, after: Cell | None) -> str:
     try:
         return f"{key}={inline_toml(value)}"
     except TypeError as error:
-        raise ConfigError(f"No setting takes such a value. Got {key} = {value}.") from error
+        raise ConfigError(
+            f"A setting must be text, a number, true or false, a list or a table. Got {key} = {value}."
+        ) from error
 
 
 def _only(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -58,7 +58,7 @@ class RayExecutor:
             import ray
         except ImportError as error:
             raise ConfigError(
-                '--on ray needs the package ray. Got an ImportError; install it with `pip install "softprune[ray]"`, '
+                "--on ray needs the package ray. Got an ImportError; install it with `pip install ray`, "
                 "or leave --on out to use this machine alone."
             ) from error
         self._ray, self.options, self.folder = ray, options, folder.resolve()

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -74,17 +74,42 @@ class StopSignal:
         self._signal = signal.Signals(number).name
 
 
+class _Collect(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 @contextmanager
-def run_log(folder: RunFolder, listener: Listener, *, write: bool = True) -> Iterator[Listener]:
+def early_messages() -> Iterator[list[logging.LogRecord]]:
+    """Collect softprune's messages until the block passes them to :func:`run_log`: the run has no folder yet."""
+    package, handler = logging.getLogger("softprune"), _Collect()
+    package.addHandler(handler)
+    try:
+        yield handler.records
+    finally:
+        package.removeHandler(handler)
+
+
+@contextmanager
+def run_log(
+    folder: RunFolder, listener: Listener, *, write: bool = True, early: Sequence[logging.LogRecord] = ()
+) -> Iterator[Listener]:
     """Append what happens within the block to run.log. Yield a listener that passes events on to ``listener``.
 
-    Messages of softprune's loggers are included at the level that the application has set for them.
+    Messages of softprune's loggers are included at the level that the application has set for them; ``early`` ones are
+    written first.
     """
     if not write:
         yield listener
         return
     handler = logging.FileHandler(folder.log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    for record in tuple(early):
+        handler.handle(record)
     package = logging.getLogger("softprune")
     package.addHandler(handler)
     try:

@@ -19,7 +19,7 @@ from softprune.runs.checkpoint import has_damaged, newest_path, read_newest, res
 from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.result import Result
 from softprune.runs.resume import check_same_images, resume_hint
-from softprune.train.control import Listener, StopSignal, run_log
+from softprune.train.control import Listener, StopSignal, early_messages, run_log
 from softprune.train.finish import finish
 from softprune.train.method import check_method, check_one_shot
 from softprune.train.stage import StartingPoint, first_stage, restored_stage
@@ -54,23 +54,37 @@ def start(
 ) -> Outcome:
     """Train a new run in its own folder (``out``, or the first free one under runs/)."""
     config = absolute_paths(config)
-    with _world(device) as world:
-        # Everything that can be wrong is raised before there is a folder, so that a mistake leaves no files.
-        check_method(config.method, compact_at=config.train.compact_at)
-        check_one_shot(config)
-        check_trackers(config.records.trackers)
-        set_arithmetic(config, world.device)
-        data = open_data(config, world.device)
-        begin = first_stage(config, data, world)
-        if config.distill.teacher not in ("", BASELINE):
-            begin.stage.step.teacher = load_teacher(config, None, data, world)
+    with _world(device) as world, early_messages() as early:
+        data, begin = _prepare(config, world)
         path = world.broadcast(str(out or _free_folder(config.name or "run")))
         if world.is_writer:
             RunFolder.create(path, config)
         world.barrier()
         folder = RunFolder(path)
-        with _claim(folder, world), run_log(folder, listener or Listener(), write=world.is_writer) as logged:
+        with (
+            _claim(folder, world),
+            run_log(folder, listener or Listener(), write=world.is_writer, early=early) as logged,
+        ):
             return _run(config, folder, data, world, begin, time_limit, logged)
+
+
+def check(config: RunConfig, *, device: str = "auto") -> tuple[DataBundle, StartingPoint, torch.device]:
+    """Return what a new run would start with, and on which device; raise what it would raise before training."""
+    with _world(device) as world:
+        return *_prepare(absolute_paths(config), world), world.device
+
+
+def _prepare(config: RunConfig, world: World) -> tuple[DataBundle, StartingPoint]:
+    """Everything that can be wrong is raised before there is a folder, so that a mistake leaves no files."""
+    check_method(config.method, compact_at=config.train.compact_at)
+    check_one_shot(config)
+    check_trackers(config.records.trackers)
+    set_arithmetic(config, world.device)
+    data = open_data(config, world.device)
+    begin = first_stage(config, data, world)
+    if config.distill.teacher not in ("", BASELINE):
+        begin.stage.step.teacher = load_teacher(config, None, data, world)
+    return data, begin
 
 
 def resume(

@@ -293,7 +293,8 @@ class TrainStep:
                 break
             log.warning("softprune: training steps cannot run as %s: %s", mode, why_not)
         self.startup_seconds = time.perf_counter() - began
-        log.info("training steps run as %s after %.1f s of preparation", self.mode, self.startup_seconds)
+        level = logging.DEBUG if self.mode == "eager" else logging.INFO
+        log.log(level, "training steps run as %s, prepared in %.1f s", self.mode, self.startup_seconds)
         self._run()
 
     def _why_not(self, mode: Mode) -> str | None:
