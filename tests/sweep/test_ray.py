@@ -2,6 +2,8 @@
 
 import builtins
 import fcntl
+import math
+import socket
 import sys
 import types
 from pathlib import Path
@@ -104,26 +106,44 @@ def test_without_ray_the_error_says_how_to_install_it(tmp_path: Path, monkeypatc
         RayExecutor(RayOptions(), tmp_path)
 
 
-def test_an_unreachable_cluster_is_named(pretend: Any, tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_named_at_once(pretend: Any, tmp_path: Path) -> None:
     ray = pretend({"CPU": 1.0})
-    ray.refusal = ConnectionError("Could not find any running Ray instance.\nmore")
-    with pytest.raises(
-        ConfigError, match=r"must be that of a running Ray cluster. Got '10\.0\.0\.1:1': Could not find .*\. Start one"
-    ):
-        RayExecutor(RayOptions(address="10.0.0.1:1"), tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        ray.refusal = ConnectionError("Could not find any running Ray instance.\nmore")
+        with pytest.raises(
+            ConfigError, match=rf"must be that of a running Ray cluster. Got '{address}': Could not find .*\. Start one"
+        ):
+            RayExecutor(RayOptions(address=address), tmp_path)
+    ray.refusal = AssertionError("Ray tries for minutes")
+    for prefix in ("", "ray://"):
+        with pytest.raises(ConfigError, match=rf"Got '{prefix}{address}': .* Connection refused\. Start one"):
+            RayExecutor(RayOptions(address=prefix + address), tmp_path)
 
 
 def test_a_request_that_no_node_meets(pretend: Any, tmp_path: Path) -> None:
     ray = pretend({"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0})
-    with pytest.raises(
-        ConfigError, match=r"Got 1 CPUs, 1\.5 GPUs per run, and nodes with at most 4 CPUs, 1 GPUs; lower"
-    ):
-        RayExecutor(RayOptions(gpus_per_run=1.5), tmp_path)
+    with pytest.raises(ConfigError, match=r"Got 1 CPUs, 2 GPUs per run, and nodes with at most 4 CPUs, 1 GPUs; lower"):
+        RayExecutor(RayOptions(gpus_per_run=2), tmp_path)
     assert not ray.connected, "the connection is closed after an error"
     with pytest.raises(ConfigError, match=r"Got 1 CPUs, 64 GB per run"):
         RayExecutor(RayOptions(memory_per_run=64), tmp_path)
     with pytest.raises(ConfigError, match="must request CPU cores or GPUs"):
         RayExecutor(RayOptions(cpus_per_run=0), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus_per_run": 1.5}, r"a fraction of one GPU or a whole number.*Got 1\.5; use 2"),
+        ({"gpus_per_run": 1e-6}, r"--gpus-per-run must be 0, or a number of at least 0\.0001\. Got 1e-06"),
+        ({"cpus_per_run": math.nan}, r"--cpus-per-run .*Got nan"),
+        ({"memory_per_run": math.inf}, r"--memory-per-run .*Got inf"),
+    ],
+)
+def test_amounts_that_ray_does_not_take(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RayOptions(**options)
 
 
 def test_fractions_of_a_gpu_are_slots(pretend: Any, tmp_path: Path) -> None:

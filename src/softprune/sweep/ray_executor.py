@@ -5,8 +5,10 @@ import ctypes
 import fcntl
 import importlib
 import logging
+import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +29,11 @@ _NODE_SUFFIX = ".node"
 _FREE_SECONDS = 300.0
 """How long a lost process may hold its lock. Shared storage releases the locks of a dead machine after a while."""
 
+_SMALLEST_AMOUNT = 0.0001
+"""Ray counts resources in these units."""
+_REACH_SECONDS = 10.0
+"""How long a cluster may take to accept a connection."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
@@ -42,6 +49,20 @@ class RayOptions:
     """Gigabytes of memory of a run; 0 requests none."""
     retries: int = 3
     """How often a run is resumed after its worker or node was lost."""
+
+    def __post_init__(self) -> None:
+        for option, amount in (
+            ("--gpus-per-run", self.gpus_per_run),
+            ("--cpus-per-run", self.cpus_per_run),
+            ("--memory-per-run", self.memory_per_run),
+        ):
+            if not (math.isfinite(amount) and (amount == 0 or amount >= _SMALLEST_AMOUNT)):
+                raise ConfigError(f"{option} must be 0, or a number of at least {_SMALLEST_AMOUNT}. Got {amount:g}.")
+        if self.gpus_per_run > 1 and self.gpus_per_run % 1:
+            raise ConfigError(
+                "--gpus-per-run must be a fraction of one GPU or a whole number, as Ray requires. Got "
+                f"{self.gpus_per_run:g}; use {math.ceil(self.gpus_per_run)}."
+            )
 
     @property
     def resources(self) -> dict[str, float]:
@@ -92,13 +113,21 @@ class RayExecutor:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             if address:
+                _check_reachable(address)
                 self._ray.init(address=address, **quiet)
                 return
             with contextlib.suppress(ConnectionError):
                 self._ray.init(address="auto", **quiet)
                 return
             self._ray.init(include_dashboard=False, **quiet)
-        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+        except (
+            OSError,
+            ValueError,
+            OverflowError,
+            RuntimeError,
+            AssertionError,
+            self._ray.exceptions.RayError,
+        ) as error:
             raise ConfigError(
                 f"--address must be that of a running Ray cluster. Got {address!r}: {_first_line(error)} Start one "
                 "with `ray start --head`, or leave --address out to use this machine."
@@ -314,5 +343,14 @@ def _amounts(resources: dict[str, float]) -> str:
     )
 
 
+def _check_reachable(address: str) -> None:
+    """Raise an OSError unless something listens at ``address``: Ray itself would try for several minutes."""
+    host, separator, port = address.rpartition("://")[2].rpartition(":")
+    if separator and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
+
+
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Return the first line of the error's message as a sentence."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line if line.endswith((".", "!", "?")) else f"{line}."
