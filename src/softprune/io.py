@@ -53,7 +53,7 @@ def unwritable(path: Path, error: OSError, then: str = _RESUME) -> CheckpointErr
     """Return the error for a ``path`` that could not be written."""
     if error.errno not in _NO_SPACE:
         return CheckpointError(
-            f"The folder of {path.name} must be writable. Got {error.strerror or error} at {path}. "
+            f"The folder of {path.name or path} must be writable. Got {error.strerror or error} at {path}. "
             f"Nothing that was saved before is lost; repair the folder, then {then}."
         )
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
@@ -67,6 +67,8 @@ def unwritable(path: Path, error: OSError, then: str = _RESUME) -> CheckpointErr
 @contextlib.contextmanager
 def _written_beside(path: Path, content: bytes | Iterable[bytes]) -> Iterator[Path]:
     """Yield a temporary file beside ``path`` that holds ``content``; remove it on exit unless it was renamed."""
+    if not path.name:  # "/" or "."
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     # Threads and processes may write one name at once; a long name must leave room for the rest.
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.tmp")
     try:

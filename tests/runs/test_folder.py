@@ -234,3 +234,11 @@ def test_the_environment_is_recorded() -> None:
 def test_commands_are_recorded_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/bin/softprune", "train", "a\nb", "\udcff", "\x1b[31m"])
     assert command_line() == r"softprune train 'a\nb' '\udcff' '\x1b[31m'"
+
+
+@pytest.mark.parametrize("path", ["/", "."])
+def test_a_path_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"The folder of {path} must be writable\. Got Is a directory"):
+        write_atomically(Path(path), b"")
+    assert not list(tmp_path.iterdir())
