@@ -14,7 +14,7 @@ from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
 from softprune.fused import training as convolutions
 from softprune.methods import REGISTRY, RandomPruner
-from softprune.train import compiled as compiled_module
+from softprune.train import capture as capture_module
 from softprune.train import step as step_module
 from softprune.train.optim import Schedule, make_sgd
 from softprune.train.step import StepOptions, TrainStep
@@ -115,7 +115,7 @@ def test_steps_with_fitted_convolutions_are_the_eager_ones(monkeypatch: pytest.M
     monkeypatch.setattr(hardware, "TENSOR_CORE_CHANNELS", 4)  # the network here is narrow
     wide: list[Any] = []
     monkeypatch.setattr(
-        compiled_module, "rewrite_graph", lambda graph: wide.append(convolutions.rewrite_graph(graph)) or wide[-1]
+        capture_module, "rewrite_graph", lambda graph: wide.append(convolutions.rewrite_graph(graph)) or wide[-1]
     )
     cpu = torch.device("cpu")
     _, eager = trained("scp", cpu, mode="eager")
@@ -134,7 +134,7 @@ def test_what_cannot_be_fitted_is_compiled_as_it_is(
     def broken(graph: Any) -> Any:
         raise RuntimeError("no room\nfor zeros")
 
-    monkeypatch.setattr(compiled_module, "rewrite_graph", broken)
+    monkeypatch.setattr(capture_module, "rewrite_graph", broken)
     cpu = torch.device("cpu")
     mode, compiled = trained("scp", cpu, mode="compile", compile_backend="aot_eager", fit_convolutions=True)
     assert mode == "compile"
@@ -143,14 +143,10 @@ def test_what_cannot_be_fitted_is_compiled_as_it_is(
 
 
 @pytest.mark.parametrize(("bf16", "cuda", "wanted"), [(True, True, True), (True, False, False), (False, True, False)])
-def test_convolutions_are_fitted_in_bfloat16_on_cuda(
-    bf16: bool, cuda: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = TrainStep.__new__(TrainStep)
-    step.options, step.device = StepOptions(bf16=bf16), torch.device("cuda" if cuda else "cpu")
-    assert step._fits_convolutions() is wanted
-    step.options = StepOptions(bf16=bf16, fit_convolutions=not wanted)
-    assert step._fits_convolutions() is not wanted
+def test_convolutions_are_fitted_in_bfloat16_on_cuda(bf16: bool, cuda: bool, wanted: bool) -> None:
+    device = torch.device("cuda" if cuda else "cpu")
+    assert StepOptions(bf16=bf16).fits(device) is wanted
+    assert StepOptions(bf16=bf16, fit_convolutions=not wanted).fits(device) is not wanted
 
 
 class _Reads(TorchDispatchMode):

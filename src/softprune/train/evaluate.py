@@ -15,7 +15,7 @@ from softprune.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset
 from softprune.distributed import World, broadcast_from_rank0_
 from softprune.hardware import seconds, synchronizer
 from softprune.module_state import evaluating
-from softprune.train.cuda_graph import capture_graph
+from softprune.train.capture import capture_graph
 
 log = logging.getLogger(__name__)
 

@@ -31,16 +31,16 @@ def finish(trainer: Trainer) -> Result:
     """
     trainer.listener.on_stage("measuring accuracy, cost and latency")
     costs = trainer.costs
-    if trainer.stage.pruner is None and trainer.pruned is None:
+    if trainer.stage.pruner is None and trainer.history.pruned is None:
         with trainer.stage.eval_weights() as network:
             tested = trainer.evaluator(network, on_test=True)
             table = [_row(trainer, "dense", network, (tested.top1, tested.top5), costs.dense)]
         return _write(trainer, table, costs.dense_cost, costs.dense, network)
     dense = costs.dense_network.to(trainer.world.device)
-    table = [_row(trainer, "dense", dense, _baseline(trainer.folder) or trainer.given, costs.dense)]
+    table = [_row(trainer, "dense", dense, _baseline(trainer.folder) or trainer.history.given, costs.dense)]
     with _compact(trainer) as compact:
-        assert trainer.pruned is not None
-        pruned = trainer.pruned
+        assert trainer.history.pruned is not None
+        pruned = trainer.history.pruned
         masks = {site.name: torch.tensor(site.keep, dtype=torch.bool) for site in pruned.sites}
         counted, totals = costs.of_network(compact, masks)
         masked_network = trainer.stage.network if trainer.stage.pruner is not None else None
@@ -103,7 +103,7 @@ def _baseline(folder: RunFolder) -> tuple[float | None, float | None] | None:
 
 
 def _write(trainer: Trainer, table: list[Variant], counted: Cost, totals: Totals, final: nn.Module) -> Result:
-    config, history, pruned = trainer.config, trainer.history, trainer.pruned
+    config, history, pruned = trainer.config, trainer.history.epochs, trainer.history.pruned
     sessions = trainer.folder.read_sessions() or [trainer.session]
     # The best epoch of the final network: neither of one that was not cut yet, nor of one before its fine-tuning.
     tested = [row for row in history if row.test_top1 is not None]
@@ -122,9 +122,9 @@ def _write(trainer: Trainer, table: list[Variant], counted: Cost, totals: Totals
         data=config.data.name,
         method=config.method.name,
         seed=config.seed,
-        started=trainer.started,
+        started=trainer.history.started,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
-        wall_seconds=trainer.seconds,
+        wall_seconds=trainer.history.seconds,
         images_per_second=images / max(seconds, 1e-9),
         dense=trainer.costs.dense,
         compact=totals,

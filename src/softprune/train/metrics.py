@@ -1,9 +1,12 @@
-"""What a run records besides accuracy: cost, and the channels of every site."""
+"""What a run records: its history, the cost of its network, and the channels of every site."""
 
-from dataclasses import dataclass
-from typing import Any
+import time
+from datetime import UTC, datetime
+from typing import Any, Self
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from softprune.costs import Cost, PaperCounter, cost
@@ -13,10 +16,10 @@ from softprune.masks import norms_of
 from softprune.masks.sites import deciding_affine
 from softprune.methods import Pruner
 from softprune.plan import PrunePlan
-from softprune.runs.result import SiteRecord, Totals
+from softprune.runs.result import Count, Epoch, Number, Pruned, SiteRecord, Text, Totals
 
 
-@dataclass
+@dataclass(config=ConfigDict(strict=True))
 class _Site:
     activation: str
     live: list[int]
@@ -100,6 +103,54 @@ class SiteHistory:
         history = cls()
         history._sites = {name: _Site(**values) for name, values in state.items()}
         return history
+
+
+class RunHistory(BaseModel):
+    """What a run has done so far. Checkpoints hold it, and it is checked when one is read."""
+
+    model_config = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+    sites: SiteHistory
+    epoch: Count = 0
+    """Epochs that are finished, of training and fine-tuning together."""
+    batch: Count = 0
+    """Batches of the current epoch that are finished."""
+    epoch_ended: bool = False
+    """Whether the pruner has been told of the end of the epoch, which is not recorded yet."""
+    epochs: list[Epoch] = Field(default_factory=list)
+    cuts: list[str] = Field(default_factory=list)
+    """The plans that cut the network, as JSON."""
+    finalised_step: Count | None = None
+    """With a target: the step from which the removed channels were fixed."""
+    pruned: Pruned | None = None
+    given: tuple[Number, Number] = (None, None)
+    """Top-1 and top-5 accuracy of the trained weights that the run began with, if it did."""
+    seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    started: Text = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    _counted_at: float = PrivateAttr(default_factory=time.monotonic)
+
+    def count_time(self) -> None:
+        """Add the time since the last call."""
+        now = time.monotonic()
+        self.seconds += now - self._counted_at
+        self.epoch_seconds += now - self._counted_at
+        self._counted_at = now
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch."""
+        self.epoch, self.batch, self.epoch_ended, self.epoch_seconds = self.epoch + 1, 0, False, 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint."""
+        values = self.model_dump(exclude={"sites"})
+        return values | {"history": values.pop("epochs"), "sites": self.sites.state_dict()}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """Return the history that :meth:`state_dict` described."""
+        values = {name: state[name] for name in cls.model_fields.keys() - {"epochs", "sites"}}
+        return cls(**values, epochs=state["history"], sites=SiteHistory.from_state(state["sites"]))
 
 
 class CostTracker:

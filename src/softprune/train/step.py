@@ -23,15 +23,11 @@ from softprune.data.mixing import Mixing, mixed
 from softprune.errors import CheckpointError, ConfigError, NonFiniteLoss
 from softprune.masks import Chain, Clock, draw_chain
 from softprune.methods import Pruner
-from softprune.train.compiled import StepCompiler, in_short
-from softprune.train.cuda_graph import Snapshot, capture_graph
+from softprune.train.capture import Snapshot, StepCompiler, capture_graph, in_short, modes_to_try
 from softprune.train.optim import Schedule, WeightAverage, match_gradients, match_layout, share_rate
 from softprune.train.teacher import Teacher
 
 log = logging.getLogger(__name__)
-
-# From the fastest down; a mode that does not work is replaced by the next one.
-_LADDER: tuple[Mode, ...] = ("compile+cuda_graph", "cuda_graph", "compile", "eager")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +50,10 @@ class StepOptions:
     """Settings of the backend."""
     fit_convolutions: bool | None = None
     """Rewrite compiled convolutions for tensor cores; None means in bfloat16 on CUDA, where it is faster."""
+
+    def fits(self, device: torch.device) -> bool:
+        """Return whether convolutions are rewritten on this device."""
+        return self.bf16 and device.type == "cuda" if self.fit_convolutions is None else self.fit_convolutions
 
 
 @dataclass(frozen=True)
@@ -279,14 +279,7 @@ class TrainStep:
     def _first_run(self) -> None:
         """Find the fastest mode that works, and run the first step."""
         began = time.perf_counter()
-        asked = self.options.mode
-        if asked == "auto":
-            asked = "eager"
-            if self.device.type == "cuda":
-                asked = "compile" if self._distributed else "compile+cuda_graph"
-        if asked not in _LADDER:
-            raise ConfigError(f"A step's mode must be one of auto, {', '.join(_LADDER)}. Got {asked!r}.")
-        for mode in _LADDER[_LADDER.index(asked) :]:
+        for mode in modes_to_try(self.options.mode, self.device, distributed=self._distributed):
             why_not = self._why_not(mode) or self._try(mode)
             if why_not is None:
                 self.mode = mode
@@ -343,18 +336,10 @@ class TrainStep:
 
     def _compile(self) -> None:
         options = self.options
-        self._compiler = StepCompiler(
-            options.compile_backend,
-            dict(options.compile_options),
-            self.device,
-            fit_convolutions=self._fits_convolutions(),
-        )
+        backend = options.compile_backend, dict(options.compile_options)
+        self._compiler = StepCompiler(*backend, self.device, fit_convolutions=options.fits(self.device))
         self._forward = self._compiler(self._loss_of)
         self._chain = self._compiler(draw_chain)
-
-    def _fits_convolutions(self) -> bool:
-        asked = self.options.fit_convolutions
-        return self.options.bf16 and self.device.type == "cuda" if asked is None else asked
 
     def _snapshot(self) -> Snapshot:
         counters = [self._clock.step, self._clock.forward, self._position, self._rate]

@@ -3,8 +3,6 @@
 import copy
 import logging
 import time
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -31,7 +29,7 @@ from softprune.runs.resume import (
 from softprune.surgery import plans_of, remap_optimizer
 from softprune.train.control import Listener, StopSignal
 from softprune.train.evaluate import EvalTotals, Evaluator
-from softprune.train.metrics import CostTracker, SiteHistory
+from softprune.train.metrics import CostTracker, RunHistory, SiteHistory
 from softprune.train.optim import optimizer_state
 from softprune.train.stage import Stage, StartingPoint, recalibrate
 from softprune.train.teacher import Teacher
@@ -78,38 +76,29 @@ class Trainer:
         self.evaluator = Evaluator(data, config, world)
         self.stage, self.teacher = start.stage, teacher
         self.stage.step.teacher = teacher
-        self.history: list[Epoch] = []
-        self.cuts: list[str] = []
-        self.finalised_step: int | None = None
-        self.pruned: Pruned | None = None
-        self.given: tuple[float | None, float | None] = (None, None)
-        """Top-1 and top-5 accuracy of the trained weights that the run began with, if it did."""
-        self.epoch = self.batch = 0
-        self.epoch_ended = False
-        self.seconds = self.epoch_seconds = 0.0
-        self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self._counted_at = self._saved_at = time.monotonic()
+        self._saved_at = time.monotonic()
         if state is None:
-            self.sites = SiteHistory.of(self.stage.pruner)
+            self.history = RunHistory(sites=SiteHistory.of(self.stage.pruner))
             if start.is_trained and self.stage.pruner is not None:
                 listener.on_stage("testing the trained network")
                 tested = self.evaluator(copy.deepcopy(start.dense).to(world.device).eval(), on_test=True)
-                self.given = (tested.top1, tested.top5)
+                self.history.given = (tested.top1, tested.top5)
         else:
             with restoring():
-                self._restore(state)
+                self.history = RunHistory.from_state(state)
         with restoring():
             set_random_state(start.random, world.device)
-            self.session = describe_session(world.device, world.size, epoch=self.epoch, batch=self.batch)
+            at = self.history
+            self.session = describe_session(world.device, world.size, epoch=at.epoch, batch=at.batch)
         self._attributes = PlainAttributes(self.stage.network)
         self.trackers: Trackers | None = None
         if world.is_writer:
             if state is not None:
                 warn_of_changes(folder.read_sessions()[-1:], self.session)
             folder.add_session(self.session)
-            folder.write_history(self.history)
+            folder.write_history(self.history.epochs)
             if config.records.trackers:
-                self.trackers = Trackers(folder.path, config, self.history[-1].step if self.history else 0)
+                self.trackers = Trackers(folder.path, config, max((row.step for row in self.history.epochs), default=0))
 
     @property
     def total_epochs(self) -> int:
@@ -119,7 +108,7 @@ class Trainer:
     @property
     def in_finetuning(self) -> bool:
         """Whether the compact network is being fine-tuned."""
-        return self.epoch >= self.config.train.epochs and self.config.finetune.epochs > 0
+        return self.history.epoch >= self.config.train.epochs and self.config.finetune.epochs > 0
 
     def run(self) -> str | None:
         """Train to the end and return None, or the reason to stop early. Everything is saved either way."""
@@ -132,8 +121,8 @@ class Trainer:
                 self.trackers.close()
 
     def _run(self) -> str | None:
-        while self.epoch < self.total_epochs:
-            if self.batch == 0:
+        while self.history.epoch < self.total_epochs:
+            if self.history.batch == 0:
                 self._cut_if_due()
             reason = self._run_epoch()
             if reason is None:
@@ -144,20 +133,21 @@ class Trainer:
                 # torchrun ends all processes as soon as one has ended; none may while the file is written.
                 self.world.barrier()
                 return reason
-            if self.epoch == self.total_epochs or self._save_after_epoch():
+            every = self.config.records.checkpoint_epochs
+            if self.history.epoch == self.total_epochs or (every and self.history.epoch % every == 0):
                 self.save()
         return None
 
     def _run_epoch(self) -> str | None:
         step = self.stage.step
-        self.listener.on_epoch_start(self.epoch, self.total_epochs, step.steps)
+        self.listener.on_epoch_start(self.history.epoch, self.total_epochs, step.steps)
         try:
-            for position in step.epoch(self.epoch, self.batch):
-                self.batch = position + 1
+            for position in step.epoch(self.history.epoch, self.history.batch):
+                self.history.batch = position + 1
                 if self.stage.pruner is not None:
-                    self.stage.pruner.update_strength(self.epoch * step.steps + self.batch)
-                self.listener.on_step(self.batch)
-                if self.batch == step.steps:
+                    self.stage.pruner.update_strength(self.history.epoch * step.steps + self.history.batch)
+                self.listener.on_step(self.history.batch)
+                if self.history.batch == step.steps:
                     break
                 action = self._agreed_action()
                 if action == _STOP:
@@ -177,7 +167,7 @@ class Trainer:
 
     def _agreed_action(self) -> int:
         """Return whether to continue, save or stop, the same in all processes."""
-        if self.world.size > 1 and self.batch % _AGREE_EVERY:
+        if self.world.size > 1 and self.history.batch % _AGREE_EVERY:
             return _CONTINUE
         return self.world.max(self._own_action())
 
@@ -185,44 +175,40 @@ class Trainer:
         if self.stop.reason() is not None:
             return _STOP
         records = self.config.records
-        if records.checkpoint_steps and self.batch % records.checkpoint_steps == 0:
+        if records.checkpoint_steps and self.history.batch % records.checkpoint_steps == 0:
             return _SAVE
         age = time.monotonic() - self._saved_at
         return _SAVE if 0 < records.checkpoint_seconds < age else _CONTINUE
 
-    def _save_after_epoch(self) -> bool:
-        every = self.config.records.checkpoint_epochs
-        return every > 0 and self.epoch % every == 0
-
     def _stop_reason(self) -> str | None:
         """Return the reason to stop at the end of an epoch, the same in all processes."""
         own = self.stop.reason()
-        if self.world.max(int(own is not None)) == 0 or self.epoch == self.total_epochs:
-            return None
-        return own or "another process"
+        stops = self.world.max(int(own is not None)) > 0 and self.history.epoch < self.total_epochs
+        return own or "another process" if stops else None
 
     def _end_epoch(self) -> None:
         """Evaluate the network, write the epoch's line, and advance to the next epoch."""
         self._check_weights()
-        stage, step = self.stage, self.stage.step
+        stage, step, history = self.stage, self.stage.step, self.history
         totals = step.totals()
-        self._count_time()
-        if stage.pruner is not None and not self.epoch_ended:
+        history.count_time()
+        if stage.pruner is not None and not history.epoch_ended:
             # Once per epoch, even if a test image that cannot be read stops the run right afterwards.
-            stage.pruner.end_epoch(self.epoch)
-        self.epoch_ended = True
+            stage.pruner.end_epoch(history.epoch)
+        history.epoch_ended = True
         tested: EvalTotals | None = None
         with stage.eval_weights() as network:
-            if stage.pruner is not None and self.epoch + 1 == self.config.train.epochs:
+            if stage.pruner is not None and history.epoch + 1 == self.config.train.epochs:
                 # A method that decides once, after training, is evaluated with its decision.
                 stage.pruner.decide()
-            if (self.epoch + 1) % self.config.records.eval_epochs == 0 or self.epoch + 1 in self._must_test():
+            number = history.epoch + 1
+            if number % self.config.records.eval_epochs == 0 or number in (self.config.train.epochs, self.total_epochs):
                 tested = self.evaluator(network)
-            kept = self.costs.kept(stage.pruner, self.sites) if self.pruned is None else self.pruned.kept
+            kept = self.costs.kept(stage.pruner, history.sites) if history.pruned is None else history.pruned.kept
             budget = None if stage.pruner is None else stage.pruner.status
-        last_step = (self.epoch + 1) * step.steps - 1
+        last_step = (history.epoch + 1) * step.steps - 1
         row = Epoch(
-            epoch=self.epoch,
+            epoch=history.epoch,
             step=last_step + 1,
             phase="finetune" if self.in_finetuning else "train",
             decided=stage.pruner is None or stage.pruner.decided,
@@ -235,25 +221,22 @@ class Trainer:
             test_top1=None if tested is None else tested.top1,
             test_top5=None if tested is None else tested.top5,
             **dict(kept),
-            seconds=self.epoch_seconds,
-            images_per_second=totals.images / max(self.epoch_seconds, 1e-9),
+            seconds=history.epoch_seconds,
+            images_per_second=totals.images / max(history.epoch_seconds, 1e-9),
         )
-        self.history.append(row)
-        self._count_time()
-        self.epoch, self.batch, self.epoch_ended, self.epoch_seconds = self.epoch + 1, 0, False, 0.0
+        history.epochs.append(row)
+        history.count_time()
+        history.next_epoch()
         if self.world.is_writer:
             self.folder.append_metrics(row)
             if self.trackers is not None:
                 self.trackers.log_epoch(row)
         self.listener.on_epoch(row, self.costs.dense)
 
-    def _must_test(self) -> set[int]:
-        return {self.config.train.epochs, self.total_epochs}
-
     def _cut_if_due(self) -> None:
         if self.stage.pruner is None:
             return
-        if self.epoch == self.config.train.compact_at > 0 and not self.cuts:
+        if self.history.epoch == self.config.train.compact_at > 0 and not self.history.cuts:
             self._cut_and_continue()
         elif self.in_finetuning:
             network = self.finish_pruning()
@@ -264,15 +247,15 @@ class Trainer:
         """Cut the network physically, and train the smaller one with the momentum and the noise of the larger."""
         old = self.stage
         assert old.pruner is not None
-        self.listener.on_stage(f"cutting the network before epoch {self.epoch + 1}")
+        self.listener.on_stage(f"cutting the network before epoch {self.history.epoch + 1}")
         old.pruner.decide()
         self._note_finalised_step(old.pruner)
-        self.sites.note(old.network)
+        self.history.sites.note(old.network)
         network = old.pruner.compact()
         remap_optimizer(old.optimizer, old.network, network)
         plan = plans_of(network)[-1]
-        self.cuts.append(plan.to_json())
-        self.sites.cut(plan)
+        self.history.cuts.append(plan.to_json())
+        self.history.sites.cut(plan)
         self.stage = Stage(
             self.config,
             network.train(),
@@ -292,28 +275,28 @@ class Trainer:
         with self.stage.eval_weights() as network:
             masks = pruner.decide()
             tested = self.evaluator(network, on_test=True)
-            self.sites.note(network)
-            kept = self.costs.kept(pruner, self.sites)
+            self.history.sites.note(network)
+            kept = self.costs.kept(pruner, self.history.sites)
             compact = pruner.compact()
         self._note_finalised_step(pruner)
         # Reads images, which may fail: before the cut is recorded.
         if self.config.train.recalibrate:
             recalibrate(compact, self.stage.step.batches, self.config.train.recalibrate)
-        self.pruned = Pruned(
+        self.history.pruned = Pruned(
             kept=kept,
             top1=tested.top1,
             top5=tested.top5,
             round_to=pruner.round_to,
-            finalised_step=self.finalised_step,
-            sites=self.sites.records(masks),
+            finalised_step=self.history.finalised_step,
+            sites=self.history.sites.records(masks),
         )
-        self.cuts.append(plans_of(compact)[-1].to_json())
+        self.history.cuts.append(plans_of(compact)[-1].to_json())
         return compact
 
     def _note_finalised_step(self, pruner: Pruner) -> None:
         """Remember when a target's cut became final; a pruner that continues after the cut does not know."""
         if pruner.status is not None:
-            self.finalised_step = pruner.status.finalised_step
+            self.history.finalised_step = pruner.status.finalised_step
 
     def _check_weights(self) -> None:
         """Raise if weights are not finite in any process: no training can continue from them."""
@@ -321,16 +304,15 @@ class Trainer:
         if self.world.max(len(bad)) == 0:
             return
         steps = self.stage.step.steps
-        step = self.epoch * steps + self.batch - 1
+        step = self.history.epoch * steps + self.history.batch - 1
         raise SoftpruneError(
             "The weights and BatchNorm's statistics must be finite. Got infinity or NaN in "
             f"{first_few(bad) or 'another process'} after step {step} (epoch {step // steps}, batch {step % steps}). "
-            "Lower the learning rate or the strength. "
-            f"{self._restart_hint()}"
+            f"Lower the learning rate or the strength. {self._restart_hint()}"
         )
 
     def _restart_hint(self) -> str:
-        return restart_hint(self.folder, finetuning=self.in_finetuning, cut=bool(self.cuts))
+        return restart_hint(self.folder, finetuning=self.in_finetuning, cut=bool(self.history.cuts))
 
     def _save_after_error(self) -> str:
         """Save the last finished step when an image cannot be read. Return how to resume."""
@@ -344,54 +326,24 @@ class Trainer:
             return f"The steps since the last checkpoint could not be saved: {why} {resume_hint(self.folder)}"
         return f"Every finished step is saved. {resume_hint(self.folder)}"
 
-    def save(self) -> Path | None:
+    def save(self) -> None:
         """Write a checkpoint. All processes must call it together; rank 0 writes."""
         stage = self.stage.state_dict()
         self._check_weights()
-        self._count_time()
+        self.history.count_time()
         self._saved_at = time.monotonic()
         if not self.world.is_writer:
-            return None
+            return
         self._attributes.check(self.stage.network)
         state = {
             "config": config_to_dict(self.config),
             "data": describe_images(self.data),
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "epoch_ended": self.epoch_ended,
-            "cuts": self.cuts,
-            "finalised_step": self.finalised_step,
-            "pruned": None if self.pruned is None else self.pruned.model_dump(),
-            "given": self.given,
+            **self.history.state_dict(),
             "model": self.stage.network.state_dict(),
             "unsaved_buffers": unsaved_buffers(self.stage.network),
             "stage": stage,
-            "sites": self.sites.state_dict(),
             "teacher": None if self.teacher is None else self.teacher.checksum,
-            "history": [row.model_dump() for row in self.history],
             "random": random_state(self.world.device),
-            "seconds": self.seconds,
-            "epoch_seconds": self.epoch_seconds,
-            "started": self.started,
         }
-        step = self.epoch * self.stage.step.steps + self.batch
-        return save_checkpoint(self.folder.checkpoints, step, state)
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        numbers = [state["seconds"], state["epoch_seconds"], *(each for each in state["given"] if each is not None)]
-        if not all(isinstance(each, float) for each in numbers) or not isinstance(state["started"], str):
-            raise TypeError("times and accuracies must be numbers")
-        self.epoch, self.batch, self.epoch_ended = state["epoch"], state["batch"], state["epoch_ended"]
-        self.finalised_step = state["finalised_step"]
-        self.cuts, self.history = state["cuts"], [Epoch(**row) for row in state["history"]]
-        self.pruned = None if state["pruned"] is None else Pruned(**state["pruned"])
-        self.seconds, self.epoch_seconds = state["seconds"], state["epoch_seconds"]
-        top1, top5 = state["given"]
-        self.given = (top1, top5)
-        self.started, self.sites = state["started"], SiteHistory.from_state(state["sites"])
-
-    def _count_time(self) -> None:
-        now = time.monotonic()
-        self.seconds += now - self._counted_at
-        self.epoch_seconds += now - self._counted_at
-        self._counted_at = now
+        step = self.history.epoch * self.stage.step.steps + self.history.batch
+        save_checkpoint(self.folder.checkpoints, step, state)
