@@ -34,6 +34,27 @@ def test_security_page_is_rendered_from_its_records() -> None:
     assert module.PAGE.read_text() == module.page(module.PAGE.read_text())
 
 
+def test_accuracy_is_rendered_from_the_records() -> None:
+    module = script("accuracy_table")
+    assert module.PAGE.read_text() == module.page(), "run python benchmarks/accuracy_table.py"
+    readme = module.README.read_text()
+    assert readme == module.with_table(readme)
+
+
+def test_fixed_strengths_are_interpolated_to_the_cut_of_a_target() -> None:
+    module = script("accuracy_table")
+
+    def run(strength: float, macs: int, top1: float) -> SimpleNamespace:
+        totals = SimpleNamespace(macs=macs), SimpleNamespace(macs=100)
+        method = {"strength": strength}
+        return SimpleNamespace(config={"method": method}, compact=totals[0], dense=totals[1], compact_top1=top1)
+
+    runs = [run(1.0, 50, 80.0), run(1.0, 54, 82.0), run(2.0, 40, 75.0)]
+    assert module.interpolated(runs, 54.0) == pytest.approx(78.0)
+    assert module.interpolated(runs, 70.0) == 75.0
+    assert module.interpolated(runs, 10.0) == 81.0
+
+
 def test_what_is_missing_is_listed() -> None:
     module = script("missing")
     there = module.measured()
@@ -79,7 +100,7 @@ def test_sparsity_is_saturated_where_it_stays_near_its_final_value() -> None:
 
 
 def test_results_are_rendered_from_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = sorted(str(path.parent) for path in (ROOT / "results").glob("*/result.json"))
+    runs = sorted(str(path.parent) for path in (ROOT / "results").glob("cifar*/result.json"))
     assert runs
     page = tmp_path / "RESULTS.md"
     monkeypatch.setattr("sys.argv", ["softprune", "compare", *runs, "--out", str(page)])

@@ -1,0 +1,188 @@
+"""The accuracy at a given cost, from our records: the README's first table and results/ACCURACY.md.
+
+    python benchmarks/accuracy_table.py
+
+Writes the table into README.md, between its marks, and the page. The figures of others are from their papers.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from softprune.report import load_run
+from softprune.report.grouping import Spread, spread
+from softprune.runs.reading import Run
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+README = ROOT / "README.md"
+PAGE = RESULTS / "ACCURACY.md"
+_PLACE = re.compile(r"<!-- table: accuracy -->\n.*?<!-- end -->", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """The best figure that we know of at the cost of one of our recipes."""
+
+    recipe: str
+    title: str
+    cost: str
+    """The MACs of the published network."""
+    top1: float
+    source: str
+    goal: float
+
+
+RIVALS = (
+    Rival("best-cifar10-resnet56-macs47", "ResNet-56, CIFAR-10", "2.13x fewer", 93.77, "Torch-Pruning", 93.9),
+    Rival("best-cifar10-resnet56-macs39", "ResNet-56, CIFAR-10", "2.57x fewer", 93.64, "Torch-Pruning", 93.65),
+    Rival("best-cifar10-vgg16-macs34", "VGG-16, CIFAR-10", "66.6% cut", 94.20, "CORING", 94.0),
+    Rival("best-cifar100-vgg16-macs48", "VGG-16, CIFAR-100", "51.5% cut", 73.86, "SCP's paper, best epoch", 74.3),
+    Rival("best-cifar100-vgg19-macs11", "VGG-19, CIFAR-100", "8.92x fewer", 70.39, "Torch-Pruning", 71.0),
+)
+STEPS = (
+    ("a fixed strength, the paper's schedule", "cifar100-vgg16-scp-s*"),
+    ("a target, the paper's schedule", "budgets-cifar100/macs-0.485-seed*"),
+    (
+        "a target, from a trained network, cosine schedule, weight decay 5e-4, random erasing, cost weighting 0.5",
+        "search/best-cifar100-vgg16-macs48-without-distillation-s*",
+    ),
+    ("the same and distillation: the recipe `best-cifar100-vgg16-macs48`", "best-cifar100-vgg16-macs48-s*"),
+)
+"""What each lever gives, on VGG-16 and CIFAR-100: words, and the records."""
+
+
+def runs_of(pattern: str) -> list[Run]:
+    """Return the recorded runs in the folders of ``pattern`` below results/."""
+    return [load_run(path.parent) for path in sorted(RESULTS.glob(f"{pattern}/result.json"))]
+
+
+def table() -> str:
+    """The recipes with a record, each beside the best published figure at its cost, in Markdown."""
+    lines = [
+        "| network | dense | pruned | MACs cut | parameters cut | published, at its MACs | epochs | minutes |",
+        "|---|---:|---:|---:|---:|---|---:|---:|",
+    ]
+    for rival in RIVALS:
+        if runs := runs_of(f"{rival.recipe}-s*"):
+            cells = [rival.title, _figure(_dense(runs)), _figure(_top1(runs), runs)]
+            cells += [f"{_cut(runs, 'macs'):.1f}%", f"{_cut(runs, 'params'):.1f}%"]
+            cells += [f"{rival.top1:.2f} ({rival.source}, {rival.cost})", _epochs(runs[0]), _minutes(runs)]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The page: goals, what each lever gives, and a target against fixed strengths."""
+    lines = [
+        "# Accuracy at a given cost",
+        "",
+        "Top-1 accuracy (%) of the compact network after the last epoch: mean over the seeds, their number in",
+        "parentheses, and the sample deviation. Trained in bfloat16 on one H200. Written by",
+        "`python benchmarks/accuracy_table.py` from the records in this folder.",
+        "",
+        "## Goals",
+        "",
+        "| recipe | MACs cut | pruned | goal | published |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for rival in RIVALS:
+        runs = runs_of(f"{rival.recipe}-s*")
+        ours = (f"{_cut(runs, 'macs'):.1f}%", _figure(_top1(runs), runs)) if runs else ("-", "no record")
+        lines.append(f"| `{rival.recipe}` | {ours[0]} | {ours[1]} | {rival.goal:g} | {rival.top1:g}, {rival.source} |")
+    lines += [
+        "",
+        "Seed 0 trains its own dense network for 200 epochs; further seeds start from the same dense network, as they",
+        "would from a downloaded one. No setting was chosen on the test images: each recipe was trained once as it is.",
+        "",
+        "## What each lever gives: VGG-16, CIFAR-100",
+        "",
+        "| training | MACs cut | dense | pruned |",
+        "|---|---:|---:|---:|",
+    ]
+    for words, pattern in STEPS:
+        runs = runs_of(pattern)
+        lines.append(
+            f"| {words} | {_cut(runs, 'macs'):.1f}% | {_figure(_dense(runs))} | {_figure(_top1(runs), runs)} |"
+        )
+    lines += [
+        "",
+        "## A target against fixed strengths",
+        "",
+        "VGG-16 on CIFAR-100 with the paper's schedule of 160 epochs.",
+        "",
+        "| sparsity | seed | MACs cut | pruned |",
+        "|---|---:|---:|---:|",
+    ]
+    fixed = [*runs_of("cifar100-vgg16-scp-s*"), *runs_of("search/cifar100-vgg16-scp-1e-04-s*")]
+    aimed = runs_of("budgets-cifar100/macs-0.485-seed*")
+    for run in (*fixed, *aimed):
+        method = run.config["method"]
+        words = f"target macs = {method['target']['macs']}" if method["target"] else f"strength {method['strength']:g}"
+        lines.append(f"| {words} | {run.seed} | {_cut([run], 'macs'):.1f}% | {run.compact_top1:.2f} |")
+    between = interpolated(fixed, _cut(aimed, "macs"))
+    lines += [
+        "",
+        f"Fixed strengths, interpolated to the target's cut: {between:.2f}. With the target: "
+        f"{_top1(aimed).mean:.2f}, {(_top1(aimed).mean or 0) - between:+.2f}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def interpolated(runs: Sequence[Run], cut: float) -> float:
+    """Return the accuracy at ``cut`` on the line between the strengths around it, each the mean over its seeds."""
+    by_strength: dict[float, list[Run]] = {}
+    for run in runs:
+        by_strength.setdefault(run.config["method"]["strength"], []).append(run)
+    points = sorted((_cut(group, "macs"), _top1(group).mean or 0.0) for group in by_strength.values())
+    below = max((point for point in points if point[0] <= cut), default=points[0])
+    above = min((point for point in points if point[0] >= cut), default=points[-1])
+    if above[0] == below[0]:
+        return below[1]
+    return below[1] + (above[1] - below[1]) * (cut - below[0]) / (above[0] - below[0])
+
+
+def with_table(text: str) -> str:
+    """`text` with the table where its marks are."""
+    return _PLACE.sub(lambda _: f"<!-- table: accuracy -->\n{table()}\n<!-- end -->", text)
+
+
+def _top1(runs: Sequence[Run]) -> Spread:
+    return spread(run.compact_top1 for run in runs)
+
+
+def _dense(runs: Sequence[Run]) -> Spread:
+    own = spread(run.dense_top1 for run in runs)
+    if own.n:
+        return own
+    beside = runs_of(f"{runs[0].data}-{runs[0].model}-dense-s*")
+    return spread(run.last.top1 for run in beside if run.last)
+
+
+def _cut(runs: Sequence[Run], measure: str) -> float:
+    shares = [getattr(run.compact, measure) / getattr(run.dense, measure) for run in runs]
+    return 100 - 100 * sum(shares) / len(shares)
+
+
+def _figure(values: Spread, runs: Sequence[Run] = ()) -> str:
+    if values.mean is None:
+        return "-"
+    deviation = f" ± {values.deviation:.2f}" if values.deviation and runs else ""
+    return f"{values.mean:.2f}{deviation}" + (f" ({len(runs)})" if runs else "")
+
+
+def _epochs(run: Run) -> str:
+    train = run.config["train"]
+    dense = train["dense_epochs"] or train["epochs"]
+    return f"{dense} + {train['epochs']}" if train["dense_baseline"] else str(train["epochs"])
+
+
+def _minutes(runs: Sequence[Run]) -> str:
+    """The time of pruning, without the dense network's."""
+    return f"{min(run.wall_seconds or 0 for run in runs) / 60:.1f}"
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
