@@ -248,7 +248,15 @@ def measure(folder: Path, runs: int) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(HERE.parent / "src"),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "120",
+        "RAY_worker_niceness": "0",  # as the processes of the pool
+        # Otherwise it depends on whether this user has ever started a local cluster.
+        "RAY_AUTH_MODE": "disabled",
+    }
 
 
 def main() -> None:
