@@ -127,7 +127,7 @@ SITE = {"name": "bn", "activation": "relu", "width": 2, "kept": 1}
         ({"format": 1}, r"'format' is not what softprune writes: must be 2\. Got 1"),
         ({"extra": 1}, r"'extra' is not what softprune writes"),
         ({"wall_seconds": "long"}, r"'wall_seconds' is not .* a valid number\. Got 'long'"),
-        ({"wall_seconds": True}, r"'wall_seconds' is not .* a valid number\. Got True"),
+        ({"wall_seconds": True}, r"'wall_seconds' is not .* a valid number\. Got true"),
         ({"dense": [1]}, r"'dense' is not "),
         ({"dense": {"channels": -1, "params": 1, "macs": 1}}, r"'dense\.channels' is not .*\. Got -1"),
         ({"dense": {"channels": 10**30, "params": 1, "macs": 1}}, r"'dense\.channels' is not "),
