@@ -96,11 +96,11 @@ packages: $(TEST)
 	$(BIN)/python benchmarks/packages.py --render
 
 docs: $(TEST)
-	$(BIN)/python -m mkdocs build -q
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
 	@echo "build/site/index.html"
 
-wheel: $(TEST)
-	$(BIN)/python -m build --wheel -q
+wheel: $(RUN)
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir dist .
 	@ls dist/*.whl
 
 clean:

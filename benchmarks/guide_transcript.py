@@ -44,7 +44,7 @@ def main() -> None:
         transcript = Transcript(Path(empty))
         transcript.run("git clone -q SOURCE softprune", SOURCE=options.source)
         transcript.run("python3 -m venv venv")
-        transcript.run('venv/bin/pip install -q -c softprune/constraints.txt "./softprune[vision,onnx]"')
+        transcript.run('venv/bin/pip install -qq -c softprune/constraints.txt "./softprune[vision,onnx]"')
         page = (Path(empty) / "softprune" / "docs" / "own-model.md").read_text()
         images = re.search(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
         commands = re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[-1]
@@ -118,11 +118,8 @@ class Transcript:
 
     def write(self) -> None:
         """Write the record."""
-        version = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
         head = [
-            f"python benchmarks/guide_transcript.py at {version}: {self._seconds:.0f} s in all",
+            f"python benchmarks/guide_transcript.py: {self._seconds:.0f} s in all",
             f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} CPU cores",
             "",
         ]

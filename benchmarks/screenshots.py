@@ -77,7 +77,7 @@ def terminal_pictures(folder: Path, out: Path) -> None:
     draw(training[len(training) // 2], "softprune train", out / "terminal-train.svg")
     draw(screens[-1], "softprune train", out / "terminal.svg")
     _, written = in_terminal(folder, "compare", *map(str, METHODS))
-    draw(screens_of(written)[-1], "softprune compare", out / "terminal-compare.svg")
+    draw(screens_of(written)[-1], "softprune compare results/digits-methods", out / "terminal-compare.svg")
 
 
 def draw(screen: list[str], command: str, target: Path) -> None:

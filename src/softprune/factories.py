@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from softprune.errors import ConfigError, first_line
+from softprune.errors import ConfigError, first_line, nearest
 
 
 def is_factory_name(name: str) -> bool:
@@ -23,9 +23,16 @@ def import_factory(name: str, key: str) -> Callable[..., Any]:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        return getattr(importlib.import_module(module_name), factory_name)
+        module = importlib.import_module(module_name)
     except Exception as error:  # importing a module runs its code, which may raise anything
         raise ConfigError(
             f"{key} = 'module:factory' must be importable from here. Got {name!r}: {type(error).__name__}: "
             f"{first_line(error)}. `python -c 'import {module_name}'` shows where it fails."
+        ) from error
+    try:
+        return getattr(module, factory_name)
+    except AttributeError as error:
+        raise ConfigError(
+            f"{key} = 'module:factory' must name something in the module. Got {name!r}, and {module_name} has no "
+            f"{factory_name!r}.{nearest(factory_name, dir(module))}"
         ) from error

@@ -227,6 +227,13 @@ def test_common_settings_have_flags(softprune) -> None:
     assert (config.train.epochs, config.data.batch_size, config.optimizer.lr, config.seed) == (1, 32, 0.02, 4)
 
 
+def test_one_thread_is_for_the_network_of_the_default_recipe_alone(softprune) -> None:
+    for arguments, threads in (((), 1), (("--model", "tiny_networks:tiny"), 0), (("--seed", "1"), 1)):
+        result = softprune("train", "digits", "--dry-run", "--json", *arguments)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["config"]["train"]["threads"] == threads
+
+
 def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     result = softprune("train", "tiny.toml", "--dry-run", "--set", "method.target.macs=0.5")

@@ -150,7 +150,7 @@ def test_a_missing_split(root):
     (root / "val").rename(root / "validation")
     with pytest.raises(DataError, match=r"Got no .*val; .* holds train, validation"):
         _load(root)
-    with pytest.raises(DataError, match="holds nothing"):
+    with pytest.raises(DataError, match="must exist"):
         _load(root / "nowhere")
     with pytest.raises(DataError, match="--data-dir"):
         load_data("folder")

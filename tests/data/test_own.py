@@ -85,7 +85,7 @@ def test_bundles_and_arrays_are_taken_as_they_are(own):
         ("one", DataError, r"must return \(train, test\)"),
         ("needs", DataError, "called with those of root, image_size, seed, augment"),
         ("numbers", DataError, r"items \(image, label\)"),
-        ("missing", ConfigError, "must be importable"),
+        ("missing", ConfigError, "must name something in the module"),
     ],
 )
 def test_what_a_factory_must_return(own, factory, error, message):

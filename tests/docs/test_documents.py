@@ -1,6 +1,7 @@
 """The code in the README and the guides runs as it stands there."""
 
 import glob
+import importlib
 import re
 import shlex
 import subprocess
@@ -9,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.core
+import typer.main
 from own_model import outputs
 
 import softprune as sp
 from softprune.cli import main
+from softprune.cli.app import COMMANDS, app
+from softprune.config.recipes import load_recipe, recipe_files
 from softprune.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +91,27 @@ def shell_commands(text: str) -> list[list[str]]:
     block = re.findall(r"^```sh\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)[-1]
     lines = block.replace("\\\n", " ").splitlines()
     return [shlex.split(line)[1:] for line in lines if line.startswith("softprune ")]
+
+
+def test_commands_in_documents_are_valid() -> None:
+    for module in COMMANDS:
+        importlib.import_module(f"softprune.cli.{module}")
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    seen = []
+    for name in [*PAGES, "README.md"]:
+        for block in re.findall(r"^```sh\n(.*?)^```", (ROOT / name).read_text(), flags=re.DOTALL | re.MULTILINE):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] != ["softprune"] or words[1].startswith("-"):
+                    continue
+                context = group.commands[words[1]].make_context(line, words[2:])  # raises for an unknown option
+                recipe, settings = context.params.get("recipe"), context.params.get("settings") or []
+                named = [f"{key}.name={context.params[key]}" for key in ("model", "data") if context.params.get(key)]
+                if words[1] == "train" and recipe in recipe_files():
+                    load_recipe(recipe, [*named, *settings])
+                seen.append(words[1])
+    assert {"train", "resume", "report", "compare", "export", "bench", "predict", "runs"} <= set(seen)
 
 
 @pytest.mark.slow

@@ -79,6 +79,17 @@ def test_sessions_of_an_interrupted_run_are_told_and_a_single_one_is_not(make_ru
         assert ("Session 2" in page and "a first machine" in page) == (len(told) > 1)
 
 
+def test_figures_of_held_out_images_are_called_so(make_run: Make) -> None:
+    folder, record = make_run("run", epochs=3)
+    config = record["config"]
+    for holdout, text, other in ((0, "test top-1", "held-out top-1"), (100, "held-out top-1", "test top-1")):
+        data = {**config["data"], "holdout": holdout}
+        (folder / "result.json").write_text(json.dumps(record | {"config": {**config, "data": data}}))
+        page = render_run(folder).read_text()
+        assert text in page
+        assert other not in page
+
+
 def test_epochs_count_from_one_as_on_the_console(make_run: Make) -> None:
     folder, record = make_run("run", "vgg16", epochs=20)
     page = render_run(folder).read_text()

@@ -78,7 +78,7 @@ def test_a_classifier_for_other_classes_is_left_out_and_named(tmp_path: Path, ca
     for name, value in loaded.items():
         assert torch.equal(value, fresh[name] if name.startswith("classifier") else trained[name]), name
     assert "softprune" in caplog.text
-    assert "7 classes instead of 10: classifier.weight, classifier.bias was not loaded" in caplog.text
+    assert "7 classes instead of 10: not loaded, and initialised at random: classifier.weight" in caplog.text
 
 
 _FACTORIES = """
@@ -153,7 +153,7 @@ def test_a_factory_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     network = build_network("my_own_nets:small", 4)
     assert network.out_features == 4
     for name, message in [
-        ("my_own_nets:large", "must be importable"),
+        ("my_own_nets:large", "has no 'large'"),
         ("my_own_nets:no", "must take num_classes"),
         ("nowhere_at_all:f", "must be importable"),
         ("vgg61", "Did you mean"),

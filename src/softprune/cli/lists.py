@@ -62,7 +62,9 @@ def _run_cells(path: Path) -> list[str]:
     )
     last = run.epochs[-1]
     cut = None if run.in_progress else 100 * (1 - last.macs / max(run.dense.macs, 1))
-    return [str(path), state, str(last.number), format_percent(last.test_top1), format_percent(cut, 1)]
+    # Of a finished run the accuracy of its network on the test images, which epochs may not have used.
+    top1 = last.test_top1 if run.in_progress or run.compact_top1 is None else run.compact_top1
+    return [str(path), state, str(last.number), format_percent(top1), format_percent(cut, 1)]
 
 
 @command

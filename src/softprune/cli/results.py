@@ -5,6 +5,9 @@ from pathlib import Path
 from softprune.cli.output import format_count, format_cut, format_percent, print_table, say
 from softprune.runs.result import Result
 
+_IMPLAUSIBLE = 1.5
+"""Above this multiple of the MAC reduction a speed-up is reported with a remark, as it is below 1."""
+
 
 def print_result(result: Result) -> None:
     """Print the table of dense, masked and compact network, and the speed-up."""
@@ -29,11 +32,21 @@ def print_result(result: Result) -> None:
             ]
         )
     columns = ["", "top-1", "top-5", "params", "cut", "MACs", "cut", "file", "latency"]
+    say()
     print_table(f"{result.model} on {result.data}, {result.method}", columns, rows)
     latencies = {row.name: row.latency_ms for row in result.table}
     dense_ms, compact_ms = latencies.get("dense"), latencies.get("compact")
     if dense_ms and compact_ms:
-        say(f"Speed-up: {dense_ms / compact_ms:.2f}x (latency of {result.latency_batch} images)")
+        say()
+        speedup = dense_ms / compact_ms
+        say(f"Speed-up: {speedup:.2f}x (latency of {result.latency_batch} images)")
+        explained = dense.macs / max(next(row.macs for row in result.table if row.name == "compact"), 1)
+        if not 1 <= speedup <= _IMPLAUSIBLE * explained:
+            say(
+                f"The MACs suggest up to {explained:.1f}x. `softprune bench` measures again, with other backends and "
+                "batch sizes, and says what to try. Other programs on this machine disturb the measurement.",
+                wrap=True,
+            )
 
 
 def _with_sign(number: str) -> str:

@@ -9,7 +9,7 @@ import typer
 from softprune.cli.app import command
 from softprune.cli.options import DataDir, Device, OwnData, OwnModel, Run, TimeLimit, parse_time
 from softprune.cli.output import format_count, print_json, remark, say
-from softprune.config.recipes import config_to_dict, load_recipe, recipe_files
+from softprune.config.recipes import DEFAULT_RECIPE, config_to_dict, load_recipe, recipe_files
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError
 from softprune.train.control import EXIT_STOPPED
@@ -124,10 +124,13 @@ def _load(recipe: str, overrides: list[str]) -> RunConfig:
     """Load a recipe. A run of another network, data set or method than the recipe's is named after them."""
     config = load_recipe(recipe, overrides)
     keys = {override.partition("=")[0].strip() for override in overrides}
-    if "name" in keys or not keys & {"model.name", "data.name", "method.name"}:
-        return config
-    model = config.model.name.rpartition(":")[2]
-    return load_recipe(recipe, [*overrides, f"name={config.data.name.rpartition(':')[2]}-{model}-{config.method.name}"])
+    more = []
+    if recipe == DEFAULT_RECIPE and keys & {"model.name", "data.name"} and "train.threads" not in keys:
+        more.append("train.threads=0")  # the recipe's single thread suits its small network alone
+    if "name" not in keys and keys & {"model.name", "data.name", "method.name"}:
+        model = config.model.name.rpartition(":")[2]
+        more.append(f"name={config.data.name.rpartition(':')[2]}-{model}-{config.method.name}")
+    return load_recipe(recipe, [*overrides, *more]) if more else config
 
 
 def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bool) -> None:

@@ -90,7 +90,9 @@ def _classes(root: Path, split: str) -> list[str]:
     """Return the class folders of a split, in order."""
     folder = root / split
     if not folder.is_dir():
-        here = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
+        if not root.is_dir():
+            raise DataError(f"The folder of images must exist. Got {root}; check --data-dir (`root`).")
+        here = sorted(entry.name for entry in root.iterdir())
         raise DataError(
             f"Images in folders need {root}/train and {root}/val, each with one folder per class. "
             f"Got no {folder}; {root} holds {_few(here) or 'nothing'}."

@@ -114,7 +114,8 @@ RUN_COLUMNS = (
 
 def _summary(groups: Sequence[Experiment], out: Path) -> dict[str, Any]:
     columns = [column for column in COLUMNS if any(over(group, column[3]).n for group in groups)]
-    lead = "The best epoch is chosen by test accuracy; compact is the network that was written."
+    used = " or ".join(sorted({run.evaluated_on for group in groups for run in group.runs}, reverse=True))
+    lead = f"The best epoch is chosen by {used} accuracy; compact is the network that was written."
     if any(run.baseline_top1 is not None for group in groups for run in group.runs):
         lead += " Runs without a dense baseline are compared with the dense runs of the same training among these."
     if any(len(group.runs) > 1 for group in groups):
@@ -184,7 +185,7 @@ def _overlay(groups: Sequence[Experiment]) -> dict[str, Any] | None:
         return None
     longest = max((run for group in groups for run in group.runs), key=lambda run: len(run.epochs))
     runs = sum(len(group.runs) for group in groups)
-    lead = "Test accuracy above, the share of the MACs removed below."
+    lead = "Accuracy above, the share of the MACs removed below."
     if runs > len(groups):
         lead += " Thin lines are single runs, bold lines their mean."
     title, description = ("Accuracy and MACs removed against epochs", f"{runs} runs in {len(groups)} experiments")

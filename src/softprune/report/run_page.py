@@ -138,7 +138,7 @@ def _views(run: Run) -> list[Headline]:
     for key, label, moment in (("best", "Best epoch", run.best), ("last", "Last epoch", run.last)):
         if moment is not None:
             note = "" if moment.number is None else f"epoch {moment.number}"
-            note += ", chosen by test accuracy" if key == "best" else ""
+            note += f", chosen by {run.evaluated_on} accuracy" if key == "best" else ""
             views.append(Headline(key, label, note, moment.top1, moment.top5, moment.totals))
     return views or [Headline("compact", "Network", "", run.compact_top1, None, run.compact)]
 
@@ -200,7 +200,7 @@ def _against(row: Variant, base: Variant | None, key: str) -> str:
 def _epochs(run: Run) -> dict[str, Any] | None:
     dense, baseline = run.dense, baseline_of(run)
     lines = [
-        line_of(run, "test top-1", "s-test", ACCURACY, lambda row: row.test_top1),
+        line_of(run, f"{run.evaluated_on} top-1", "s-test", ACCURACY, lambda row: row.test_top1),
         line_of(run, "train top-1", "s-train", ACCURACY, lambda row: row.train_top1),
     ]
     if baseline is not None:
@@ -222,7 +222,7 @@ def _epochs(run: Run) -> dict[str, Any] | None:
     if best is not None and best.number is not None and best.top1 is not None:
         mark = Mark(best.number, best.top1, f"best {accuracy(best.top1)}, epoch {best.number}")
     description = (
-        f"In epoch {last.number}: test top-1 {accuracy(last.test_top1)} percent, "
+        f"In epoch {last.number}: {run.evaluated_on} top-1 {accuracy(last.test_top1)} percent, "
         f"{percent(cut(dense.macs, last.totals.macs))} of the MACs removed"
     )
     title = "Accuracy and share removed against epochs"
@@ -230,7 +230,10 @@ def _epochs(run: Run) -> dict[str, Any] | None:
         "lead": "Above, the accuracy of the network with its masks; below, the share that they remove. "
         + ("Dotted lines mark changes of the training." if events else "Both share one axis."),
         "chart": curves("epochs", lines, title, description, events, mark, end_labels=True),
-        "columns": [(label, "n spare" if label in SPARE else "n") for label in EPOCH_COLUMNS],
+        "columns": [
+            (label.replace("Test", run.evaluated_on.capitalize()), "n spare" if label in SPARE else "n")
+            for label in EPOCH_COLUMNS
+        ],
     }
 
 

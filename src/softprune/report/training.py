@@ -121,7 +121,7 @@ def finalised_at(run: Run) -> tuple[int, int] | None:
 def training_section(run: Run) -> dict[str, Any] | None:
     """Loss, learning rate and, where it varies without a target, the strength."""
     lines = [
-        line_of(run, "test loss", "s-test", LOSS, lambda row: row.test_loss),
+        line_of(run, f"{run.evaluated_on} loss", "s-test", LOSS, lambda row: row.test_loss),
         line_of(run, "train loss", "s-train", LOSS, lambda row: row.train_loss),
         line_of(run, "learning rate", "s-macs", RATE, lambda row: row.lr),
     ]

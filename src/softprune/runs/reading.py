@@ -57,6 +57,12 @@ class Run:
         return row.top1 if row and row.top1 is not None else self.baseline_top1
 
     @property
+    def evaluated_on(self) -> str:
+        """The images that each epoch is evaluated on: "test", or "held-out" ones of the training images."""
+        data = self.config.get("data", {})
+        return "held-out" if isinstance(data, Mapping) and data.get("holdout") else "test"
+
+    @property
     def finetuned(self) -> bool:
         """Whether the compact network was fine-tuned."""
         return any(row.phase == "finetune" for row in self.epochs)
