@@ -20,15 +20,10 @@ def test_eager_and_onnx_runtime_rows() -> None:
     dense, compact, example = compacted("residual")
     threads = torch.get_num_threads()
     report = compare_latency(
-        dense, compact, example, backends=("eager", "onnxruntime"), batches=(1, 3), threads=1, repeats=3
+        dense, compact, example, backends=("eager", "onnxruntime"), batches=(2,), threads=1, repeats=3
     )
     assert torch.get_num_threads() == threads
-    assert [(row.backend, row.batch) for row in report.rows] == [
-        ("eager", 1),
-        ("eager", 3),
-        ("onnxruntime", 1),
-        ("onnxruntime", 3),
-    ]
+    assert [(row.backend, row.batch) for row in report.rows] == [("eager", 2), ("onnxruntime", 2)]
     assert report.compact_macs < report.dense_macs
     for row in report.rows:
         assert row.note == ""

@@ -18,21 +18,22 @@ from softprune import models
 from softprune.errors import ConfigError, ModelError
 from softprune.fused.inference import fuse
 from softprune.graph import Example
+from softprune.models.resnet_imagenet import BasicBlock
 from softprune.surgery.comparison import compare, outputs_of
 
 
 @pytest.mark.parametrize(
     ("build", "fused", "plain"),
-    # ResNet-18: of the two convolutions before an addition one takes it along, the other stays. Pre-activation ResNets
+    # ResNet: of the two convolutions before an addition one takes it along, the other stays. Pre-activation ResNets
     # end their branches in an addition whose ReLU comes behind a BatchNorm.
     [
-        (models.vgg16, 13, 0),
-        (models.resnet18, 17, 3),
+        (lambda: models.VGG([[8], [16, 16]]), 3, 0),
+        (lambda: models.ResNet(BasicBlock, (1, 1, 1, 1), 10), 9, 3),
         (lambda: models.OptionAResNet(2), 13, 0),
         (lambda: models.PreActResNet(1), 4, 5),
         (lambda: models.DenseNet(2), 0, 9),
     ],
-    ids=["vgg16", "resnet18", "option-a", "pre-activation", "dense"],
+    ids=["vgg", "resnet", "option-a", "pre-activation", "dense"],
 )
 def test_convolutions_take_what_follows_along(build: Callable[[], nn.Module], fused: int, plain: int) -> None:
     torch.manual_seed(0)

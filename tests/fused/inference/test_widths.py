@@ -15,13 +15,13 @@ from softprune.fused.inference import fuse
 
 def test_a_cut_network_has_whole_widths_between_its_convolutions() -> None:
     torch.manual_seed(0)
-    model = models.build("vgg16", 10)
+    model = models.VGG([[16, 16], [32, 32]])
     images = torch.randn(2, 3, 32, 32)
     pruner = sp.SoftPruner(model, images)
     with torch.no_grad():
         for number, site in enumerate(pruner.sites):
-            model.get_submodule(site.name).bias[: 7 + number] = -3.0
-            model.get_submodule(site.name).weight[: 7 + number] = 0.1
+            model.get_submodule(site.name).bias[: 1 + 2 * number] = -3.0
+            model.get_submodule(site.name).weight[: 1 + 2 * number] = 0.1
     compact = pruner.compact().eval()
     before = copy.deepcopy(compact.state_dict())
     made = fuse(compact, images)
