@@ -43,13 +43,11 @@ every_method = pytest.mark.parametrize("method", REGISTRY)
 every_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
 VARIED = ["residual", "pre-activation", "dense", "depthwise", "grouped", "squeeze-excite", "option-A", "u-net"]
 # The methods differ in how they decide, not in how a network is read: SCP covers all topologies. `make quick` has every
-# method on one network and SCP on the varied ones.
+# method on one network.
 methods_on_topologies = pytest.mark.parametrize(
     ("method", "topology"),
     [
-        pytest.param(
-            method, name, marks=() if name == "residual" or (method == "scp" and name in VARIED) else pytest.mark.slow
-        )
+        pytest.param(method, name, marks=pytest.mark.quick if name == "residual" else pytest.mark.slow)
         for method in REGISTRY
         for name in TOPOLOGIES
         if method == "scp" or name in VARIED
