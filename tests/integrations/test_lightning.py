@@ -3,19 +3,31 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from softprune.errors import ConfigError
 
-pytest.importorskip("torchvision")  # torchmetrics, which Lightning imports, looks for it
-L = pytest.importorskip("lightning.pytorch", reason='the "lightning" extra is not installed')
+L: Any = None
+Manual: Any = None
+Module: Any = None
+SoftPruning: Any = None
 
-from softprune.integrations.lightning import SoftPruning  # noqa: E402
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Import Lightning for the first test that runs, and not while tests are collected: it takes seconds."""
+    global L, Manual, Module, SoftPruning
+    pytest.importorskip("torchvision")  # torchmetrics, which Lightning imports, looks for it
+    L = pytest.importorskip("lightning.pytorch", reason='the "lightning" extra is not installed')
+    from lightning_module import Manual, Module
+
+    from softprune.integrations.lightning import SoftPruning
+
 
 pytestmark = [
     # Lightning's own, about the machine and about itself.
@@ -25,39 +37,13 @@ pytestmark = [
 ]
 
 
-def _network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8),
-        nn.ReLU(), nn.Flatten(), nn.Linear(128, 3),
-    )  # fmt: skip
-
-
-class Module(L.LightningModule):
-    """A plain LightningModule: only the optimizer knows of the pruner."""
-
-    def __init__(self, as_dict: bool = False) -> None:
-        super().__init__()
-        self.model = _network()
-        self.as_dict = as_dict
-        self.tasks: list[float] = []
-
-    def training_step(self, batch: list[Tensor], index: int) -> Tensor | dict[str, Tensor]:
-        loss = F.cross_entropy(self.model(batch[0]), batch[1])
-        self.tasks.append(loss.item())
-        return {"loss": loss} if self.as_dict else loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.pruner.parameter_groups(weight_decay=1e-4), lr=0.05)
-
-
 def _loader() -> DataLoader:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(24, 1, 6, 6, generator=generator)
     return DataLoader(TensorDataset(images, torch.arange(24) % 3), batch_size=8)
 
 
-def _trainer(folder: Path, epochs: int = 2, **options: object) -> L.Trainer:
+def _trainer(folder: Path, epochs: int = 2, **options: object) -> Any:
     settings = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, **options}
     return L.Trainer(max_epochs=epochs, accelerator="cpu", devices=1, default_root_dir=folder, **settings)
 
@@ -140,29 +126,6 @@ def test_a_fit_that_fails_leaves_the_module_as_it_was(tmp_path: Path) -> None:
     assert "training_step" not in vars(module)
     _trainer(tmp_path, 1, enable_checkpointing=False, callbacks=[pruning]).fit(module, _loader())
     assert int(pruning.pruner.clock.step) == 3
-
-
-class Manual(Module):
-    """Two optimizers, stepped by hand; the BatchNorms are the second one's."""
-
-    def __init__(self, attach: bool) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.attach = attach
-
-    def training_step(self, batch: list[Tensor], index: int) -> None:
-        self.zero_grad()
-        self.manual_backward(self.pruner.loss(F.cross_entropy(self.model(batch[0]), batch[1])))
-        for optimizer in self.optimizers():
-            optimizer.step()
-
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        head = list(self.model[-1].parameters())
-        body = [p for p in self.model.parameters() if all(p is not other for other in head)]
-        optimizers = [torch.optim.SGD(head, lr=0.05), torch.optim.SGD(body, lr=0.05)]
-        if self.attach:
-            self.pruner.attach(optimizers[1])
-        return optimizers
 
 
 def test_manual_optimization_with_several_optimizers(tmp_path: Path) -> None:

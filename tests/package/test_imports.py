@@ -1,6 +1,7 @@
 """Imports go one way: a package may import those before it in ORDER, and no two modules import each other."""
 
 import ast
+import functools
 import graphlib
 import re
 from pathlib import Path
@@ -58,8 +59,10 @@ def _imported(file: Path) -> set[str]:
     return (found & MODULES.keys()) - {_module(file)}
 
 
-IMPORTS = {name: _imported(file) for name, file in MODULES.items() if name != "softprune"}
-"""Without the package itself, whose names are imported on first use."""
+@functools.cache
+def _imports() -> dict[str, set[str]]:
+    """What each module imports, without the package itself, whose names are imported on first use."""
+    return {name: _imported(file) for name, file in MODULES.items() if name != "softprune"}
 
 
 def _package(module: str) -> str:
@@ -83,7 +86,7 @@ def test_the_map_names_every_package_in_order() -> None:
 
 def test_imports_go_one_way() -> None:
     wrong = []
-    for module, imported in IMPORTS.items():
+    for module, imported in _imports().items():
         for other in imported - {"softprune"}:
             ours, theirs = _package(module), _package(other)
             if ours in LEVEL and ours != theirs and LEVEL[theirs] >= LEVEL[ours]:
@@ -92,7 +95,7 @@ def test_imports_go_one_way() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    graph = {name: imported - {"softprune"} for name, imported in IMPORTS.items()}
+    graph = {name: imported - {"softprune"} for name, imported in _imports().items()}
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:

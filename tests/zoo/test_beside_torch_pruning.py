@@ -2,13 +2,15 @@
 
 import importlib
 import json
+from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
 import torch
 
-pytest.importorskip("torchvision", reason='the "vision" extra is not installed')
-pytest.importorskip("timm", reason='the "timm" extra is not installed')
+pytestmark = pytest.mark.skipif(
+    None in (find_spec("torchvision"), find_spec("timm")), reason='the extras "vision" and "timm" are not installed'
+)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -11,8 +12,9 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RECORD = BENCHMARKS / "records" / "zoo.json"
 
-pytest.importorskip("torchvision", reason='the "vision" extra is not installed')
-pytest.importorskip("timm", reason='the "timm" extra is not installed')
+pytestmark = pytest.mark.skipif(
+    None in (find_spec("torchvision"), find_spec("timm")), reason='the extras "vision" and "timm" are not installed'
+)
 
 
 @pytest.fixture(scope="module")
