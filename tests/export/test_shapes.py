@@ -4,7 +4,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import ReLU
 
-from softprune.export.program import dynamic_shapes
+from softprune.export.writing import dynamic_shapes
 from softprune.graph import Example
 
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
@@ -240,6 +240,15 @@ def inline_toml(value: Any) -> str:
 def config_to_dict(config: RunConfig) -> dict[str, Any]:
     """Return every setting, defaults included, as nested dictionaries that TOML and JSON can hold."""
     return config.model_dump(mode="json")
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """``{"train": {"epochs": 160}}`` as ``("train.epochs", 160)``, the form of ``--set``."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat_settings(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def dump_config(config: RunConfig) -> str:

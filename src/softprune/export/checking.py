@@ -80,7 +80,7 @@ def exact(model: nn.Module, given: Example) -> tuple[nn.Module, Example]:
     wide = cast(prepared(model, device=device), torch.float64)
     try:
         with restored_buffers(wide):
-            outputs_of(wide, copied(given.to_model(wide)))
+            outputs_of(wide, given.to_model(wide))
     except Exception as error:
         logger.info("the network does not run in float64 (%s); verifying it in %s", first_line(error), own)
         wide = prepared(model, device=device)
@@ -100,11 +100,6 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
             store[name] = tensor
             if tensor is not None and value is not None:
                 tensor.copy_(value)
-
-
-def copied(example: Example) -> Example:
-    """Return the example with cloned tensors, because a network may write to its inputs."""
-    return example.map(torch.clone)
 
 
 def trials(example: Example, *, other_batch: bool) -> list[Example]:
@@ -134,8 +129,8 @@ def compare_outputs(
     for attempt in attempts:
         shape = ", ".join("x".join(map(str, tensor.shape)) for tensor in attempt.tensors())
         try:
-            expected = outputs_of(model, copied(attempt))
-            difference, size = distance(expected, runtime(copied(attempt)))
+            expected = outputs_of(model, attempt)
+            difference, size = distance(expected, runtime(attempt))
         except Exception as error:
             # An exporter may fix a batch size that was declared dynamic without an error.
             if attempt.batch_size() == attempts[0].batch_size():

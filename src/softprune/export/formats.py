@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune.errors import ConfigError
-from softprune.export.program import dynamic_shapes, exported
-from softprune.export.writing import ExportReport, Format, Runtime, write_checked
+from softprune.export.writing import ExportReport, Format, Runtime, dynamic_shapes, exported, write_checked
 from softprune.graph import Example, ExampleLike
 from softprune.surgery.comparison import outputs_of
 

@@ -22,8 +22,14 @@ from softprune.methods.optimizer_hooks import (
     undecayed_biases,
     warn_of_decay,
 )
-from softprune.methods.options import PrunerOptions
-from softprune.methods.validation import check_loss, check_state, check_strength, check_values, nothing_to_prune
+from softprune.methods.options import (
+    PrunerOptions,
+    check_loss,
+    check_state,
+    check_strength,
+    check_values,
+    nothing_to_prune,
+)
 from softprune.plan import coupled_sites, required_sites
 from softprune.selection import Globs, read_graph
 

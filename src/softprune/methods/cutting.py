@@ -12,8 +12,8 @@ from softprune.graph import ChannelGraph, Site
 from softprune.graph.example import Example
 from softprune.masks import MaskedBatchNorm, norms_of
 from softprune.methods.masked_model import MaskedModel
+from softprune.methods.options import check_cut, check_values
 from softprune.methods.summary import Summary
-from softprune.methods.validation import check_cut, check_values
 from softprune.plan import PrunePlan, make_plan
 from softprune.surgery import Certificate, apply_plan, verify_plan
 

@@ -1,8 +1,16 @@
-"""The options that every pruning method takes, declared once."""
+"""The options that every pruning method takes, declared once, and the checks of what a pruner is given."""
 
-from typing import Literal, TypedDict, get_args, get_type_hints
+import math
+from collections.abc import Iterable
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
+
+from torch import Tensor, nn
 
 from softprune.config.target import TargetLike
+from softprune.errors import CheckpointError, ConfigError, ModelError
+from softprune.graph import check_is_module
+from softprune.masks.gates import check_rounding
+from softprune.module_state import first_uninitialised, non_finite
 from softprune.selection import Globs
 
 RoundTo = int | Literal["auto"]
@@ -49,3 +57,80 @@ def keywords_of(build: type) -> tuple[str, ...]:
         unpacked = [part for part in get_args(hint) if hasattr(part, "__required_keys__")]
         names += get_type_hints(unpacked[0]) if unpacked else [name]
     return tuple(name for name in names if name not in ("model", "example", "return"))
+
+
+def check_strength(strength: float | Tensor) -> None:
+    """Raise unless it is a number that a loss can be weighted with."""
+    if isinstance(strength, Tensor) and strength.numel() == 1:
+        if strength.device.type != "cpu":
+            return  # reading it would wait for the device
+        strength = strength.item()
+    if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 <= strength < math.inf:
+        raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
+
+
+def is_positive(value: object) -> bool:
+    """Whether it is a finite number above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def check_loss(task: object) -> None:
+    """Raise unless something can be added to it and differentiated."""
+    if not isinstance(task, Tensor):
+        raise ConfigError(
+            f"`task` must be the loss as a tensor, to be added to and differentiated. Got {type(task).__name__}; leave "
+            "out .item()."
+        )
+
+
+def check_state(state: object, keys: set[str]) -> None:
+    """Raise unless it is a pruner's state, whole."""
+    if not isinstance(state, dict) or not keys <= state.keys():
+        got = sorted(state) if isinstance(state, dict) else type(state).__name__
+        raise CheckpointError(
+            f"a pruner's state must be what state_dict() returned. Got {got}; pass that part of the checkpoint."
+        )
+
+
+def check_cut(round_to: int | None, gathers: bool) -> None:
+    """Raise unless a network can be cut with these."""
+    if round_to is not None:
+        check_rounding(round_to, 0)
+    if not isinstance(gathers, bool):
+        raise ConfigError(f"`gathers` must be True or False. Got {gathers!r}.")
+
+
+def check_values(model: nn.Module) -> None:
+    """Raise unless it is a network whose every parameter has finite values."""
+    check_is_module(model)
+    missing = first_uninitialised(model)
+    if missing is not None:
+        name, kind = missing
+        raise ModelError(
+            f"parameters must have values. Got '{name}', a {kind} one; run the model once, or load its weights, "
+            "before the pruner is made."
+        )
+    bad = non_finite(model)
+    if bad:
+        raise ModelError(
+            f"parameters and statistics must be finite. Got NaN or infinity in '{bad[0]}'; go back to a checkpoint "
+            "from before training diverged."
+        )
+
+
+def nothing_to_prune(model: nn.Module, frozen: Iterable[Any]) -> ModelError:
+    """The error for a network without a site, with the reasons."""
+    names: dict[str, list[str]] = {}
+    for item in frozen:
+        names.setdefault(item.reason, []).append(f"'{item.name}'")
+    if not names:
+        return ModelError(
+            "softprune masks BatchNorms that an activation follows. "
+            f"Got a {type(model).__name__} without any BatchNorm: there is nothing to prune here."
+        )
+    reasons = [
+        f"{', '.join(who[:2])}{f' and {len(who) - 2} more' if len(who) > 2 else ''}: {why}"
+        for why, who in names.items()
+    ]
+    shown = "; ".join(reasons[:5]) + (f"; and {len(reasons) - 5} more reasons" if len(reasons) > 5 else "")
+    return ModelError(f"no BatchNorm of this {type(model).__name__} can be masked. {shown}.")

@@ -16,8 +16,7 @@ from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.masks import Gate, MaskConfig, SoftGate
 from softprune.methods.base import Pruner
-from softprune.methods.options import PrunerOptions
-from softprune.methods.validation import check_cut, check_state, check_values
+from softprune.methods.options import PrunerOptions, check_cut, check_state, check_values
 from softprune.selection import Globs, check_kinds, read_graph
 
 logger = logging.getLogger(__name__)

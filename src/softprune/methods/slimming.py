@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.graph import ExampleLike
-from softprune.methods.options import RankingOptions
+from softprune.methods.options import RankingOptions, is_positive
 from softprune.methods.ranking import OneShotPruner, check_ratio, drop_lowest, ratio_or_target
-from softprune.methods.validation import is_positive
 
 Count = Literal["scp", "pytorch", "torch"]
 """How a ratio becomes a number of channels; see :func:`dropped_count`."""

@@ -14,9 +14,8 @@ from softprune.errors import ConfigError
 from softprune.graph import ExampleLike, Site
 from softprune.masks import AffineGate, Clock, Gate, channel_words, uniform_noise
 from softprune.methods.affine import AffinePruner, LearnedVector
-from softprune.methods.options import PrunerOptions
+from softprune.methods.options import PrunerOptions, is_positive
 from softprune.methods.ranking import StoredPruner
-from softprune.methods.validation import is_positive
 
 
 def normal_noise(clock: Clock, words: Tensor) -> Tensor:

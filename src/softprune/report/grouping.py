@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from softprune.report.text import DOT, flatten
+from softprune.config.recipes import flat_settings
+from softprune.report.text import DOT
 from softprune.runs.reading import Run
 
 INCIDENTAL = frozenset(
@@ -145,7 +146,7 @@ def group_runs(runs: Sequence[Run]) -> list[Experiment]:
 
 def settings(run: Run) -> dict[str, Any]:
     """The flat configuration without incidental settings and settings without effect."""
-    values = dict(flatten(run.config))
+    values = dict(flat_settings(run.config))
     targeted = any(key.startswith("method.target.") for key in values)
     dropped = INCIDENTAL | ({"method.strength"} if targeted else set())  # a target chooses its strength
     tables = (*INCIDENTAL_TABLES, *(["method."] if run.method == "dense" else []))

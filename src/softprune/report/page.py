@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from softprune.config.recipes import flat_settings
 from softprune.report import text
 from softprune.report.channels import BELL
 from softprune.report.scales import line_path, num
@@ -46,11 +47,11 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     names = (
-        "accuracy change count count_or_short duration file_size flatten known_as milliseconds percent removed "
+        "accuracy change count count_or_short duration file_size known_as milliseconds percent removed "
         "setting_text short significant to_the_minute"
     )
     environment.filters |= {name: getattr(text, name) for name in names.split()}
-    environment.filters |= {"n": _pixel, "exact": repr, "fixed": _fixed}
+    environment.filters |= {"flatten": flat_settings, "n": _pixel, "exact": repr, "fixed": _fixed}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.globals |= {"cut": text.cut, "style_of": style_of, "line_path": line_path, "BELL": BELL}
     return environment

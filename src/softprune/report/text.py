@@ -1,7 +1,7 @@
 """Numbers and names as a page writes them: few significant digits, a unit, and a dash for an unknown value."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -120,15 +120,6 @@ def stages(names: Sequence[str]) -> list[tuple[str, int]]:
             break
         best = found
     return best
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """``{"train": {"epochs": 160}}`` as ``("train.epochs", 160)``, the form of ``--set``."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def setting_text(value: Any) -> str:

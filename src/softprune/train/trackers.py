@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from softprune.config.recipes import config_to_dict
+from softprune.config.recipes import config_to_dict, flat_settings
 from softprune.config.settings import RunConfig, TrackerName
 from softprune.errors import ConfigError, first_line
 from softprune.io import write_atomically
@@ -87,7 +87,7 @@ class MLflow:
             experiment = self._client.get_experiment_by_name(name)
             number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
             self._id = self._client.create_run(number, run_name=config.name or folder.name).info.run_id
-            for key, value in _flat(config_to_dict(config)).items():
+            for key, value in flat_settings(config_to_dict(config)):
                 self._client.log_param(self._id, key, value)
             _write_id(folder, "mlflow", self._id)
             logged = []
@@ -180,17 +180,6 @@ def _module(name: TrackerName) -> Any:
             f"The tracker {name} needs the package {package}. Got {first_line(error)!r}; install it with "
             f"`pip install {package}`, or remove {name!r} from records.trackers."
         ) from error
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings with dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def _read_id(folder: Path, name: str) -> str | None:

@@ -13,7 +13,6 @@ from softprune.export.checking import (
     TOLERANCES,
     cast,
     compare_outputs,
-    copied,
     exact,
     place_of,
     precisions,
@@ -22,7 +21,7 @@ from softprune.export.checking import (
     trials,
 )
 from softprune.export.folding import fold_batch_norms
-from softprune.export.program import export_error, exportable, exported
+from softprune.export.writing import export_error, exportable, exported
 from softprune.fused.inference.convolutions import ConvolutionGraph
 from softprune.fused.inference.rewrites import fuse_epilogues, pad_odd_widths, read_in_blocks
 from softprune.graph import Example, ExampleLike
@@ -99,9 +98,9 @@ def _fused(
 
 def _check_rounded(wide: nn.Module, given: Example, narrow: nn.Module, made: nn.Module) -> None:
     """Raise unless rounding costs the result at most twice what it costs the network."""
-    expected = outputs_of(wide, copied(given))
-    usual = outputs_of(narrow, copied(given.to_model(narrow)))
-    found = outputs_of(made, copied(given.to_model(narrow)))
+    expected = outputs_of(wide, given)
+    usual = outputs_of(narrow, given.to_model(narrow))
+    found = outputs_of(made, given.to_model(narrow))
     _, dtype = place_of(narrow)
     apart, size = distance(expected, found)
     theirs, scale = distance(expected, usual)
