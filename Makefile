@@ -24,7 +24,7 @@ help:
 	@echo "make quick     lint, types and the quick tests"
 	@echo "make slow-list measure all tests on one core; rewrites tests/slow.txt (half an hour)"
 	@echo "make lint      lint and format only"
-	@echo "make property  masked == compact on 1,000 other random networks"
+	@echo "make property  1,000 random networks: cuts exact, targets met or refused; resumes where it was stopped"
 	@echo "make fuzz      10,000 mutated inputs over every file format and option; resumes where it was stopped"
 	@echo "make kill      200 kills of training, save, export, report and sweep: the same bits afterwards"
 	@echo "make zoo       every torchvision CNN and timm family: channels cut at random, verified exact; writes benchmarks/records/zoo.md (an hour)"
@@ -75,7 +75,7 @@ slow-list: $(TEST)
 	$(BIN)/python tests/support/slow_tests.py .cpu-times
 
 property: $(TEST)
-	SOFTPRUNE_EXAMPLES=1000 $(BIN)/python -m pytest tests/surgery/test_property.py $(PYTEST_ARGS)
+	$(BIN)/python benchmarks/property.py
 
 fuzz: $(TEST)
 	$(BIN)/python benchmarks/fuzz.py $(FUZZ_ARGS)

@@ -126,3 +126,22 @@ def test_a_target_that_only_an_untrained_network_meets_is_refused() -> None:
     share = 0.9 * floor.floor_macs / floor.macs
     with pytest.raises(ConfigError, match="within reach"):
         sp.SoftPruner(Fpn(), torch.zeros(2, 3, 32, 32), target={"macs": share}, total_steps=10)
+
+
+class Split(nn.Module):
+    """Half of the channels pass a further site, the others do not: which ones remain decides what a cut leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Sequential(*conv(3, 8), nn.ReLU()), nn.Sequential(*conv(4, 4, 3), nn.ReLU())
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.first(x).chunk(2, 1)
+        return self.head(torch.cat([self.second(left), right], 1).mean((2, 3)))
+
+
+def test_a_target_in_reach_of_some_channels_only_is_refused() -> None:
+    x = torch.randn(4, 3, 8, 8)
+    with pytest.raises(ConfigError, match="within reach"):
+        sp.SoftPruner(Split(), x, target={"macs": 0.01}, total_steps=2)

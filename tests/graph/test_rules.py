@@ -7,11 +7,16 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from comparing import assert_exact
+from topologies import randomise_
 from torch import Tensor, nn
 
+from softprune.costs import cost
 from softprune.graph import ChannelGraph, trace
 from softprune.graph.rules import elementwise, layers, pieces, views  # noqa: F401  (they register the rules)
 from softprune.graph.rules.registry import ACTIVATIONS, OPERATORS, RULES
+from softprune.selection import read_graph
+from softprune.surgery import apply_plan
 
 
 class Between(nn.Module):
@@ -141,3 +146,91 @@ def test_pooling_between_batchnorm_and_activation_in_one_and_three_dimensions(
     model = nn.Sequential(conv(2, 4, 1), norm(4), between(rank), nn.ReLU(), conv(4, 2, 1))
     graph = trace(model, torch.randn(2, 2, *(4,) * rank))
     assert [(site.name, site.activation) for site in graph.sites] == [("1", "relu")]
+
+
+LOWER = torch.ones(8, 8, dtype=torch.bool).tril()
+MIXING = torch.rand(1, 64, 64, dtype=torch.float64)
+
+
+def masked_rows(x: Tensor) -> Tensor:
+    return F.relu(x).masked_fill(LOWER, 0.0)
+
+
+def leaky(x: Tensor) -> Tensor:
+    x = F.relu(x)
+    return torch.where(x > 1.0, x, 0.1 * x)
+
+
+def attended(x: Tensor) -> Tensor:
+    """Values of all positions, mixed by a fixed matrix: channels are rows."""
+    x = F.relu(x)
+    return torch.bmm(x.flatten(2), MIXING.to(x.dtype).expand(len(x), -1, -1)).view_as(x)
+
+
+@pytest.mark.parametrize("between", [masked_rows, leaky, attended], ids=lambda each: each.__name__)
+def test_channels_pass_conditions_and_products(between: Callable[[Tensor], Tensor]) -> None:
+    graph = traced(between)
+    assert not graph.unknown
+    assert read_classes(graph) == SAME
+    assert not any(is_pinned(graph))
+    assert_exact(graph, randomise_(Between(between), 0), {"bn": torch.arange(8) % 2 == 0})
+
+
+def test_a_fill_other_than_zero_keeps_a_dead_channel() -> None:
+    def filled(x: Tensor) -> Tensor:
+        return torch.where(LOWER, F.relu(x), 1.0)
+
+    graph, model = traced(filled), randomise_(Between(filled), 0)
+    plan = assert_exact(graph, model, {"bn": torch.arange(8) % 2 == 0})
+    assert plan.macs == plan.dense_macs
+
+
+def test_a_gated_linear_unit_ties_the_halves() -> None:
+    def gated(x: Tensor) -> Tensor:
+        return F.glu(F.relu(x), 1)
+
+    graph = traced(gated, read=4)
+    kinds = graph.classes[graph.norms[0].outputs].tolist()
+    assert kinds[:4] == kinds[4:]
+    assert len(set(kinds)) == 4
+    plan = assert_exact(graph, randomise_(Between(gated, read=4), 0), {"bn": torch.arange(8) > 0})
+    assert len(plan.modules["last"].inputs) == 3  # a dead value ends the pair, a dead gate does not
+    plan = assert_exact(graph, randomise_(Between(gated, read=4), 0), {"bn": torch.arange(8) < 7})
+    assert len(plan.modules["last"].inputs) == 4
+
+
+def test_channels_that_a_product_adds_up_are_left_out_where_they_are_zero() -> None:
+    def energies(x: Tensor) -> Tensor:
+        rows = F.relu(x).flatten(2)
+        return torch.matmul(rows.transpose(1, 2), rows).view(len(x), 8, 8, 64).permute(0, 3, 1, 2)
+
+    graph = traced(energies, read=64)
+    assert not any(is_pinned(graph))
+    plan = assert_exact(graph, randomise_(Between(energies, read=64), 0), {"bn": torch.arange(8) % 2 == 0})
+    assert len(plan.modules["first"].outputs) == 4
+
+
+class Tagger(nn.Module):
+    """Frames of a convolution, read by a recurrent layer."""
+
+    def __init__(self, kind: type[nn.RNNBase], **options: bool) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv1d(3, 8, 3, padding=1), nn.BatchNorm1d(8)
+        self.rnn = kind(8, 5, batch_first=True, **options)
+        self.last = nn.Linear(10 if options else 5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.rnn(F.relu(self.bn(self.conv(x))).transpose(1, 2))[0])
+
+
+@pytest.mark.parametrize(("kind", "options"), [(nn.LSTM, {"bidirectional": True}), (nn.GRU, {}), (nn.RNN, {})])
+def test_a_recurrent_layer_reads_the_channels_that_are_left(kind: type[nn.RNNBase], options: dict[str, bool]) -> None:
+    model = randomise_(Tagger(kind, **options), 0)
+    graph = read_graph(model, torch.randn(2, 3, 8))
+    assert [site.name for site in graph.sites] == ["bn"]
+    plan = assert_exact(graph, model, {"bn": torch.arange(8) % 2 == 0})
+    compact = apply_plan(plan, model)
+    assert compact.rnn.input_size == 4  # type: ignore[union-attr]
+    counted = cost(compact, torch.randn(2, 3, 8))
+    assert (counted.macs, counted.params) == (plan.macs, plan.params)
+    assert cost(model, torch.randn(2, 3, 8)).macs == plan.dense_macs

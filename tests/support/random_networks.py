@@ -6,8 +6,15 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from comparing import assert_exact, random_masks
 from hypothesis import strategies as st
+from topologies import randomise_
 from torch import Tensor, nn
+
+from softprune.costs import cost
+from softprune.plan import make_plan
+from softprune.selection import read_graph
+from softprune.surgery import apply_plan
 
 ACTIVATIONS = {
     "relu": nn.ReLU,
@@ -213,3 +220,20 @@ class RandomNet(nn.Module):
             return self.fc(F.adaptive_max_pool2d(x, 2).flatten(1))
         logits = self.fc(x.mean((2, 3)))
         return (logits, x) if self.head == "two" else logits
+
+
+def assert_sound(spec: Spec, number: int, kinds: set[str], *, deaths: tuple[float, ...]) -> None:
+    """masked == compact under random masks, one set for each chance of a site to die, and the plan is what is left."""
+    model = randomise_(RandomNet(spec), spec.seed)
+    example = torch.randn(2, 3, 8, 8)
+    graph = read_graph(model, example, kinds=kinds)
+    assert not graph.unknown
+    # A view that is the same for two channels and two groups may be taken for a literal; nothing else may fail.
+    assert not [frozen for frozen in graph.frozen if "trial" in frozen.reason]
+    for offset, chance in enumerate(deaths):
+        masks = random_masks(graph, number + offset, deaths=chance)
+        plan = assert_exact(graph, model, masks)
+        counted = cost(apply_plan(plan, model), example)
+        assert (counted.macs, counted.params) == (plan.macs, plan.params)
+    everything = make_plan(graph, model, {})
+    assert (everything.macs, everything.params) == (everything.dense_macs, everything.dense_params)

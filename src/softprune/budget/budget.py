@@ -14,7 +14,7 @@ from softprune.budget.channels import ChannelState, Masks, present
 from softprune.budget.controller import Controller
 from softprune.budget.limit import BudgetStatus, Limit
 from softprune.budget.measures import PrunableNetwork
-from softprune.budget.search import CLOSE, Cut
+from softprune.budget.search import CLOSE, Cut, CutSearch
 from softprune.budget.weighting import CostWeights
 from softprune.config.target import FINAL_AT, TargetLike
 from softprune.distributed import broadcast_from_rank0_
@@ -145,8 +145,7 @@ class Budget(Limit):
         """Put the cut into force, with regrown channels where more have died than the target asks for."""
         regrows = step <= REGROW * self.total_steps
         search = self.search(scores, alive_only=not regrows)
-        cut = search.fit(close=_NEAR_ENOUGH)
-        masks = self._agree(search.masks(cut.counts))
+        cut, masks = self._within_limit(search, search.fit(close=_NEAR_ENOUGH), self.network)
         self._report(cut, step, scores, masks)
         self.channels.allowed = masks
         self.channels.in_force = True
@@ -194,8 +193,7 @@ class Budget(Limit):
             return
         scores = self.channels.scores(network)
         search = self.search(scores, network, alive_only=True)
-        cut = search.fit(close=_NEAR_ENOUGH)
-        masks = self._agree(search.masks(cut.counts))
+        cut, masks = self._within_limit(search, search.fit(close=_NEAR_ENOUGH), network or self.network)
         self._report(cut, None, scores, masks)
         self.channels.allowed = masks
         self.channels.in_force = True
@@ -211,11 +209,19 @@ class Budget(Limit):
         cut = Cut(counts, search.cost(counts))
         if cut.cost > self.limit:
             cut = search.refine(cut)
-        masks = self._agree(search.masks(cut.counts))
+        cut, masks = self._within_limit(search, cut, network)
         if any(not torch.equal(masks[name], allowed[name]) for name in masks):
             self.channels.allowed = masks
             if step is not None:
                 self._report(cut, step, scores, masks)
+
+    def _within_limit(self, search: CutSearch, cut: Cut, network: nn.Module) -> tuple[Cut, Masks]:
+        """Return `cut` with its masks. Where the best channels do not fit, return other channels that do."""
+        masks = search.masks(cut.counts)
+        if cut.cost > self.limit:
+            others = ((each, kept) for each, kept in self.smallest_cuts(network) if each.cost <= self.limit)
+            cut, masks = next(others, (cut, masks))
+        return cut, self._agree(masks)
 
     def _set_weights(self, weights: Masks) -> None:
         self.channels.weights = weights

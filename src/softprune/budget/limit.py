@@ -1,6 +1,6 @@
 """The limit of a target, whether a network can meet it, and cuts that do."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.budget.measures import MEASURES, PrunableNetwork, check_batch
-from softprune.budget.search import CLOSE, Counts, CutSearch
+from softprune.budget.search import CLOSE, Counts, Cut, CutSearch
 from softprune.config.target import TargetLike, read_target
 from softprune.errors import ConfigError
 from softprune.surgery import plain_copy
@@ -71,9 +71,7 @@ class Limit:
                 f"A target must be below the dense network's own figure, {self.target.figure(self.dense)}. "
                 f"Got {self.target.figure(self.limit)}; train without a target instead."
             )
-        scores = {site.name: torch.zeros(site.width) for site in self.prunable.graph.sites}
-        smallest = self.search(scores, trained_like(self.network))
-        floor = smallest.cost(smallest.at_rank(0))
+        floor = max(cut.cost for cut, _ in self.smallest_cuts(trained_like(self.network)))
         if floor > self.limit:
             raise ConfigError(
                 f"A target must be within reach: at least {self.target.figure(floor)} "
@@ -81,6 +79,18 @@ class Limit:
                 f"{self.target.figure(self.limit)}; softprune.inspect says what is frozen and why, and min_channels, "
                 "round_to, include and exclude raise the floor."
             )
+
+    def smallest_cuts(self, network: nn.Module) -> Iterator[tuple[Cut, dict[str, Tensor]]]:
+        """Yield cuts that keep every site at its floor, with the first, the last and random channels.
+
+        Which channels remain may decide what else can be removed: after a split, say, they take different ways.
+        """
+        generator = torch.Generator().manual_seed(0)
+        for order in (lambda width: -torch.arange(width), torch.arange, lambda n: torch.rand(n, generator=generator)):
+            scores = {site.name: order(site.width).double() for site in self.prunable.graph.sites}
+            search = self.search(scores, network)
+            counts = search.at_rank(0)
+            yield Cut(counts, search.cost(counts)), search.masks(counts)
 
     def search(
         self, scores: Mapping[str, Tensor], network: nn.Module | None = None, *, alive_only: bool = False

@@ -138,10 +138,12 @@ class ConstantOp:
 
 @dataclass
 class OpaqueOp:
-    """An operator without a rule: everything around it stays, and each output may depend on every input."""
+    """An operator each of whose outputs may depend on every input. Without a rule, everything around it stays."""
 
     inputs: tuple[IntArray, ...]
     outputs: IntArray
+    skips_zeros: bool = False
+    """Whether zeros among the inputs add nothing, so that they can be removed: a sum over channels."""
 
 
 @dataclass

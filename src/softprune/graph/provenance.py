@@ -92,6 +92,12 @@ class Provenance:
         """Return the module that cuts the parameter `name`; empty where none does."""
         return self._owners.get(id(self.tensor(name)), "")
 
+    def is_only_owner(self, name: str) -> bool:
+        """Whether no other module holds a parameter of the module `name`."""
+        own = {id(parameter) for parameter in self.module(name).parameters(recurse=False)}
+        others = (module for module in self.model.modules() if module is not self.module(name))
+        return not any(id(parameter) in own for other in others for parameter in other.parameters(recurse=False))
+
     def reads_inside(self, node: Node) -> bool:
         """Whether the operator's input was computed within the same call of its module."""
         key, _ = self.module_of(node)

@@ -58,7 +58,9 @@ def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, st
             recorder,
         ):
             output = torch.func.functional_call(model, fakes, call.args, call.kwargs)
-            stored = [name for name, value in changed() if _holds_tensor(value)]
+            # Recurrent layers keep their weights in a list as well, made anew in forward().
+            kept = ("_flat_weights", "_flat_weight_refs")
+            stored = [name for name, value in changed() if _holds_tensor(value) and not name.endswith(kept)]
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
     if stored:

@@ -121,7 +121,7 @@ def _parameter_values(parameter: FreeParameter, model: nn.Module) -> FloatArray 
     """Return the values of a parameter outside layers; NaN unless it has one number per channel."""
     path, _, attribute = parameter.name.rpartition(".")
     tensor: Tensor = getattr(model.get_submodule(path), attribute)
-    if not tensor.is_floating_point() or (parameter.dim < 0 and tensor.numel() != 1):
+    if not tensor.is_floating_point() or tensor.numel() != len(parameter.atoms):
         return np.nan
     return _array(tensor).ravel()
 

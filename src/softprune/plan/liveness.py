@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import IntArray
-from softprune.graph.ops import ConstantOp, LayerCall, LayerOp, NormOp, SelectOp
+from softprune.graph.ops import ConstantOp, LayerCall, LayerOp, NormOp, OpaqueOp, SelectOp
 from softprune.plan.constants import FloatArray
 
 BoolArray = NDArray[np.bool_]
@@ -90,6 +90,9 @@ class Liveness:
             before = (int(self.demanded.sum()), int(self.present.sum()))
             for layer in self._backwards():
                 self._propagate_to_inputs(layer)
+            for op in self.graph.ops:
+                if isinstance(op, OpaqueOp) and op.skips_zeros:
+                    self._demand_summands(op)
             self.present |= self.demanded
             if before == (int(self.demanded.sum()), int(self.present.sum())):
                 return
@@ -136,6 +139,13 @@ class Liveness:
         self.demanded[classes[layer.inputs[needed]]] = True
         if not needed.any() and not self.is_present(layer.inputs).any():
             self.present[classes[layer.inputs[0]]] = True  # a layer that is called reads at least one channel
+
+    def _demand_summands(self, op: OpaqueOp) -> None:
+        classes = self.graph.classes
+        for atoms in op.inputs:
+            self.demanded[classes[atoms[self.values[atoms] != 0]]] = True
+            if not self.is_present(atoms).any():
+                self.present[classes[atoms[0]]] = True  # no sum runs over no channel
 
     def _fill_equal_widths(self) -> bool:
         changed = False

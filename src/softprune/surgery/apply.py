@@ -86,6 +86,9 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
     for name, loose in plan.parameters.items():
         owner, attribute = _owner(compact, name)
         _renew(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept), renewed)
+        if isinstance(owner, nn.RNNBase):
+            owner.input_size = len(loose.kept)
+            owner._init_flat_weights()  # type: ignore[no-untyped-call]
     setattr(compact, HISTORY, (*plans_of(compact), plan))
     setattr(compact, SHAPES, model_shapes(compact))
 

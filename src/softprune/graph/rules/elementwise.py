@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.fx import Node
 
 from softprune.graph.builder import GraphBuilder, Value
 from softprune.graph.channels import IntArray
-from softprune.graph.ops import BinaryOp, ChannelwiseOp, Evaluate, identity
+from softprune.graph.ops import BinaryOp, ChannelwiseOp, Evaluate, OpaqueOp, identity
 from softprune.graph.rules.registry import OPERATORS, activation_of, argument, operator_name, rule
 
 SUMS = ("add", "sub", "rsub")
@@ -191,9 +192,39 @@ def two_tensors(builder: GraphBuilder, node: Node) -> Any:
     left, right = (builder.value(tensor) for tensor in _tensors(node))
     if not isinstance(left, Value) or not isinstance(right, Value):
         return builder.unusual(node)
-    example = node.meta["val"]
-    rank = example.ndim
+    rank = node.meta["val"].ndim
     left, right = _padded(left, rank), _padded(right, rank)
+    positions = [index for index, given in enumerate(node.args) if isinstance(given, Node)]
+    name = operator_name(node)
+
+    def evaluate(a: Tensor, b: Tensor) -> Tensor:
+        args = list(node.args)
+        args[positions[0]], args[positions[1]] = a.clone(), b.clone()
+        return node.target(*args, **node.kwargs)  # type: ignore[operator]
+
+    return combined(builder, node, left, right, evaluate, absorbs_zero=name == "mul", adds=name in SUMS)
+
+
+def combined(
+    builder: GraphBuilder,
+    node: Node,
+    left: Value,
+    right: Value,
+    evaluate: Evaluate,
+    *,
+    absorbs_zero: bool = False,
+    adds: bool = False,
+) -> Value:
+    """Two tensors of the output's rank, value by value, with broadcasting."""
+    outputs = _bound(builder, node, left, right)
+    both = np.broadcast_arrays(left.atoms, right.atoms)
+    builder.ops.append(BinaryOp(*_flat_pair(both), outputs.ravel(), evaluate, absorbs_zero, adds))
+    return Value(tuple(node.meta["val"].shape), outputs)
+
+
+def _bound(builder: GraphBuilder, node: Node, left: Value, right: Value) -> IntArray:
+    """Tie the channels of two tensors that meet in `node`, and return those of the result."""
+    rank = len(left.shape)
     for one, other in ((left, right), (right, left)):
         for dim in range(rank):
             if not one.varies_along(dim):
@@ -206,27 +237,91 @@ def two_tensors(builder: GraphBuilder, node: Node) -> Any:
                 builder.table.union(
                     one.atoms, np.broadcast_to(other.atoms, np.broadcast_shapes(one.atoms.shape, other.atoms.shape))
                 )
-    both = np.broadcast_arrays(left.atoms, right.atoms)
     # Only where both sides really have the channel: a broadcast side does not bind it.
     if left.atoms.shape == right.atoms.shape:
         builder.table.union(left.atoms, right.atoms)
-        outputs = builder.table.follow(left.atoms)
+        return builder.table.follow(left.atoms)
+    _bind_common(builder, left, right)
+    both = np.broadcast_arrays(left.atoms, right.atoms)
+    wide = both[0] if left.atoms.size >= right.atoms.size else both[1]
+    return builder.table.follow(np.ascontiguousarray(wide))
+
+
+@rule("choose")
+def choose(builder: GraphBuilder, node: Node) -> Any:
+    """One of two values, by a condition: constant where both are the same constant, whatever the condition says."""
+    condition, *given = node.args if operator_name(node) == "where" else [node.args[i] for i in (1, 0, 2)]
+    if len(given) != 2:
+        return builder.unusual(node)
+    shape = tuple(node.meta["val"].shape)
+    where, *values = [
+        _padded(builder.value(each), len(shape)) for each in (condition, *given) if isinstance(each, Node)
+    ]
+    # The condition shares its channels with the result; none of its values reaches it.
+    unread = builder.table.follow(where.atoms)
+    builder.ops.append(ChannelwiseOp(where.atoms, unread, None, keeps_zero=False))
+    if not values:  # where(condition, 1.0, 0.0)
+        return Value(shape, unread)
+    if len(values) == 2:
+        chosen = combined(builder, node, values[0], values[1], equal)
     else:
-        _bind_common(builder, left, right)
-        wide = both[0] if left.atoms.size >= right.atoms.size else both[1]
-        outputs = builder.table.follow(np.ascontiguousarray(wide))
-    name = operator_name(node)
-    positions = [index for index, given in enumerate(node.args) if isinstance(given, Node)]
+        (number,) = (each for each in given if not isinstance(each, Node))
+        chosen = Value(shape, builder.table.follow(values[0].atoms))
+        builder.ops.append(ChannelwiseOp(values[0].atoms, chosen.atoms, _unless_equal(number)))
+    outputs = _bound(builder, node, where, chosen)
+    source = np.ascontiguousarray(np.broadcast_to(chosen.atoms, outputs.shape))
+    builder.ops.append(ChannelwiseOp(source, outputs, identity))
+    return Value(shape, outputs)
 
-    def evaluate(a: Tensor, b: Tensor) -> Tensor:
-        args = list(node.args)
-        args[positions[0]], args[positions[1]] = a.clone(), b.clone()
-        return node.target(*args, **node.kwargs)  # type: ignore[operator]
 
-    builder.ops.append(
-        BinaryOp(*_flat_pair(both), outputs.ravel(), evaluate, absorbs_zero=name == "mul", adds=name in SUMS)
-    )
-    return Value(tuple(example.shape), outputs)
+def equal(left: Tensor, right: Tensor) -> Tensor:
+    """The common value of two constants; NaN where they differ."""
+    return torch.where(left == right, left, torch.nan)
+
+
+def _unless_equal(number: Any) -> Evaluate:
+    return lambda constants: equal(constants, torch.full_like(constants, number))
+
+
+@rule("gated")
+def gated(builder: GraphBuilder, node: Node) -> Any:
+    """The first half of the channels times the sigmoid of the second: counterparts are cut together."""
+    value = builder.value(node.args[0])
+    dim = argument(node, 1, "dim", -1) % len(value.shape)
+    left, right = builder.moved(lambda atoms: torch.chunk(atoms, 2, dim), [value])
+    gates = Value(right.shape, builder.table.follow(right.atoms))
+    builder.ops.append(ChannelwiseOp(right.atoms, gates.atoms, torch.sigmoid, keeps_zero=False))
+    return combined(builder, node, left, gates, operator.mul, absorbs_zero=True)
+
+
+@rule("matmul")
+def matmul(builder: GraphBuilder, node: Node) -> Any:
+    """A product of matrices: rows follow the first, columns the second; channels that are added up may be left out.
+
+    Products with a plain matrix run as linear layers do and count as such, which only modules of their own may.
+    """
+    left, right = (builder.value(each) for each in node.args)
+    if min(len(left.shape), len(right.shape)) < 3:
+        return builder.unusual(node)
+    rank, length = len(node.meta["val"].shape), left.shape[-1]
+    left, right = _padded(left, rank), _padded(right, rank)
+    if left.varies_along(rank - 1) or right.varies_along(rank - 2):
+        return _summed_product(builder, node, left.along(rank - 1), right.along(rank - 2))
+    # Along the dimension that is added up nothing varies: the product of sums is what broadcasting gives.
+    rows = Value((*left.shape[:-1], 1), left.atoms)
+    columns = Value((*right.shape[:-2], 1, right.shape[-1]), right.atoms)
+    return combined(builder, node, rows, columns, lambda a, b: length * a * b, absorbs_zero=True)
+
+
+def _summed_product(builder: GraphBuilder, node: Node, left: IntArray | None, right: IntArray | None) -> Any:
+    if left is None or right is None:
+        return builder.opaque(node, f"{node.target} in {builder.where(node)} multiplies them along two dimensions")
+    builder.table.union(left, right)
+    products = builder.table.follow(left)
+    builder.ops.append(BinaryOp(left, right, products, operator.mul, absorbs_zero=True))
+    output = builder.pinned_value(node.meta["val"], f"{node.target} in {builder.where(node)} gives them")
+    builder.ops.append(OpaqueOp((products,), output.atoms.ravel(), skips_zeros=True))
+    return output
 
 
 def _padded(value: Value, rank: int) -> Value:

@@ -3,10 +3,11 @@
 import math
 from typing import Any
 
+from torch import nn
 from torch.fx import Node
 
 from softprune.graph.builder import GraphBuilder, Value
-from softprune.graph.ops import ChannelwiseOp, ExtraMacs, LayerOp, Use
+from softprune.graph.ops import ChannelwiseOp, ExtraMacs, FreeParameter, LayerOp, OpaqueOp, Use
 from softprune.graph.rules.registry import argument, operator_name, rule
 
 
@@ -126,3 +127,33 @@ def prelu(builder: GraphBuilder, node: Node) -> Any:
     output = builder.followed_value(node, value.atoms)
     builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate=None, activation="prelu"))
     return output
+
+
+@rule("recurrent")
+def recurrent(builder: GraphBuilder, node: Node) -> Any:
+    """An LSTM, GRU or RNN: its first weights read the input's channels, and its outputs stay."""
+    value = builder.value(node.args[0])
+    weights: Any = node.args[2]
+    inputs = value.along(len(value.shape) - 1) if isinstance(value, Value) else None
+    place, name = builder.where(node), builder.provenance.module_of(node)[1]
+    known = type(builder.provenance.module(name)) in (nn.LSTM, nn.GRU, nn.RNN) and isinstance(weights, (list, tuple))
+    if inputs is None or not known or not builder.provenance.is_only_owner(name):
+        return builder.opaque(node, f"{node.target} in {place} is not one module's own, or reads them differently")
+    reading = {
+        f"{name}.{attribute}": parameter
+        for attribute, parameter in builder.provenance.module(name).named_parameters()
+        if attribute.startswith("weight_ih_l0")
+    }
+    for parameter in reading:
+        if parameter in builder.free_parameters:  # called again
+            builder.table.union(builder.free_parameters[parameter].atoms, inputs)
+        else:
+            builder.free_parameters[parameter] = FreeParameter(parameter, 1, builder.table.follow(inputs))
+    positions = builder.positions(math.prod(value.shape[:-1]))
+    rows = sum(len(parameter) for parameter in reading.values())
+    builder.extra_macs.append(ExtraMacs(inputs, positions * rows))
+    builder.asked.update(weights)  # what gives the first state keeps its width
+    outputs = [builder.pinned_value(example, f"{node.target} in {place} gives them") for example in node.meta["val"]]
+    for output in outputs:
+        builder.ops.append(OpaqueOp((inputs,), output.atoms.ravel(), skips_zeros=True))
+    return outputs

@@ -86,7 +86,7 @@ _add("pointwise", "clamp", "clamp_min", clips=True)
 _add("pointwise", "sigmoid", "hardsigmoid", at_zero=0.5)
 _add("pointwise", "softplus", at_zero=0.69)
 _add("pointwise", "log_sigmoid", at_zero=-0.69)
-_add("pointwise", "exp", "cos", at_zero=1.0)
+_add("pointwise", "exp", "cos", "logical_not", at_zero=1.0)
 _add(
     "pointwise", "abs", "neg", "expm1", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "pow", "clamp_max",
     "threshold", "floor", "ceil", "round", "sign", "sin", "erf",
@@ -119,13 +119,17 @@ _add("along", "softmax", "log_softmax", at_zero=math.nan)
 _add("along", "cumsum", "sort")
 # --- two tensors, value by value ---
 _add("arithmetic", "add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum", "lerp")
-_add("arithmetic", "gt", "ge", "lt", "le", "eq", "ne")
+_add("arithmetic", "gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_xor")
+_add("choose", "where", "masked_fill")
+_add("gated", "glu")
+_add("matmul", "matmul", "bmm")
 # --- with weights ---
 _add("conv", "conv1d", "conv2d", "conv3d")
 _add("conv_transpose", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 _add("linear", "linear")
 _add("batch_norm", "batch_norm")
 _add("prelu", "prelu", activation=_BOTH_TAILS_LIVE)
+_add("recurrent", "lstm", "gru", "rnn_tanh", "rnn_relu")
 # --- movements of data ---
 _add("reshape", "view", "reshape", "_unsafe_view", "flatten", "unflatten", transparent=True)
 _add("as_another", "view_as", "reshape_as", "expand_as")

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -17,6 +16,7 @@ from torch.utils import _pytree as pytree
 from softprune.graph.builder import GraphBuilder, UnusualCall, Value
 from softprune.graph.channels import IntArray
 from softprune.graph.ops import BinaryOp, ChannelwiseOp, identity
+from softprune.graph.rules.elementwise import equal
 from softprune.graph.rules.registry import argument, operator_name, rule
 
 
@@ -43,13 +43,9 @@ def merge_counterparts(builder: GraphBuilder, arrays: Sequence[IntArray]) -> Int
     for array in arrays[1:]:
         builder.table.union(merged, array)
         outputs = builder.table.follow(merged)
-        builder.ops.append(BinaryOp(merged.ravel(), array.ravel(), outputs.ravel(), _equal, False))
+        builder.ops.append(BinaryOp(merged.ravel(), array.ravel(), outputs.ravel(), equal, False))
         merged = outputs
     return merged
-
-
-def _equal(left: Tensor, right: Tensor) -> Tensor:
-    return torch.where(left == right, left, torch.nan)
 
 
 def _bind_rectangle(builder: GraphBuilder, node: Node, value: Value) -> None:
