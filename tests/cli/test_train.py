@@ -234,6 +234,7 @@ def test_one_thread_is_for_the_network_of_the_default_recipe_alone(softprune) ->
         assert json.loads(result.stdout)["config"]["train"]["threads"] == threads
 
 
+@pytest.mark.quick  # the smoke test of the package
 def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     result = softprune("train", "tiny.toml", "--dry-run", "--set", "method.target.macs=0.5")

@@ -206,7 +206,7 @@ def test_a_cut_network_is_refused() -> None:
 
 
 def test_an_empty_batch_is_refused() -> None:
-    with pytest.raises(ConfigError, match="non-empty batch"):
+    with pytest.raises(ConfigError, match="needs an example that is one batch of images"):
         count_paper(models.digits_net(), torch.empty(0, 1, 8, 8))
 
 

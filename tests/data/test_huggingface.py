@@ -99,7 +99,7 @@ def test_mistakes(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="with the columns img, text; write a factory"):
         _load()
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r'pip install "softprune\[hf\]"'):
+    with pytest.raises(DataError, match=r"install it with `pip install datasets`"):
         _load()
 
 

@@ -35,6 +35,7 @@ class FixedBatch(nn.Module):
         return self.linear(x.reshape(2, 8))
 
 
+@pytest.mark.quick  # the smoke test of the package
 def test_a_network_with_a_fixed_batch_says_so_and_exports_without_a_free_one(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="dynamic_batch=False"):
         to_torch_export(FixedBatch(), torch.randn(2, 8), tmp_path / "small.pt2")

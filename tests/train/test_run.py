@@ -51,6 +51,7 @@ def run_in_pieces(config: RunConfig, out: Path, pieces: list[int], monkeypatch: 
     return resume(out)
 
 
+@pytest.mark.quick  # the smoke test of the package
 def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny()
     outcome = start(config, tmp_path / "run")
