@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from softprune.cli.results import print_result
+from softprune.runs.folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+
 
 def test_report_of_a_finished_run(softprune, finished: Path) -> None:
     result = softprune("report", str(finished))
@@ -135,3 +140,16 @@ def test_watch_writes_the_page_again_until_the_run_ends(
     assert 'http-equiv="refresh"' in pages[1]
     assert 'http-equiv="refresh"' not in (run / "report.html").read_text()
     assert softprune("report", "nothing", "--watch").exit_code == 2
+
+
+def test_a_speed_up_that_the_macs_do_not_explain_has_a_remark(capsys: pytest.CaptureFixture[str]) -> None:
+    result = RunFolder(ROOT / "results" / "cifar10-vgg16-scp-s0").read_result()
+    (macs,) = (row.macs for row in result.table if row.name == "compact")
+    suggested = result.dense.macs / macs
+    for speedup, has_remark in ((0.8, True), (1.2, False), (suggested, False), (3 * suggested, True)):
+        times = {"dense": 10.0 * speedup, "compact": 10.0}
+        table = [row.model_copy(update={"latency_ms": times.get(row.name)}) for row in result.table]
+        print_result(result.model_copy(update={"table": table}))
+        printed = capsys.readouterr().out
+        assert f"Speed-up: {speedup:.2f}x" in printed
+        assert (f"The MACs suggest up to {suggested:.1f}x" in printed) == has_remark
