@@ -138,6 +138,7 @@ class SoftPruner(Pruner):
         return gate
 
     def _extra_loss(self) -> Tensor:
+        """Return lambda L_sparse of the paper; `masks.functional.sparsity_loss` has the formula."""
         return self.strength * self._hooks.bank.loss()
 
     # --- a target ------------------------------------------------------------------------------------------------
