@@ -6,7 +6,7 @@ from torch import nn
 
 from softprune import SoftPruner, models
 from softprune.costs import fastest_multiple, multiples
-from softprune.costs.multiples import MULTIPLES, WIDTHS, choose, multiple_costs, round_up, time_widths
+from softprune.costs.multiples import MULTIPLES, WIDTHS, choose_multiple, multiple_costs, round_up, time_widths
 from softprune.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ from softprune.errors import ConfigError
 def test_the_best_multiple_of_a_known_machine(time_of, best: int) -> None:
     totals = multiple_costs(time_of)
     assert list(totals) == list(MULTIPLES)
-    assert choose(totals) == best
+    assert choose_multiple(totals) == best
 
 
 def test_widths_are_timed_on_this_machine() -> None:

@@ -39,7 +39,7 @@ def fastest_multiple(device: torch.device | str = "cpu", dtype: torch.dtype = to
 def _fastest(device: str, dtype: torch.dtype, threads: int) -> int:
     times = time_widths(sorted({round_up(w, m) for w in WIDTHS for m in MULTIPLES}), device, dtype)
     totals = multiple_costs(times.__getitem__)
-    best = choose(totals)
+    best = choose_multiple(totals)
     logger.info(
         'round_to="auto" is %d on %s: relative time %s',
         best,
@@ -76,7 +76,7 @@ def multiple_costs(time_of: Callable[[int], float]) -> dict[int, float]:
     return {multiple: sum(time_of(round_up(w, multiple)) for w in WIDTHS) for multiple in MULTIPLES}
 
 
-def choose(totals: dict[int, float]) -> int:
+def choose_multiple(totals: dict[int, float]) -> int:
     """Return the fastest multiple; of several that tie, the largest.
 
     It keeps more channels in the same time; runtimes with blocked layouts, such as ONNX Runtime, are faster with it.

@@ -335,9 +335,8 @@ class TrainStep:
         self._position.sub_(1)
 
     def _compile(self) -> None:
-        options = self.options
-        backend = options.compile_backend, dict(options.compile_options)
-        self._compiler = StepCompiler(*backend, self.device, fit_convolutions=options.fits(self.device))
+        backend = self.options.compile_backend, dict(self.options.compile_options)
+        self._compiler = StepCompiler(*backend, self.device, fit_convolutions=self.options.fits(self.device))
         self._forward = self._compiler(self._loss_of)
         self._chain = self._compiler(draw_chain)
 
