@@ -2,14 +2,15 @@
 
     python benchmarks/core_time.py --out benchmarks/records/core_time.json
 
-Goals on two CPU cores: ResNet-164 under 12 s, ResNet-50 under 8 s, growth close to linear in depth (pre-activation
-ResNets of depth 56 to 434).
+Goals on one thread: ResNet-164 in at most 4 s, EfficientNetV2-L (with torchvision) in at most 15 s, growth close to
+linear in depth (pre-activation ResNets of depth 56 to 998).
 """
 
 import argparse
 import json
 import time
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from softprune import models
 from softprune.models.resnet_cifar import PreActResNet
 from softprune.runs.environment import describe_environment
 
-DEPTHS = (56, 110, 218, 434)
+DEPTHS = (56, 110, 218, 434, 998)
 
 
 def main() -> None:
@@ -29,11 +30,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS))
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     rows = [
         _measure("resnet164", models.resnet164(num_classes=10), torch.randn(1, 3, 32, 32)),
         _measure("resnet50", models.resnet50(num_classes=1000), torch.randn(1, 3, 224, 224)),
     ]
+    if find_spec("torchvision"):
+        from torchvision.models import efficientnet_v2_l
+
+        rows.append(_measure("efficientnet_v2_l", efficientnet_v2_l(weights=None), torch.randn(1, 3, 224, 224)))
     for depth in options.depths:
         network = PreActResNet((depth - 2) // 6, num_classes=10)
         rows.append(_measure(f"pre-activation resnet{depth}", network, torch.randn(1, 3, 32, 32)))
@@ -41,6 +48,7 @@ def main() -> None:
         "format": 1,
         "what": "seconds to inspect and to compact (plan, cut, proof), half of each site's channels dropped",
         "date": date.today().isoformat(),
+        "threads": options.threads,
         "environment": describe_environment(torch.device("cpu")).model_dump(),
         "rows": rows,
     }
