@@ -180,11 +180,11 @@ def assert_equal(one: Path, other: Path) -> str:
 
 
 def overhead(executor: Any, folder: Path, count: int) -> float:
-    """Return the seconds per run that start nothing but `softprune --help`, one after another."""
+    """Return the seconds per run that start nothing but `softprune train --help`, one after another."""
     began = time.monotonic()
     for number in range(count):
         with open(folder / f"{number}.lock", "w") as lock:
-            task = executor.start(lambda: ["--help"], folder / f"{number}.log", lock)
+            task = executor.start(lambda: ["train", "--help"], folder / f"{number}.log", lock)
             while task.poll() is None:
                 time.sleep(0.01)
             assert task.poll() == 0, (folder / f"{number}.log").read_text()
@@ -201,7 +201,10 @@ def overheads(address: str, count: int) -> dict[str, float]:
         began = time.monotonic()
         for _ in range(count):
             subprocess.run(
-                [sys.executable, "-m", "softprune", "--help"], env=_environment(), capture_output=True, check=True
+                [sys.executable, "-m", "softprune", "train", "--help"],
+                env=_environment(),
+                capture_output=True,
+                check=True,
             )
         alone = (time.monotonic() - began) / count
         pool = overhead(LocalPool(1, ["cpu"]), folder, count)
