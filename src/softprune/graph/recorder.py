@@ -58,7 +58,7 @@ def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, st
             recorder,
         ):
             output = torch.func.functional_call(model, fakes, call.args, call.kwargs)
-            # Recurrent layers keep their weights in a list as well, made anew in forward().
+            # Recurrent layers keep their weights in a list as well, made again in forward().
             kept = ("_flat_weights", "_flat_weight_refs")
             stored = [name for name, value in changed() if _holds_tensor(value) and not name.endswith(kept)]
     finally:
