@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from softprune.data import BatchLoader, load_data
-from softprune.data.images import BrokenImage, _crop
+from softprune.data.images import BrokenImage, _crop, normalised
 from softprune.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
@@ -181,6 +181,21 @@ def test_no_classes(root):
         path.rename(path.with_name("." + path.name))
     with pytest.raises(DataError, match="one folder per class"):
         _load(root)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(4, 3, 5, 7), (2, 1, 5, 7), (3, 5, 7)])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_normalisation_in_either_memory_order(dtype, shape, channels_last):
+    pixels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    if channels_last:
+        pixels = pixels.movedim(-3, -1).contiguous().movedim(-1, -3)
+    mean, std = (torch.tensor(values[: shape[-3]]).view(-1, 1, 1) for values in ((100.0, 110, 120), (50.0, 60, 70)))
+    before = pixels.clone()
+    found = normalised(pixels, mean, std)
+    assert torch.equal(found, (pixels.to(torch.float32) - mean) / std)
+    assert found.dtype == torch.float32
+    assert torch.equal(pixels, before)
 
 
 def test_erasing_depends_on_the_draw_and_leaves_test_images_alone(root):

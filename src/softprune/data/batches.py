@@ -8,6 +8,7 @@ from torch import Tensor
 
 from softprune.data.augment import augmented_batch, image_words
 from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
+from softprune.data.images import normalised
 from softprune.data.loader import BatchLoader
 from softprune.data.sampler import EpochSampler
 from softprune.errors import ConfigError
@@ -122,7 +123,7 @@ class LoaderBatches:
         return self._micro_batches
 
     def batch(self, first: Tensor, second: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
-        return (first.to(torch.float32) - self._mean) / self._std, second
+        return normalised(first, self._mean, self._std), second
 
     def indices(self, position: int) -> list[int]:
         return self._order[position].tolist()

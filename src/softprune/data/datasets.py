@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softprune.data.images import LoadedDataset
+from softprune.data.images import LoadedDataset, normalised
 from softprune.errors import DataError
 from softprune.rng import hashed_permutation
 
@@ -98,7 +98,7 @@ class ArrayDataset:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Return the network's input, in float32, from stored values (..., C, H, W)."""
-        return (pixels.to(torch.float32) - self.mean) / self.std
+        return normalised(pixels, self.mean, self.std)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised images, without augmentation, and labels."""

@@ -205,6 +205,19 @@ def seeded(seed: int) -> Iterator[None]:
         np.random.set_state(states[2])  # noqa: NPY002
 
 
+def normalised(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Return stored values as the network's input, in float32."""
+    values = pixels.to(torch.float32, copy=True)  # the only new tensor: on a CPU, fresh memory costs most of the time
+    by_rows = values.ndim == 4 and values.is_contiguous(memory_format=torch.channels_last)
+    if values.device.type != "cpu" or not by_rows:
+        return values.sub_(mean).div_(std)
+    # Channels last: whole rows of pixels at once, since a CPU is slow at three channels in the innermost loop.
+    count, channels, height, width = values.shape
+    rows = values.permute(0, 2, 3, 1).view(count, height, width * channels)
+    rows.sub_(mean.flatten().repeat(width)).div_(std.flatten().repeat(width))
+    return values
+
+
 def evaluation_crop(image: Image, size: int) -> Image:
     """Return the central square of an image, as the networks are tested on it."""
     side = round(size * 256 / 224)
