@@ -152,7 +152,6 @@ def measure(name: str, folder: Path, shards: Path, options: argparse.Namespace) 
     for _ in range(options.batches):
         next(source)
     seconds, busy = time.perf_counter() - began, cpu_seconds() - busy
-    source.close()
     count = options.batches * options.batch
     return {"images_per_second": count / seconds, "cpu_ms_per_image": 1e3 * busy / count}
 

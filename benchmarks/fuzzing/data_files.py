@@ -1,4 +1,4 @@
-"""Data sets: CIFAR batches and image folders."""
+"""Data sets: CIFAR batches, image folders and tar shards."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from fuzzing.seeds import Seeds, small_cifar
 from fuzzing.worker import WrongResult
 
 
-@register(0.06)
+@register(0.05)
 def cifar(rng: Random, seeds: Seeds, work: Path) -> str:
     """A CIFAR batch, which is a pickle."""
     import torch
@@ -35,7 +35,7 @@ def cifar(rng: Random, seeds: Seeds, work: Path) -> str:
     return "accepted"
 
 
-@register(0.04)
+@register(0.03)
 def images(rng: Random, seeds: Seeds, work: Path) -> str:
     """An image folder: its files and what else a folder can hold."""
     from softprune.data import load_data
@@ -61,6 +61,28 @@ def images(rng: Random, seeds: Seeds, work: Path) -> str:
         for index in range(len(part)):
             if kind < 0.85 and part.path(index).parent != path.parent:
                 continue  # decoding takes time, and only one image was damaged
+            item = part[index, 0]
+            if isinstance(item, tuple) and item[0].shape != (3, 16, 16):
+                raise WrongResult(f"an image of shape {tuple(item[0].shape)}")
+    return "accepted"
+
+
+@register(0.02)
+def shards(rng: Random, seeds: Seeds, work: Path) -> str:
+    """Tar shards in the WebDataset layout, and the list of their classes."""
+    from softprune.data import load_data
+
+    folder = seeds.copy("shards", work)
+    path = rng.choice(sorted(folder.iterdir()))
+    if rng.random() < 0.95:
+        path.write_bytes(mutate_bytes(rng, path.read_bytes(), seeds.others))
+    else:
+        replace_by_other_kind(rng, path)
+    bundle = load_data("webdataset", folder, image_size=16)
+    for part in (bundle.train, bundle.test):
+        if not 0 <= int(part.labels.min()) <= int(part.labels.max()) < bundle.num_classes:
+            raise WrongResult(f"labels {part.labels.tolist()} of {bundle.num_classes} classes")
+        for index in range(len(part)):
             item = part[index, 0]
             if isinstance(item, tuple) and item[0].shape != (3, 16, 16):
                 raise WrongResult(f"an image of shape {tuple(item[0].shape)}")

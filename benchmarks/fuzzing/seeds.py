@@ -1,4 +1,4 @@
-"""Undamaged files to mutate: a finished run, weights, a sweep, CIFAR batches and an image folder, made once."""
+"""Undamaged files to mutate: a finished run, weights, a sweep, CIFAR batches, images and shards, made once."""
 
 import functools
 import os
@@ -100,6 +100,7 @@ def make_seeds(folder: Path) -> Seeds:
         _write_weights(folder)
         _write_cifar(folder / "cifar")
         _write_images(folder / "images")
+        _write_shards(folder / "images", folder / "shards")
         (folder / "complete").touch()
     names = (
         "recipe.toml",
@@ -155,6 +156,12 @@ def _write_cifar(root: Path) -> None:
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
     names = [f"class {number}".encode() for number in range(10)]
     (folder / cifar.meta_file).write_bytes(pickle.dumps({b"label_names": names}, protocol=2))
+
+
+def _write_shards(images: Path, root: Path) -> None:
+    from softprune.data.shards import write_shards
+
+    write_shards(images, root, per_shard=4)
 
 
 def _write_images(root: Path) -> None:

@@ -156,6 +156,9 @@ def test_other_mistakes(root, tmp_path):
         _load(root, train_shards="train-{000000..000009}.tar")
     with pytest.raises(DataError, match="--data-dir"):
         load_data("webdataset")
+    (root / "classes.txt").write_bytes(b"ant\n\xff\n")
+    with pytest.raises(DataError, match=r"classes\.txt must name the classes in UTF-8"):
+        _load(root)
     (root / "classes.txt").write_text("ant\n")
     with pytest.raises(DataError, match=r"classes\.txt must name every class.*Got 1 names and labels up to 1"):
         _load(root)

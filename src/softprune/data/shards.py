@@ -216,7 +216,10 @@ def _sample(path: Path, key: str, parts: dict[str, tuple[int, int]], file: io.Bu
 def _class_names(path: Path, count: int) -> tuple[str, ...]:
     if not path.is_file():
         return ()
-    names = tuple(path.read_text(encoding="utf-8").split("\n"))
+    try:
+        names = tuple(path.read_text(encoding="utf-8").split("\n"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} must name the classes in UTF-8, one a line. Got {error}.") from error
     names = names[:-1] if names[-1] == "" else names
     if len(names) < count:
         raise DataError(
