@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from softprune.graph.builder import GraphBuilder, Value
 from softprune.graph.channels import IntArray
-from softprune.graph.ops import BinaryOp, ChannelwiseOp, Evaluate, OpaqueOp, identity
+from softprune.graph.ops import BinaryOp, ChannelwiseOp, Evaluate, identity
 from softprune.graph.rules.registry import OPERATORS, activation_of, argument, operator_name, rule
 
 SUMS = ("add", "sub", "rsub")
@@ -292,36 +292,6 @@ def gated(builder: GraphBuilder, node: Node) -> Any:
     gates = Value(right.shape, builder.table.follow(right.atoms))
     builder.ops.append(ChannelwiseOp(right.atoms, gates.atoms, torch.sigmoid, keeps_zero=False))
     return combined(builder, node, left, gates, operator.mul, absorbs_zero=True)
-
-
-@rule("matmul")
-def matmul(builder: GraphBuilder, node: Node) -> Any:
-    """A product of matrices: rows follow the first, columns the second; channels that are added up may be left out.
-
-    Products with a plain matrix run as linear layers do and count as such, which only modules of their own may.
-    """
-    left, right = (builder.value(each) for each in node.args)
-    if min(len(left.shape), len(right.shape)) < 3:
-        return builder.unusual(node)
-    rank, length = len(node.meta["val"].shape), left.shape[-1]
-    left, right = _padded(left, rank), _padded(right, rank)
-    if left.varies_along(rank - 1) or right.varies_along(rank - 2):
-        return _summed_product(builder, node, left.along(rank - 1), right.along(rank - 2))
-    # Along the dimension that is added up nothing varies: the product of sums is what broadcasting gives.
-    rows = Value((*left.shape[:-1], 1), left.atoms)
-    columns = Value((*right.shape[:-2], 1, right.shape[-1]), right.atoms)
-    return combined(builder, node, rows, columns, lambda a, b: length * a * b, absorbs_zero=True)
-
-
-def _summed_product(builder: GraphBuilder, node: Node, left: IntArray | None, right: IntArray | None) -> Any:
-    if left is None or right is None:
-        return builder.opaque(node, f"{node.target} in {builder.where(node)} multiplies them along two dimensions")
-    builder.table.union(left, right)
-    products = builder.table.follow(left)
-    builder.ops.append(BinaryOp(left, right, products, operator.mul, absorbs_zero=True))
-    output = builder.pinned_value(node.meta["val"], f"{node.target} in {builder.where(node)} gives them")
-    builder.ops.append(OpaqueOp((products,), output.atoms.ravel(), skips_zeros=True))
-    return output
 
 
 def _padded(value: Value, rank: int) -> Value:

@@ -122,7 +122,6 @@ _add("arithmetic", "add", "sub", "rsub", "mul", "div", "true_divide", "maximum",
 _add("arithmetic", "gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_xor")
 _add("choose", "where", "masked_fill")
 _add("gated", "glu")
-_add("matmul", "matmul", "bmm")
 # --- with weights ---
 _add("conv", "conv1d", "conv2d", "conv3d")
 _add("conv_transpose", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
