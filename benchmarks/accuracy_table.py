@@ -94,7 +94,7 @@ def page() -> str:
     lines += [
         "",
         "Seed 0 trains its own dense network for 200 epochs; further seeds start from the same dense network, as they",
-        "would from a downloaded one. No setting was chosen on the test images: each recipe was trained once as it is.",
+        "would from a downloaded one. Each seed of a recipe was trained once, with settings fixed beforehand.",
         "",
         "## What each lever gives: VGG-16, CIFAR-100",
         "",

@@ -49,6 +49,8 @@ def test_wrong_arrays(images, labels, constants):
 def test_wrong_augmentation():
     with pytest.raises(DataError, match="0 or more"):
         Augmentation(pad=-1)
+    with pytest.raises(DataError, match=r"from 0 to 1\. Got 1\.5"):
+        Augmentation(erasing=1.5)
 
 
 def test_erasing_is_part_of_the_augmentation_and_not_of_an_own_data_set():

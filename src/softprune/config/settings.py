@@ -100,7 +100,8 @@ class DataConfig(Section):
     randaugment: Annotated[int, Ge(0), Le(30)] = 0
     """Magnitude of RandAugment with two operations per image (images in files); 0 for none."""
     erasing: Annotated[float, Ge(0), Le(1)] = 0.0
-    """Probability of random erasing: a random rectangle of the image is set to the mean colour."""
+    """Probability of random erasing: a random rectangle of the image is set to the mean colour. Needs
+    `augment`."""
     image_size: Annotated[int, Ge(8), Le(4096)] = 224
     """Side of the square that images in files are cropped to."""
     workers: Annotated[int, Ge(0), Le(256)] = 8

@@ -37,7 +37,7 @@ def augmented_batch(
     if augmentation == Augmentation():
         return data.batch(indices)
     height, width = data.images.shape[-2:]
-    u = uniform_noise(clock, words)
+    u = uniform_noise(clock, words if augmentation.erasing else words[:3])
     shift = (u[:2] * (2 * pad + 1)).to(torch.int64) - pad
     row = torch.arange(height, device=indices.device) + shift[0, :, None]
     column = torch.arange(width, device=indices.device).expand(len(indices), width)

@@ -30,6 +30,8 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.pad < 0:
             raise DataError(f"Augmentation.pad must be a number of pixels, 0 or more. Got {self.pad}.")
+        if not 0 <= self.erasing <= 1:
+            raise DataError(f"Augmentation.erasing must be a probability from 0 to 1. Got {self.erasing}.")
 
 
 @dataclass(frozen=True)
