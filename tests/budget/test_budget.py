@@ -91,6 +91,19 @@ def test_the_cut_is_finalised_at_the_latest_and_then_only_removes():
         assert not (mask & ~allowed[name]).any()
 
 
+def test_a_cut_can_be_final_earlier():
+    budget, usual = (build(total_steps=1000, **settings)[1].budget for settings in ({"final_at": 0.3}, {}))
+    assert (budget.latest, usual.latest) == (300, 600)
+    assert (budget.earliest, usual.earliest) == (100, 200)
+    assert budget.controller.strength > usual.controller.strength, "as in a training of half the length"
+    budget.update(299)
+    assert not budget.is_final
+    budget.update(300)
+    assert budget.is_final
+    with pytest.raises(CheckpointError, match="'latest' is 600; got 300"):
+        usual.check_state(budget.state_dict())
+
+
 def kill(model, pruner, share):
     """Let channels of every site die, as training would."""
     with torch.no_grad():
@@ -431,6 +444,7 @@ def test_rounding_holds_and_a_gap_is_reported(caplog):
         ({"strength": 1e-4}, "exclude each other"),
         ({"total_steps": None}, "needs `total_steps`"),
         ({"total_steps": 0}, "needs `total_steps`"),
+        ({"final_at": 1.5}, "`final_at`.*must be more than 0 and less than 1. Got 1.5"),
         ({"target": None}, "needs a `target`"),
         ({"target": {"macs": 0.5, "params": 0.5}}, "one key"),
         ({"target": {"macs": 1e-4}}, "within reach"),

@@ -24,7 +24,8 @@ from softprune.masks import SoftGate
 logger = logging.getLogger(__name__)
 
 EARLIEST = 0.2
-"""The share of the training from which on the cut is finalised as soon as the target is met, until `FINAL_AT`."""
+"""The share of the training from which on the cut is finalised as soon as the target is met, for the default
+`FINAL_AT`."""
 TRIM = 0.1
 """The share of the training, at its end, in which channels are only removed ..."""
 ADAPT_STEPS = 50
@@ -44,16 +45,17 @@ class Budget(Limit):
     """Keeps one figure of a network within a limit at the end of a training of known length.
 
     Until the cut is finalised, :meth:`update` moves the strength, and channels that the target needs are protected:
-    their sparsity loss weakens, and turns around, before they die. As soon as the method's own decision is within the
-    limit (see `EARLIEST` and `FINAL_AT`), the cut is finalised: the removed channels are off from there on, in training
-    as in evaluation. The kept ones are sampled as before, under a lower strength. In the last tenth (`TRIM`) channels
-    are only removed. A kept channel is never dead by the method's own rule, except where a floor or a multiple needs
-    one.
+    their sparsity loss weakens, and turns around, before they die. The cut is finalised as soon as the method's own
+    decision is within the limit (see `EARLIEST`), and at `final_at` in any case: the removed channels are off from
+    there on, in training as in evaluation. The kept ones are sampled as before, under a lower strength. In the last
+    tenth (`TRIM`) channels are only removed. A kept channel is never dead by the method's own rule, except where a
+    floor or a multiple needs one.
 
     Args:
         target: One quantity with its amount, such as ``{"macs": 0.5}``.
         total_steps: Optimizer steps of the whole training.
         prunable: The network, with masked sites.
+        final_at: The share of the training after which the cut is final, at the latest.
         batch: Samples per call, for a latency target.
         cost_weighting: See :class:`softprune.SoftPruner`.
     """
@@ -64,6 +66,7 @@ class Budget(Limit):
         total_steps: int | None,
         prunable: PrunableNetwork,
         *,
+        final_at: float = FINAL_AT,
         batch: int | None = None,
         cost_weighting: float = 0.0,
     ) -> None:
@@ -72,14 +75,22 @@ class Budget(Limit):
                 "`target` needs `total_steps`, the number of optimizer steps of the whole training. "
                 f"Got total_steps = {total_steps!r}."
             )
+        if not 0 < final_at < 1:
+            raise ConfigError(
+                "`final_at`, the share of the training after which the cut is final, must be more than 0 and less than "
+                f"1. Got {final_at!r}; the default is {FINAL_AT:g}."
+            )
         super().__init__(target, prunable, batch=batch)
         self.total_steps = total_steps
+        # The cut is pursued as in a training of this length with the default `FINAL_AT`.
+        pursuit = max(1, round(total_steps * final_at / FINAL_AT))
         adapt = min(ADAPT_STEPS, total_steps // 2)
-        self.every = max(1, total_steps // _UPDATES)
+        self.every = max(1, pursuit // _UPDATES)
+        self.earliest = EARLIEST * pursuit
         self.trim_at = total_steps - max(round(TRIM * total_steps), adapt)
-        self.latest = min(round(FINAL_AT * total_steps), total_steps - adapt)
+        self.latest = min(round(final_at * total_steps), total_steps - adapt)
         self.channels = ChannelState(prunable.graph, prunable.model)
-        self.controller = Controller(total_steps)
+        self.controller = Controller(pursuit)
         self.cost_weights = CostWeights(cost_weighting, self.measure, self.channels.widths)
         self.finalised_step: int | None = None
         self.margin: float | None = None
@@ -132,7 +143,7 @@ class Budget(Limit):
         self.margin = max(
             (float(score[~keep[name]].max()) for name, score in scores.items() if not keep[name].all()), default=0.0
         )
-        if step >= self.latest or (self.margin <= 0 and step >= EARLIEST * self.total_steps):
+        if step >= self.latest or (self.margin <= 0 and step >= self.earliest):
             self._finalise(step, scores)
             return self._hold(step, self.channels.scores())
         factors, endangered = self.channels.protection(scores, self._scores, keep)
@@ -307,6 +318,7 @@ class Budget(Limit):
             "key": self.target.key,
             "limit": self.limit,
             "total_steps": self.total_steps,
+            "latest": self.latest,
             "controller": self.controller.state_dict(),
             "cost_weights": self.cost_weights.state_dict(),
             "near": self._near,
@@ -337,6 +349,7 @@ class Budget(Limit):
         """Raise a CheckpointError unless a state is of this target and length of training."""
         self._check_same(state, "key", self.target.key)
         self._check_same(state, "total_steps", self.total_steps)
+        self._check_same(state, "latest", self.latest)
         if not self.measure.is_timed:
             self._check_same(state, "limit", self.limit)
 

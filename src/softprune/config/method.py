@@ -6,7 +6,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
 
 from softprune.config.schema import Amount, Count, Globs, Options, PositiveCount, Section
-from softprune.config.target import read_target
+from softprune.config.target import FINAL_AT, read_target
 
 GateStatistics = Literal["both", "mean", "none"]
 _Probability = Annotated[float, Gt(0), Lt(1)]
@@ -59,6 +59,9 @@ class MethodConfig(Section):
     cost_weighting: Annotated[float, Ge(0), Le(1)] = 0.0
     """Exponent a of the cost in the sparsity loss: the strength of a channel is proportional to (MACs that its
     removal saves) to the power a, or to what the target measures. 0 gives all channels the same strength."""
+    final_at: Annotated[float, Ge(0.05), Le(0.9)] = FINAL_AT
+    """Share of the training after which the cut of a target is final, at the latest. Give less when trained weights are
+    pruned in few epochs: the compact network then has longer to recover."""
     latency_batch: PositiveCount = 1
     """Images per forward pass at which a `latency` target is measured, on the device of the run."""
     strength_warmup_epochs: Amount = 0.0

@@ -23,7 +23,6 @@ from softprune.config.schema import (
     Share,
     show,
 )
-from softprune.config.target import FINAL_AT
 from softprune.errors import ConfigError
 
 Mode = Literal["auto", "eager", "compile", "cuda_graph", "compile+cuda_graph"]
@@ -284,11 +283,12 @@ def _check_train(config: RunConfig) -> None:
             f"train.compact_at must be an epoch before train.epochs = {train.epochs}, since the network is always cut "
             f"at the end. Got {train.compact_at}; use 0 to cut only at the end."
         )
-    if config.method.target and 0 < train.compact_at < FINAL_AT * train.epochs:
+    final_at = config.method.final_at
+    if config.method.target and 0 < train.compact_at < final_at * train.epochs:
         raise ConfigError(
-            f"With method.target, train.compact_at must be at least {FINAL_AT:g} of train.epochs = {train.epochs}: the "
-            f"cut is final from there on. Got {train.compact_at}; use {math.ceil(FINAL_AT * train.epochs)}, or 0 to "
-            "cut only at the end."
+            f"With method.target, train.compact_at must be at least method.final_at = {final_at:g} of train.epochs = "
+            f"{train.epochs}: the cut is final from there on. Got {train.compact_at}; use "
+            f"{math.ceil(final_at * train.epochs)}, or 0 to cut only at the end."
         )
     if train.compact_at and train.ema:
         raise ConfigError(

@@ -11,7 +11,7 @@ Amount = float | str
 """A share to keep (0.5 or "50%"), or the figure itself (any number above 1, or with its unit: "0.8 ms")."""
 TargetLike = Mapping[str, Amount]
 FINAL_AT = 0.6
-"""The share of the training after which the cut of a target is final, at the latest."""
+"""The default share of the training after which the cut of a target is final, at the latest."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from softprune.methods.sss import SssPruner
 from softprune.methods.variational import VariationalPruner
 
 _RECIPE_KEYS = {
-    *("strength", "target", "total_steps", "latency_batch", "cost_weighting", "masks"),
+    *("strength", "target", "total_steps", "final_at", "latency_batch", "cost_weighting", "masks"),
     *PrunerOptions.__annotations__,
 }
 """Keywords that recipes have keys of their own for; all others are a method's options."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from softprune.budget import Budget, BudgetStatus, CostWeights, Macs, TargetLike
 from softprune.budget.channels import present
+from softprune.config.target import FINAL_AT
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.sites import DEFAULT_KINDS
@@ -35,6 +36,8 @@ class SoftPruner(Pruner):
             of macs, flops (two per MAC), params, channels and latency; the amount is a share, "50%" or the figure
             itself. The strength is then adjusted during training; :attr:`status` shows it.
         total_steps: Optimizer steps of the whole training, which a target needs.
+        final_at: The share of the training after which the cut is final, at the latest. Give less, such as 0.3, when
+            trained weights are pruned in few epochs: the compact network then has longer to recover.
         latency_batch: Samples per call at which a latency target is measured; the example's by default.
         cost_weighting: Exponent ``a`` of the cost in the sparsity loss: the strength of each channel is proportional to
             (what its removal frees) ** a, with mean 1. What is freed is the target's quantity, or MACs without one.
@@ -58,6 +61,7 @@ class SoftPruner(Pruner):
         strength: float | None = None,
         target: TargetLike | None = None,
         total_steps: int | None = None,
+        final_at: float = FINAL_AT,
         latency_batch: int | None = None,
         cost_weighting: float = 0.0,
         masks: MaskConfig | None = None,
@@ -88,7 +92,12 @@ class SoftPruner(Pruner):
         try:
             if target is not None:
                 self.budget = Budget(
-                    target, total_steps, self._prunable(), batch=latency_batch, cost_weighting=cost_weighting
+                    target,
+                    total_steps,
+                    self._prunable(),
+                    final_at=final_at,
+                    batch=latency_batch,
+                    cost_weighting=cost_weighting,
                 )
                 self.strength = self.budget.controller.strength
             elif cost_weighting != 0:

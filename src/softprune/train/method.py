@@ -81,7 +81,7 @@ def make_pruner(
     Strength, masks and the other settings go to the methods that have them. A target replaces the strength.
     """
     check_method(config)
-    budget: dict[str, Any] = {"target": config.target, "total_steps": total_steps}
+    budget: dict[str, Any] = {"target": config.target, "total_steps": total_steps, "final_at": config.final_at}
     if "latency" in config.target:
         budget["latency_batch"] = config.latency_batch
     adjusts = config.target and "total_steps" in REGISTRY[config.name].keywords
