@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md, computed from records: loaders, ImageNet on 8 GPUs, and 1,000 runs.
+"""The tables of docs/scale.md, computed from records: loaders, a sweep on Ray, ImageNet on 8 GPUs, and 1,000 runs.
 
     python benchmarks/scale_plan.py
 
@@ -8,6 +8,7 @@ Writes them into docs/scale.md, between their marks.
 import json
 import re
 import statistics
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,48 @@ def _record(name: str) -> dict[str, Any]:
 
 
 def loaders() -> str:
-    """Return images per second of the loaders."""
-    return input_pipeline.render(_record("input_pipeline")).rstrip("\n")
+    """Return images per second of the loaders, and how far they differ."""
+    record = _record("input_pipeline")
+    speeds = {
+        (row["case"], row["loader"]): [each["images_per_second"] for each in row["rounds"]] for row in record["rows"]
+    }
+    ratios = []
+    for case in {case for case, _ in speeds}:
+        own, others = (
+            [rounds for (of, name), rounds in speeds.items() if of == case and name.startswith("softprune") is ours]
+            for ours in (True, False)
+        )
+        for rivals, ours in zip(zip(*others, strict=True), zip(*own, strict=True), strict=True):
+            ratios += [speed / max(rivals) for speed in ours]
+    spread = max((max(rounds) - min(rounds)) / statistics.median(rounds) for rounds in speeds.values())
+    remarks = (
+        f"{record['workers']} workers on {record['cores']} cores; the median of {record['rounds']} rounds of "
+        f"{record['batches']} batches of {record['batch']} images, after the first batches. The rounds of one loader "
+        f"differ by up to {spread:.0%} of their median. Within a round, a loader of softprune delivers "
+        f"{min(ratios):.2f} to {max(ratios):.2f} times the images of the fastest other one."
+    )
+    return f"{input_pipeline.render(record)}\n{textwrap.fill(remarks, 120)}"
+
+
+def sweep() -> str:
+    """Return the wall time of a sweep on Ray and on the local pool, and what they add to a run."""
+    record = _record("ray_sweep")
+    wall, each = record["seconds"], record["seconds_per_run"]
+    titles = {
+        "one_after_another": "one after another",
+        "pool_of_2": "local pool, `--jobs 2`",
+        "ray_2_nodes": "Ray, two nodes with one core each",
+        "ray_node_killed": "Ray, one of the nodes killed with SIGKILL in mid-run",
+        "second_call": "the same command again, on Ray",
+    }
+    lines = [f"| {record['runs']} runs of {record['epochs']} epochs | wall time |", "|---|---:|"]
+    lines += [f"| {title} | {wall[key]:.1f} s |" for key, title in titles.items()]
+    noise = " A value below zero is within the noise." if min(each.values()) < 0 else ""
+    remarks = (
+        f"A process that does nothing takes {each['process']:.2f} s. The pool adds {each['pool']:.2f} s to it, Ray "
+        f"{each['ray']:.2f} s.{noise} Joining the cluster takes {each['ray_join']:.1f} s, once."
+    )
+    return "\n".join([*lines, "", textwrap.fill(remarks, 120)])
 
 
 def imagenet() -> str:
@@ -80,7 +121,7 @@ def runs() -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"loaders": loaders, "imagenet": imagenet, "runs": runs}
+TABLES: dict[str, Callable[[], str]] = {"loaders": loaders, "sweep": sweep, "imagenet": imagenet, "runs": runs}
 
 
 def with_tables(text: str) -> str:
