@@ -21,6 +21,12 @@ RESULTS = Path(__file__).parents[1] / "results"
 SETTINGS = "--set train.precision=bf16 --set train.channels_last=true"
 MINUTES = {"vgg16": 2.0, "vgg19": 2.5, "resnet56": 5.6, "resnet56_a": 5.6, "densenet40": 6.3, "resnet164": 15.8}
 """Of 160 epochs of CIFAR at batch 64, alone on one H200."""
+STARTS = {
+    "finetune-cifar10-resnet56-scp": "best-cifar10-resnet56-macs47-s0/dense",
+    "finetune-cifar10-resnet56-l1": "best-cifar10-resnet56-macs47-s0/dense",
+    "tinyimagenet-resnet50-fpgm-ft": "tinyimagenet-resnet50-dense-s0",
+}
+"""Runs of dense networks that recipes with open weights start from."""
 SWEEPS = ("paper-table-6", "paper-table-7")
 """Tables that vary one setting of a recipe."""
 
@@ -49,7 +55,7 @@ QUEUE = (
     ),
     Wanted(
         "From trained weights, 40 epochs",
-        "SCP 0.3 above one-shot L1. Add `--set model.weights=` with the dense ResNet-56.",
+        "SCP 0.3 above one-shot L1.",
         (("finetune-cifar10-resnet56-scp", (0, 1)), ("finetune-cifar10-resnet56-l1", (0, 1))),
     ),
     Wanted(
@@ -110,10 +116,23 @@ QUEUE = (
 
 @dataclass(frozen=True)
 class Planned:
-    """A run by name: its configuration, and the command that trains it."""
+    """A run by name: its configuration, and the recipe with the settings that train it."""
 
     config: RunConfig
-    command: str
+    recipe: str
+    settings: tuple[str, ...] = ()
+
+    @property
+    def start(self) -> str | None:
+        """The run whose dense network it starts from, if the recipe leaves the weights open."""
+        return STARTS.get(self.recipe)
+
+    @property
+    def command(self) -> str:
+        """The command, without seed, data and precision."""
+        start = () if self.start is None else (f"model.weights=runs/{self.start}",)
+        settings = (f"--set {shlex.quote(setting)}" for setting in (*self.settings, *start))
+        return " ".join(["softprune train", self.recipe, *settings])
 
     @property
     def minutes(self) -> float | None:
@@ -127,11 +146,16 @@ class Planned:
 @cache
 def planned() -> dict[str, Planned]:
     """All recipes, and the runs of the sweeps that vary one setting of a recipe, by name."""
-    runs = {name: Planned(load_recipe(name), f"softprune train {name}") for name in recipe_files()}
+    runs = {name: Planned(load_recipe(name), name) for name in recipe_files()}
     for cell in (cell for sweep in SWEEPS for cell in read_sweep(sweep).cells):
-        settings = " ".join(f"--set {shlex.quote(setting)}" for setting in cell.settings)
-        runs.setdefault(cell.config.name, Planned(cell.config, f"softprune train {cell.recipe} {settings}"))
+        runs.setdefault(cell.config.name, Planned(cell.config, cell.recipe, tuple(cell.settings)))
     return runs
+
+
+def wanted_runs(there: set[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return (name, seed) of the runs of the queue that have no record, most wanted first."""
+    runs = ((name, seed) for wanted in QUEUE for name, seeds in wanted.runs for seed in seeds)
+    return [run for run in dict.fromkeys(runs) if run not in there]
 
 
 def measured(folder: Path = RESULTS) -> set[tuple[str, int]]:
@@ -186,10 +210,9 @@ def queue_page(there: set[tuple[str, int]]) -> str:
     lines = [
         "# Queue of GPU runs",
         "",
-        "Runs that are wanted and have no record, most wanted first, with prices in GPU minutes (one H200, alone). Run",
-        "them one after another with `--time-limit`; `softprune resume` continues one that was cut off. Copy",
-        "`config.toml` and `result.json` of a finished run to `results/NAME-sSEED/`, then run",
-        "`python benchmarks/missing.py`, which writes this page.",
+        "Runs that are wanted and have no record, most wanted first, with prices in GPU minutes (one H200, alone).",
+        "`benchmarks/gpu/` runs them side by side, resumes those that were cut off, and brings the records to",
+        "`results/NAME-sSEED/`. Then run `python benchmarks/missing.py`, which writes this page.",
     ]
     for wanted in QUEUE:
         open_runs = [(name, seed) for name, seeds in wanted.runs for seed in seeds if (name, seed) not in there]

@@ -1,0 +1,128 @@
+"""Write the list of jobs for the next GPU hours from the queue of wanted runs.
+
+    python benchmarks/gpu/jobs.py gpu-job/jobs.json --runs gpu-runs --only 'cifar100-*'
+
+The order is that of results/QUEUE.md: runs that were cut off come first, then what benchmarks/missing.py wants most. A
+dense network that several runs start from is trained once, by the first of them.
+"""
+
+import argparse
+import fnmatch
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import missing  # noqa: E402
+import torch  # noqa: E402
+from pack import LARGEST  # noqa: E402
+from run_jobs import Job  # noqa: E402
+
+from softprune.config.recipes import config_to_dict  # noqa: E402
+from softprune.config.settings import BASELINE, RunConfig  # noqa: E402
+from softprune.data import DATASETS  # noqa: E402
+from softprune.runs.networks import build_network  # noqa: E402
+from softprune.train.run import dense_config  # noqa: E402
+
+ROOT = Path("/tmp/g")
+"""The folder on the GPU machine. Runs name it in their configuration, so it stays the same."""
+SETTINGS = ("train.precision=bf16", "train.channels_last=true", "records.checkpoint_seconds=200")
+FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+UNTIMED = 8.0
+"""Minutes assumed for a network that was not timed."""
+LONG = 5.0
+"""Minutes from which a run goes before shorter ones on the GPU, since it decides when everything ends."""
+
+
+def jobs(wanted: list[tuple[str, int]], kept: Path | None = None, root: Path = ROOT) -> list[Job]:
+    """Return the jobs of the wanted runs; ``kept`` is the folder of runs that came back unfinished."""
+    trained: dict[str, str] = {}  # dense trainings and the folder of each
+    for path in sorted(kept.rglob("dense/result.json")) if kept else ():
+        config = missing.RunFolder(path.parent).read_config()
+        trained.setdefault(_key(config), str(root / "runs" / path.parent.relative_to(kept or path)))
+    found = [_job(name, seed, root, kept, trained) for name, seed in wanted]
+    return sorted(found, key=lambda job: not job.needs or "config.toml" not in job.needs[-1])
+
+
+def _job(name: str, seed: int, root: Path, kept: Path | None, trained: dict[str, str]) -> Job:
+    planned = missing.planned()[name]
+    config = planned.config.replace(seed=seed)
+    run = f"{name}-s{seed}"
+    folder, data = root / "runs" / run, root / "data"
+    images = data / FOLDERS.get(config.data.name, name.partition("-")[0])
+    data_dir = data if config.data.name in FOLDERS else images
+    needs, minutes = [str(images)], planned.minutes or UNTIMED * (config.train.epochs + config.finetune.epochs) / 60
+    settings = [*planned.settings, *SETTINGS]
+    if planned.start is not None:
+        settings.append(f"model.weights={root / 'runs' / planned.start}")
+        needs.append(f"{root / 'runs' / planned.start}/result.json")
+    unfinished = kept is not None and (kept / run / "config.toml").is_file()
+    if config.train.dense_baseline and not unfinished:
+        base = trained.setdefault(_key(dense_config(config)), f"{folder}/dense")
+        if base != f"{folder}/dense":
+            settings += _instead_of_baseline(config, base)
+            needs.append(f"{base}/result.json")
+            minutes *= config.train.epochs / (config.train.epochs + (config.train.dense_epochs or config.train.epochs))
+    if unfinished:
+        needs.append(f"{folder}/config.toml")
+    program = ["python3", "-m", "softprune"]
+    end = ["--data-dir", str(data_dir)]
+    options = [part for setting in settings for part in ("--set", setting)]
+    return Job(
+        name=run,
+        command=[*program, "train", planned.recipe, "--seed", str(seed), "--out", str(folder), *end, *options],
+        folder=str(folder),
+        resume=[*program, "resume", str(folder), *end],
+        needs=needs,
+        minutes=round(minutes, 1),
+        resumable=_checkpoint_bytes(config) <= LARGEST,
+        priority=0 if minutes >= LONG else 1,
+    )
+
+
+def _key(dense: RunConfig) -> str:
+    """What two runs must share to start from one dense network: all but the name, the seed and the place."""
+    fields = config_to_dict(dense)
+    for name in ("name", "seed", "records"):
+        fields.pop(name, None)
+    fields["data"].pop("dir", None)
+    return json.dumps(fields, sort_keys=True, default=str)
+
+
+def _instead_of_baseline(config: RunConfig, base: str) -> list[str]:
+    """Settings that start a run from the dense network of another run instead of training its own."""
+    settings = ["train.dense_baseline=false", "train.dense_epochs=0"]
+    settings += [f"model.weights={base}"] if config.model.weights == BASELINE else []
+    settings += [f"distill.teacher={base}"] if config.distill.teacher == BASELINE else []
+    return settings
+
+
+def _checkpoint_bytes(config: RunConfig) -> int:
+    """Bytes of weights and momentum, the bulk of a checkpoint."""
+    with torch.device("meta"):
+        network = build_network(config.model.name, DATASETS[config.data.name].num_classes or 100, config.model.options)
+    return 8 * sum(parameter.numel() for parameter in network.parameters())
+
+
+def main(arguments: list[str]) -> None:
+    """Write the list and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--runs", type=Path, help="folder of runs that came back unfinished (pack.py --collect)")
+    parser.add_argument("--only", action="append", metavar="PATTERN", help="names to take; all by default")
+    options = parser.parse_args(arguments)
+    wanted = missing.wanted_runs(missing.measured())
+    if options.only:
+        wanted = [(name, seed) for name, seed in wanted if any(fnmatch.fnmatch(name, each) for each in options.only)]
+    found = jobs(wanted, options.runs)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps([asdict(job) for job in found], indent=1), encoding="utf-8")
+    for job in found:
+        print(f"{job.minutes:5.1f} min  {job.name}{'' if job.resumable else '  (lost if cut off)'}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

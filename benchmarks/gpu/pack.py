@@ -1,0 +1,127 @@
+"""Bring back what trained on the GPU machine: records, weights of dense networks, checkpoints of unfinished runs.
+
+    python benchmarks/gpu/pack.py ROOT OUT                  on the GPU machine
+    python benchmarks/gpu/pack.py --collect OUT gpu-runs    here, afterwards
+
+A finished dense network keeps its weights in its newest checkpoint and nowhere else, so that checkpoint travels too.
+Eight files of 16 MiB, 64 MiB in all, come back: what does not fit is listed. `--collect` extracts the files to
+gpu-runs, copies the records of finished runs to results/, and removes these runs from gpu-runs but for their dense
+networks: what stays there goes to the machine again with `data.py pack --runs gpu-runs`.
+"""
+
+import io
+import shutil
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+RESULTS = Path(__file__).parents[2] / "results"
+FILE = 15_500_000
+"""Bytes of one file that comes back."""
+TOTAL = 64_000_000
+FILES = 8
+LARGEST = 14_000_000
+"""Bytes of the largest checkpoint that is kept."""
+
+
+def newest_checkpoint(run: Path) -> Path | None:
+    """The newest checkpoint of a run's folder, if it has one."""
+    return max((run / "checkpoints").glob("*.ckpt"), default=None)
+
+
+def is_dense(run: Path) -> bool:
+    """Whether the run is a dense baseline, or trains without pruning."""
+    return run.name == "dense" or 'name = "dense"' in (run / "config.toml").read_text(encoding="utf-8")
+
+
+def weights(runs: Path) -> Iterator[tuple[int, Path]]:
+    """The files to keep besides the records: (order, path). The GPU time in unfinished runs cannot be had again."""
+    for config in sorted(runs.rglob("config.toml")):
+        run = config.parent
+        finished = (run / "result.json").is_file()
+        checkpoint = newest_checkpoint(run)
+        if checkpoint is not None and not finished:
+            yield 0, checkpoint
+        elif checkpoint is not None and is_dense(run):
+            yield 1, checkpoint
+        if (run / "compact.safetensors").is_file():
+            yield 2, run / "compact.safetensors"
+
+
+def pack(root: Path, out: Path) -> list[str]:
+    """Write records.tgz and weights-N.tar to ``out``; return the names of the files that did not fit."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(out / "records.tgz", "w:gz", compresslevel=6) as tar:
+        for path in sorted(root.glob("runs/**/*")):
+            if path.is_file() and path.suffix not in (".ckpt", ".safetensors") and path.name != ".lock":
+                tar.add(path, arcname=str(path.relative_to(root)))
+        for path in (root / "logs", root / "queue.log"):
+            if path.exists():
+                tar.add(path, arcname=path.name)
+    left = TOTAL - (out / "records.tgz").stat().st_size
+    bins: list[list[Path]] = []
+    sizes: list[int] = []
+    left_out = []
+    found = sorted(weights(root / "runs"), key=lambda item: (item[0], item[1].stat().st_size))
+    for _, path in found:
+        size = path.stat().st_size + 2048  # the header and the padding in the tar file
+        place = next((number for number, used in enumerate(sizes) if used + size <= FILE), len(bins))
+        if size > left or (path.suffix == ".ckpt" and size > LARGEST) or size > FILE or place == FILES - 1:
+            left_out.append(f"{path.relative_to(root)} ({size / 1e6:.1f} MB)")
+            continue
+        if place == len(bins):
+            bins.append([])
+            sizes.append(10_240)
+        bins[place].append(path)
+        sizes[place] += size
+        left -= size
+    for number, paths in enumerate(bins, start=1):
+        with tarfile.open(out / f"weights-{number}.tar", "w") as tar:
+            for path in paths:
+                tar.add(path, arcname=str(path.relative_to(root)))
+    return left_out
+
+
+def collect(packed: Path, runs: Path, results: Path = RESULTS) -> list[str]:
+    """Extract the files; move records to ``results``, keep what is to be resumed in ``runs``; return new records."""
+    for file in sorted(packed.glob("*.t*")):
+        with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as tar:
+            tar.extractall(runs / ".packed", filter="data")
+    records = []
+    for run in sorted((runs / ".packed" / "runs").iterdir()):
+        if (run / "result.json").is_file():
+            target = results / run.name
+            target.mkdir(parents=True, exist_ok=True)
+            for name in ("config.toml", "result.json"):
+                shutil.copy(run / name, target / name)
+            records.append(run.name)
+        dense = run if is_dense(run) else run / "dense"
+        useful = newest_checkpoint(run) if not (run / "result.json").is_file() else None
+        if useful is None and not (dense.is_dir() and newest_checkpoint(dense)):
+            continue
+        target = runs / run.name
+        shutil.rmtree(target, ignore_errors=True)
+        if useful is not None or dense == run:
+            run.rename(target)
+        else:
+            target.mkdir()
+            dense.rename(target / "dense")
+    return records
+
+
+def main(arguments: list[str]) -> None:
+    """Pack or collect."""
+    if arguments[0] == "--collect":
+        for name in collect(Path(arguments[1]), Path(arguments[2])):
+            print("record:", name)
+        return
+    root, out = map(Path, arguments)
+    for name in pack(root, out):
+        print("left out:", name)
+    for file in sorted(out.iterdir()):
+        print(f"{file.name}: {file.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

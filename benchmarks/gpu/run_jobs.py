@@ -1,0 +1,195 @@
+"""Run jobs side by side on one GPU until a deadline.
+
+    python benchmarks/gpu/run_jobs.py JOBS.json ROOT --seconds 1600 --most 6
+
+Writes ROOT/queue.log, ROOT/logs/NAME.log and, at the end, the empty file ROOT/finished. Needs only the standard
+library, so that it starts at once.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+STOPPED = 75
+"""Exit code of a run that was stopped and has saved a checkpoint."""
+SHARING = 0.75
+"""Each run beside it adds this share of a run's time alone. Measured on one H200: three DenseNet-40 take 2.45 times as
+long as one, six to seven ResNet-56 4.9 times."""
+SHORTEST = 120.0
+"""Seconds that a run which cannot finish must have left to be worth its start."""
+GRACE = 40.0
+"""Seconds between SIGTERM and SIGKILL."""
+ATTEMPTS = 2
+"""A crash under MPS takes the processes beside it along: each is resumed once."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command, and when it may start."""
+
+    name: str
+    command: list[str]
+    folder: str = ""
+    """The folder of its run. A run that is there already is resumed with `resume` instead of `command`."""
+    resume: list[str] = field(default_factory=list)
+    needs: list[str] = field(default_factory=list)
+    """Paths that must exist."""
+    after: list[str] = field(default_factory=list)
+    """Jobs that must have succeeded."""
+    minutes: float = 0.0
+    """Time alone on the GPU. A job that would not end before the deadline is not started."""
+    resumable: bool = False
+    """Whether its checkpoint is small enough to be kept: it may start even if it cannot finish."""
+    alone: bool = False
+    """Run with nothing beside it, for measurements of time."""
+    priority: int = 0
+    """1 lets the jobs with 0 go first, on the GPU and on the CPU."""
+
+
+class Queue:
+    """Starts jobs in the order of the list, as soon as each may start."""
+
+    def __init__(
+        self, jobs: list[Job], root: Path, seconds: float, most: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.root, self.seconds, self.most, self._clock = root, seconds, most, clock
+        self.waiting = list(jobs)
+        self.running: dict[str, tuple[subprocess.Popen[bytes], Job]] = {}
+        self.codes: dict[str, int] = {}
+        """Exit codes of the jobs that ended."""
+        self._starts: dict[str, int] = {}
+        self._begin, self._stopped_at = clock(), 0.0
+        (root / "logs").mkdir(parents=True, exist_ok=True)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the queue was made."""
+        return self._clock() - self._begin
+
+    def run(self, poll: float = 0.5) -> None:
+        """Run everything that can be run before the deadline."""
+        while self.step():
+            time.sleep(poll)
+        (self.root / "finished").touch()
+
+    def step(self) -> bool:
+        """Collect jobs that ended, stop at the deadline, start what may start; return whether anything is left."""
+        self._collect()
+        if self.elapsed >= self.seconds:
+            self.stop()
+        for job in self._to_start():
+            self._start(job)
+        if self.running or (self.waiting and not self._stopped_at):
+            return True
+        for job in self.waiting:
+            self._say("not started", job.name)
+        self._say("all done")
+        return False
+
+    def stop(self) -> None:
+        """Send SIGTERM to every job, and SIGKILL to those that are still there after the grace period."""
+        if not self._stopped_at:
+            self._stopped_at = self.elapsed
+            self._say("stopping")
+            for process, _ in self.running.values():
+                # The process alone: workers that load images must live until it has saved.
+                process.terminate()
+        elif self.elapsed > self._stopped_at + GRACE:
+            for process, _ in self.running.values():
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def expected(self, job: Job) -> float:
+        """Seconds that the job takes beside those that run now."""
+        return 60 * job.minutes * (1 + SHARING * len(self.running))
+
+    def _collect(self) -> None:
+        for name, (process, job) in list(self.running.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del self.running[name]
+            self._say("end", name, code)
+            if code not in (0, STOPPED) and not self._stopped_at and self._starts[name] < ATTEMPTS:
+                self.waiting.insert(0, job)
+            else:
+                self.codes[name] = code
+        lost = [job for job in self.waiting if any(self.codes.get(name, 0) for name in job.after)]
+        for job in lost:
+            self.waiting.remove(job)
+            self.codes[job.name] = 1
+            self._say("not started", job.name, "since a job before it failed")
+
+    def _to_start(self) -> Iterator[Job]:
+        """Jobs that can finish first, then one that can at least be resumed later."""
+        while not self._stopped_at and len(self.running) < self.most:
+            if any(job.alone for _, job in self.running.values()):
+                return
+            ready = [job for job in self.waiting if self._is_ready(job)]
+            left = self.seconds - self.elapsed
+            fitting = [job for job in ready if self.expected(job) <= left]
+            partial = [job for job in ready if job.resumable and left >= SHORTEST]
+            if not fitting and not partial:
+                if not self.running and ready == self.waiting:
+                    self.seconds = min(self.seconds, self.elapsed)  # nothing can start any more
+                return
+            yield (fitting or partial)[0]
+
+    def _is_ready(self, job: Job) -> bool:
+        there = all(os.path.exists(path) for path in job.needs)
+        succeeded = all(self.codes.get(name) == 0 for name in job.after)
+        return there and succeeded and not (job.alone and self.running)
+
+    def _start(self, job: Job) -> None:
+        self.waiting.remove(job)
+        self._starts[job.name] = self._starts.get(job.name, 0) + 1
+        exists = bool(job.folder and job.resume) and (Path(job.folder) / "config.toml").is_file()
+        command = job.resume if exists else job.command
+        environment = dict(os.environ, CUDA_MPS_CLIENT_PRIORITY=str(job.priority))
+        with open(self.root / "logs" / f"{job.name}.log", "ab") as log:
+            process = subprocess.Popen(
+                ["nice", "-n", str(5 * job.priority), *command],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        self.running[job.name] = (process, job)
+        self._say("resume" if exists else "start", job.name, f"beside {len(self.running) - 1}")
+
+    def _say(self, *words: object) -> None:
+        with open(self.root / "queue.log", "a", encoding="utf-8") as log:
+            print(f"{self.elapsed:6.0f}", *words, file=log)
+
+
+def read_jobs(path: Path) -> list[Job]:
+    """Read the list that jobs.py wrote. An unknown name in `after` would wait for ever."""
+    jobs = [Job(**job) for job in json.loads(path.read_text(encoding="utf-8"))]
+    unknown = sorted({name for job in jobs for name in job.after} - {job.name for job in jobs})
+    if unknown:
+        raise SystemExit(f"`after` must name jobs of the list. Got {', '.join(unknown)}.")
+    return jobs
+
+
+def main(arguments: list[str]) -> None:
+    """Run the queue of this process; SIGTERM stops it like its deadline."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", type=Path)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--seconds", type=float, required=True, help="until every job is sent SIGTERM")
+    parser.add_argument("--most", type=int, default=6, help="jobs at the same time")
+    options = parser.parse_args(arguments)
+    queue = Queue(read_jobs(options.jobs), options.root, options.seconds, options.most)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(queue, "seconds", 0.0))
+    queue.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
