@@ -13,11 +13,13 @@ import pytest
 import ray_sweep
 from tiny import tiny_recipe
 
+from softprune.cli import sweep as sweep_command
 from softprune.errors import ConfigError
-from softprune.sweep import ray_executor
+from softprune.sweep import ray_executor, ray_task
 from softprune.sweep.grid import read_sweep
 from softprune.sweep.jobs import SweepListener
-from softprune.sweep.ray_executor import RayExecutor, RayOptions
+from softprune.sweep.ray_executor import RayExecutor
+from softprune.sweep.ray_task import RayOptions
 from softprune.sweep.runner import SweepRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -139,9 +141,10 @@ def test_a_request_that_no_node_meets(pretend: Any, tmp_path: Path) -> None:
         ({"gpus_per_run": 1e-6}, r"--gpus-per-run must be 0, or a number of at least 0\.0001\. Got 1e-06"),
         ({"cpus_per_run": math.nan}, r"--cpus-per-run .*Got nan"),
         ({"memory_per_run": math.inf}, r"--memory-per-run .*Got inf"),
+        ({"device": "cuda:1"}, r"--device must be auto, cpu or cuda with --on ray.*Got 'cuda:1'; request GPUs with"),
     ],
 )
-def test_amounts_that_ray_does_not_take(options: dict[str, Any], message: str) -> None:
+def test_options_that_ray_does_not_take(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RayOptions(**options)
 
@@ -149,6 +152,23 @@ def test_amounts_that_ray_does_not_take(options: dict[str, Any], message: str) -
 def test_fractions_of_a_gpu_are_slots(pretend: Any, tmp_path: Path) -> None:
     pretend({"CPU": 8.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 2.0}, {"CPU": 9.0})
     assert RayExecutor(RayOptions(gpus_per_run=0.25), tmp_path).free_slots() == 4 + 2
+
+
+def test_jobs_and_device_hold_on_ray(pretend: Any, tmp_path: Path) -> None:
+    ray = pretend({"CPU": 8.0})
+    ray.answers = [0]
+    make = sweep_command._executor("ray", 2, "cpu", {})
+    executor = make(tmp_path)
+    with open(tmp_path / "run.lock", "w") as lock:
+        assert executor.free_slots() == 2
+        executor.start(lambda: ["train"], tmp_path / "run.log", lock)
+    assert ray.submitted[0][0] == ["train", "--device", "cpu"]
+    with pytest.raises(
+        ConfigError, match=r"--gpus-per-run must come with --on ray\. Got --gpus-per-run 0\.25 for runs"
+    ):
+        sweep_command._executor("local", None, "auto", {"gpus_per_run": 0.25})
+    with pytest.raises(ConfigError, match=r"--on must be local or ray\. Got 'moon'"):
+        sweep_command._executor("moon", None, "auto", {})
 
 
 @pytest.mark.parametrize("blind", ["folder of the sweep", "current folder"])
@@ -183,7 +203,7 @@ def test_a_lost_worker_is_resumed_a_few_times(pretend: Any, tmp_path: Path) -> N
     with open(tmp_path / "run.lock", "w") as lock:
         task = RayExecutor(RayOptions(), tmp_path).start(lambda: next(starts), tmp_path / "run.log", lock)
         assert [task.poll() for _ in range(5)] == [None, None, None, None, 0]
-        assert [arguments[0] for arguments in ray.submitted] == [["train"], ["resume"], ["resume"]]
+        assert [arguments[0][0] for arguments in ray.submitted] == ["train", "resume", "resume"]
         ray.answers = [lost] * 4
         task = RayExecutor(RayOptions(), tmp_path).start(lambda: [], tmp_path / "run.log", lock)
         codes = [task.poll() for _ in range(8)]
@@ -205,7 +225,7 @@ def test_a_run_waits_for_the_process_of_the_lost_worker(
         fcntl.flock(held, fcntl.LOCK_UN)
         assert [task.poll(), task.poll()] == [None, 0]
         fcntl.flock(held, fcntl.LOCK_EX)
-        monkeypatch.setattr(ray_executor, "_FREE_SECONDS", -1.0)
+        monkeypatch.setattr(ray_task, "_FREE_SECONDS", -1.0)
         assert RayExecutor(RayOptions(), tmp_path).start(lambda: [], tmp_path / "run.log", lock).poll() == 1
     assert "still holds" in (tmp_path / "run.log").read_text()
 

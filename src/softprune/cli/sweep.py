@@ -1,7 +1,8 @@
 """`sweep`: several runs from one file."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,9 @@ from softprune.cli.results import method_titles
 from softprune.errors import ConfigError
 from softprune.train.control import EXIT_STOPPED
 
+if TYPE_CHECKING:
+    from softprune.sweep.executor import Executor
+
 EXIT_FAILED = 1
 """Some runs of the sweep failed."""
 
@@ -23,23 +27,32 @@ def sweep(
         str, typer.Argument(help="TOML file with a grid, or a name from `softprune recipes`.", show_default=False)
     ],
     jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, max=1000, help="Number of runs in parallel, one process each.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--jobs", "-j", min=1, max=1000, help="Number of runs in parallel. [default: 1; with Ray all that fit]"
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the runs. [default: runs/NAME]")] = None,
     data_dir: DataDir = None,
     time_limit: TimeLimit = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, or a list: cuda:0,cuda:1.")] = "auto",
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu, cuda, or without Ray a list: cuda:0,cuda:1.")
+    ] = "auto",
     on: Annotated[str, typer.Option("--on", help="Where runs execute: local, or ray for a Ray cluster.")] = "local",
     address: Annotated[
         str | None, typer.Option("--address", help="Ray: address of the cluster. [default: RAY_ADDRESS]")
     ] = None,
     gpus: Annotated[
-        float, typer.Option("--gpus-per-run", min=0, help="Ray: GPUs of a run; 0.25 lets four share one.")
-    ] = 0.0,
-    cpus: Annotated[float, typer.Option("--cpus-per-run", min=0, help="Ray: CPU cores of a run.")] = 1.0,
+        float | None,
+        typer.Option("--gpus-per-run", min=0, help="Ray: GPUs of a run; 0.25 lets four share one. [default: 0]"),
+    ] = None,
+    cpus: Annotated[
+        float | None, typer.Option("--cpus-per-run", min=0, help="Ray: CPU cores of a run. [default: 1]")
+    ] = None,
     memory: Annotated[
-        float, typer.Option("--memory-per-run", min=0, help="Ray: memory of a run in GB; 0 for no request.")
-    ] = 0.0,
+        float | None,
+        typer.Option("--memory-per-run", min=0, help="Ray: memory of a run in GB; 0 requests none. [default: 0]"),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the dry run as JSON.")] = False,
 ) -> None:
@@ -51,7 +64,6 @@ def sweep(
     """
     seconds = parse_time(time_limit)
     from softprune.cli.progress import sweep_progress
-    from softprune.sweep.executor import Executor, LocalPool
     from softprune.sweep.grid import read_sweep
     from softprune.sweep.runner import SweepRunner
 
@@ -59,6 +71,8 @@ def sweep(
         raise ConfigError(
             "--json of `sweep` must come with --dry-run. Got --json alone; use `softprune compare --json`."
         )
+    ray_only = {"address": address, "gpus_per_run": gpus, "cpus_per_run": cpus, "memory_per_run": memory}
+    make_executor = _executor(on, jobs, device, {name: value for name, value in ray_only.items() if value is not None})
     planned = read_sweep(file, out, data_dir=data_dir)
     if dry_run:
         rows = [
@@ -69,17 +83,7 @@ def sweep(
         else:
             print_table(f"{len(planned.cells)} runs in {planned.folder}", ["run", "method", "", "after"], rows)
         return
-    executor: Executor
-    if on == "ray":
-        from softprune.sweep.ray_executor import RayExecutor, RayOptions
-
-        options = RayOptions(address=address, gpus_per_run=gpus, cpus_per_run=cpus, memory_per_run=memory)
-        executor = RayExecutor(options, planned.folder)
-    elif on == "local":
-        executor = LocalPool(jobs, _devices(device))
-    else:
-        raise ConfigError(f"--on must be local or ray. Got {on!r}.")
-    runner = SweepRunner(planned, executor, data_dir=data_dir)
+    runner = SweepRunner(planned, make_executor(planned.folder), data_dir=data_dir)
     with sweep_progress() as listener:
         reason = runner.run(listener, seconds)
     done = [job.cell.folder.path for job in runner.jobs if job.state == "done"]
@@ -107,6 +111,24 @@ def _status(folder: Path) -> str:
     if (folder / "result.json").is_file():
         return "done"
     return "started" if (folder / "config.toml").is_file() else "new"
+
+
+def _executor(on: str, jobs: int | None, device: str, ray_only: dict[str, Any]) -> "Callable[[Path], Executor]":
+    """Check the options that say where runs execute; return what makes the executor for the folder of a sweep."""
+    if on == "ray":
+        from softprune.sweep.ray_executor import RayExecutor
+        from softprune.sweep.ray_task import RayOptions
+
+        options = RayOptions(jobs=jobs, device=device, **ray_only)
+        return lambda folder: RayExecutor(options, folder)
+    if on != "local":
+        raise ConfigError(f"--on must be local or ray. Got {on!r}.")
+    for name, value in ray_only.items():
+        option = "--" + name.replace("_", "-")
+        raise ConfigError(f"{option} must come with --on ray. Got {option} {value} for runs on this machine; add it.")
+    from softprune.sweep.executor import LocalPool
+
+    return lambda folder: LocalPool(jobs or 1, _devices(device))
 
 
 def _devices(device: str) -> list[str]:

@@ -1,74 +1,20 @@
-"""Execute the runs of a sweep on a Ray cluster: one task per run, resumed after a lost worker or node."""
+"""Execute the runs of a sweep on a Ray cluster: connect to it, check it, and place the runs."""
 
 import contextlib
-import ctypes
-import fcntl
 import importlib
 import logging
-import math
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from softprune.errors import ConfigError
 from softprune.sweep.executor import Arguments
-from softprune.train.control import EXIT_STOPPED
+from softprune.sweep.ray_task import RayOptions, RayTask, first_line
 
-logger = logging.getLogger(__name__)
-
-_STOP_SUFFIX = ".stop"
-"""A run ends when this file appears beside its log: all nodes see the sweep's folder."""
-_NODE_SUFFIX = ".node"
-"""Beside the log: locked by the process of a run on its node, which can outlive the worker that Ray calls lost."""
-_FREE_SECONDS = 300.0
-"""How long a lost process may hold its lock. Shared storage releases the locks of a dead machine after a while."""
-
-_SMALLEST_AMOUNT = 0.0001
-"""Ray counts resources in these units."""
 _REACH_SECONDS = 10.0
 """How long a cluster may take to accept a connection."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RayOptions:
-    """How runs are placed on the cluster."""
-
-    address: str | None = None
-    """Address of the cluster; None for RAY_ADDRESS, a cluster on this machine, or a new one."""
-    gpus_per_run: float = 0.0
-    """GPUs of a run; a fraction lets runs share one."""
-    cpus_per_run: float = 1.0
-    """CPU cores of a run."""
-    memory_per_run: float = 0.0
-    """Gigabytes of memory of a run; 0 requests none."""
-    retries: int = 3
-    """How often a run is resumed after its worker or node was lost."""
-
-    def __post_init__(self) -> None:
-        for option, amount in (
-            ("--gpus-per-run", self.gpus_per_run),
-            ("--cpus-per-run", self.cpus_per_run),
-            ("--memory-per-run", self.memory_per_run),
-        ):
-            if not (math.isfinite(amount) and (amount == 0 or amount >= _SMALLEST_AMOUNT)):
-                raise ConfigError(f"{option} must be 0, or a number of at least {_SMALLEST_AMOUNT}. Got {amount:g}.")
-        if self.gpus_per_run > 1 and self.gpus_per_run % 1:
-            raise ConfigError(
-                "--gpus-per-run must be a fraction of one GPU or a whole number, as Ray requires. Got "
-                f"{self.gpus_per_run:g}; use {math.ceil(self.gpus_per_run)}."
-            )
-
-    @property
-    def resources(self) -> dict[str, float]:
-        """What a run requests, by Ray's names."""
-        wanted = {"CPU": self.cpus_per_run, "GPU": self.gpus_per_run, "memory": self.memory_per_run * 1e9}
-        return {name: amount for name, amount in wanted.items() if amount}
 
 
 class RayExecutor:
@@ -95,7 +41,8 @@ class RayExecutor:
             raise
 
     def free_slots(self) -> int:
-        return self._capacity() - sum(task.poll() is None for task in self._tasks)
+        slots = self._capacity() if self.options.jobs is None else min(self._capacity(), self.options.jobs)
+        return slots - sum(task.poll() is None for task in self._tasks)
 
     def start(self, arguments: Arguments, log: Path, lock: IO[str]) -> "RayTask":
         # Tasks end with their driver, this process: the lock need not be inherited.
@@ -129,7 +76,7 @@ class RayExecutor:
             self._ray.exceptions.RayError,
         ) as error:
             raise ConfigError(
-                f"--address must be that of a running Ray cluster. Got {address!r}: {_first_line(error)} Start one "
+                f"--address must be that of a running Ray cluster. Got {address!r}: {first_line(error)} Start one "
                 "with `ray start --head`, or leave --address out to use this machine."
             ) from error
 
@@ -176,7 +123,7 @@ class RayExecutor:
             )
         except self._ray.exceptions.RayError as error:
             raise ConfigError(
-                f"Every node of the cluster must execute a short task. Got: {_first_line(error)} Wait until lost nodes "
+                f"Every node of the cluster must execute a short task. Got: {first_line(error)} Wait until lost nodes "
                 "have left the cluster (`ray status`), then repeat the command."
             ) from error
         finally:
@@ -193,142 +140,6 @@ class RayExecutor:
                     f"Every node must see the folder of the sweep and the current folder under the same path. Got "
                     f"{shown}, which is not on {', '.join(sorted(blind))}; {remedy}."
                 )
-
-
-class RayTask:
-    """A run on the cluster. It is submitted when no process of an earlier attempt works on it any more."""
-
-    def __init__(self, ray: Any, options: RayOptions, arguments: Arguments, log: Path) -> None:
-        self._ray, self._options, self._arguments, self._log = ray, options, arguments, log
-        self._reference: Any = None
-        self._code: int | None = None
-        self._lost = 0
-        self._stopping = False
-        self._waiting_since = time.monotonic()
-        self._stop_file.unlink(missing_ok=True)
-        self._submit_if_free()
-
-    @property
-    def _stop_file(self) -> Path:
-        return self._log.with_suffix(_STOP_SUFFIX)
-
-    @property
-    def _node_file(self) -> Path:
-        return self._log.with_suffix(_NODE_SUFFIX)
-
-    def poll(self) -> int | None:
-        """Return the exit code of the run, or None while it runs; resume it if its worker or node was lost."""
-        if self._code is not None:
-            return self._code
-        if self._reference is None:
-            self._submit_if_free()
-        elif self._ray.wait([self._reference], timeout=0)[0]:
-            self._collect()
-        if self._code is not None:
-            self._stop_file.unlink(missing_ok=True)
-        return self._code
-
-    def stop(self) -> None:
-        """Ask the run to save and exit."""
-        self._stopping = True
-        self._stop_file.touch()
-
-    def _submit_if_free(self) -> None:
-        if self._stopping:
-            self._code = EXIT_STOPPED
-        elif _is_free(self._node_file):
-            self._submit()
-        elif time.monotonic() - self._waiting_since > _FREE_SECONDS:
-            self._note(f"softprune: a lost process still holds {self._node_file}; stop it and repeat the sweep")
-            self._code = 1
-
-    def _submit(self) -> None:
-        wanted = self._options
-        run = self._ray.remote(
-            num_cpus=wanted.cpus_per_run,
-            num_gpus=wanted.gpus_per_run,
-            memory=int(wanted.memory_per_run * 1e9) or None,
-            max_retries=0,  # a lost run is resumed here, with other arguments
-            max_calls=1,
-        )(_run)
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if name in ("PYTHONPATH", "PATH", "HOME", "OMP_NUM_THREADS", "LD_LIBRARY_PATH")
-        }
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, int(wanted.cpus_per_run))))
-        self._reference = run.remote(
-            self._arguments(), str(self._log), str(self._stop_file), str(self._node_file), str(Path.cwd()), environment
-        )
-
-    def _collect(self) -> None:
-        """Take the exit code of a task that ended, or prepare to resume the run if its worker or node was lost."""
-        errors = self._ray.exceptions
-        try:
-            self._code = self._ray.get(self._reference)
-        except (errors.RayTaskError, errors.RuntimeEnvSetupError) as error:
-            self._note(f"softprune: the run could not be started on its node: {_first_line(error)}")
-            self._code = 1
-        except errors.RayError as error:
-            self._lost += 1
-            if self._stopping or self._lost > self._options.retries:
-                self._note(
-                    f"softprune: the worker or node of this run was lost {self._lost} times: {_first_line(error)}"
-                )
-                self._code = 1
-                return
-            self._note("softprune: the worker or node of this run was lost; it is resumed on another one")
-            logger.warning("softprune: %s lost its worker or node and is resumed", self._log.stem)
-            self._reference, self._waiting_since = None, time.monotonic()
-
-    def _note(self, line: str) -> None:
-        with open(self._log, "a", encoding="utf-8") as log:
-            log.write(line + "\n")
-
-
-def _run(
-    arguments: list[str], log: str, stop_file: str, node_file: str, folder: str, environment: dict[str, str]
-) -> int:
-    """Run softprune on a node until it ends; forward a request to stop. Return its exit code."""
-    stop = Path(stop_file)
-    if stop.exists():
-        return EXIT_STOPPED  # it was stopped before it could start
-    with open(log, "ab") as output, open(node_file, "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "softprune", *arguments],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            pass_fds=(lock.fileno(),),
-            preexec_fn=_die_with_parent,
-        )
-    asked = False
-    while (code := process.poll()) is None:
-        if not asked and stop.exists():
-            process.terminate()
-            asked = True
-        time.sleep(0.1)
-    # A process that is still importing has no handler yet, and nothing to save: SIGTERM ends it.
-    return EXIT_STOPPED if asked and code < 0 else code
-
-
-def _is_free(path: Path) -> bool:
-    """Return whether no process has locked ``path``."""
-    with open(path, "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the Ray worker dies, so that the run can be resumed elsewhere."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
 
 
 def _missing(paths: list[str]) -> list[str]:
@@ -348,9 +159,3 @@ def _check_reachable(address: str) -> None:
     host, separator, port = address.rpartition("://")[2].rpartition(":")
     if separator and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of the error's message as a sentence."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return line if line.endswith((".", "!", "?")) else f"{line}."
