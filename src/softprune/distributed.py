@@ -91,6 +91,11 @@ def join_world(device: str = "auto") -> World:
     return World(rank=dist.get_rank(), size=dist.get_world_size(), device=own)
 
 
+def may_restart() -> bool:
+    """Return whether torchrun starts this process again after a failure (`--max-restarts`)."""
+    return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in ("", "0")
+
+
 def leave_world() -> None:
     """Destroy the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():

@@ -19,7 +19,9 @@ from softprune.train.run import resume, start
 torch.export.export(nn.Identity(), (torch.zeros(1),))
 
 
-def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limit: float | None) -> None:
+def train_or_resume_in_two(
+    work: str, name: str, rank: int, port: int, time_limit: float | None, settings: tuple[str, ...]
+) -> None:
     """One of two processes that start the run ``name`` or resume it, as torchrun would set them up."""
     os.chdir(work)
     world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
@@ -28,7 +30,7 @@ def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limi
     if (path / "config.toml").exists():
         resume(path, time_limit=time_limit)
     else:
-        start(tiny_config(Path()), path, time_limit=time_limit)
+        start(tiny_config(Path(), *settings), path, time_limit=time_limit)
 
 
 def perform(action: str, work: str, name: str, death: Death | None, counts: str, overrides: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from softprune.config.settings import RunConfig
 from softprune.data import load_data
 from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
+from softprune.errors import ConfigError
 from softprune.masks import Clock
 from softprune.runs.checkpoint import read_newest
 from softprune.runs.folder import RunFolder
@@ -25,20 +26,20 @@ from softprune.runs.networks import initial_network
 from softprune.train.evaluate import EvalStep
 from softprune.train.method import make_pruner
 from softprune.train.optim import make_sgd
-from softprune.train.run import resume
+from softprune.train.run import resume, start
 from softprune.train.stage import learning_rate
 
 ROOT = Path(__file__).parents[2]
 
 
-def torchrun_on_two_nodes(folder: Path, *arguments: str) -> list[str]:
+def torchrun_on_two_nodes(folder: Path, *arguments: str, options: tuple[str, ...] = ("-m", "softprune")) -> list[str]:
     """The command line on two nodes of one process each, as a user would start it. Return what each printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     nodes = [
         subprocess.Popen(
-            [*command, "--node-rank", str(rank), "-m", "softprune", *arguments],
+            [*command, "--node-rank", str(rank), *options, *arguments],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -115,6 +116,55 @@ def test_two_processes_train_like_one(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result["environment"]["processes"] == 2
 
 
+DIES_ONCE = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from softprune.cli import main
+
+def die():
+    while not list(Path("run/checkpoints").glob("*.ckpt")):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    threading.Thread(target=die, daemon=True).start()
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_processes_that_torchrun_restarts_resume_with_the_same_bits(tmp_path: Path) -> None:
+    tiny_recipe(tmp_path)
+    in_two(tmp_path, "whole", settings=("records.checkpoint_steps=5",))
+    (tmp_path / "dies_once.py").write_text(DIES_ONCE)
+    command = ("train", "tiny.toml", "--out", "run", "--set", "records.checkpoint_steps=5")
+    torchrun_on_two_nodes(tmp_path, *command, options=("--max-restarts", "1", "dies_once.py"))
+    result = RunFolder(tmp_path / "run").read_result()
+    assert [session.environment.processes for session in result.sessions] == [2, 2]
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    assert_same(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
+
+
+def test_only_a_run_of_the_same_settings_is_resumed_by_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    config = tiny_config(tmp_path, "train.epochs=1")
+    with pytest.raises(ConfigError, match=r"that torchrun restarts .* Got none; name it with --out"):
+        start(config)
+    assert start(config, "run", time_limit=0.0).stopped
+    with pytest.raises(ConfigError, match="run"):
+        start(config.replace(seed=1), "run")
+    assert start(config, "run").result is not None
+    assert len(RunFolder("run").read_result().sessions) == 2
+    monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS")
+    with pytest.raises(ConfigError, match="run"):
+        start(config, "run")
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("forking")
 def test_two_processes_stop_and_go_on_together(tmp_path: Path) -> None:
@@ -147,13 +197,13 @@ def test_another_number_of_processes_keeps_the_batch(
     assert "The batch of all processes together stays the same" in caplog.text
 
 
-def in_two(work: Path, name: str, time_limit: float | None = None) -> None:
+def in_two(work: Path, name: str, time_limit: float | None = None, settings: tuple[str, ...] = ()) -> None:
     """The tiny run in two processes. Only the first has the time limit: it must stop both."""
     port = free_port()
     server = fork_server()
     limits = (time_limit, None)
     processes = [
-        server.Process(target=train_or_resume_in_two, args=(str(work), name, rank, port, limits[rank]))
+        server.Process(target=train_or_resume_in_two, args=(str(work), name, rank, port, limits[rank], settings))
         for rank in range(2)
     ]
     for process in processes:

@@ -13,8 +13,8 @@ import torch
 from softprune.config.method import MethodConfig
 from softprune.config.settings import BASELINE, DistillConfig, RunConfig
 from softprune.data import DataBundle, load_data
-from softprune.distributed import World, join_world, leave_world
-from softprune.errors import CheckpointError, DataError
+from softprune.distributed import World, join_world, leave_world, may_restart
+from softprune.errors import CheckpointError, ConfigError, DataError
 from softprune.runs.checkpoint import has_damaged, newest_path, read_newest, restoring
 from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.result import Result
@@ -52,9 +52,19 @@ def start(
     time_limit: float | None = None,
     listener: Listener | None = None,
 ) -> Outcome:
-    """Train a new run in its own folder (``out``, or the first free one under runs/)."""
+    """Train a new run in its own folder (``out``, or the first free one under runs/).
+
+    torchrun repeats the command when it restarts the processes: the run that they have made in ``out`` is resumed.
+    """
     config = absolute_paths(config)
+    if may_restart() and out is None:
+        raise ConfigError(
+            "A run that torchrun restarts (--max-restarts) must name its folder, which the restarted processes resume. "
+            "Got none; name it with --out."
+        )
     with _world(device) as world, early_messages() as early:
+        if out is not None and may_restart() and world.broadcast(_is_run_of(config, RunFolder(out))):
+            return _resume(config, RunFolder(out), world, time_limit, listener)
         data, begin = _prepare(config, world)
         path = world.broadcast(str(out or _free_folder(config.name or "run")))
         if world.is_writer:
@@ -100,7 +110,14 @@ def resume(
     config = folder.read_config()
     if data_dir is not None:
         config = config.replace(data=config.data.replace(dir=data_dir))
-    with _world(device) as world, _claim(folder, world):
+    with _world(device) as world:
+        return _resume(config, folder, world, time_limit, listener)
+
+
+def _resume(
+    config: RunConfig, folder: RunFolder, world: World, time_limit: float | None, listener: Listener | None
+) -> Outcome:
+    with _claim(folder, world):
         if folder.result.is_file():
             result = folder.read_result()
             logger.info("%s is finished; nothing to do", folder.path)
@@ -109,6 +126,11 @@ def resume(
             set_arithmetic(config, world.device)
             data = open_data(config, world.device)
             return _run(config, folder, data, world, None, time_limit, logged)
+
+
+def _is_run_of(config: RunConfig, folder: RunFolder) -> bool:
+    """Return whether the folder holds a run of this configuration. Another one is refused like any existing run."""
+    return folder.config.is_file() and folder.read_config() == config
 
 
 def _claim(folder: RunFolder, world: World) -> AbstractContextManager[None]:
