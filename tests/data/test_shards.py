@@ -3,6 +3,7 @@
 import io
 import tarfile
 
+import fsspec
 import pytest
 import torch
 
@@ -87,6 +88,26 @@ def test_a_pass_resumes_in_mid_epoch_and_on_two_processes(root):
     halves = [epoch(rank=rank, world=2) for rank in range(2)]
     for batch, first, second in zip(whole, *halves, strict=True):
         assert torch.equal(batch[0], torch.cat([first[0], second[0]]))
+
+
+def test_shards_of_an_object_store_are_fetched_through_fsspec(root, tmp_path):
+    store = fsspec.filesystem("memory")
+    for path in root.glob("*.tar"):
+        store.pipe_file(f"/bucket/{path.name}", path.read_bytes())
+    urls = {
+        "train_shards": "memory://bucket/train-{000000..000002}.tar",
+        "val_shards": "memory://bucket/val-000000.tar",
+    }
+    bundle = _load(tmp_path / "cache", download=True, **urls)
+    assert len(bundle.train) == len(_load(root).train)
+    for url, message in {
+        "memory://bucket/gone.tar": "memory://bucket/gone.tar could not be downloaded: .*credentials",
+        "nowhere://bucket/a.tar": "nowhere://bucket/a.tar could not be downloaded: Protocol not known",
+        "oci://bucket/a.tar": r"`pip install 'fsspec\[oci\]'`",
+    }.items():
+        with pytest.raises(DataError, match=message):
+            _load(tmp_path / "cache", download=True, train_shards=url)
+        assert not (tmp_path / "cache" / url.rpartition("/")[2]).exists()
 
 
 def test_a_url_is_fetched_once(root, tmp_path):

@@ -242,3 +242,11 @@ def test_a_path_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(CheckpointError, match=rf"The folder of {path} must be writable\. Got Is a directory"):
         write_atomically(Path(path), b"")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/run", Path("gs://bucket/run")])
+def test_a_url_is_not_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path | str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"must be on a disk.*Got the URL .*bucket/run; mount it"):
+        RunFolder.create(path, RunConfig())
+    assert not list(tmp_path.iterdir())

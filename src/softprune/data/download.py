@@ -1,6 +1,7 @@
 """Download an archive, check it against its published checksum, and unpack it as a whole or not at all."""
 
 import hashlib
+import importlib
 import logging
 import shutil
 import tarfile
@@ -53,6 +54,10 @@ def fetch_file(url: str, path: Path) -> None:
 
 
 def _download(url: str, archive: Path) -> None:
+    scheme = url.partition("://")[0].lower()
+    if scheme not in ("http", "https", "ftp", "file"):
+        _copy_from_storage(url, scheme, archive)
+        return
     try:
         with urllib.request.urlopen(url, timeout=60) as response, archive.open("wb") as file:
             shutil.copyfileobj(response, file, 1 << 20)
@@ -65,6 +70,23 @@ def _download(url: str, archive: Path) -> None:
         raise DataError(
             f"{url} could not be downloaded: {error.reason}. Check the network, or fetch the file elsewhere "
             "and unpack it into the data folder."
+        ) from error
+
+
+def _copy_from_storage(url: str, scheme: str, archive: Path) -> None:
+    """Copy a file from an object store, or any other storage that fsspec knows."""
+    try:
+        system, path = importlib.import_module("fsspec.core").url_to_fs(url)
+        system.get_file(path, str(archive))
+    except ImportError as error:
+        raise DataError(
+            f"A URL of {scheme}:// needs a package that fsspec loads. Got an ImportError for {url}; install it with "
+            f"`pip install 'fsspec[{scheme}]'`."
+        ) from error
+    except Exception as error:  # each storage raises errors of its own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"{url} could not be downloaded: {reason.rstrip('.')}. Check the URL and the credentials of its storage."
         ) from error
 
 

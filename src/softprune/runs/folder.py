@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import platform
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ class RunFolder:
         Raise a ConfigError for a folder that holds a run already; nothing remains where the folder cannot be
         made.
         """
-        folder = cls(path)
+        folder = cls(check_not_url(path))
         missing = [each for each in (folder.path, *folder.path.parents) if not os.path.lexists(each)]
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -205,6 +206,16 @@ def _no_new_run(folder: RunFolder, error: OSError) -> ConfigError:
         f"A new run must have a folder that can be made and written to. Got {folder.path}: {reason}. Nothing was "
         "written; name another folder with --out."
     )
+
+
+def check_not_url(path: Path | str) -> Path:
+    """Return ``path``. Raise a ConfigError for a URL, which would otherwise become a folder of that name."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path)):
+        raise ConfigError(
+            f"The folder of runs must be on a disk, which may be shared storage that all machines mount. Got the URL "
+            f"{path}; mount it, and name the folder with --out."
+        )
+    return Path(path)
 
 
 def check_folder_name(name: Any, key: str = "name") -> str:

@@ -21,7 +21,7 @@ from softprune.config.recipes import (
 from softprune.config.settings import RunConfig
 from softprune.data.registry import check_data_name
 from softprune.errors import ConfigError, DataError, nearest
-from softprune.runs.folder import RunFolder, check_folder_name
+from softprune.runs.folder import RunFolder, check_folder_name, check_not_url
 from softprune.runs.networks import check_network_name, check_weights_exist, own_code
 from softprune.sweep.search import Search, read_search
 from softprune.train.method import check_method
@@ -96,7 +96,7 @@ def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: st
 def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data_dir: str | None) -> Sweep:
     _only(values, _TOP, "a sweep")
     name = check_folder_name(values.get("name", path.stem), "A sweep's name")
-    folder = Path(out) if out is not None else Path("runs") / name
+    folder = check_not_url(out) if out is not None else Path("runs") / name
     runs = values.get("run")
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise ConfigError("A sweep must have at least one [[run]] with a recipe. Got none.")
