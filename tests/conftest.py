@@ -4,9 +4,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 # pytest's importlib mode puts no folder on the path. Helpers of the tests are in tests/support.
 _HERE = Path(__file__).parent
@@ -14,15 +14,9 @@ _SUPPORT = _HERE / "support"
 sys.path[:0] = [str(_SUPPORT), str(_HERE.parent / "benchmarks")]
 
 from slow_tests import SlowTests  # noqa: E402
-from tiny import tiny_config  # noqa: E402
-from vision import declare_operators  # noqa: E402
 
-from softprune.config.settings import RunConfig  # noqa: E402
-
-declare_operators()
-
-# The tensors of the tests are small and pytest-xdist runs several workers: more threads would only contend.
-torch.set_num_threads(1)
+if TYPE_CHECKING:
+    from softprune.config.settings import RunConfig
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,9 +29,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SlowTests(config.getoption("--cpu-times")))
 
 
+def pytest_collection() -> None:
+    """Prepare torch where tests are collected, which the controller of pytest-xdist does not: it starts at once."""
+    import torch
+    from vision import declare_operators
+
+    declare_operators()
+    # The tensors of the tests are small and pytest-xdist runs several workers: more threads would only contend.
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RunConfig]]:
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[..., RunConfig]]":
     """Return a function that makes the configuration of a tiny run, in a folder that has the network's module."""
+    import torch
+    from tiny import tiny_config
+
     threads = torch.get_num_threads()
     monkeypatch.chdir(tmp_path)
     yield lambda *overrides: tiny_config(tmp_path, *overrides)

@@ -252,6 +252,7 @@ def test_a_network_never_becomes_a_constant() -> None:
     assert compact.head.in_features == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_both_ways_to_ask_whether_a_site_is_on_every_path_agree(name: str) -> None:
     graph = trace(TOPOLOGIES[name].build(), TOPOLOGIES[name].example())

@@ -40,7 +40,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 every_method = pytest.mark.parametrize("method", REGISTRY)
-every_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
 VARIED = ["residual", "pre-activation", "dense", "depthwise", "grouped", "squeeze-excite", "option-A", "u-net"]
 # The methods differ in how they decide, not in how a network is read: SCP covers all topologies. `make quick` has every
 # method on one network.
@@ -255,7 +254,9 @@ def test_a_ratio_is_met_within_a_channel(method: str, option: str, ratio: float)
 
 
 @pytest.mark.parametrize("method", ["slimming", "sfp", "fpgm", "l1", "random"])
-@every_topology
+@pytest.mark.parametrize(
+    "topology", [pytest.param(name, marks=() if name in VARIED else pytest.mark.slow) for name in TOPOLOGIES]
+)
 def test_a_ratio_is_met_on_every_topology(method: str, topology: str) -> None:
     shares = {"ratio_dist": 0.4, "ratio_norm": 0.0} if method == "fpgm" else {"ratio": 0.4}
     pruner = build_on(method, topology, **shares)

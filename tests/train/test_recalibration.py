@@ -1,11 +1,11 @@
 """Recalibrated statistics are the mean over the batches that were shown."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
 import torch
+from forked import recalibrate_in_two, recalibrate_on_a_half
+from killing import fork_server
 from torch import nn
 
 from softprune.data import load_data
@@ -41,38 +41,20 @@ def test_statistics_are_those_of_the_batches() -> None:
     assert not any(module.training for module in network.modules())
 
 
-_ONE_OF_TWO = """
-import sys
-import torch
-from softprune.data import load_data
-from softprune.data.batches import make_batches
-from softprune.train.stage import recalibrate
-from softprune.data.sampler import EpochSampler
-
-rank, folder = int(sys.argv[1]), sys.argv[2]
-torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-data = load_data("digits")
-sampler = EpochSampler(size=len(data.train), batch_size=200, rank=rank, world_size=2)
-norm = torch.nn.BatchNorm2d(1)
-recalibrate(norm, make_batches(data, sampler, device=torch.device("cpu")), 3)
-torch.save(norm.state_dict(), f"{folder}/{rank}.pt")
-torch.distributed.destroy_process_group()
-"""
-
-
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
 def test_processes_end_with_the_same_statistics(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", _ONE_OF_TWO, str(rank), str(tmp_path)], env=environment)
-        for rank in range(2)
-    ]
-    assert [process.wait(120) for process in processes] == [0, 0]
+    server = fork_server()
+    processes = [server.Process(target=recalibrate_in_two, args=(str(tmp_path), rank)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert first["num_batches_tracked"] == 3
     assert all(torch.equal(first[name], second[name]) for name in first)
 
-    data = load_data("digits")
-    share = EpochSampler(size=len(data.train), batch_size=200, rank=0, world_size=2)
     alone = nn.BatchNorm2d(1)
-    recalibrate(alone, make_batches(data, share, device=torch.device("cpu")), 3)
+    recalibrate_on_a_half(alone, 0)
     assert torch.equal(first["running_mean"], alone.running_mean)
