@@ -5,10 +5,11 @@
 Writes the table into README.md, between its marks, and the page. The figures of others are from their papers.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from marks import replace_tables
 
 from softprune.report import load_run
 from softprune.report.grouping import Spread, spread
@@ -18,7 +19,6 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 README = ROOT / "README.md"
 PAGE = RESULTS / "ACCURACY.md"
-_PLACE = re.compile(r"<!-- table: accuracy -->\n.*?<!-- end -->", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def interpolated(runs: Sequence[Run], cut: float) -> float:
 
 def with_table(text: str) -> str:
     """`text` with the table where its marks are."""
-    return _PLACE.sub(lambda _: f"<!-- table: accuracy -->\n{table()}\n<!-- end -->", text)
+    return replace_tables(text, lambda name: table() if name == "accuracy" else None)
 
 
 def _top1(runs: Sequence[Run]) -> Spread:

@@ -14,10 +14,11 @@ one, so that the command can be stopped and given again, or be run for several s
 import argparse
 import json
 import math
-import re
 import statistics
 from pathlib import Path
 from typing import Any
+
+from marks import replace_tables
 
 from softprune.budget import read_target
 from softprune.config.recipes import load_recipe
@@ -241,14 +242,11 @@ def render(repository: Path) -> list[str]:
     document = repository / "docs" / "budgets.md"
     rendered = []
 
-    def replaced(match: re.Match[str]) -> str:
-        made = json.loads((repository / match[1]).read_text(encoding="utf-8"))
-        rendered.append(match[1])
-        return f"<!-- table: {match[1]} -->\n{table(made['rows'])}\n<!-- end -->"
+    def render_record(path: str) -> str:
+        rendered.append(path)
+        return table(json.loads((repository / path).read_text(encoding="utf-8"))["rows"])
 
-    text = document.read_text(encoding="utf-8")
-    text = re.sub(r"<!-- table: (\S+) -->\n.*?<!-- end -->", replaced, text, flags=re.DOTALL)
-    document.write_text(text, encoding="utf-8")
+    document.write_text(replace_tables(document.read_text(encoding="utf-8"), render_record), encoding="utf-8")
     return rendered
 
 

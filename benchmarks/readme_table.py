@@ -5,15 +5,15 @@
 Writes it into README.md, between its marks.
 """
 
-import re
 from pathlib import Path
+
+from marks import replace_tables
 
 from softprune.report import load_run, paper_rows
 from softprune.report.grouping import Spread
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-_PLACE = re.compile(r"<!-- table: results -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def table(results: Path = ROOT / "results") -> str:
@@ -36,7 +36,7 @@ def table(results: Path = ROOT / "results") -> str:
 
 def with_table(text: str) -> str:
     """`text` with the table where its marks are."""
-    return _PLACE.sub(lambda _: f"<!-- table: results -->\n{table()}\n<!-- end -->", text)
+    return replace_tables(text, lambda name: table() if name == "results" else None)
 
 
 def _mean(values: Spread, digits: int) -> str:

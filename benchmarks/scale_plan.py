@@ -6,7 +6,6 @@ Writes them into docs/scale.md, between their marks.
 """
 
 import json
-import re
 import statistics
 import textwrap
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import input_pipeline
+from marks import replace_tables
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"
@@ -21,7 +21,6 @@ IMAGES = 1_281_167
 """Training images of ImageNet."""
 EPOCHS = 90
 GPUS = 8
-_PLACE = re.compile(r"<!-- table: ([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def _record(name: str) -> dict[str, Any]:
@@ -126,7 +125,7 @@ TABLES: dict[str, Callable[[], str]] = {"loaders": loaders, "sweep": sweep, "ima
 
 def with_tables(text: str) -> str:
     """Return ``text`` with the tables where their marks are."""
-    return _PLACE.sub(lambda match: f"<!-- table: {match[1]} -->\n{TABLES[match[1]]()}\n<!-- end -->", text)
+    return replace_tables(text, lambda name: TABLES[name]())
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ python benchmarks/security_page.py
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
+
+from marks import replace_tables
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "security.md"
@@ -15,12 +16,13 @@ _OUTCOMES = ("same", "accepted", "refused")
 
 def page(text: str) -> str:
     """Return the page with the tables of the records that exist."""
-    for name, table in (("fuzz", fuzz_table), ("kill", kill_table)):
+
+    def render(name: str) -> str | None:
         path = HERE / "records" / f"{name}.json"
-        if path.is_file():
-            block = table(json.loads(path.read_text()))
-            text = re.sub(rf"(<!-- {name}: .*? -->\n).*?(<!-- end -->)", rf"\1\n{block}\n\2", text, flags=re.S)
-    return text
+        table = {"fuzz": fuzz_table, "kill": kill_table}[name]
+        return f"\n{table(json.loads(path.read_text()))}" if path.is_file() else None
+
+    return replace_tables(text, render)
 
 
 def fuzz_table(record: dict[str, Any]) -> str:

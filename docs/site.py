@@ -1,6 +1,7 @@
-"""A hook of the documentation site: links to files of the repository outside docs/ become their paths.
+"""Hooks of the documentation site.
 
-The site has no copy of those files. A link to a file that does not exist stays, and fails the strict build.
+The cards of the methods enter the navigation by themselves. Links to files of the repository outside docs/ become their
+paths: the site has no copy of those files. A link to a file that does not exist stays, and fails the strict build.
 """
 
 import re
@@ -9,6 +10,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)\)")
+
+
+def on_config(config: Any) -> Any:
+    """Append the cards of the methods that the navigation does not name, in alphabetical order."""
+    cards = next(section["Methods"] for section in config.nav if "Methods" in section)
+    found = (f"methods/{path.name}" for path in sorted((ROOT / "docs" / "methods").glob("*.md")))
+    cards += [card for card in found if card not in cards]
+    return config
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from softprune.io import write_atomically
 from softprune.report.channels import distributions, plane
@@ -21,6 +22,7 @@ from softprune.report.text import (
     milliseconds,
     percent,
     short,
+    significant,
     to_the_minute,
 )
 from softprune.report.training import (
@@ -33,7 +35,7 @@ from softprune.report.training import (
     warnings_of,
 )
 from softprune.runs.reading import Run, load_run
-from softprune.runs.result import Totals, Variant
+from softprune.runs.result import Epoch, Totals, Variant
 
 LARGEST = 14
 """Modules in the open table of MACs; all of them are in a folded one."""
@@ -50,12 +52,30 @@ KINDS = (
     ("slimming", "Only Slimming drops", "Its scale is small, but its shift carries it through the activation."),
     ("drop", "Both drop", "It hardly varies, and it lies below δ."),
 )
+
+
+class EpochColumn(NamedTuple):
+    """A column of the table of epochs."""
+
+    label: str
+    value: Callable[[Epoch], float | None]
+    text: Callable[[float | None], str]
+    kind: str = "n"
+    """The class of its cells; "spare": there is no room for it on a phone."""
+
+
 EPOCH_COLUMNS = (
-    *("Epoch", "lr", "Train loss", "Train top-1", "Test loss", "Test top-1", "Test top-5"),
-    *("Channels", "Parameters", "MACs"),
+    EpochColumn("Epoch", lambda row: row.number, str),
+    EpochColumn("lr", lambda row: row.lr, significant, "n spare"),
+    EpochColumn("Train loss", lambda row: row.train_loss, partial(significant, digits=4), "n spare"),
+    EpochColumn("Train top-1", lambda row: row.train_top1, accuracy, "n spare"),
+    EpochColumn("Test loss", lambda row: row.test_loss, partial(significant, digits=4)),
+    EpochColumn("Test top-1", lambda row: row.test_top1, accuracy),
+    EpochColumn("Test top-5", lambda row: row.test_top5, accuracy, "n spare"),
+    EpochColumn("Channels", lambda row: row.channels, count),
+    EpochColumn("Parameters", lambda row: row.params, short, "n spare"),
+    EpochColumn("MACs", lambda row: row.macs, short),
 )
-SPARE = ("lr", "Train loss", "Train top-1", "Test top-5", "Parameters")
-"""Columns without room on a phone."""
 
 
 def render_run(
@@ -230,10 +250,8 @@ def _epochs(run: Run) -> dict[str, Any] | None:
         "lead": "Above, the accuracy of the network with its masks; below, the share that they remove. "
         + ("Dotted lines mark changes of the training." if events else "Both share one axis."),
         "chart": curves("epochs", lines, title, description, events, mark, end_labels=True),
-        "columns": [
-            (label.replace("Test", run.evaluated_on.capitalize()), "n spare" if label in SPARE else "n")
-            for label in EPOCH_COLUMNS
-        ],
+        "head": [(each.label.replace("Test", run.evaluated_on.capitalize()), each.kind) for each in EPOCH_COLUMNS],
+        "columns": EPOCH_COLUMNS,
     }
 
 
