@@ -72,6 +72,13 @@ def few_of(word: str, candidates: Sequence[str]) -> str:
     return f"{', '.join(map(repr, near))}{' ...' if len(candidates) > len(near) else ''}"
 
 
+def check_choice(what: str, value: str, choices: Iterable[str]) -> None:
+    """Raise a ConfigError for a value that is none of ``choices``, with the closest of them."""
+    names = list(choices)
+    if value not in names:
+        raise ConfigError(f"{what} must be one of {', '.join(names)}. Got {value!r}.{nearest(str(value), names)}")
+
+
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return " Did you mean X?" for the closest candidate, or an empty string when none is close."""
     close = difflib.get_close_matches(word, list(candidates), n=1)

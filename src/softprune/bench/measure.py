@@ -10,7 +10,7 @@ from softprune.bench.backends import BACKENDS, COMPILED, Ready, Setting, cpu_thr
 from softprune.bench.results import BenchReport, BenchRow, advice
 from softprune.bench.timing import Timing, alternate, paired_ratio
 from softprune.costs import cost
-from softprune.errors import ConfigError, SoftpruneError, first_line
+from softprune.errors import ConfigError, SoftpruneError, check_choice, first_line
 from softprune.export import fold_batch_norms
 from softprune.graph import Example, ExampleLike
 from softprune.hardware import synchronizer
@@ -57,12 +57,9 @@ def compare_latency(
     """
     chosen = [backends] if isinstance(backends, str) else [*backends]
     for name in chosen:
-        if name not in BACKENDS:
-            raise ConfigError(f"A backend must be one of {', '.join(BACKENDS)}. Got {name!r}.")
-    if dtype not in DTYPES:
-        raise ConfigError(f"`dtype` must be one of {', '.join(DTYPES)}. Got {dtype!r}.")
-    if compile_mode not in COMPILE_MODES:
-        raise ConfigError(f"`compile_mode` must be one of {', '.join(COMPILE_MODES)}. Got {compile_mode!r}.")
+        check_choice("A backend", name, BACKENDS)
+    check_choice("`dtype`", dtype, DTYPES)
+    check_choice("`compile_mode`", compile_mode, COMPILE_MODES)
     if not isinstance(repeats, int) or repeats < 1:
         raise ConfigError(f"`repeats` must be an integer of at least 1. Got {repeats!r}.")
     if not isinstance(threads, int) or threads < 0:

@@ -5,7 +5,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import CheckpointError, ConfigError
+from softprune.errors import CheckpointError, check_choice
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate
 from softprune.methods.options import RankingOptions
@@ -34,8 +34,7 @@ class ZeroingPruner(FilterPruner):
     def __init__(
         self, model: nn.Module, example: ExampleLike, *, evaluation: Evaluation, **options: Unpack[RankingOptions]
     ) -> None:
-        if evaluation not in get_args(Evaluation):
-            raise ConfigError(f"`evaluation` must be one of {', '.join(get_args(Evaluation))}. Got {evaluation!r}.")
+        check_choice("`evaluation`", evaluation, get_args(Evaluation))
         self.evaluation: Evaluation = evaluation
         self._zeroed_here = False
         super().__init__(model, example, **options)

@@ -5,7 +5,7 @@ from typing import Literal, Unpack, get_args
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, check_choice
 from softprune.graph import ExampleLike
 from softprune.methods.options import RankingOptions, is_positive
 from softprune.methods.ranking import OneShotPruner, check_ratio, drop_lowest, ratio_or_target
@@ -60,8 +60,7 @@ class SlimmingPruner(OneShotPruner):
         initial_scale: float | None = None,
         **options: Unpack[RankingOptions],
     ) -> None:
-        if count not in get_args(Count):
-            raise ConfigError(f"`count` must be one of {', '.join(get_args(Count))}. Got {count!r}.")
+        check_choice("`count`", count, get_args(Count))
         if initial_scale is not None and not is_positive(initial_scale):
             raise ConfigError(
                 f"`initial_scale` must be a number above 0, or None. Got {initial_scale!r}; the authors' is 0.5."

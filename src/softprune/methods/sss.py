@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.errors import ConfigError
+from softprune.errors import check_choice
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.channels import IntArray
 from softprune.graph.dataflow import ForwardAnalysis, per_group
@@ -183,8 +183,7 @@ class SssPruner(AffinePruner):
         structure: Structure = "auto",
         **options: Unpack[PrunerOptions],
     ) -> None:
-        if structure not in get_args(Structure):
-            raise ConfigError(f"`structure` must be one of {', '.join(get_args(Structure))}. Got {structure!r}.")
+        check_choice("`structure`", structure, get_args(Structure))
         self.structure: Structure = structure
         self.extras: dict[str, LearnedVector] = {}
         super().__init__(model, example, strength=strength, **options)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._dynamo import lookup_backend
 
 from softprune.config.settings import Mode
-from softprune.errors import ConfigError
+from softprune.errors import check_choice
 from softprune.fused.training import rewrite_graph
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,7 @@ def modes_to_try(asked: Mode, device: torch.device, *, distributed: bool) -> tup
     """Return the modes from the one that is asked for, or the fastest for ``auto``, down to eager."""
     if asked == "auto":
         asked = "eager" if device.type != "cuda" else "compile" if distributed else "compile+cuda_graph"
-    if asked not in _LADDER:
-        raise ConfigError(f"A step's mode must be one of auto, {', '.join(_LADDER)}. Got {asked!r}.")
+    check_choice("A step's mode", asked, ("auto", *_LADDER))
     return _LADDER[_LADDER.index(asked) :]
 
 
