@@ -2,7 +2,8 @@
 
     python benchmarks/figure4.py
 
-Reads every run of SCP with a fixed strength on CIFAR under results/, writes results/figure4.svg and results/FIGURE4.md.
+Reads every run of SCP with a fixed strength on CIFAR under results/, writes results/figure4.svg (CIFAR-10),
+results/figure4-cifar100.svg and results/FIGURE4.md.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from softprune.runs.result import Result
 RESULTS = Path(__file__).parents[1] / "results"
 COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#7b4b94", "#b8860b", "#2a9d8f", "#555555", "#e07a9a")
 LEFT, TOP, WIDTH, HEIGHT, GAP = 60, 34, 640, 170, 44
+FIGURES = {"cifar10": ("CIFAR-10", "figure4.svg", 50, 100), "cifar100": ("CIFAR-100", "figure4-cifar100.svg", 0, 80)}
+"""Data sets: name, file of the figure, and the range of its axis of accuracy."""
 NEAR = 1.0
 """Points of the final ratio within which sparsity counts as saturated."""
 
@@ -49,12 +52,20 @@ def page(found: list[Result]) -> str:
         "",
         "The paper's figure 4, rendered from `results/*/result.json` by `python benchmarks/figure4.py`.",
         "",
-        "![Test accuracy above, share of channels removed below, against epochs](figure4.svg)",
-        "",
         "The paper says that the ratio saturates at about half of the training. *Saturated*: the first epoch from",
         f"which the share of removed channels stays within {NEAR:g} point of its final value. *Half-way*: that share",
         "after half of the epochs. Runs to a budget are not here: they are finalised when they have met it.",
         "",
+    ]
+    for data, (title, file, _, _) in FIGURES.items():
+        own = [run for run in found if run.data == data]
+        picture = f"![{title}: test accuracy above, share of channels removed below, against epochs]({file})"
+        lines += [f"## {title}", "", *([picture, "", *_table(own)] if own else ["No run yet."]), ""]
+    return "\n".join(lines)
+
+
+def _table(found: list[Result]) -> list[str]:
+    lines = [
         "| run | seed | epochs | saturated at epoch | of the training | half-way | final | accuracy half-way | final |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -65,11 +76,11 @@ def page(found: list[Result]) -> str:
             f"| {run.name} | {run.seed} | {epochs} | {saturation(run)} | {100 * saturation(run) / epochs:.0f}% | "
             f"{share[half]:.1f}% | {share[-1]:.1f}% | {top1[half]:.2f} | {top1[-1]:.2f} |"
         )
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def drawing(found: list[Result]) -> str:
-    """The figure as SVG."""
+def drawing(found: list[Result], low: int = 50, high: int = 100) -> str:
+    """The figure as SVG; the axis of accuracy is from ``low`` to ``high`` percent."""
     bottom = TOP + 2 * HEIGHT + GAP
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {bottom + 40 + 16 * len(found)}" '
@@ -77,12 +88,12 @@ def drawing(found: list[Result]) -> str:
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     epochs = max(len(run.epochs) for run in found)
-    parts += _panel("test accuracy, %", TOP, 50, 100, epochs)
+    parts += _panel("test accuracy, %", TOP, low, high, epochs)
     parts += _panel("channels removed, %", TOP + HEIGHT + GAP, 0, 100, epochs)
     parts.append(f'<text x="{LEFT + WIDTH / 2:g}" y="{bottom + 32}" text-anchor="middle">epoch</text>')
     for number, run in enumerate(found):
         colour = COLOURS[number % len(COLOURS)]
-        parts.append(_line(accuracy(run), _scale(TOP, 50, 100), epochs, colour))
+        parts.append(_line(accuracy(run), _scale(TOP, low, high), epochs, colour))
         parts.append(_line(removed(run), _scale(TOP + HEIGHT + GAP, 0, 100), epochs, colour))
         y = bottom + 48 + 16 * number
         parts.append(f'<rect x="{LEFT}" y="{y - 8}" width="18" height="3" fill="{colour}"/>')
@@ -119,4 +130,6 @@ def _line(values: list[float], scale: Callable[[float], float], epochs: int, col
 if __name__ == "__main__":
     everything = runs()
     (RESULTS / "FIGURE4.md").write_text(page(everything), encoding="utf-8")
-    (RESULTS / "figure4.svg").write_text(drawing(everything), encoding="utf-8")
+    for data, (_, file, lowest, highest) in FIGURES.items():
+        if own := [run for run in everything if run.data == data]:
+            (RESULTS / file).write_text(drawing(own, lowest, highest), encoding="utf-8")

@@ -84,7 +84,9 @@ def test_figure_4_is_drawn_from_the_records() -> None:
     runs = module.runs()
     assert runs
     assert (module.RESULTS / "FIGURE4.md").read_text() == module.page(runs)
-    assert (module.RESULTS / "figure4.svg").read_text() == module.drawing(runs)
+    for data, (_, file, low, high) in module.FIGURES.items():
+        own = [run for run in runs if run.data == data]
+        assert (module.RESULTS / file).read_text() == module.drawing(own, low, high)
 
 
 def test_sparsity_is_saturated_where_it_stays_near_its_final_value() -> None:

@@ -2,9 +2,11 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
+from synthetic_runs import make
 
 from softprune.config.recipes import load_recipe, recipe_files
 from softprune.report import (
@@ -18,7 +20,7 @@ from softprune.report import (
     paper_tables_markdown,
     table_cells,
 )
-from softprune.runs.reading import Run
+from softprune.runs.reading import Run, load_run
 from softprune.runs.result import Epoch, Moment, Totals, Variant
 
 NOTHING = {"channels": 0, "params": 0, "macs": 0}
@@ -184,6 +186,26 @@ def test_the_papers_tables_have_all_its_rows_and_ours_where_there_is_a_run() -> 
     assert (ours["runs"], ours["best, paper"], ours["best, ours"]) == ("1", "93.79", "91.00")
     assert lines["cifar10-vgg19-scp"]["best, ours"] == "-"
     assert "| cifar10-vgg16-scp | 1 |" in paper_tables_markdown(rows)
+
+
+def test_a_record_of_tiny_imagenet_fills_the_rows_of_imagenet_and_is_marked(tmp_path: Path) -> None:
+    empty = {title: cells for title, _, cells in paper_tables([])}
+    assert all(set(line[1::2]) == {"-"} for line in empty["Table 4 of the paper"])
+    record = make(tmp_path, "digits_net", epochs=2)
+    place = {"name": "tinyimagenet-resnet50-scp-ft", "model": "resnet50_64", "data": "folder"}
+    (tmp_path / "result.json").write_text(json.dumps(record | place))
+    rows = paper_rows([load_run(tmp_path)], {"scp": "SCP"})
+    tables = {title.partition(",")[0]: (title, heads, cells) for title, heads, cells in paper_tables(rows)}
+    title, heads, cells = tables["Table 4 of the paper"]
+    assert "Tiny-ImageNet as a stand-in for ImageNet" in title
+    lines = {line[0]: dict(zip(heads, line, strict=True)) for line in cells}
+    ours = lines["imagenet-resnet50-scp-ft (ours: tinyimagenet-resnet50-scp-ft)"]
+    assert (ours["runs"], ours["drop, paper"]) == ("1", "0.62")
+    assert float(ours["FLOPs cut, ours"]) > 0
+    assert float(ours["speed-up, ours"]) > 0
+    assert lines["imagenet-resnet50-sss"]["best, ours"] == "-"
+    assert tables["Table 8 of the paper"][0] == "Table 8 of the paper"
+    assert "speed-up, ours" not in tables["Table 1 of the paper"][1]
 
 
 def test_the_papers_figures_hang_together() -> None:

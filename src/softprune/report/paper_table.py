@@ -72,6 +72,8 @@ class PaperRow:
     flops: Spread
     macs: Spread
     minutes: Spread
+    speed_up: Spread
+    """Latency of the dense network divided by that of the compact one, both measured at the end of the run."""
     paper: PaperFigures | None
     on_front: bool = False
     """Whether no row of the same data and network has fewer MACs and at least its accuracy, or more at the same."""
@@ -181,6 +183,7 @@ def _row(data: str, model: str, method: str, name: str, finetuned: bool, members
         flops=less(lambda totals: _first(totals.paper_flops, totals.macs)),
         macs=less(lambda totals: totals.macs),
         minutes=over(lambda entry: None if entry.seconds is None else entry.seconds / 60),
+        speed_up=Spread(None, None, 0) if dense else over(lambda entry: _speed_up(entry.run)),
         paper=_figures(name, members[0].run),
     )
 
@@ -203,6 +206,13 @@ def _figures(name: str, run: Run) -> PaperFigures | None:
 def _drop(entry: _Entry) -> float | None:
     baseline = entry.run.dense_top1
     return None if baseline is None or entry.last is None else baseline - entry.last
+
+
+def _speed_up(run: Run) -> float | None:
+    dense, compact = run.variant("dense"), run.variant("compact")
+    if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
+        return None
+    return dense.latency_ms / compact.latency_ms
 
 
 def _first(*values: float | None) -> float | None:
