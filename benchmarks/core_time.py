@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from vision import import_torchvision
 
 import softprune as sp
 from softprune import models
@@ -38,9 +39,8 @@ def main() -> None:
         _measure("resnet50", models.resnet50(num_classes=1000), torch.randn(1, 3, 224, 224)),
     ]
     if find_spec("torchvision"):
-        from torchvision.models import efficientnet_v2_l
-
-        rows.append(_measure("efficientnet_v2_l", efficientnet_v2_l(weights=None), torch.randn(1, 3, 224, 224)))
+        network = import_torchvision().models.efficientnet_v2_l(weights=None)
+        rows.append(_measure("efficientnet_v2_l", network, torch.randn(1, 3, 224, 224)))
     for depth in options.depths:
         network = PreActResNet((depth - 2) // 6, num_classes=10)
         rows.append(_measure(f"pre-activation resnet{depth}", network, torch.randn(1, 3, 32, 32)))
