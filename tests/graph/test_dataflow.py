@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from softprune.graph import trace
-from softprune.graph.dataflow import ForwardAnalysis, OpVisitor, per_group
+from softprune.graph.dataflow import ForwardAnalysis, OpVisitor, all_in_group, any_in_group, per_group
 from softprune.graph.ops import BinaryOp, ChannelwiseOp, ConstantOp, LayerCall, LayerOp, NormOp, OpaqueOp, SelectOp, Use
 
 
@@ -60,6 +60,9 @@ def test_facts_follow_channels_through_channelwise_operators_and_selections():
 
 def test_outputs_of_a_group_share_what_its_inputs_give():
     assert per_group(GROUPED, USE, lambda inputs: inputs.tolist()) == [[1, 2], [3, 4]]
+    fact = np.array([False, True, True, True, False, False, False])
+    assert any_in_group(GROUPED, USE, fact).tolist() == [True, True]
+    assert all_in_group(GROUPED, USE, fact).tolist() == [True, False]
 
 
 def test_a_traced_network_is_visited_in_order_of_execution():

@@ -30,6 +30,23 @@ class Net(nn.Module):
         return self.last(self.second(F.relu(self.bn(self.conv(x)))))
 
 
+class Parallel(nn.Module):
+    """Paths of two BatchNorms each, whose results are added."""
+
+    def __init__(self, paths: int) -> None:
+        super().__init__()
+        self.paths = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
+            )
+            for _ in range(paths)
+        )
+        self.last = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(sum(path(x) for path in self.paths))
+
+
 class TwoPaths(nn.Module):
     """Two branches that are added: one of them may die."""
 
@@ -146,6 +163,12 @@ def test_a_module_that_nothing_reads_keeps_one_channel_and_is_listed() -> None:
 def test_required_sites_are_those_on_every_path_or_on_one() -> None:
     assert required_sites(of(Net())) == {"bn"}
     assert len(required_sites(of(TwoPaths()))) == 1
+
+
+@pytest.mark.parametrize("paths", [3, 4, 7])
+def test_of_parallel_paths_the_sites_of_the_last_are_required(paths: int) -> None:
+    model = Parallel(paths)
+    assert required_sites(of(model)) == {f"paths.{paths - 1}.1", f"paths.{paths - 1}.4"}
 
 
 def test_sites_around_a_depthwise_convolution_are_coupled() -> None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import PAD, IntArray
-from softprune.graph.dataflow import ForwardAnalysis, per_group
+from softprune.graph.dataflow import ForwardAnalysis, all_in_group, any_in_group, per_group
 from softprune.graph.ops import BinaryOp, ConstantOp, LayerOp, NormOp, OpaqueOp, Use
 
 NONE = -1
@@ -81,11 +81,21 @@ def required_sites(graph: ChannelGraph) -> frozenset[str]:
     wanted = _live_outputs(graph, every)
     if _live_outputs(graph, required) == wanted:
         return required
-    kept = set(every)
-    for site in graph.sites:
-        if site.name not in required and _live_outputs(graph, kept - {site.name}) == wanted:
-            kept.remove(site.name)
-    return frozenset(kept)
+    return _without_spare(graph, every, [site.name for site in graph.sites if site.name not in required], wanted)
+
+
+def _without_spare(graph: ChannelGraph, kept: frozenset[str], names: list[str], wanted: list[bool]) -> frozenset[str]:
+    """Return `kept` without those of `names` that no output needs, taken in order.
+
+    Where all of them may die, so may any part, so that one pass settles a whole run of sites.
+    """
+    fewer = kept - set(names)
+    if _live_outputs(graph, fewer) == wanted:
+        return fewer
+    if len(names) == 1:
+        return kept
+    half = len(names) // 2
+    return _without_spare(graph, _without_spare(graph, kept, names[:half], wanted), names[half:], wanted)
 
 
 def _live_outputs(graph: ChannelGraph, kept: Set[str]) -> list[bool]:
@@ -106,8 +116,8 @@ class _Dependence(ForwardAnalysis):
         super().__init__(self.depends, self.is_constant)
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        self.depends[use.outputs] = per_group(op, use, lambda atoms: self.depends[atoms].any())
-        self.is_constant[use.outputs] = per_group(op, use, lambda atoms: self.is_constant[atoms].all())
+        self.depends[use.outputs] = any_in_group(op, use, self.depends)
+        self.is_constant[use.outputs] = all_in_group(op, use, self.is_constant)
 
     def norm(self, op: NormOp, use: Use) -> None:
         self.copy(use.inputs, use.outputs)
