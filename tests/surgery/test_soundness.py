@@ -10,7 +10,8 @@ from torch import Tensor, nn
 import softprune as sp
 from softprune.errors import ModelError, VerificationError
 from softprune.graph import Example
-from softprune.plan import PrunePlan
+from softprune.plan import PrunePlan, make_plan
+from softprune.selection import read_graph
 from softprune.surgery.comparison import larger, noise, smaller
 
 IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -225,6 +226,28 @@ def test_the_macs_of_functional_weights_are_in_the_plan(build: type[nn.Module], 
     plan, small = cut_in_half(model, example)
     assert plan.dense_macs == sp.cost(model, example).macs
     assert plan.macs == sp.cost(small, example).macs < plan.dense_macs
+
+
+class HalfConstantDecoder(TiedConvolutions):
+    """With the first half of `bn` masked, half of what `conv1` reads is the constant zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)
+        self.grouped, self.bn0 = nn.Conv2d(8, 8, 1, groups=2), nn.BatchNorm2d(8)
+        self.conv1 = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        nn.init.constant_(self.bn0.bias, -0.5)
+        nn.init.zeros_(self.grouped.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.relu(self.bn0(self.grouped(F.relu(self.bn(self.stem(x)))))))
+
+
+def test_a_weight_that_a_function_reads_keeps_the_columns_of_dead_inputs() -> None:
+    model = HalfConstantDecoder()
+    graph = read_graph(model, IMAGES)
+    plan = make_plan(graph, model, {"bn": torch.arange(8) >= 4})
+    assert plan.modules["conv1"].inputs == tuple(range(8))
 
 
 class TiedToUncalled(Plain):

@@ -183,7 +183,8 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
             for atoms in (loose.atoms, record.inputs, record.outputs):
                 builder.table.pin(atoms, f"'{name}' is also used outside its module")
             if isinstance(record, LayerOp):
-                record.replaceable = False  # forward() reads the module's weight
+                # forward() reads the whole weight, also the columns of inputs that are zero.
+                record.replaceable = record.selectable = False
     _pin_shared_with_uncalled(builder)
     sites, frozen = find_sites(builder)
     return ChannelGraph(
