@@ -1,12 +1,16 @@
 """What travels to and from the GPU machine, and the list of jobs."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from benchmarks_gpu import script
 from PIL import Image
+
+from softprune.data.cifar import CIFAR100, load_cifar
 
 data, pack, jobs = script("data"), script("pack"), script("jobs")
 
@@ -43,6 +47,28 @@ def test_sheets_become_the_official_files(
     names = pickle.loads((folder / meta).read_bytes())
     assert next(iter(names.values())) == [b"cat", b"dog"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == [folder.name]
+
+
+def test_cifar_is_the_same_after_the_journey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(CIFAR100, train_images=7, test_images=3)
+    folder = tmp_path / small.folder
+    folder.mkdir()
+    noise = np.random.default_rng(0)
+    for split, count in (("train", 7), ("test", 3)):
+        pixels = noise.integers(0, 256, (count, 3072), dtype=np.uint8)
+        content = {b"data": pixels, b"fine_labels": noise.integers(0, 100, count).tolist()}
+        (folder / split).write_bytes(pickle.dumps(content))
+    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [b"%d" % number for number in range(100)]}))
+    sent = load_cifar(small, tmp_path)
+    monkeypatch.setattr("softprune.data.load_data", lambda name, root: sent)
+    monkeypatch.setattr(data, "COLUMNS", 4)
+    data.main(["pack", str(tmp_path / "gpu-data"), "--cifar", f"cifar100={tmp_path}"])
+    assert data.unpack(tmp_path / "gpu-data-1", tmp_path / "root") == ["cifar100"]
+    received = load_cifar(small, tmp_path / "root" / "data")
+    for ours, theirs in ((received.train, sent.train), (received.test, sent.test)):
+        assert torch.equal(ours.images, theirs.images)
+        assert torch.equal(ours.labels, theirs.labels)
+    assert received.class_names == sent.class_names
 
 
 def test_a_folder_arrives_when_its_last_piece_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
