@@ -87,7 +87,7 @@ def required_sites(graph: ChannelGraph) -> frozenset[str]:
 def _without_spare(graph: ChannelGraph, kept: frozenset[str], names: list[str], wanted: list[bool]) -> frozenset[str]:
     """Return `kept` without those of `names` that no output needs, taken in order.
 
-    Where all of them may die, so may any part, so that one pass settles a whole run of sites.
+    Where all of them may die, so may any part, so that one pass decides a whole run of sites.
     """
     fewer = kept - set(names)
     if _live_outputs(graph, fewer) == wanted:
