@@ -107,7 +107,10 @@ def test_a_network_that_is_cut_before_the_end_meets_the_target(config, tmp_path,
         (("method.target.watts=0.5",), "macs, flops, params, channels, latency"),
         (("method.target.macs=2%", "method.target.params=0.5"), "one key"),
         (("method.target.macs=0.5", "method.name=dense"), "prunes nothing"),
-        (("method.target.macs=0.5", "train.compact_at=1"), r"at least 0.6 of train.epochs = \d+: .* Got 1; use"),
+        (
+            ("method.target.macs=0.5", "train.compact_at=1"),
+            r"at least method.final_at = 0.6 of train.epochs = \d+: .* Got 1; use",
+        ),
     ],
 )
 def test_wrong_targets_are_refused_before_a_run(config, overrides, message):

@@ -11,9 +11,6 @@ from softprune.report import render_comparison, render_run
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 
-# Chromium takes seconds to start, in each worker; its CPU time is not that of a test.
-pytestmark = pytest.mark.slow
-
 # Visible text that sticks out of the window to the right; what scrolls inside its own box may.
 OVERFLOW = """
 [...document.querySelectorAll('main *')]

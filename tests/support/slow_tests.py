@@ -21,6 +21,10 @@ def _cpu_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
+OTHER_PROCESSES = {"forking", "chromium"}
+"""Fixtures whose tests are slow: the CPU time of a fork server's children and of a browser is not that of the test."""
+
+
 class SlowTests:
     """Marks the tests of the list as slow, and measures them on request."""
 
@@ -31,7 +35,8 @@ class SlowTests:
         """Mark the listed tests."""
         listed = set(LIST.read_text().splitlines()) if LIST.is_file() else set()
         for item in items:
-            if _short_id(item) in listed and item.get_closest_marker("quick") is None:
+            slow = _short_id(item) in listed or not OTHER_PROCESSES.isdisjoint(getattr(item, "fixturenames", ()))
+            if slow and item.get_closest_marker("quick") is None:
                 item.add_marker("slow")
 
     @pytest.hookimpl(wrapper=True)
