@@ -140,7 +140,9 @@ def test_processes_that_torchrun_restarts_resume_with_the_same_bits(tmp_path: Pa
     in_two(tmp_path, "whole", settings=("records.checkpoint_steps=5",))
     (tmp_path / "dies_once.py").write_text(DIES_ONCE)
     command = ("train", "tiny.toml", "--out", "run", "--set", "records.checkpoint_steps=5")
-    torchrun_on_two_nodes(tmp_path, *command, options=("--max-restarts", "1", "dies_once.py"))
+    # The nodes find each other again after a failure only by this rendezvous, not by a fixed address and rank.
+    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1")
+    torchrun_on_two_nodes(tmp_path, *command, options=(*rendezvous, "--max-restarts", "1", "dies_once.py"))
     result = RunFolder(tmp_path / "run").read_result()
     assert [session.environment.processes for session in result.sessions] == [2, 2]
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
