@@ -32,14 +32,14 @@ from softprune.train.stage import learning_rate
 ROOT = Path(__file__).parents[2]
 
 
-def torchrun_on_two_nodes(folder: Path, *arguments: str, options: tuple[str, ...] = ("-m", "softprune")) -> list[str]:
+def torchrun_on_two_nodes(folder: Path, *arguments: str) -> list[str]:
     """The command line on two nodes of one process each, as a user would start it. Return what each printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     nodes = [
         subprocess.Popen(
-            [*command, "--node-rank", str(rank), *options, *arguments],
+            [*command, "--node-rank", str(rank), "-m", "softprune", *arguments],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -116,39 +116,6 @@ def test_two_processes_train_like_one(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result["environment"]["processes"] == 2
 
 
-DIES_ONCE = """
-import os, signal, sys, threading, time
-from pathlib import Path
-from softprune.cli import main
-
-def die():
-    while not list(Path("run/checkpoints").glob("*.ckpt")):
-        time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    threading.Thread(target=die, daemon=True).start()
-main()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("forking")
-def test_processes_that_torchrun_restarts_resume_with_the_same_bits(tmp_path: Path) -> None:
-    tiny_recipe(tmp_path)
-    in_two(tmp_path, "whole", settings=("records.checkpoint_steps=5",))
-    (tmp_path / "dies_once.py").write_text(DIES_ONCE)
-    command = ("train", "tiny.toml", "--out", "run", "--set", "records.checkpoint_steps=5")
-    # The nodes find each other again after a failure only by this rendezvous, not by a fixed address and rank.
-    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1")
-    torchrun_on_two_nodes(tmp_path, *command, options=(*rendezvous, "--max-restarts", "1", "dies_once.py"))
-    result = RunFolder(tmp_path / "run").read_result()
-    assert [session.environment.processes for session in result.sessions] == [2, 2]
-    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
-    assert_same(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
-
-
 def test_only_a_run_of_the_same_settings_is_resumed_by_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,13 +166,13 @@ def test_another_number_of_processes_keeps_the_batch(
     assert "The batch of all processes together stays the same" in caplog.text
 
 
-def in_two(work: Path, name: str, time_limit: float | None = None, settings: tuple[str, ...] = ()) -> None:
+def in_two(work: Path, name: str, time_limit: float | None = None) -> None:
     """The tiny run in two processes. Only the first has the time limit: it must stop both."""
     port = free_port()
     server = fork_server()
     limits = (time_limit, None)
     processes = [
-        server.Process(target=train_or_resume_in_two, args=(str(work), name, rank, port, limits[rank], settings))
+        server.Process(target=train_or_resume_in_two, args=(str(work), name, rank, port, limits[rank]))
         for rank in range(2)
     ]
     for process in processes:
