@@ -151,6 +151,15 @@ def _check_values(model: nn.Module, example: ExampleLike) -> None:
         )
 
 
+def _keep_whole(builder: GraphBuilder, record: LayerOp | NormOp, reason: str) -> None:
+    """Keep all channels of a layer: somebody else has its parameters, also the columns of inputs that are zero."""
+    builder.table.pin(record.inputs, reason)
+    builder.table.pin(record.outputs, reason)
+    record.selectable = False
+    if isinstance(record, LayerOp):
+        record.replaceable = False
+
+
 def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
     """Keep layers whose parameters a module that is never called has as well: no cut would reach that module."""
     owners: dict[int, list[str]] = {}
@@ -163,9 +172,9 @@ def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
         for parameter in builder.model.get_submodule(record.name).parameters(recurse=False):
             for other in owners.get(id(parameter), []):
                 if other not in called:
-                    reason = f"the example does not lead to '{other}', which has the same parameters"
-                    builder.table.pin(record.inputs, reason)
-                    builder.table.pin(record.outputs, reason)
+                    _keep_whole(
+                        builder, record, f"the example does not lead to '{other}', which has the same parameters"
+                    )
 
 
 def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
@@ -180,11 +189,9 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     for name, loose in builder.free_parameters.items():
         record = builder.claimant(name)
         if record is not None:
-            for atoms in (loose.atoms, record.inputs, record.outputs):
-                builder.table.pin(atoms, f"'{name}' is also used outside its module")
-            if isinstance(record, LayerOp):
-                # forward() reads the whole weight, also the columns of inputs that are zero.
-                record.replaceable = record.selectable = False
+            reason = f"'{name}' is also used outside its module"
+            builder.table.pin(loose.atoms, reason)
+            _keep_whole(builder, record, reason)
     _pin_shared_with_uncalled(builder)
     sites, frozen = find_sites(builder)
     return ChannelGraph(
