@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import softprune as sp
+from softprune.budget.budget import KEPT_STRENGTH
 from softprune.errors import CheckpointError, ConfigError
 from softprune.masks import SoftGate
 
@@ -186,6 +187,27 @@ def test_channels_that_the_target_needs_are_protected_before_they_die():
     for name, weight in budget.channels.weights.items():
         if (weight < 0).any() and (weight == 1).any():
             assert kept[name][weight < 0].min() >= kept[name][weight == 1].max()
+
+
+def test_a_trained_network_keeps_its_features_while_others_are_pushed_out():
+    model = Net()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.copy_(torch.linspace(0.5, 1.5, len(module.weight)))
+    pruner = sp.SoftPruner(model, EXAMPLE, target={"macs": 0.5}, total_steps=100)
+    strength = pruner.budget.controller.strength
+    assert strength > 10 * KEPT_STRENGTH
+    pruner.budget.update(1)
+    weights = torch.cat(list(pruner.budget.channels.weights.values()))
+    kept = weights[weights < 1]
+    assert 20 < len(kept) < len(weights) - 20
+    assert float(kept.max()) * strength == pytest.approx(KEPT_STRENGTH)
+    usual = build(total_steps=100)[1].budget
+    usual.update(1)
+    assert torch.cat(list(usual.channels.weights.values())).min() == 1, "untrained channels are all alike"
+    usual.load_state_dict({**pruner.budget.state_dict(), "limit": usual.limit})
+    assert usual.was_trained
 
 
 def test_sampling_continues_in_kept_channels_and_ends_in_removed_ones():

@@ -34,6 +34,10 @@ REGROW = 0.75
 """The share of the training after which no channel is regrown: it could not learn any more."""
 HOLD = 0.25
 """The strength after finalising, as a share of the strength before."""
+KEPT_STRENGTH = 1e-4
+"""The largest strength on the channels to keep of a network that was trained before: that of runs at a fixed strength.
+Only the channels to remove get more, so that a short training does not lose what the others have learned. In an
+untrained network all channels are alike, and which of them to keep must show first."""
 MANY_ALIVE = 0.05
 """The share of all channels that may be removed although they are alive before a warning says so."""
 _UPDATES = 100
@@ -90,6 +94,7 @@ class Budget(Limit):
         self.trim_at = total_steps - max(round(TRIM * total_steps), adapt)
         self.latest = min(round(final_at * total_steps), total_steps - adapt)
         self.channels = ChannelState(prunable.graph, prunable.model)
+        self.was_trained = self.channels.is_trained()
         self.controller = Controller(pursuit)
         self.cost_weights = CostWeights(cost_weighting, self.measure, self.channels.widths)
         self.finalised_step: int | None = None
@@ -146,11 +151,17 @@ class Budget(Limit):
         if step >= self.latest or (self.margin <= 0 and step >= self.earliest):
             self._finalise(step, scores)
             return self._hold(step, self.channels.scores())
-        factors, endangered = self.channels.protection(scores, self._scores, keep)
+        factors, endangered = self.channels.protection(scores, self._scores, keep, self._kept_share)
         self._set_weights(self.cost_weights.apply(factors, self.network, keep))
-        strength = self.controller.update(step, self.margin, endangered)
+        # A lower strength does not help channels that do not get all of it.
+        strength = self.controller.update(step, self.margin, endangered if self._kept_share == 1 else 0.0)
         logger.debug("step %d: margin %.3f, strength %.3g", step, self.margin, strength)
         return strength
+
+    @property
+    def _kept_share(self) -> float:
+        """The share of the strength that the channels to keep get at most."""
+        return min(1.0, KEPT_STRENGTH / self.controller.strength) if self.was_trained else 1.0
 
     def _finalise(self, step: int, scores: Masks) -> None:
         """Put the cut into force, with regrown channels where more have died than the target asks for."""
@@ -175,7 +186,7 @@ class Budget(Limit):
         """Keep the kept channels alive: those about to die are pushed back, and the others are left alone then."""
         allowed = self.channels.allowed
         died = any(bool((allowed[name] & (score <= 0)).any()) for name, score in scores.items())
-        factors, endangered = self.channels.protection(scores, self._scores, allowed)
+        factors, endangered = self.channels.protection(scores, self._scores, allowed, self._kept_share)
         if step <= REGROW * self.total_steps:
             self._regrow(step, allowed, scores)
         only_back = died or endangered > 0.01 or step >= self.trim_at
@@ -319,6 +330,7 @@ class Budget(Limit):
             "limit": self.limit,
             "total_steps": self.total_steps,
             "latest": self.latest,
+            "was_trained": self.was_trained,
             "controller": self.controller.state_dict(),
             "cost_weights": self.cost_weights.state_dict(),
             "near": self._near,
@@ -340,6 +352,7 @@ class Budget(Limit):
         self._check_same(state, "limit", self.limit)
         self.controller.load_state_dict(state["controller"])
         self.cost_weights.load_state_dict(state["cost_weights"])
+        self.was_trained = bool(state["was_trained"])
         self._near, self.margin, self.regrown = state["near"], state["margin"], state["regrown"]
         self.finalised_step, self._scores = state["finalised_step"], state["scores"]
         self.channels.allowed, self.channels.weights = state["allowed"], state["weights"]

@@ -107,19 +107,24 @@ class ChannelState:
             self._scales[key] = (threshold, _log_odds(alive) - threshold)
         return self._scales[key]
 
-    def protection(self, scores: Masks, before: Masks | None, keep: Masks) -> tuple[Masks, float]:
+    def is_trained(self) -> bool:
+        """Return whether channels of one site differ, which they do not when a network is made."""
+        return any(bool(score.max() - score.min() > 1e-6) for score in self.scores().values())
+
+    def protection(self, scores: Masks, before: Masks | None, keep: Masks, most: float = 1.0) -> tuple[Masks, float]:
         """Return the factors that keep the channels of `keep` from dying, and the share of them that would.
 
         Args:
             scores: The scores now.
             before: The scores at the last update, for the speed at which they fall.
             keep: The channels that the target needs.
+            most: The largest factor of their sparsity loss.
         """
         factors, endangered, kept = {}, 0, 0
         for name, score in scores.items():
             falls = torch.zeros_like(score) if before is None else (score - before[name]).clamp(max=0.0)
             predicted = score + _LOOK_AHEAD * falls
-            factor = (2 * predicted / SAFE - 1).clamp(-1.0, 1.0)
+            factor = (2 * predicted / SAFE - 1).clamp(-1.0, most)
             factors[name] = torch.where(keep[name], factor, 1.0).float()
             endangered += int((keep[name] & (factor < 0)).sum())
             kept += int(keep[name].sum())
