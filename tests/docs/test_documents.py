@@ -39,7 +39,14 @@ NEEDS = {
 """Packages of an extra that a document's code needs."""
 
 
-SHORTER = {"docs/own-model.md": {"images[:800": "images[:200", "epochs = 12": "epochs = 1", "5e-4), 3,": "5e-4), 1,"}}
+SHORTER = {
+    "docs/own-model.md": {
+        "images[:800": "images[:150",
+        "epochs = 12": "epochs = 1",
+        "5e-4), 4,": "5e-4), 1,",
+        "train.dense_epochs=4": "train.dense_epochs=1",
+    }
+}
 """Numbers of a document that a test makes smaller: `benchmarks/own_model.py` runs it as it stands."""
 
 
@@ -152,3 +159,12 @@ def test_the_outputs_in_the_guide_are_the_recorded_ones() -> None:
     assert shown == record, "run `python benchmarks/own_model.py`"
     assert "before" in shown
     assert "small.onnx" in shown
+
+
+def test_the_transcript_of_the_guide_has_its_commands() -> None:
+    transcript = (ROOT / "benchmarks" / "records" / "guide_transcript.txt").read_text()
+    ran = re.sub(r" \\\n +", " ", transcript)
+    for command in shell_commands((ROOT / "docs" / "own-model.md").read_text()):
+        assert f"softprune {' '.join(command)}" in ran, "run `python benchmarks/guide_transcript.py`"
+    assert "compact.onnx" in transcript
+    assert re.search(r"^# \d+\.\d s$", transcript, re.MULTILINE)
