@@ -118,13 +118,13 @@ class ChannelState:
             scores: The scores now.
             before: The scores at the last update, for the speed at which they fall.
             keep: The channels that the target needs.
-            most: The largest factor of their sparsity loss.
+            most: The largest size of their factors.
         """
         factors, endangered, kept = {}, 0, 0
         for name, score in scores.items():
             falls = torch.zeros_like(score) if before is None else (score - before[name]).clamp(max=0.0)
             predicted = score + _LOOK_AHEAD * falls
-            factor = (2 * predicted / SAFE - 1).clamp(-1.0, most)
+            factor = (2 * predicted / SAFE - 1).clamp(-most, most)
             factors[name] = torch.where(keep[name], factor, 1.0).float()
             endangered += int((keep[name] & (factor < 0)).sum())
             kept += int(keep[name].sum())
