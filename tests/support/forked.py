@@ -10,10 +10,14 @@ from tiny import tiny_config
 from torch import nn
 
 import softprune
+from softprune.data import load_data
+from softprune.data.batches import make_batches
+from softprune.data.sampler import EpochSampler
 from softprune.export import to_torch_export
 from softprune.report import render_run
 from softprune.runs.folder import RunFolder
 from softprune.train.run import resume, start
+from softprune.train.stage import recalibrate
 
 # Tracing imports a thousand modules when it is first used: once here, in the server, not in every child.
 torch.export.export(nn.Identity(), (torch.zeros(1),))
@@ -29,6 +33,22 @@ def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limi
         resume(path, time_limit=time_limit)
     else:
         start(tiny_config(Path()), path, time_limit=time_limit)
+
+
+def recalibrate_in_two(folder: str, rank: int) -> None:
+    """One of two processes that recalibrate a BatchNorm on their halves of the digits, and save it."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    norm = nn.BatchNorm2d(1)
+    recalibrate_on_a_half(norm, rank)
+    torch.save(norm.state_dict(), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def recalibrate_on_a_half(norm: nn.Module, rank: int) -> None:
+    """Recalibrate on three batches of the share of one of two processes."""
+    data = load_data("digits")
+    sampler = EpochSampler(size=len(data.train), batch_size=200, rank=rank, world_size=2)
+    recalibrate(norm, make_batches(data, sampler, device=torch.device("cpu")), 3)
 
 
 def perform(action: str, work: str, name: str, death: Death | None, counts: str, overrides: tuple[str, ...]) -> None:

@@ -152,7 +152,7 @@ def _check_values(model: nn.Module, example: ExampleLike) -> None:
 
 
 def _keep_whole(builder: GraphBuilder, record: LayerOp | NormOp, reason: str) -> None:
-    """Keep all channels of a layer: somebody else has its parameters, also the columns of inputs that are zero."""
+    """Keep all channels of a layer whose parameters are also used elsewhere, and the columns of dead inputs."""
     builder.table.pin(record.inputs, reason)
     builder.table.pin(record.outputs, reason)
     record.selectable = False

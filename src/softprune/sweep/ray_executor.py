@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, first_line
 from softprune.sweep.executor import Arguments
-from softprune.sweep.ray_task import RayOptions, RayTask, first_line
+from softprune.sweep.ray_task import RayOptions, RayTask
 
 _REACH_SECONDS = 10.0
 """How long a cluster may take to accept a connection."""
@@ -76,7 +76,7 @@ class RayExecutor:
             self._ray.exceptions.RayError,
         ) as error:
             raise ConfigError(
-                f"--address must be that of a running Ray cluster. Got {address!r}: {first_line(error)} Start one "
+                f"--address must be that of a running Ray cluster. Got {address!r}: {first_line(error)}. Start one "
                 "with `ray start --head`, or leave --address out to use this machine."
             ) from error
 
@@ -123,7 +123,7 @@ class RayExecutor:
             )
         except self._ray.exceptions.RayError as error:
             raise ConfigError(
-                f"Every node of the cluster must execute a short task. Got: {first_line(error)} Wait until lost nodes "
+                f"Every node of the cluster must execute a short task. Got: {first_line(error)}. Wait until lost nodes "
                 "have left the cluster (`ray status`), then repeat the command."
             ) from error
         finally:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, first_line
 from softprune.sweep.executor import Arguments
 from softprune.train.control import EXIT_STOPPED
 
@@ -153,13 +153,13 @@ class RayTask:
         try:
             self._code = self._ray.get(self._reference)
         except (errors.RayTaskError, errors.RuntimeEnvSetupError) as error:
-            self._note(f"softprune: the run could not be started on its node: {first_line(error)}")
+            self._note(f"softprune: the run could not be started on its node: {first_line(error)}.")
             self._code = 1
         except errors.RayError as error:
             self._lost += 1
             if self._stopping or self._lost > self._options.retries:
                 self._note(
-                    f"softprune: the worker or node of this run was lost {self._lost} times: {first_line(error)}"
+                    f"softprune: the worker or node of this run was lost {self._lost} times: {first_line(error)}."
                 )
                 self._code = 1
                 return
@@ -215,9 +215,3 @@ def _die_with_parent() -> None:
     """Have the kernel kill this process when the Ray worker dies, so that the run can be resumed elsewhere."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, on Linux
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of the error's message as a sentence."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return line if line.endswith((".", "!", "?")) else f"{line}."
