@@ -14,6 +14,7 @@ import contextlib
 import gc
 import importlib
 import json
+import math
 import os
 import platform
 import random
@@ -129,9 +130,9 @@ def _inputs(names: list[str], count: int) -> list[tuple[str, int]]:
     """Return the inputs, formats in turn."""
     whole = sum(FORMATS[name].share for name in names)
     inputs = [
-        ((number + 0.5) / max(round(count * FORMATS[name].share / whole), 1), name, number)
+        ((number + 0.5) / math.ceil(count * FORMATS[name].share / whole), name, number)
         for name in names
-        for number in range(max(round(count * FORMATS[name].share / whole), 1))
+        for number in range(math.ceil(count * FORMATS[name].share / whole))
     ]
     return [(name, number) for _, name, number in sorted(inputs)]
 

@@ -22,7 +22,7 @@ def test_mutated_inputs_have_no_findings(tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert " 0 findings" in done.stdout
     record = json.loads((tmp_path / "record.json").read_text())
-    assert record["inputs"] == sum(sum(counts.values()) for counts in record["formats"].values()) >= COUNT - 9
+    assert record["inputs"] == sum(sum(counts.values()) for counts in record["formats"].values()) >= COUNT
 
 
 def test_every_option_of_every_command_is_tried() -> None:
