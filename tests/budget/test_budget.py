@@ -101,7 +101,7 @@ def test_a_cut_can_be_final_earlier():
     assert not budget.is_final
     budget.update(300)
     assert budget.is_final
-    with pytest.raises(CheckpointError, match="'latest' is 600; got 300"):
+    with pytest.raises(CheckpointError, match=r"'final_at' is 0\.6; got 0\.3"):
         usual.check_state(budget.state_dict())
 
 
@@ -466,6 +466,7 @@ def test_rounding_holds_and_a_gap_is_reported(caplog):
         ({"strength": 1e-4}, "exclude each other"),
         ({"total_steps": None}, "needs `total_steps`"),
         ({"total_steps": 0}, "needs `total_steps`"),
+        ({"final_at": "0.3"}, "`final_at`.*Got '0.3'"),
         ({"final_at": 1.5}, "`final_at`.*must be more than 0 and less than 1. Got 1.5"),
         ({"target": None}, "needs a `target`"),
         ({"target": {"macs": 0.5, "params": 0.5}}, "one key"),

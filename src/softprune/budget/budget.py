@@ -38,8 +38,6 @@ KEPT_STRENGTH = 1e-4
 """The largest strength on the channels to keep of a network that was trained before: that of runs at a fixed strength.
 Only the channels to remove get more, so that a short training does not lose what the others have learned. In an
 untrained network all channels are alike, and which of them to keep must show first."""
-MANY_ALIVE = 0.05
-"""The share of all channels that may be removed although they are alive before a warning says so."""
 _UPDATES = 100
 _NEAR_ENOUGH = 0.002
 """How far under the limit a cut ends, as a share of it, where single channels allow it."""
@@ -79,13 +77,13 @@ class Budget(Limit):
                 "`target` needs `total_steps`, the number of optimizer steps of the whole training. "
                 f"Got total_steps = {total_steps!r}."
             )
-        if not 0 < final_at < 1:
+        if not isinstance(final_at, int | float) or not 0 < final_at < 1:
             raise ConfigError(
                 "`final_at`, the share of the training after which the cut is final, must be more than 0 and less than "
                 f"1. Got {final_at!r}; the default is {FINAL_AT:g}."
             )
         super().__init__(target, prunable, batch=batch)
-        self.total_steps = total_steps
+        self.total_steps, self.final_at = total_steps, final_at
         # The cut is pursued as in a training of this length with the default `FINAL_AT`.
         pursuit = max(1, round(total_steps * final_at / FINAL_AT))
         adapt = min(ADAPT_STEPS, total_steps // 2)
@@ -270,39 +268,10 @@ class Budget(Limit):
             self.channels.in_force = in_force
 
     def _report(self, cut: Cut, step: int | None, scores: Masks, masks: Masks) -> None:
-        figure, width = self.target.figure, sum(self.channels.widths.values())
-        logger.info(
-            "final cut%s: %s of %s (%.2f%%), limit %s",
-            "" if step is None else f" after step {step}",
-            figure(cut.cost),
-            figure(self.dense),
-            100 * cut.cost / self.dense,
-            figure(self.limit),
-        )
-        alive = sum(int(((score > 0) & ~masks[name]).sum()) for name, score in scores.items())
-        if self.finalised_step is None and alive > MANY_ALIVE * width:
-            logger.warning(
-                "softprune: %s channels (%.0f%%) are still alive but must be removed to meet the target. Train longer, "
-                "raise the learning rate (SGD's, as in the paper, prunes faster than Adam's), or relax the target",
-                f"{alive:,}",
-                100 * alive / width,
-            )
-        if cut.cost > self.limit:
-            logger.warning(
-                "softprune: no cut fits the target: at least %s stay, the limit is %s",
-                figure(cut.cost),
-                figure(self.limit),
-            )
-        elif cut.cost < (1 - CLOSE) * self.limit:
-            logger.warning(
-                "softprune: the cut leaves %s, more than %g%% under the limit of %s: %s",
-                figure(cut.cost),
-                100 * CLOSE,
-                figure(self.limit),
-                "more channels have died than the target asks for"
-                if self.prunable.round_to == 1
-                else f"channels are kept in multiples of {self.prunable.round_to}",
-            )
+        alive = 0
+        if self.finalised_step is None:
+            alive = sum(int(((score > 0) & ~masks[name]).sum()) for name, score in scores.items())
+        self.log_cut(cut, step, alive, sum(self.channels.widths.values()))
 
     @torch.no_grad()
     def copy_to(self, network: nn.Module) -> None:
@@ -329,7 +298,7 @@ class Budget(Limit):
             "key": self.target.key,
             "limit": self.limit,
             "total_steps": self.total_steps,
-            "latest": self.latest,
+            "final_at": self.final_at,
             "was_trained": self.was_trained,
             "controller": self.controller.state_dict(),
             "cost_weights": self.cost_weights.state_dict(),
@@ -359,16 +328,16 @@ class Budget(Limit):
         self.channels.in_force = state["in_force"]
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise a CheckpointError unless a state is of this target and length of training."""
+        """Raise a CheckpointError unless a state is of this target, length of training and `final_at`."""
         self._check_same(state, "key", self.target.key)
         self._check_same(state, "total_steps", self.total_steps)
-        self._check_same(state, "latest", self.latest)
+        self._check_same(state, "final_at", self.final_at)
         if not self.measure.is_timed:
             self._check_same(state, "limit", self.limit)
 
     def _check_same(self, state: dict[str, Any], key: str, value: object) -> None:
         if state.get(key) != value:
             raise CheckpointError(
-                f"a budget's state must be of the same target and length of training. Its {key!r} is {value!r}; got "
-                f"{state.get(key)!r}. Make the pruner as that of the checkpoint was made."
+                f"a budget's state must be of the same target, length of training and final_at. Its {key!r} is "
+                f"{value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
             )

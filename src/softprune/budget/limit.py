@@ -1,5 +1,6 @@
 """The limit of a target, whether a network can meet it, and cuts that do."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,11 @@ from softprune.budget.search import CLOSE, Counts, Cut, CutSearch
 from softprune.config.target import TargetLike, read_target
 from softprune.errors import ConfigError
 from softprune.surgery import plain_copy
+
+logger = logging.getLogger(__name__)
+
+MANY_ALIVE = 0.05
+"""The share of all channels that may be removed although they are alive before a warning says so."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,41 @@ class Limit:
         if counts is None or not (1 - CLOSE) * self.limit <= search.cost(counts) <= self.limit:
             counts = self._counts = search.fit().counts
         return search.masks(counts)
+
+    def log_cut(self, cut: Cut, step: int | None, alive: int, channels: int) -> None:
+        """Log a final cut. Warn if many of the `channels` were removed `alive`, or if the cut is not near the limit."""
+        figure = self.target.figure
+        logger.info(
+            "final cut%s: %s of %s (%.2f%%), limit %s",
+            "" if step is None else f" after step {step}",
+            figure(cut.cost),
+            figure(self.dense),
+            100 * cut.cost / self.dense,
+            figure(self.limit),
+        )
+        if alive > MANY_ALIVE * channels:
+            logger.warning(
+                "softprune: %s channels (%.0f%%) are still alive but must be removed to meet the target. Train longer, "
+                "raise the learning rate (SGD's, as in the paper, prunes faster than Adam's), or relax the target",
+                f"{alive:,}",
+                100 * alive / channels,
+            )
+        if cut.cost > self.limit:
+            logger.warning(
+                "softprune: no cut fits the target: at least %s stay, the limit is %s",
+                figure(cut.cost),
+                figure(self.limit),
+            )
+        elif cut.cost < (1 - CLOSE) * self.limit:
+            logger.warning(
+                "softprune: the cut leaves %s, more than %g%% under the limit of %s: %s",
+                figure(cut.cost),
+                100 * CLOSE,
+                figure(self.limit),
+                "more channels have died than the target asks for"
+                if self.prunable.round_to == 1
+                else f"channels are kept in multiples of {self.prunable.round_to}",
+            )
 
     def status(self, masks: Mapping[str, Tensor], strength: float) -> BudgetStatus:
         """Return where the budget is, given the masks and the strength in force."""

@@ -15,7 +15,7 @@ from softprune.errors import SoftpruneError
 EXIT_ERROR = 2
 """The user can correct the error; the message says how."""
 
-COMMANDS = ("train", "sweep", "lists", "networks", "deploy", "reports")
+COMMANDS = ("train", "sweep", "lists", "datasets", "networks", "deploy", "reports")
 """Modules that register commands when they are imported, in the order of the help."""
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""Lists: `runs`, `recipes`, `methods`, `models`, `data`; and `shards`, which writes a data set."""
+"""Lists: `runs`, `recipes`, `methods`, `models`."""
 
 import os
 from collections.abc import Iterator
@@ -135,27 +135,3 @@ def models(as_json: Json = False) -> None:
 
     rows = [[name, "x".join(map(str, entry.input_shape)), entry.description] for name, entry in REGISTRY.items()]
     print_facts(["model", "input", "description"], rows, as_json=as_json)
-
-
-@command
-def data(as_json: Json = False) -> None:
-    """List the data sets (`data.name` in a recipe)."""
-    from softprune.data import DATASETS
-
-    rows = [[name, "yes" if entry.needs_root else "no", entry.description] for name, entry in DATASETS.items()]
-    print_facts(["data", "--data-dir", "description"], rows, as_json=as_json)
-
-
-@command
-def shards(
-    folder: Annotated[Path, typer.Argument(help="Images: train/CLASS/*.jpeg and val/CLASS/*.jpeg.")],
-    out: Annotated[Path, typer.Argument(help="Folder for the shards.")],
-    per_shard: Annotated[int, typer.Option("--per-shard", min=1, help="Images per shard.")] = 1000,
-) -> None:
-    """Write a folder of images as tar shards (WebDataset layout). Repeat the command to resume."""
-    from softprune.data.shards import write_shards
-
-    written: list[Path] = []
-    write_shards(folder, out, per_shard=per_shard, on_shard=written.append)
-    say(f"{len(written)} shards in {out}")
-    say(f"Train on them: softprune train RECIPE --data webdataset --data-dir {out}")

@@ -59,7 +59,7 @@ class MethodConfig(Section):
     cost_weighting: Annotated[float, Ge(0), Le(1)] = 0.0
     """Exponent a of the cost in the sparsity loss: the strength of a channel is proportional to (MACs that its
     removal saves) to the power a, or to what the target measures. 0 gives all channels the same strength."""
-    final_at: Annotated[float, Ge(0.05), Le(0.9)] = FINAL_AT
+    final_at: Annotated[float, Gt(0), Lt(1)] = FINAL_AT
     """Share of the training after which the cut of a target is final, at the latest. Give less when trained weights are
     pruned in few epochs: the compact network then has longer to recover."""
     latency_batch: PositiveCount = 1

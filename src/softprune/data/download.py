@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from softprune.errors import DataError
+from softprune.errors import DataError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +84,8 @@ def _copy_from_storage(url: str, scheme: str, archive: Path) -> None:
             f"`pip install 'fsspec[{scheme}]'`."
         ) from error
     except Exception as error:  # each storage raises errors of its own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(
-            f"{url} could not be downloaded: {reason.rstrip('.')}. Check the URL and the credentials of its storage."
+            f"{url} could not be downloaded: {first_line(error)}. Check the URL and the credentials of its storage."
         ) from error
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from softprune.data.datasets import DataBundle
 from softprune.data.folder import require_decoder
 from softprune.data.images import Crops, EncodedDataset
-from softprune.errors import DataError
+from softprune.errors import DataError, first_line
 
 _TEST_SPLITS = ("validation", "val", "valid", "test")
 """Names of the test images, best first: the split `test` of some sets has no labels."""
@@ -65,7 +65,7 @@ def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, down
                 download_config=datasets.DownloadConfig(local_files_only=not download),
             )
     except Exception as error:  # of the network, the Hub, or files in any format
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise DataError(
             f"data.repo must be an image set of the Hugging Face Hub, or a folder that save_to_disk wrote. Got "
             f"{repo!r}: {reason.rstrip('.')}. Check the name, and set data.download = true to fetch it."
