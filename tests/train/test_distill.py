@@ -63,6 +63,13 @@ def test_a_run_and_a_file_are_the_same_teacher(tiny: Tiny, tmp_path: Path) -> No
     assert metrics(tmp_path / "by-dense") == metrics(tmp_path / "by-w.pt")
 
 
+def test_a_network_can_learn_from_the_one_it_starts_from(tiny: Tiny, tmp_path: Path) -> None:
+    start(tiny("method.name=dense", "train.epochs=1"), tmp_path / "dense")
+    for name, teacher in (("start", "start"), ("named", "dense"), ("alone", "")):
+        start(tiny("train.epochs=1", "model.weights=dense", f"distill.teacher={teacher}"), tmp_path / name)
+    assert metrics(tmp_path / "start") == metrics(tmp_path / "named") != metrics(tmp_path / "alone")
+
+
 def test_another_teacher_is_noticed_on_resume(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start(tiny("method.name=dense", "train.epochs=1"), tmp_path / "dense")
     state = read_newest(tmp_path / "dense" / "checkpoints")[1]["model"]
@@ -85,6 +92,7 @@ def test_wrong_teachers_are_refused_and_nothing_is_written(
 
     refused("does not exist", "distill.teacher=nowhere.pt")
     refused("needs the dense baseline", "distill.teacher=baseline")
+    refused(r"needs the trained network to start from. Got model\.weights", "distill.teacher=start")
     refused(r"model\.weights = .baseline. needs the dense baseline", "model.weights=baseline")
     refused("exclude each other", "distill.teacher=w.pt", "train.label_smoothing=0.1")
     with monkeypatch.context() as patch:

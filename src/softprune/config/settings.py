@@ -31,6 +31,8 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 BASELINE = "baseline"
 """`model.weights` and `distill.teacher` for the dense network that `train.dense_baseline` trains first."""
+START = "start"
+"""`distill.teacher` for the network that `model.weights` names."""
 
 
 class ModelConfig(Section):
@@ -205,8 +207,8 @@ class DistillConfig(Section):
     section: ClassVar[str] = "distill"
 
     teacher: str = ""
-    """The trained dense network: `baseline` for the one that `train.dense_baseline` trains first, the folder of
-    another run, or a file with its weights. Empty for no distillation."""
+    """The trained dense network: `baseline` for the one that `train.dense_baseline` trains first, `start` for the one
+    that `model.weights` names, the folder of another run, or a file with its weights. Empty for no distillation."""
     weight: Annotated[float, Gt(0), Le(1)] = 0.5
     """Share of the distillation loss; the rest is the cross-entropy with the labels."""
     temperature: Positive = 2.0

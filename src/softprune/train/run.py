@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from softprune.config.method import MethodConfig
-from softprune.config.settings import BASELINE, DistillConfig, RunConfig
+from softprune.config.settings import BASELINE, START, DistillConfig, RunConfig
 from softprune.data import DataBundle, load_data
 from softprune.distributed import World, join_world, leave_world, may_restart
 from softprune.errors import CheckpointError, ConfigError, DataError
@@ -139,15 +139,26 @@ def _claim(folder: RunFolder, world: World) -> AbstractContextManager[None]:
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:
-    """Return ``config`` with absolute paths, so that a run can be resumed and repeated from any folder."""
+    """Return ``config`` with absolute paths, so that a run can be resumed and repeated from any folder.
+
+    The teacher `start` becomes the path of ``model.weights``.
+    """
 
     def absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute()) if path not in ("", BASELINE) else path
 
+    teacher = config.distill.teacher
+    if teacher == START:
+        teacher = config.model.weights
+        if not teacher:
+            raise ConfigError(
+                f'distill.teacher = "{START}" needs the trained network to start from. Got model.weights = ""; set it '
+                "to the folder of a run or a weights file."
+            )
     return config.replace(
         data=config.data.replace(dir=absolute(config.data.dir)),
         model=config.model.replace(weights=absolute(config.model.weights)),
-        distill=config.distill.replace(teacher=absolute(config.distill.teacher)),
+        distill=config.distill.replace(teacher=absolute(teacher)),
     )
 
 

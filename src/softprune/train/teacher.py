@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune import models
-from softprune.config.settings import BASELINE, ModelConfig, RunConfig
+from softprune.config.settings import BASELINE, START, ModelConfig, RunConfig
 from softprune.data import DataBundle
 from softprune.distillation import distillation_loss
 from softprune.distributed import World
@@ -108,8 +108,8 @@ def _file_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
     """Build the run's own network with the weights of a file."""
     if not path.exists():
         raise ConfigError(
-            f'distill.teacher must be "{BASELINE}", the folder of a run or a file with weights. Got {path}, which does '
-            "not exist."
+            f'distill.teacher must be "{BASELINE}", "{START}", the folder of a run or a file with weights. Got {path}, '
+            "which does not exist."
         )
     network = _built(config.model, data)
     network.load_state_dict(read_weights(path))
