@@ -2,6 +2,7 @@
 masks and without.
 
     python benchmarks/step_time.py --out benchmarks/records/step_time.json
+    python benchmarks/step_time.py --out benchmarks/records/teacher_time.json --teacher --models resnet56 --batch 128
 
 Images are synthetic, of CIFAR's shape. The record is written after every measurement, so that a run that
 meets its time limit keeps what it has; run it again with the same --out and it continues with the rest.
@@ -43,6 +44,7 @@ from softprune.methods import SoftPruner
 from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.train.optim import Schedule, make_sgd
 from softprune.train.step import StepOptions, TrainStep
+from softprune.train.teacher import Teacher
 
 MODELS = ("vgg16", "resnet56", "vgg19", "densenet40", "resnet164")
 MODES = {"eager": "eager", "graph": "cuda_graph", "fast": "auto"}
@@ -59,9 +61,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         _write(record, options.out)
     # With masks first: its start-up must not find kernels that the other has compiled.
     masks = {"off": (False,), "on": (True,), "both": (True, False)}[options.masks]
+    kinds = [{"masks": masked} for masked in masks]
+    if options.teacher:
+        kinds = [{"masks": True, "teacher": True}, {"masks": True, "teacher": False}]
     for model, variant, precision in itertools.product(options.models, options.variants, options.precisions):
         key = {"model": model, "variant": variant, "precision": precision}
-        wanted = [key | {"masks": masked} for masked in masks]
+        wanted = [key | kind for kind in kinds]
         wanted = [key for key in wanted if not any(key.items() <= row.items() for row in record["rows"])]
         if not wanted:
             continue
@@ -82,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=sorted(models.REGISTRY))
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=("plain", *MODES))
     parser.add_argument("--masks", default="both", choices=("both", "on", "off"))
+    parser.add_argument("--teacher", action="store_true", help="masks with distillation, and without")
     parser.add_argument("--precisions", nargs="+", default=["bf16"], choices=("fp32", "bf16"))
     parser.add_argument("--contiguous", action="store_true", help="channels-first memory order in bf16 too")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -263,6 +269,7 @@ def our_steps(
         make_batches(bundle, EpochSampler(size=options.images, batch_size=options.batch), device=device),
         schedule=Schedule(base=0.1),
         pruner=pruner,
+        teacher=_teacher(key["model"], options) if key.get("teacher") else None,
         options=StepOptions(
             mode=MODES[key["variant"]],
             bf16=bf16,
@@ -272,6 +279,14 @@ def our_steps(
     )
     steps = itertools.chain.from_iterable(step.epoch(number) for number in itertools.count())
     return steps, lambda: {"mode": step.mode, "prepare_seconds": round(step.startup_seconds, 2)}
+
+
+def _teacher(model: str, options: argparse.Namespace) -> Teacher:
+    """A dense network of the same kind, as recipes load it."""
+    dense = models.build(model, 10).to(options.device).eval().requires_grad_(False)
+    if not options.contiguous:
+        dense.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Teacher(dense, weight=0.9, temperature=4.0, checksum="")
 
 
 def _profile(steps: Iterator[Any], rows: int) -> None:
