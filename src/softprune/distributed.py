@@ -1,5 +1,6 @@
 """Distributed training: the processes that torchrun started, or a single one."""
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -87,6 +90,7 @@ def join_world(device: str = "auto") -> World:
     if own.type == "cuda":
         torch.cuda.set_device(own)
     if not dist.is_initialized():
+        _warn_of_shared_store()
         dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
     return World(rank=dist.get_rank(), size=dist.get_world_size(), device=own)
 
@@ -94,6 +98,21 @@ def join_world(device: str = "auto") -> World:
 def may_restart() -> bool:
     """Return whether torchrun starts this process again after a failure (`--max-restarts`)."""
     return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in ("", "0")
+
+
+def _warn_of_shared_store() -> None:
+    """Warn if processes on several nodes may not find each other after a restart.
+
+    They exchange addresses through a store of torchrun, which by default outlives a restart and still has the addresses
+    of the processes before it.
+    """
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    several = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
+    if shared and several and may_restart() and os.environ.get("RANK") == "0":
+        log.warning(
+            "softprune: after a restart by torchrun, processes on several nodes can wait for each other forever. "
+            "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node before you start torchrun."
+        )
 
 
 def leave_world() -> None:

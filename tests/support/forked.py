@@ -1,13 +1,17 @@
 """What the processes run that tests fork from a server."""
 
 import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import torch
 from dying import Death, FileOperations
 from tiny import tiny_config
 from torch import nn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import softprune
 from softprune.data import load_data
@@ -33,6 +37,38 @@ def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limi
         resume(path, time_limit=time_limit)
     else:
         start(tiny_config(Path()), path, time_limit=time_limit)
+
+
+def train_on_restarting_node(work: str, name: str, port: int) -> None:
+    """One of two torchrun agents with one worker each, which restart the workers after a failure."""
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    config = LaunchConfig(
+        min_nodes=2,
+        max_nodes=2,
+        nproc_per_node=1,
+        run_id="test",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        local_addr="127.0.0.1",
+        max_restarts=2,
+        start_method="fork",
+    )
+    elastic_launch(config, _train_and_die_once)(work, name)
+
+
+def _train_and_die_once(work: str, name: str) -> None:
+    """Train like the command line. In the first attempt, rank 1 gets SIGKILL once there is a checkpoint."""
+    os.chdir(work)
+    path = Path(name)
+    if os.environ["RANK"] == "1" and not path.exists():
+        threading.Thread(target=_die_at_checkpoint, args=(path,), daemon=True).start()
+    start(tiny_config(Path(), "records.checkpoint_steps=5"), path)
+
+
+def _die_at_checkpoint(run: Path) -> None:
+    while not list(run.glob("checkpoints/*.ckpt")):
+        time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def recalibrate_in_two(folder: str, rank: int) -> None:

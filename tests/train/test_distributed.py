@@ -5,12 +5,14 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from forked import train_or_resume_in_two
+from forked import train_on_restarting_node, train_or_resume_in_two
 from killing import fork_server
 from tiny import assert_same, final_state, metrics, tiny_config, tiny_recipe
 
@@ -18,6 +20,7 @@ from softprune.config.settings import RunConfig
 from softprune.data import load_data
 from softprune.data.batches import make_batches
 from softprune.data.sampler import EpochSampler
+from softprune.distributed import join_world
 from softprune.errors import ConfigError
 from softprune.masks import Clock
 from softprune.runs.checkpoint import read_newest
@@ -166,15 +169,51 @@ def test_another_number_of_processes_keeps_the_batch(
     assert "The batch of all processes together stays the same" in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_torchrun_restarts_a_killed_worker_and_the_result_is_the_same(tmp_path: Path) -> None:
+    tiny_recipe(tmp_path)
+    in_two(tmp_path, "whole")
+    port = free_port()
+    run_together([(train_on_restarting_node, (str(tmp_path), "killed", port)) for _ in range(2)])
+    result = RunFolder(tmp_path / "killed").read_result()
+    assert [session.environment.processes for session in result.sessions] == [2, 2]
+    assert result.sessions[1].batch > 0
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    assert_same(final_state(tmp_path / "killed"), final_state(tmp_path / "whole"))
+
+
+def test_a_restart_that_cannot_work_is_announced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    elastic = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "3", "GROUP_WORLD_SIZE": "2"}
+    world = {"RANK": "0", "WORLD_SIZE": "2", **elastic}
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend: None)
+    for name in ("get_rank", "get_world_size"):
+        monkeypatch.setattr(torch.distributed, name, lambda: 0)
+    for alone in ({"GROUP_WORLD_SIZE": "1"}, {"TORCHELASTIC_MAX_RESTARTS": "0"}, {"RANK": "1"}):
+        for key, value in {**world, **alone}.items():
+            monkeypatch.setenv(key, value)
+        join_world("cpu")
+    assert not caplog.text
+    for key, value in world.items():
+        monkeypatch.setenv(key, value)
+    join_world("cpu")
+    assert "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in caplog.text
+
+
 def in_two(work: Path, name: str, time_limit: float | None = None) -> None:
     """The tiny run in two processes. Only the first has the time limit: it must stop both."""
     port = free_port()
-    server = fork_server()
     limits = (time_limit, None)
-    processes = [
-        server.Process(target=train_or_resume_in_two, args=(str(work), name, rank, port, limits[rank]))
-        for rank in range(2)
-    ]
+    run_together([(train_or_resume_in_two, (str(work), name, rank, port, limits[rank])) for rank in range(2)])
+
+
+def run_together(calls: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+    """Run each call in a process of its own."""
+    server = fork_server()
+    processes = [server.Process(target=function, args=arguments) for function, arguments in calls]
     for process in processes:
         process.start()
     for process in processes:
