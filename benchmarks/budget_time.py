@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import softprune as sp
-from softprune.runs.environment import command_line
+from softprune.runs.resume import command_line
 
 TOTAL = 10_000
 

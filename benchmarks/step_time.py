@@ -38,8 +38,7 @@ from torch import nn
 import softprune
 from softprune import models
 from softprune.data import ArrayDataset, Augmentation, DataBundle
-from softprune.data.batches import make_batches
-from softprune.data.sampler import EpochSampler
+from softprune.data.batches import EpochSampler, make_batches
 from softprune.methods import SoftPruner
 from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.train.optim import Schedule, make_sgd

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from softprune.bench import Timing, alternate
-from softprune.bench.timing import paired_ratio
+from softprune.bench.results import paired_ratio
 
 
 def test_the_slower_call_is_seen_to_be_slower() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from softprune.cli.results import print_result
+from softprune.cli.reports import print_result
 from softprune.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]

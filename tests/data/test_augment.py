@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from softprune.data import ArrayDataset, Augmentation
 from softprune.data.augment import augmented_batch, image_words
-from softprune.data.erasing import erased_pixels
+from softprune.data.mixing import erased_pixels
 from softprune.rng import Clock, uniform_noise
 
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from softprune.data import ArrayDataset, Augmentation, DataBundle, load_data
-from softprune.data.batches import ArrayBatches, LoaderBatches, make_batches
-from softprune.data.sampler import EpochSampler
+from softprune.data.batches import ArrayBatches, EpochSampler, LoaderBatches, make_batches
 from softprune.errors import ConfigError
 from softprune.rng import Clock
 

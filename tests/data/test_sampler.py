@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from softprune.data.sampler import EpochSampler
+from softprune.data.batches import EpochSampler
 from softprune.errors import ConfigError
 
 

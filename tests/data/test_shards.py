@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from softprune.data import BatchLoader, load_data
+from softprune.data.batches import EpochSampler
 from softprune.data.images import BrokenImage
-from softprune.data.sampler import EpochSampler
 from softprune.data.shards import expand_braces, write_shards
 from softprune.errors import ConfigError, DataError
 

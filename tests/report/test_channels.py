@@ -3,8 +3,7 @@
 import math
 import random
 
-from softprune.report.channels import KEPT_ROWS, ROWS, tally, view_of
-from softprune.report.decisions import Rule
+from softprune.report.channels import KEPT_ROWS, ROWS, Rule, tally, view_of
 from softprune.runs.result import SiteRecord
 
 RULE = Rule(delta=0.05, c=0.95)

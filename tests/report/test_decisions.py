@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softprune.report.decisions import QUADRANTS, Rule, decide, exemplar, rule_of
+from softprune.report.channels import QUADRANTS, Rule, decide, exemplar, rule_of
 from softprune.runs.result import SiteRecord
 
 RULE = Rule(delta=0.05, c=0.95)

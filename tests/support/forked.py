@@ -15,8 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import softprune
 from softprune.data import load_data
-from softprune.data.batches import make_batches
-from softprune.data.sampler import EpochSampler
+from softprune.data.batches import EpochSampler, make_batches
 from softprune.export import to_torch_export
 from softprune.report import render_run
 from softprune.runs.folder import RunFolder

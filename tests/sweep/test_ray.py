@@ -17,10 +17,9 @@ from softprune.cli import sweep as sweep_command
 from softprune.errors import ConfigError
 from softprune.sweep import ray_executor, ray_task
 from softprune.sweep.grid import read_sweep
-from softprune.sweep.jobs import SweepListener
 from softprune.sweep.ray_executor import RayExecutor
 from softprune.sweep.ray_task import RayOptions
-from softprune.sweep.runner import SweepRunner
+from softprune.sweep.runner import SweepListener, SweepRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 

@@ -13,8 +13,7 @@ from tiny import tiny_recipe
 
 from softprune.errors import ConfigError
 from softprune.sweep.grid import read_sweep
-from softprune.sweep.halving import Halving
-from softprune.sweep.jobs import Job
+from softprune.sweep.runner import Halving, Job
 from softprune.sweep.search import Search, read_search
 
 SPACE = {"method.strength": {"low": 1e-4, "high": 1e-2, "log": True}, "optimizer.lr": {"low": 0.1, "high": 0.5}}

@@ -18,8 +18,7 @@ from softprune.errors import CheckpointError, ConfigError
 from softprune.runs.folder import RunFolder
 from softprune.sweep.executor import LocalPool
 from softprune.sweep.grid import Cell, Sweep, _Earlier, read_sweep
-from softprune.sweep.jobs import Job, SweepListener
-from softprune.sweep.runner import SweepRunner
+from softprune.sweep.runner import Job, SweepListener, SweepRunner
 
 GRID = """
 [grid]

@@ -18,8 +18,7 @@ from tiny import assert_same, final_state, metrics, tiny_config, tiny_recipe
 
 from softprune.config.settings import RunConfig
 from softprune.data import load_data
-from softprune.data.batches import make_batches
-from softprune.data.sampler import EpochSampler
+from softprune.data.batches import EpochSampler, make_batches
 from softprune.distributed import join_world
 from softprune.errors import ConfigError
 from softprune.masks import Clock

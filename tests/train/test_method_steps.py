@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune import hardware
 from softprune.data import ArrayDataset, Augmentation, DataBundle
-from softprune.data.batches import make_batches
-from softprune.data.sampler import EpochSampler
+from softprune.data.batches import EpochSampler, make_batches
 from softprune.fused import training as convolutions
 from softprune.methods import REGISTRY, RandomPruner
 from softprune.train import capture as capture_module

@@ -9,8 +9,7 @@ from killing import fork_server
 from torch import nn
 
 from softprune.data import load_data
-from softprune.data.batches import make_batches
-from softprune.data.sampler import EpochSampler
+from softprune.data.batches import EpochSampler, make_batches
 from softprune.masks import Clock
 from softprune.train.stage import recalibrate
 

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from softprune.data import ArrayDataset, Augmentation, DataBundle
-from softprune.data.batches import make_batches
-from softprune.data.sampler import EpochSampler
+from softprune.data.batches import EpochSampler, make_batches
 from softprune.errors import CheckpointError, ConfigError, NonFiniteLoss
 from softprune.masks import Clock, MaskConfig, SoftGate, mask_, sparsity_loss
 from softprune.masks.model import hook_root_

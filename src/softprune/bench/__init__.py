@@ -2,7 +2,6 @@
 
 from softprune.bench.backends import BACKENDS
 from softprune.bench.measure import compare_latency
-from softprune.bench.results import BenchReport, BenchRow
-from softprune.bench.timing import Timing, alternate
+from softprune.bench.results import BenchReport, BenchRow, Timing, alternate
 
 __all__ = ["BACKENDS", "BenchReport", "BenchRow", "Timing", "alternate", "compare_latency"]

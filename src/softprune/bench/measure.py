@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from softprune.bench.backends import BACKENDS, COMPILED, Ready, Setting, cpu_threads
-from softprune.bench.results import BenchReport, BenchRow, advice
-from softprune.bench.timing import Timing, alternate, paired_ratio
+from softprune.bench.results import BenchReport, BenchRow, Timing, advice, alternate, paired_ratio
 from softprune.costs import cost
 from softprune.errors import ConfigError, SoftpruneError, check_choice, first_line
 from softprune.export import fold_batch_norms

@@ -18,7 +18,7 @@ from softprune.cli.output import (
     say,
 )
 from softprune.runs.result import Epoch, Totals
-from softprune.sweep.jobs import Job, SweepListener
+from softprune.sweep.runner import Job, SweepListener
 from softprune.train.control import Listener
 
 

@@ -9,8 +9,7 @@ import typer
 from softprune.cli.app import command
 from softprune.cli.options import DataDir, TimeLimit, parse_time
 from softprune.cli.output import error_line, print_facts, print_table, say
-from softprune.cli.reports import print_comparison
-from softprune.cli.results import method_titles
+from softprune.cli.reports import method_titles, print_comparison
 from softprune.errors import ConfigError
 from softprune.train.control import EXIT_STOPPED
 

@@ -188,7 +188,7 @@ def _conclude(outcome: "Outcome") -> None:
         own = "".join(f" {shlex.quote(part)}" for part in own_code(outcome.folder.read_config()))
         say(f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}{own}")
         raise typer.Exit(EXIT_STOPPED)
-    from softprune.cli.results import print_result, write_report
+    from softprune.cli.reports import print_result, write_report
 
     assert outcome.result is not None
     print_result(outcome.result)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softprune.data.datasets import ArrayDataset, Augmentation
-from softprune.data.erasing import DRAWS, erased_pixels
+from softprune.data.mixing import DRAWS, erased_pixels
 from softprune.rng import Clock, channel_words, uniform_noise
 
 # Takes the place of a site's number; far above any of them, so that masks and images never share their noise.

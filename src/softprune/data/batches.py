@@ -1,7 +1,7 @@
-"""The batches of a training step: gathered from images on the device, or loaded by worker processes."""
+"""The order of the training images, and batches gathered on the device or loaded by worker processes."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,12 +10,84 @@ from softprune.data.augment import augmented_batch, image_words
 from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
 from softprune.data.images import normalised
 from softprune.data.loader import BatchLoader
-from softprune.data.sampler import EpochSampler
 from softprune.errors import ConfigError
-from softprune.rng import Clock
+from softprune.rng import Clock, hashed_permutation
+
+# Takes the place of a site's number; far above any of them, so that masks and order never share their noise.
+_ORDER = 0x6F726465
 
 
-class BatchSource(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class EpochSampler:
+    """Batches of image indices, all of them full.
+
+    They are cut from an endless sequence of permutations, like the authors' queue: an epoch has
+    ceil(size / batch_size) steps, and if it ends inside a permutation, the next epoch continues there. In the long run
+    every image is used equally often.
+
+    With several processes each takes its slice of every batch, so that together they process the same batches as one.
+    """
+
+    size: int
+    """Number of images."""
+    batch_size: int
+    """Images per optimizer step, over all processes."""
+    seed: int = 0
+    """Together with the epoch, determines the order."""
+    rank: int = 0
+    """Rank of this process."""
+    world_size: int = 1
+    """Number of processes."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.batch_size < 1:
+            raise ConfigError(
+                "A sampler needs at least one image, and batches of at least one image. "
+                f"Got {self.size} images and batches of {self.batch_size}."
+            )
+        if self.batch_size % self.world_size:
+            raise ConfigError(
+                f"The batch must divide evenly among the {self.world_size} processes. "
+                f"Got a batch size of {self.batch_size}."
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank must lie in 0 to {self.world_size - 1}. Got {self.rank}.")
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch."""
+        return -(-self.size // self.batch_size)
+
+    @property
+    def local_batch(self) -> int:
+        """Images per step in this process."""
+        return self.batch_size // self.world_size
+
+    @property
+    def local_slice(self) -> slice:
+        """The part of a batch that this process takes."""
+        return slice(self.rank * self.local_batch, (self.rank + 1) * self.local_batch)
+
+    def draws(self, epoch: int) -> Tensor:
+        """Return the number of each image of the epoch, counted since training began, (steps, local_batch)."""
+        length = self.steps * self.batch_size
+        numbers = torch.arange(epoch * length, (epoch + 1) * length)
+        return numbers.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
+
+    def indices(self, epoch: int, device: torch.device | str = "cpu") -> Tensor:
+        """Return the images of the epoch's batches, (steps, local_batch), the same on every device."""
+        length = self.steps * self.batch_size
+        first, start = divmod(epoch * length, self.size)
+        passes = range(first, first - (-(start + length) // self.size))
+        order = torch.cat([self.permutation(number, device) for number in passes])[start : start + length]
+        return order.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
+
+    def permutation(self, number: int, device: torch.device | str = "cpu") -> Tensor:
+        """Return the permutation with this number: the images sorted by a hash."""
+        return hashed_permutation(self.size, self.seed, _ORDER, number, device)
+
+
+class BatchSource:
     """The batches of an epoch, each in equal micro-batches (one, unless gradients are accumulated).
 
     A micro-batch is two tensors that identify its images; :meth:`batch` turns them into images and labels.
@@ -26,21 +98,27 @@ class BatchSource(Protocol):
     device: torch.device
     image_shape: tuple[int, ...]
     """(channels, height, width)."""
+    _order: Tensor
+    """The images of the epoch's batches, (steps, local_batch)."""
 
     def begin(self, epoch: int, start: int) -> None:
         """Start an epoch at its batch number `start`."""
+        raise NotImplementedError
 
     def before_step(self) -> None:
         """Make the next batch ready. Runs outside any graph."""
 
     def micro_batches(self, position: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return the micro-batches of the batch at `position`, a tensor of one number."""
+        raise NotImplementedError
 
     def batch(self, first: Tensor, second: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
         """Return the normalised images and the labels of a micro-batch."""
+        raise NotImplementedError
 
     def indices(self, position: int) -> list[int]:
         """Return the indices of a batch's images, for messages."""
+        return self._order[position].tolist()
 
 
 def make_batches(
@@ -61,7 +139,7 @@ def make_batches(
     return LoaderBatches(loader, sampler, bundle.input_shape, accumulate=accumulate)
 
 
-class ArrayBatches:
+class ArrayBatches(BatchSource):
     """Batches gathered from images on the device. The order of the epoch is there too, so a step needs no host."""
 
     def __init__(
@@ -77,9 +155,6 @@ class ArrayBatches:
     def begin(self, epoch: int, start: int) -> None:
         self._order.copy_(self.sampler.indices(epoch, self.device))
 
-    def before_step(self) -> None:
-        pass
-
     def micro_batches(self, position: Tensor) -> list[tuple[Tensor, Tensor]]:
         row = self._order.index_select(0, position).squeeze(0)
         return list(zip(row.chunk(self._accumulate), self._words, strict=True))
@@ -87,11 +162,8 @@ class ArrayBatches:
     def batch(self, first: Tensor, second: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
         return augmented_batch(self.data, first, self.augmentation, clock, second)
 
-    def indices(self, position: int) -> list[int]:
-        return self._order[position].tolist()
 
-
-class LoaderBatches:
+class LoaderBatches(BatchSource):
     """Batches from worker processes, copied into buffers of fixed address.
 
     They arrive as loaded, usually bytes, a quarter of the traffic of floats, and are normalised on the device.
@@ -124,6 +196,3 @@ class LoaderBatches:
 
     def batch(self, first: Tensor, second: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
         return normalised(first, self._mean, self._std), second
-
-    def indices(self, position: int) -> list[int]:
-        return self._order[position].tolist()

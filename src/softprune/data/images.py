@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softprune.data.erasing import DRAWS, erased_pixels
+from softprune.data.mixing import DRAWS, erased_pixels
 from softprune.errors import DataError
 
 if TYPE_CHECKING:

@@ -1,15 +1,23 @@
-"""Mixup and CutMix: mix each image of a batch with its neighbour, on the device and without a random generator.
+"""Random erasing, and mixup and CutMix, which mix each image of a batch with its neighbour.
 
-What is random is one draw per step from (seed, step), made on the host for a whole epoch at once. Inside the step only
-tensors are read, so it is the same eager, compiled, inside a CUDA graph, after a resume and on any number of processes.
+Everything runs on the device and without a random generator. A mix is one draw per step from (seed, step), made on the
+host for a whole epoch at once. Inside the step only tensors are read, so it is the same eager, compiled, inside a CUDA
+graph, after a resume and on any number of processes.
 """
 
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+# The usual ranges: share of the image's area, and ratio of the rectangle's sides.
+_AREA = (0.02, 0.33)
+_RATIO = 3.3
+DRAWS = 5
+"""Uniform numbers that each image takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +62,18 @@ def mixed(images: Tensor, draw: Tensor) -> Tensor:
     inside = (row >= top) & (row < bottom) & (column >= left) & (column < right)
     weight = torch.where(inside, 0.0, share)
     return weight * images + (1 - weight) * images.roll(1, 0)
+
+
+def erased_pixels(u: Tensor, probability: float, height: int, width: int) -> Tensor:
+    """Return which pixels random erasing (Zhong et al., 2020) removes, (B, height, width), from (DRAWS, B) numbers."""
+    chosen, area, ratio, top, left = u[..., None, None]
+    least, most = _AREA
+    area = (least + (most - least) * area) * (height * width)
+    ratio = torch.exp((2 * ratio - 1) * math.log(_RATIO))
+    rows = (area * ratio).sqrt().round().clamp(1, height)
+    columns = (area / ratio).sqrt().round().clamp(1, width)
+    top, left = (top * (height - rows + 1)).floor(), (left * (width - columns + 1)).floor()
+    row = torch.arange(height, device=u.device)[:, None]
+    column = torch.arange(width, device=u.device)
+    inside = (row >= top) & (row < top + rows) & (column >= left) & (column < left + columns)
+    return inside & (chosen < probability)

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from softprune.data.cifar import CIFAR10, CIFAR100, Cifar, load_cifar
-from softprune.data.datasets import DataBundle
-from softprune.data.digits import load_digits
+from softprune.data.datasets import Augmentation, DataBundle, load_digits
 from softprune.data.folder import load_folder
 from softprune.data.huggingface import load_huggingface
 from softprune.data.images import Crops
@@ -19,30 +18,11 @@ from softprune.factories import is_factory_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    """Arguments of a loader; most use only some of them."""
-
-    root: Path | None
-    """The folder that the user named, if any."""
-    device: torch.device
-    download: bool
-    crops: Crops
-    """How images in files become inputs of the network."""
-    train_shards: str
-    val_shards: str
-    repo: str
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the files."""
-        return self.root or Path("data")
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataEntry:
     """A data set that `load_data` knows."""
 
-    load: Callable[[DataOptions], DataBundle]
+    load: Callable[..., DataBundle]
+    """Called with the keywords that `load_data` passes; most loaders use only some of them."""
     description: str
     needs_root: bool
     input_shape: tuple[int, int, int] | None = None
@@ -51,13 +31,13 @@ class DataEntry:
     """None if the files determine it."""
 
 
-def _cifar(cifar: Cifar) -> Callable[[DataOptions], DataBundle]:
-    return lambda o: load_cifar(cifar, o.folder, device=o.device, download=o.download)
+def _cifar(cifar: Cifar) -> Callable[..., DataBundle]:
+    return lambda *, root, device, download, **_: load_cifar(cifar, root or "data", device=device, download=download)
 
 
 DATASETS: dict[str, DataEntry] = {
     "digits": DataEntry(
-        load=lambda o: load_digits(o.device),
+        load=lambda *, device, **_: load_digits(device),
         description="1,797 handwritten digits of 8 x 8 pixels, 10 classes; ships with softprune",
         needs_root=False,
         input_shape=(1, 8, 8),
@@ -78,19 +58,19 @@ DATASETS: dict[str, DataEntry] = {
         num_classes=100,
     ),
     "folder": DataEntry(
-        load=lambda o: load_folder(o.folder, o.crops),
+        load=lambda *, root, crops, **_: load_folder(root, crops),
         description="your images, in the ImageNet layout: train/CLASS/*.jpeg and val/CLASS/*.jpeg",
         needs_root=True,
     ),
     "webdataset": DataEntry(
-        load=lambda o: load_shards(
-            o.folder, o.crops, train_shards=o.train_shards, val_shards=o.val_shards, download=o.download
+        load=lambda *, root, crops, train_shards, val_shards, download, **_: load_shards(
+            root, crops, train_shards=train_shards, val_shards=val_shards, download=download
         ),
         description="your images, in tar shards of the WebDataset layout: train-*.tar and val-*.tar",
         needs_root=True,
     ),
     "huggingface": DataEntry(
-        load=lambda o: load_huggingface(o.repo, o.crops, o.root, download=o.download),
+        load=lambda *, repo, crops, root, download, **_: load_huggingface(repo, crops, root, download=download),
         description="an image set of the Hugging Face Hub, data.repo; needs the package datasets",
         needs_root=False,
     ),
@@ -150,7 +130,7 @@ def load_data(
         return bundle.with_holdout(holdout, seed) if holdout else bundle
     if name in ("folder", "webdataset") and folder is None:
         raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
-    options = DataOptions(
+    bundle = DATASETS[name].load(
         root=folder,
         device=torch.device(device),
         download=download,
@@ -159,12 +139,11 @@ def load_data(
         val_shards=val_shards,
         repo=repo,
     )
-    bundle = DATASETS[name].load(options)
     if erasing and name not in _IN_FILES:
         bundle = replace(bundle, augmentation=replace(bundle.augmentation, erasing=erasing))
     if holdout:
         bundle = bundle.with_holdout(holdout, seed)
-    return bundle if augment else bundle.without_augmentation()
+    return bundle if augment else replace(bundle, augmentation=Augmentation())
 
 
 def check_data_name(name: str) -> None:

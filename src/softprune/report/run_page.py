@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from softprune.io import write_atomically
-from softprune.report.channels import distributions, plane
+from softprune.report.channels import decide, distributions, plane, rule_of
 from softprune.report.curves import ACCURACY, REMOVED, Mark, Series, curves, events_of
-from softprune.report.decisions import decide, rule_of
 from softprune.report.layers import ROWS_SHOWN, flows, segments, skylines
 from softprune.report.page import render_page
 from softprune.report.text import (

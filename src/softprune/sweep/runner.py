@@ -1,14 +1,194 @@
-"""Run a sweep: order, failures, stops and resuming, whatever executes the runs."""
+"""Run a sweep: order, failures, stops, early ends of trials and resuming, whatever executes the runs."""
 
+import fcntl
+import json
+import signal
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
 
-from softprune.sweep.executor import Executor, LocalPool
-from softprune.sweep.grid import LOGS, Sweep
-from softprune.sweep.halving import Halving
-from softprune.sweep.jobs import Job, SweepListener
-from softprune.train.control import StopSignal
+from softprune.errors import FileFormatError
+from softprune.io import unwritable, write_atomically
+from softprune.runs.result import Epoch, read_metrics
+from softprune.sweep.executor import Executor, LocalPool, Task
+from softprune.sweep.grid import LOGS, Cell, Sweep
+from softprune.sweep.search import Search
+from softprune.train.control import EXIT_STOPPED, StopSignal
+
+State = Literal["waiting", "running", "done", "failed", "stopped", "blocked", "dropped"]
+"""`blocked`: the run that it comes after has no result. `dropped`: ended early by the search."""
+
+
+@dataclass
+class Job:
+    """One run of the sweep and its state."""
+
+    cell: Cell
+    log: Path
+    data_dir: str | None = None
+    state: State = "waiting"
+    seconds: float = 0.0
+    """Running time in this call of the sweep."""
+    task: Task | None = None
+    _lock: IO[str] | None = field(default=None, repr=False)
+    _began: float = 0.0
+    _asked_to_stop: bool = False
+
+    def finished(self) -> bool:
+        """Return whether the run has its result."""
+        return self.cell.folder.result.is_file()
+
+    @property
+    def dropped_file(self) -> Path:
+        """The file that says why the search dropped the run."""
+        return self.log.with_suffix(".dropped")
+
+    def rest(self) -> State:
+        """Return the state of the run while nothing works on it."""
+        return "done" if self.finished() else "dropped" if self.dropped_file.is_file() else "waiting"
+
+    def last_row(self) -> Epoch | None:
+        """Return the newest line of the run's metrics, or of its dense baseline's while that is trained."""
+        for path in (self.cell.folder.metrics, self.cell.folder.dense / "metrics.jsonl"):
+            try:
+                return read_metrics(path)[0][-1]
+            except (OSError, IndexError, FileFormatError):
+                continue  # missing, empty or damaged
+        return None
+
+    def last_words(self, lines: int = 3) -> list[str]:
+        """Return the end of the run's output, which names the reason if it failed."""
+        try:
+            text = self.log.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        return [line for line in text.splitlines() if line.strip()][-lines:]
+
+    def arguments(self) -> list[str]:
+        """Return the arguments that start or resume the run."""
+        arguments = self.cell.arguments
+        if self.data_dir is not None and arguments[0] == "resume":
+            arguments += ["--data-dir", self.data_dir]
+        return arguments
+
+    def take(self) -> bool:
+        """Lock the run. Return False while a process of an earlier sweep, or of another one, works on it."""
+        path = self.log.with_suffix(".lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = open(path, "w", encoding="utf-8")  # noqa: SIM115  (held until the run ends)
+        except OSError as error:
+            raise unwritable(path, error, "repeat the command") from error
+        try:
+            # Not the package filelock: the run's process must inherit this lock.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return False
+        self._lock = lock
+        return True
+
+    def release(self) -> None:
+        """Unlock the run."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def start(self, executor: Executor) -> None:
+        """Start the run, which must be locked."""
+        assert self._lock is not None
+        self.task = executor.start(self.arguments, self.log, self._lock)
+        self.state, self._began, self._asked_to_stop = "running", time.monotonic(), False
+
+    def poll(self) -> bool:
+        """Update the state; return whether the run ended since the last call."""
+        if self.task is None:
+            return False
+        self.seconds = time.monotonic() - self._began
+        code = self.task.poll()
+        if code is None:
+            return False
+        self.task = None
+        self.release()
+        # A process that is still importing has no handler yet, and nothing to save: SIGTERM ends it.
+        stopped = code == EXIT_STOPPED or (self._asked_to_stop and code == -signal.SIGTERM)
+        self.state = self.rest()
+        if self.state == "waiting":
+            self.state = "stopped" if stopped else "failed"
+        return True
+
+    def stop(self) -> None:
+        """Ask the run to save and exit."""
+        assert self.task is not None
+        self._asked_to_stop = True
+        self.task.stop()
+
+    def drop(self, reason: Mapping[str, Any]) -> None:
+        """End the run early, now and in later calls of the sweep."""
+        write_atomically(self.dropped_file, (json.dumps(reason) + "\n").encode(), then="repeat the command")
+        self.stop()
+
+
+class SweepListener:
+    """Receives a sweep's events. Every method does nothing; override the ones you need."""
+
+    def on_look(self, jobs: Sequence[Job]) -> None:
+        """Called several times a second."""
+
+    def on_change(self, job: Job) -> None:
+        """A run has started or ended."""
+
 
 _POLL_SECONDS = 0.25
+
+
+@dataclass
+class Halving:
+    """Ends trials early."""
+
+    search: Search
+    _seen: dict[tuple[str, int], dict[str, tuple[float, int]]] = field(default_factory=dict)
+    """For every run of the file and every rung: top-1 and MACs of the trials that reached it."""
+    _sizes: dict[str, int] = field(default_factory=dict)
+
+    def drop_losers(self, jobs: Iterable[Job]) -> None:
+        """Read the metrics of all trials, and drop those that run and are not among the best at their newest rung."""
+        for job in jobs:
+            if job.state in ("waiting", "blocked"):
+                continue
+            try:
+                size = job.cell.folder.metrics.stat().st_size
+                if self._sizes.get(job.cell.name) == size:
+                    continue  # no epoch has ended since the last look
+                self._sizes[job.cell.name] = size
+                rows = {row.number: row for row in read_metrics(job.cell.folder.metrics)[0]}
+            except (OSError, FileFormatError):
+                continue  # nothing yet, or damaged: the run itself reports it
+            for rung in self.search.rungs(job.cell.config.train.epochs):
+                seen = self._seen.setdefault((job.cell.run, rung), {})
+                row = rows.get(rung)
+                if row is None or row.test_top1 is None or job.cell.name in seen:
+                    continue
+                seen[job.cell.name] = (row.test_top1, row.macs)
+                if job.state == "running" and not self._continues(job.cell.name, seen):
+                    job.drop({"epoch": rung, "top1": row.test_top1, "macs": row.macs, "trials": len(seen)})
+                    break
+
+    def _continues(self, name: str, seen: Mapping[str, tuple[float, int]]) -> bool:
+        """Return whether a trial is not dominated, or among the best 1 / factor by the number that dominate it."""
+
+        def dominators(one: str) -> int:
+            top1, macs = seen[one]
+            return sum(
+                other_top1 >= top1 and other_macs <= macs and (other_top1, other_macs) != (top1, macs)
+                for other_top1, other_macs in seen.values()
+            )
+
+        own = dominators(name)
+        better = sum(dominators(other) < own for other in seen)
+        return own == 0 or better < len(seen) / self.search.factor
 
 
 class SweepRunner:
