@@ -39,6 +39,7 @@ def test_values_fill_the_ranges_evenly() -> None:
 
 def test_whole_numbers_and_choices() -> None:
     space = {"train.epochs": {"low": 3, "high": 5}, "optimizer.name": {"choices": ["sgd", "adamw"]}}
+    assert {point["seed"] for point in search(space={"seed": {"low": 1, "high": 3, "log": True}}).points()} == {1, 2, 3}
     points = search(trials=40, space=space).points()
     assert {point["train.epochs"] for point in points} == {3, 4, 5}
     assert {point["optimizer.name"] for point in points} == {"sgd", "adamw"}
@@ -47,13 +48,20 @@ def test_whole_numbers_and_choices() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trials": 0}, r"Got search\.trials"),
-        ({"trial": 5}, r"Got search\.trial"),
+        ({"trials": 0}, r"search\.trials must be a whole number, at least 1 and at most 5000. Got 0"),
+        ({"trail": 5}, r"\[search\] can have trials, .* Got 'trail'. Did you mean 'trials'"),
         ({"space": {}}, "at least one setting"),
-        ({"space": {"seed": {"low": 1}}}, "low and high, or choices. Got 'seed' with neither"),
+        ({"space": {"seed": [0, 1]}}, r"must be \{ low = .* Got seed = \[0, 1\]"),
+        ({"space": {"seed": {"low": 1}}}, "low and high, or choices. Got seed with low"),
+        ({"space": {"seed": {"low": "a", "high": 1}}}, "seed: low must be a finite number. Got 'a'"),
+        ({"space": {"seed": {"low": 0, "high": float("inf")}}}, "seed: high must be a finite number. Got inf"),
+        ({"space": {"seed": {"low": 0, "hihg": 1}}}, "The range of seed can have .* Did you mean 'high'"),
+        ({"space": {"seed": {"choices": []}}}, "seed: choices must be a list of at least one value"),
+        ({"space": {"seed": {"choices": [1], "log": True}}}, "without log"),
+        ({"space": {"seed": {"low": 0, "high": 1, "log": "yes"}}}, "seed: log must be true or false. Got 'yes'"),
         ({"space": {"seed": {"low": 2, "high": 1}}}, "low must be below high. Got 2 and 1"),
         ({"space": {"seed": {"low": 0, "high": 1, "log": True}}}, "must begin above 0. Got low = 0"),
-        ({"space": {"seed": {"low": 0, "high": 1, "choices": [1]}}}, "Got 'seed' with neither or both"),
+        ({"space": {"seed": {"low": 0, "high": 1, "choices": [1]}}}, "Got seed with choices, high, low"),
         ({"factor": 1}, r"search\.factor must be 2 or more"),
     ],
 )
@@ -123,6 +131,20 @@ def test_a_sweep_has_the_trials_of_its_search(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "s.toml").write_text(text + space.replace("strength'", "strenth'"))
     with pytest.raises(ConfigError, match=r"method\.strength"):
         read_sweep("s.toml")
+    for changed, message in (
+        (text.replace("seed = [0, 1]", "'method.strength' = [1]") + space, "in one place. Got method.strength"),
+        (text.replace("trials = 3", "trials = 3\nfirst_epoch = 4") + space, "first_epoch must be below .* Got 4 and 4"),
+        (text.replace("[grid]\nseed = [0, 1]", "") + "space.seed = {choices = [1]}", "lower search.trials"),
+    ):
+        (tmp_path / "s.toml").write_text(changed)
+        with pytest.raises(ConfigError, match=message):
+            read_sweep("s.toml")
+
+
+def test_a_section_must_have_trials_and_space() -> None:
+    for values, missing in (({"trials": 3}, "no space"), ({"space": SPACE}, "no trials"), (3, "search = 3")):
+        with pytest.raises(ConfigError, match=missing):
+            read_search(values)
 
 
 def test_a_dropped_trial_stays_dropped(tmp_path: Path) -> None:
@@ -131,10 +153,11 @@ def test_a_dropped_trial_stays_dropped(tmp_path: Path) -> None:
     assert job.rest() == "waiting"
     codes = iter([None, 75])
     job.task = SimpleNamespace(stop=lambda: None, poll=lambda: next(codes))  # type: ignore[assignment]
-    job.drop({"epoch": 1})
+    job.drop({"epoch": 1, "trials": 6})
     assert not job.poll()
     assert job.poll()
     assert (job.state, job.rest()) == ("dropped", "dropped")
+    assert job.last_words() == ["not among the best of 6 trials after epoch 1"]
     folder.result.touch()  # it ended before the signal came
     assert job.rest() == "done"
 

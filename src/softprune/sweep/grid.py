@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from softprune.data.registry import check_data_name
 from softprune.errors import ConfigError, DataError, nearest
 from softprune.runs.folder import RunFolder, check_folder_name, check_not_url
 from softprune.runs.networks import check_network_name, check_weights_exist, own_code
-from softprune.sweep.search import Search, read_search
+from softprune.sweep.search import Search, check_keys, read_search
 from softprune.train.method import check_method
 from softprune.train.run import absolute_paths
 
@@ -94,7 +94,7 @@ def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: st
 
 
 def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data_dir: str | None) -> Sweep:
-    _only(values, _TOP, "a sweep")
+    check_keys(values, _TOP, "A sweep")
     name = check_folder_name(values.get("name", path.stem), "A sweep's name")
     folder = check_not_url(out) if out is not None else Path("runs") / name
     runs = values.get("run")
@@ -104,7 +104,7 @@ def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data
     earlier = _Earlier()
     search = read_search(values.get("search"))
     for run in runs:
-        _only(run, _RUN, "[[run]]")
+        check_keys(run, _RUN, "[[run]]")
         cells += _cells_of(run, values.get("grid", {}), search, path.parent, folder, data_dir, earlier)
     return Sweep(name, folder, tuple(cells), search)
 
@@ -129,6 +129,12 @@ def _cells_of(
     content = read_toml(found)
     axes = {**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}
     trials: list[Point] = [{}] if search is None else search.points()
+    for key in () if search is None else search.space:
+        if key in axes or key in _checked_set(run.get("set", {})):
+            raise ConfigError(
+                f"A setting must have its values in one place. Got {key} in [search.space] and in `grid` or `set`; "
+                "remove one."
+            )
     count = len(earlier.names) + math.prod(map(len, axes.values())) * len(trials)
     if count > LARGEST:
         raise ConfigError(f"A sweep can have at most {LARGEST:,} runs. Got {count:,}; split it into several files.")
@@ -148,6 +154,8 @@ def _cells_of(
         check_method(config.method, compact_at=config.train.compact_at)
         check_network_name(config.model.name)
         check_data_name(config.data.name)
+        if search is not None:
+            _check_first_epoch(search, config.train.epochs)
         if after is None and config.model.weights:
             check_weights_exist(Path(config.model.weights).expanduser())
         cell = Cell(
@@ -163,15 +171,23 @@ def _cells_of(
         if cell.name == LOGS:
             raise ConfigError(f"{LOGS!r} is the folder of the runs' logs. Got a run of that name; choose another.")
         if cell.name in earlier.names or cell.name in taken:
-            raise ConfigError(
-                f"The runs of a sweep must have different names. Got {cell.name!r} twice; give one of them `name`."
-            )
+            remedy = "give one of them `name`" if search is None else "lower search.trials, or widen a range"
+            raise ConfigError(f"The runs of a sweep must have different names. Got {cell.name!r} twice; {remedy}.")
         _check_started(cell)
         cells.append(cell)
         taken.add(cell.name)
     for cell in cells:
         earlier.add(label, cell)
     return cells
+
+
+def _check_first_epoch(search: Search, epochs: int) -> None:
+    """Raise a ConfigError if a search is told to drop trials after an epoch that they never reach."""
+    if search.factor and "first_epoch" in search.model_fields_set and search.first_epoch >= epochs:
+        raise ConfigError(
+            f"search.first_epoch must be below train.epochs. Got {search.first_epoch} and {epochs}; lower it, or set "
+            "search.factor = 0 to let all trials finish."
+        )
 
 
 def _check_started(cell: Cell) -> None:
@@ -269,9 +285,3 @@ def _setting(key: str, value: Any, after: Cell | None) -> str:
         raise ConfigError(
             f"A setting must be text, a number, true or false, a list or a table. Got {key} = {value}."
         ) from error
-
-
-def _only(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"{where} can have {', '.join(known)}. Got {key!r}.{nearest(key, known)}")

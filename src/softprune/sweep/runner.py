@@ -59,7 +59,13 @@ class Job:
         return None
 
     def last_words(self, lines: int = 3) -> list[str]:
-        """Return the end of the run's output, which names the reason if it failed."""
+        """Return why the run was dropped, or the end of its output, which names the reason if it failed."""
+        if self.state == "dropped":
+            try:
+                why = json.loads(self.dropped_file.read_text(encoding="utf-8"))
+                return [f"not among the best of {why['trials']} trials after epoch {why['epoch']}"]
+            except (OSError, ValueError, KeyError, TypeError):
+                return []  # written by hand, or damaged
         try:
             text = self.log.read_text(encoding="utf-8", errors="replace")
         except OSError:

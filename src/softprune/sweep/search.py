@@ -5,24 +5,22 @@ known and checked before the first one starts, and a search resumes, fails and r
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from softprune.errors import ConfigError
+from softprune.config.schema import Count, FromList, PositiveCount, Section, show
+from softprune.errors import ConfigError, nearest
 
 
-class _Range(BaseModel):
+class _Range(Section):
     """The values of one setting: between two bounds, or from a list."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     low: int | float | None = None
     high: int | float | None = None
     log: bool = False
-    choices: tuple[Any, ...] | list[Any] = ()
+    choices: Annotated[tuple[Any, ...], FromList] = ()
 
     def value(self, share: float) -> Any:
         """Return the value at ``share`` of the range, in [0, 1)."""
@@ -30,29 +28,30 @@ class _Range(BaseModel):
             return self.choices[int(share * len(self.choices))]
         assert self.low is not None
         assert self.high is not None
-        if isinstance(self.low, int) and isinstance(self.high, int) and not self.log:
-            return self.low + int(share * (self.high - self.low + 1))
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
         if self.log:
             value = self.low * (self.high / self.low) ** share
+        elif whole:
+            value = math.floor(self.low + share * (self.high - self.low + 1))
         else:
             value = self.low + (self.high - self.low) * share
-        return float(f"{value:.4g}")  # values are part of the runs' names
+        return round(value) if whole else float(f"{value:.4g}")  # values are part of the runs' names
 
 
-class Search(BaseModel):
+class Search(Section):
     """The section [search] of a sweep file."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    section = "search"
 
     trials: Annotated[int, Ge(1), Le(5000)]
     """Runs for every [[run]] and point of its grid."""
     space: dict[str, _Range]
     """Settings with their ranges."""
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Count = 0
     """Where the sequence of values begins."""
-    first_epoch: Annotated[int, Ge(1)] = 1
+    first_epoch: PositiveCount = 1
     """Epoch after which trials are first compared; then after `factor` times as many, and so on."""
-    factor: Annotated[int, Ge(0)] = 3
+    factor: Count = 3
     """The best 1 / `factor` of the trials continue; 0 lets all of them finish."""
 
     def points(self) -> list[dict[str, Any]]:
@@ -84,26 +83,55 @@ def read_search(values: Any) -> Search | None:
     """Return the checked section, or None if the file has none."""
     if values is None:
         return None
-    try:
-        search = Search(**values) if isinstance(values, Mapping) else Search.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(["search", *map(str, first["loc"])])
-        raise ConfigError(
-            f"[search] has trials, space, seed, first_epoch and factor. Got {place}: {first['msg']}."
-        ) from None
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"[search] must be a section. Got search = {show(values)}.")
+    check_keys(values, tuple(Search.model_fields), "[search]")
+    for key in ("trials", "space"):
+        if key not in values:
+            raise ConfigError(f"[search] must have trials and space. Got no {key}; add it (docs/sweeps.md).")
+    space = values["space"]
+    if not isinstance(space, Mapping) or not space:
+        raise ConfigError(f"[search.space] must give at least one setting a range. Got {show(space)}.")
+    search = Search(**{**values, "space": {key: _checked_range(key, each) for key, each in space.items()}})
     if search.factor == 1:
         raise ConfigError("search.factor must be 2 or more, or 0 for no early stopping. Got 1.")
-    if not search.space:
-        raise ConfigError("[search.space] must give at least one setting a range. Got none.")
-    for key, each in search.space.items():
-        bounds = (each.low, each.high)
-        if bool(each.choices) == (None not in bounds) or (each.choices and bounds != (None, None)):
-            raise ConfigError(
-                f"A range of [search.space] has low and high, or choices. Got {key!r} with neither or both."
-            )
-        if each.low is not None and each.high is not None and not each.low < each.high:
-            raise ConfigError(f"{key}: low must be below high. Got {each.low} and {each.high}.")
-        if each.log and not (each.low or 0) > 0:
-            raise ConfigError(f"{key}: a logarithmic range must begin above 0. Got low = {each.low}.")
     return search
+
+
+def _checked_range(key: str, values: Any) -> _Range:
+    """Return the range of one setting."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            "A range of [search.space] must be { low = ..., high = ... } or { choices = [...] }. "
+            f"Got {key} = {show(values)}."
+        )
+    check_keys(values, tuple(_Range.model_fields), f"The range of {key}")
+    bounds = [name for name in ("low", "high") if name in values]
+    if len(bounds) != (0 if "choices" in values else 2):
+        raise ConfigError(
+            f"A range of [search.space] must have low and high, or choices. Got {key} with "
+            f"{', '.join(sorted(values)) or 'nothing'}."
+        )
+    for name in bounds:
+        bound = values[name]
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
+            raise ConfigError(f"{key}: {name} must be a finite number. Got {show(bound)}.")
+    try:
+        checked = _Range(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
+    if checked.low is None or checked.high is None:
+        if not checked.choices or checked.log:
+            raise ConfigError(f"{key}: choices must be a list of at least one value, without log. Got {show(values)}.")
+    elif not checked.low < checked.high:
+        raise ConfigError(f"{key}: low must be below high. Got {checked.low} and {checked.high}.")
+    elif checked.log and checked.low <= 0:
+        raise ConfigError(f"{key}: a logarithmic range must begin above 0. Got low = {checked.low}.")
+    return checked
+
+
+def check_keys(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raise a ConfigError for a key that is not among those ``known``."""
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{where} can have {', '.join(known)}. Got {key!r}.{nearest(key, known)}")
