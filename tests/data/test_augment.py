@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from softprune.data import ArrayDataset, Augmentation
-from softprune.data.augment import augmented_batch, image_words
+from softprune.data.batches import augmented_batch, image_words
 from softprune.data.mixing import erased_pixels
 from softprune.rng import Clock, uniform_noise
 

@@ -21,12 +21,7 @@ from rich.table import Table
 
 
 class _Stream(io.TextIOBase):
-    """Writes to ``sys.stdout`` or ``sys.stderr`` and drops the text once writing has failed.
-
-    Args:
-        name: Which of the two.
-        on_loss: Called with the error when writing fails for the first time.
-    """
+    """Writes to ``sys.stdout`` or ``sys.stderr``. After the first failure it calls ``on_loss`` and drops the text."""
 
     def __init__(self, name: Literal["stdout", "stderr"], on_loss: Callable[[OSError], None]) -> None:
         self._name = name

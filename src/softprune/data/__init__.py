@@ -1,22 +1,14 @@
 """Data sets and batches: the embedded digits, CIFAR-10 and CIFAR-100, images in folders, and their batch pipeline."""
 
-from softprune.data.batches import BatchSource, EpochSampler, make_batches
-from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
-from softprune.data.images import FolderDataset, LoadedDataset
-from softprune.data.loader import BatchLoader
-from softprune.data.registry import DATASETS, DataEntry, load_data
-
-__all__ = [
-    "DATASETS",
-    "ArrayDataset",
-    "Augmentation",
-    "BatchLoader",
-    "BatchSource",
-    "DataBundle",
-    "DataEntry",
-    "EpochSampler",
-    "FolderDataset",
-    "LoadedDataset",
-    "load_data",
-    "make_batches",
-]
+from softprune.data.batches import BatchSource as BatchSource
+from softprune.data.batches import EpochSampler as EpochSampler
+from softprune.data.batches import make_batches as make_batches
+from softprune.data.datasets import ArrayDataset as ArrayDataset
+from softprune.data.datasets import Augmentation as Augmentation
+from softprune.data.datasets import DataBundle as DataBundle
+from softprune.data.images import FolderDataset as FolderDataset
+from softprune.data.images import LoadedDataset as LoadedDataset
+from softprune.data.loader import BatchLoader as BatchLoader
+from softprune.data.registry import DATASETS as DATASETS
+from softprune.data.registry import DataEntry as DataEntry
+from softprune.data.registry import load_data as load_data

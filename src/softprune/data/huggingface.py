@@ -39,11 +39,7 @@ class HubDataset(EncodedDataset):
 def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, download: bool = False) -> DataBundle:
     """Return the set `repo`: a name on the Hub such as "uoft-cs/cifar10", or a folder that `save_to_disk` wrote.
 
-    Args:
-        repo: Which set. Its features must have one image column and one ClassLabel column.
-        crops: How training images become inputs of the network.
-        cache: Where `datasets` stores what it downloads; its own default if None.
-        download: Fetch what is not in the cache.
+    Its features must have one image column and one ClassLabel column. `datasets` stores downloads in `cache`.
     """
     require_decoder(crops.randaugment)
     try:

@@ -1,6 +1,10 @@
-"""A masked model that can be cut: masks, plan, summary and the verified compact network."""
+"""A masked model that can be cut: masks, plan, a summary that prints, and the verified compact network."""
+
+from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,9 +17,90 @@ from softprune.graph.example import Example
 from softprune.masks import MaskedBatchNorm, norms_of
 from softprune.methods.masked_model import MaskedModel
 from softprune.methods.options import check_cut, check_values
-from softprune.methods.summary import Summary
 from softprune.plan import PrunePlan, make_plan
 from softprune.surgery import Certificate, apply_plan, verify_plan
+
+
+@dataclass(frozen=True)
+class SiteSummary:
+    """One masked BatchNorm."""
+
+    name: str
+    activation: str
+    width: int
+    kept: int
+    floor: int
+    rounded: int = 0
+    """Dead kept channels: those that a multiple or a floor keeps."""
+    left: int = 0
+    """Channels in a cut network: fewer than are kept where they are not read, or a coupled site drops them."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All sites, and what a cut would leave. Prints as a table."""
+
+    sites: tuple[SiteSummary, ...]
+    channels: int
+    dense_channels: int
+    macs: int
+    dense_macs: int
+    params: int
+    dense_params: int
+    filled: tuple[str, ...]
+    """Modules that keep one channel that is not read, because a shape needs it."""
+
+    @classmethod
+    def of(
+        cls,
+        graph: ChannelGraph,
+        masks: Mapping[str, Tensor],
+        plan: PrunePlan,
+        floors: Mapping[str, int],
+        rounded: Mapping[str, int],
+    ) -> Summary:
+        """Read masks and plan."""
+        kept = {name: int(mask.sum()) for name, mask in masks.items()}
+        return cls(
+            sites=tuple(
+                SiteSummary(
+                    site.name,
+                    site.activation,
+                    site.width,
+                    kept[site.name],
+                    floors[site.name],
+                    rounded.get(site.name, 0),
+                    len(plan.modules[site.name].outputs) if site.name in plan.modules else site.width,
+                )
+                for site in graph.sites
+            ),
+            channels=sum(kept.values()),
+            dense_channels=sum(site.width for site in graph.sites),
+            macs=plan.macs,
+            dense_macs=plan.dense_macs,
+            params=plan.params,
+            dense_params=plan.dense_params,
+            filled=plan.floored,
+        )
+
+    def __str__(self) -> str:
+        name = max(4, *(len(site.name) for site in self.sites))
+        lines = [f"{'site':<{name}}  width  kept"]
+        for site in self.sites:
+            remark = "  at its floor" if 0 < site.floor == site.kept < site.width else ""
+            remark += f"  {site.rounded} dead, kept by rounding or a floor" if site.rounded else ""
+            remark += f"  {site.left} left in the cut network" if site.left < site.kept else ""
+            lines.append(f"{site.name:<{name}}  {site.width:>5}  {site.kept:>4}{remark}")
+        for label, after, before in (
+            ("channels", self.channels, self.dense_channels),
+            ("MACs", self.macs, self.dense_macs),
+            ("parameters", self.params, self.dense_params),
+        ):
+            lines.append(f"{label}: {after:,} of {before:,} ({100 * (1 - after / max(before, 1)):.1f}% cut)")
+        if self.filled:
+            lines.append(f"kept one channel that a shape needs: {', '.join(self.filled)}")
+        return "\n".join(lines)
+
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,9 @@ from softprune.masks.model import hook_root_, unmask_model_
 
 
 class MaskedModel:
-    """The model of a pruner, with a gate on every site.
+    """The model of a pruner, whose BatchNorms are masked in place, with a gate on every site.
 
-    Args:
-        model: The network; its BatchNorms are masked in place.
-        gates: Every site and its gate.
-        coupled: Groups of sites of which only the channels that all of them keep remain.
-        clock: Counts steps and forwards, and keys the noise.
+    Of the sites in `coupled`, only the channels that all of them keep remain.
     """
 
     def __init__(

@@ -1,25 +1,16 @@
 """HTML reports: a self-contained page per run, and a page that compares runs."""
 
-from softprune.report.comparison_page import render_comparison
-from softprune.report.grouping import distinct
-from softprune.report.paper_table import PaperFigures, PaperRow, paper_figures, paper_rows, paper_table_rows
-from softprune.report.run_page import render_run
-from softprune.report.tables import csv_text, markdown, paper_tables, paper_tables_markdown, table_cells
-from softprune.runs.reading import load_run
-
-__all__ = [
-    "PaperFigures",
-    "PaperRow",
-    "csv_text",
-    "distinct",
-    "load_run",
-    "markdown",
-    "paper_figures",
-    "paper_rows",
-    "paper_table_rows",
-    "paper_tables",
-    "paper_tables_markdown",
-    "render_comparison",
-    "render_run",
-    "table_cells",
-]
+from softprune.report.comparison_page import render_comparison as render_comparison
+from softprune.report.grouping import distinct as distinct
+from softprune.report.paper_table import PaperFigures as PaperFigures
+from softprune.report.paper_table import PaperRow as PaperRow
+from softprune.report.paper_table import paper_figures as paper_figures
+from softprune.report.paper_table import paper_rows as paper_rows
+from softprune.report.paper_table import paper_table_rows as paper_table_rows
+from softprune.report.run_page import render_run as render_run
+from softprune.report.tables import csv_text as csv_text
+from softprune.report.tables import markdown as markdown
+from softprune.report.tables import paper_tables as paper_tables
+from softprune.report.tables import paper_tables_markdown as paper_tables_markdown
+from softprune.report.tables import table_cells as table_cells
+from softprune.runs.reading import load_run as load_run

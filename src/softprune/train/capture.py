@@ -39,13 +39,8 @@ class StepCompiler:
     """Compiles functions with one backend and keeps what the backend returned.
 
     A captured CUDA graph holds no reference to the kernels and constants that it uses, and torch.compile may drop its
-    entry when an object that it guards is deleted. The compiler's owner keeps them alive.
-
-    Args:
-        backend: A backend of torch.compile.
-        options: Settings of the backend.
-        device: Where the step runs.
-        fit_convolutions: Rewrite convolutions for tensor cores.
+    entry when an object that it guards is deleted. The compiler's owner keeps them alive. `fit_convolutions` rewrites
+    convolutions for tensor cores.
     """
 
     def __init__(self, backend: str, options: dict[str, Any], device: torch.device, *, fit_convolutions: bool) -> None:

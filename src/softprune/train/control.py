@@ -114,11 +114,9 @@ def run_log(
     package.addHandler(handler)
     try:
         yield _LoggedListener(listener, handler)
-    except SoftpruneError as error:
-        _write(handler, f"stopped by an error: {error}", logging.ERROR)
-        raise
     except BaseException as error:
-        _write(handler, f"stopped by {type(error).__name__}: {error}", logging.ERROR)
+        kind = "an error" if isinstance(error, SoftpruneError) else type(error).__name__
+        _write(handler, f"stopped by {kind}: {error}", logging.ERROR)
         raise
     finally:
         package.removeHandler(handler)
@@ -141,9 +139,8 @@ class _LoggedListener(Listener):
 
     def on_epoch(self, row: Epoch, dense: Totals) -> None:
         facts = [f"epoch {row.number}", f"lr {row.lr:.4g}"]
-        for title, value in (("loss", row.train_loss), ("top-1", row.test_top1)):
-            if value is not None:
-                facts.append(f"{title} {value:,.4g}")
+        figures = (("loss", row.train_loss), ("top-1", row.test_top1))
+        facts += [f"{title} {value:,.4g}" for title, value in figures if value is not None]
         _write(self._handler, ", ".join([*facts, f"MACs {row.macs:,}", f"{row.seconds:.1f} s"]))
         self._listener.on_epoch(row, dense)
 

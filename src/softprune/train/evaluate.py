@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from softprune.config.settings import RunConfig
 from softprune.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset
+from softprune.data.images import normalised
 from softprune.distributed import World, broadcast_from_rank0_
 from softprune.hardware import seconds, synchronizer
 from softprune.module_state import evaluating
@@ -43,17 +44,7 @@ class EvalStep:
 
     On CUDA a batch is captured as a graph and replayed. It is captured again when the network's tensors or gates have
     changed. With several processes each evaluates its share of the images.
-
-    Args:
-        model: The network, not wrapped in DDP. It is in evaluation mode during the call.
-        data: The test images.
-        batch_size: Images per forward in each process.
-        bf16: Compute convolutions and matrix products in bfloat16.
-        channels_last: Put images into channels-last memory order.
-        graph: Use CUDA graphs on a CUDA device.
-        workers: Loader processes, for images in files.
-        rank: The rank of this process.
-        world_size: Number of processes.
+    `model` is not wrapped in DDP; `batch_size` is per process; `workers` load images in files.
     """
 
     def __init__(
@@ -122,7 +113,7 @@ class EvalStep:
                 yield self.data.batch(row)
         else:
             for pixels, labels in self._loader.batches(self._rows, torch.zeros_like(self._rows)):
-                yield (pixels.to(torch.float32) - self._mean) / self._std, labels
+                yield normalised(pixels, self._mean, self._std), labels
 
     def _place(self, images: Tensor, labels: Tensor, weights: Tensor) -> None:
         """Copy a batch into buffers of fixed address, which the graph reads."""

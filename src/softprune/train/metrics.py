@@ -154,12 +154,7 @@ class RunHistory(BaseModel):
 
 
 class CostTracker:
-    """Counts the cost of the dense network once, and of what its masks keep on request.
-
-    Args:
-        dense: The network before any cut, on the CPU; only its structure matters.
-        data: Tells the shape of an image.
-    """
+    """Counts the cost of the dense network, on the CPU, once, and of what its masks keep on request."""
 
     def __init__(self, dense: nn.Module, data: DataBundle) -> None:
         self.dense_network = dense

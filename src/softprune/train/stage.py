@@ -45,17 +45,12 @@ class Stage:
     """Everything that training changes, from one cut to the next.
 
     Args:
-        config: The run's configuration.
-        network: The network; it is moved to the world's device.
-        data: The images.
-        world: The processes that train.
         finetune: Whether this is the fine-tuning of the compact network, which has no pruner.
         cut: Whether dead channels were removed before. The network then meets the run's target, if there is one.
         state: What :meth:`state_dict` returned, to resume from; ``network`` has its weights already.
         momentum: Optimizer state by parameter name, carried over a cut.
         clock: The pruner's clock, carried over a cut.
         round_to: The multiple that `method.round_to = "auto"` has found, carried over a cut.
-        teacher: The network to learn from, if any.
     """
 
     def __init__(

@@ -78,13 +78,10 @@ class TrainStep:
     Args:
         model: The network, possibly wrapped in DistributedDataParallel.
         optimizer: From :func:`softprune.train.optim.make_sgd`, or any whose rate may be a tensor.
-        batches: The source of batches.
         schedule: The learning rate of each step of the run.
         pruner: Adds its sparsity loss; None trains the network without pruning.
         strength: The pruner's strength in each step; None does not change it.
-        average: Updated after each step.
         teacher: Adds a distillation loss; it may be set until the first step.
-        options: How a step computes.
     """
 
     mode: Mode | None

@@ -117,13 +117,7 @@ _PACKAGES: dict[TrackerName, tuple[str, str]] = {
 
 
 class Trackers:
-    """The trackers of a run as one. A tracker that fails is left out, and training continues.
-
-    Args:
-        folder: The folder of the run.
-        config: The run's configuration; ``records.trackers`` names the trackers.
-        step: The step that the run resumes from.
-    """
+    """The trackers of a run that starts or resumes at ``step``. One that fails is left out, and training continues."""
 
     def __init__(self, folder: Path, config: RunConfig, step: int = 0) -> None:
         self._open: dict[str, Tracker] = {}

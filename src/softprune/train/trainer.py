@@ -43,18 +43,9 @@ _CONTINUE, _SAVE, _STOP = 0, 1, 2
 
 
 class Trainer:
-    """A run in training. A new Trainer resumes from the state that :meth:`save` wrote.
+    """A run in training. A new Trainer resumes from ``state``, the checkpoint that :meth:`save` wrote.
 
-    Args:
-        config: The run's configuration.
-        folder: Where its files are.
-        data: The images.
-        world: The processes that train.
-        start: From :func:`first_stage` or, with ``state``, :func:`restored_stage`.
-        listener: Receives progress events.
-        stop: Says when to stop early.
-        teacher: The network to learn from, if any.
-        state: A checkpoint to resume from.
+    ``start`` is from :func:`first_stage` or, with ``state``, from :func:`restored_stage`.
     """
 
     def __init__(

@@ -138,12 +138,7 @@ class FusableConvolution:
 
 
 class ConvolutionGraph:
-    """A graph of torch.export with its constants.
-
-    Args:
-        module: The graph.
-        values: Values of its constants in a higher precision, by name.
-    """
+    """A graph of torch.export with its constants, whose `values` are known in a higher precision by name."""
 
     def __init__(self, module: GraphModule, values: Mapping[str, Tensor]) -> None:
         self.module, self.graph = module, module.graph
