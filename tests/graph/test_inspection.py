@@ -278,6 +278,23 @@ def test_it_says_which_kinds_would_mask_what_is_frozen() -> None:
     assert not whole.available
 
 
+class BatchNormWithin(nn.Module):
+    """Named as speechbrain's: a module around a BatchNorm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+def test_a_module_around_a_batchnorm_is_not_a_batchnorm() -> None:
+    found = sp.inspect(nn.Sequential(conv(3, 4), BatchNormWithin(4), nn.ReLU(), conv(4, 2)), IMAGE)
+    assert [site.name for site in found.sites] == ["1.norm"]
+    assert not found.frozen
+
+
 def test_a_network_without_batchnorm_gets_a_plain_answer() -> None:
     text = str(sp.inspect(nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.ReLU()), IMAGE))
     assert text.startswith("This network has no BatchNorm")

@@ -184,3 +184,30 @@ def test_the_recorded_network_is_left_as_it_was() -> None:
         assert state[name] == module.__dict__
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
+
+
+def test_what_forward_stores_does_not_stay_on_a_network_that_is_exported() -> None:
+    """The recorder refuses it; torch.export takes it, but would leave a tensor without data."""
+    model = Stateful()
+    trace(model, IMAGE)
+    assert not hasattr(model, "seen")
+
+
+class ReadsConstants(Chain):
+    """Reads the values of a tensor that is a plain attribute, as the anchors of detection networks are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strides = torch.tensor([2.0, 4.0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (self.strides / 2)[1].item()
+
+
+def test_values_of_constants_can_be_read() -> None:
+    model = ReadsConstants().eval()
+    nodes, _ = record(model, Example.of(IMAGE))
+    (added,) = [node for node in nodes if str(node.target) == "aten.add.Tensor"]
+    assert added.args[1] == 2.0
+    assert sp.cost(model, IMAGE).macs == sp.cost(Chain(), IMAGE).macs
+    assert type(model.strides) is Tensor

@@ -18,6 +18,7 @@ from softprune.errors import ModelError
 from softprune.graph import check_is_module
 from softprune.graph.example import Example, ExampleLike, per_sample
 from softprune.graph.exported import ANALYSIS_BATCH
+from softprune.graph.recorder import run_operator
 from softprune.module_state import attributes_kept
 
 logger = logging.getLogger(__name__)
@@ -147,7 +148,7 @@ class _MacCounter(TorchDispatchMode):
         self.running: list[str] = [""]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = run_operator(func, args, kwargs or {})
         formula = _FORMULAS.get(func)
         if formula is not None:
             positions, weights = formula(*args[:7], out=out)

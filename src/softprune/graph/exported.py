@@ -14,7 +14,7 @@ from torch.fx import Node
 from softprune.errors import ModelError, first_line
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.recorder import record
-from softprune.module_state import evaluating, modes_kept
+from softprune.module_state import attributes_kept, evaluating, modes_kept
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,8 @@ class Capture:
 def _export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with torch.no_grad():
+        # torch.export leaves tensors without data where forward() stores tensors on modules.
+        with attributes_kept(model), torch.no_grad():
             return torch.export.export(model, example.args, example.kwargs, strict=False)
 
 

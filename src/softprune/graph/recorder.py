@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils import _pytree as pytree
@@ -29,6 +29,8 @@ aten = torch.ops.aten
 PLAIN = (int, float, complex, bool, str, type(None))
 """What a network may return beside tensors."""
 _TORCH = os.path.dirname(torch.__file__)
+_LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
+"""Operators on the literals of torch.tensor(...), whose values FakeTensorMode knows."""
 
 
 def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, str]]:
@@ -67,6 +69,20 @@ def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, st
         raise ModelError(f"forward() must not store tensors on modules. Got '{stored[0]}'.")
     nodes = recorder.finish(output)
     return nodes, {**parameters, **recorder.constants}
+
+
+def run_operator(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the result of an operator inside a FakeTensorMode.
+
+    On constants alone, tensors that are no parameter, buffer or input, it is computed: forward() may read the values of
+    a tensor that a module keeps as a plain attribute.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    constant = bool(tensors) and all(type(tensor) is Tensor for tensor in tensors)
+    if not constant or func in _LIFTS or func._schema.is_mutable:
+        return func(*args, **kwargs)
+    with unset_fake_temporarily():
+        return func(*args, **kwargs)
 
 
 def _fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
@@ -136,7 +152,7 @@ class _Recorder(ProxyTorchDispatchMode):
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default
         given, named = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
-        output = func(*args, **kwargs)
+        output = run_operator(func, args, kwargs)
         leaves = [output] if isinstance(output, Tensor) else pytree.tree_leaves(output)
         if any(isinstance(leaf, Tensor) for leaf in leaves):
             self._add(func, given, named, output)

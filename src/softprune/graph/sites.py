@@ -51,7 +51,7 @@ def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, .
     frozen: list[Frozen] = []
     for name, module in builder.model.named_modules():
         known = is_known_batch_norm(type(module))
-        if not known and not isinstance(module, _BatchNorm) and "BatchNorm" not in type(module).__name__:
+        if not known and not isinstance(module, _BatchNorm) and not _named_batch_norm(module):
             continue
         width = int(getattr(module, "num_features", 0))
         unusable = _unusable_because(builder, name, module, known)
@@ -64,6 +64,12 @@ def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, .
             maskable = unusable is None and _bound_because(builder, name) is None
             frozen.append(Frozen(name, width, reason, maskable))
     return tuple(sites), tuple(frozen)
+
+
+def _named_batch_norm(module: nn.Module) -> bool:
+    """Whether an unknown class calls itself BatchNorm and has tensors of its own: a module around one has none."""
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return "BatchNorm" in type(module).__name__ and (bool(own) or next(module.children(), None) is None)
 
 
 def find_grouped_sites(builder: GraphBuilder, sites: Sequence[Site], frozen: Sequence[Frozen]) -> tuple[Site, ...]:
