@@ -148,12 +148,14 @@ class Recorder(SweepListener):
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
         self.most = 0
+        self.seen: list[str] = []
 
     def on_change(self, job: Job) -> None:
         self.events.append((job.cell.name, job.state))
 
     def on_look(self, jobs: Any) -> None:
         self.most = max(self.most, sum(job.state == "running" for job in jobs))
+        self.seen = [job.state for job in jobs]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,10 +230,11 @@ def test_a_stop_lets_the_runs_save(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sweep = pretend(tmp_path, monkeypatch, one=saving, two="done()")
     runner = SweepRunner(sweep)
     began = time.monotonic()
-    assert runner.run(Recorder(), time_limit=1.5) == "the time limit of 1.5 s"
+    recorder = Recorder()
+    assert runner.run(recorder, time_limit=1.5) == "the time limit of 1.5 s"
     assert time.monotonic() - began < 30
     assert (tmp_path / "saved").exists()
-    assert [job.state for job in runner.jobs] == ["stopped", "waiting"]
+    assert [job.state for job in runner.jobs] == recorder.seen == ["stopped", "waiting"]
 
 
 def test_a_stop_during_start_up_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

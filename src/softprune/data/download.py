@@ -84,8 +84,10 @@ def _copy_from_storage(url: str, scheme: str, archive: Path) -> None:
             f"`pip install 'fsspec[{scheme}]'`."
         ) from error
     except Exception as error:  # each storage raises errors of its own
+        # The text of this one may be the path alone.
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else first_line(error)
         raise DataError(
-            f"{url} could not be downloaded: {first_line(error)}. Check the URL and the credentials of its storage."
+            f"{url} could not be downloaded: {reason}. Check the URL and the credentials of its storage."
         ) from error
 
 

@@ -182,11 +182,11 @@ def _samples(path: Path) -> Iterator[tuple[int, int, int]]:
                 if not member.isreg() or member.issparse():
                     raise tarfile.TarError(f"{member.name} is not a plain file")
                 parts[extension.lower()] = (member.offset_data, member.size)
-            if parts:
-                yield _sample(path, key, parts, file)
-            # A file cut off between two members looks complete to tarfile.
+            # A file cut off between two members looks complete to tarfile. The last sample may lack its class then.
             if os.pread(file.fileno(), tarfile.BLOCKSIZE, end) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.TarError("the end of the archive is missing")
+            if parts:
+                yield _sample(path, key, parts, file)
     except (tarfile.TarError, EOFError) as error:
         raise DataError(
             f"A shard must be a complete, uncompressed tar file of plain files. Got {path}: {error}. Copy or download "

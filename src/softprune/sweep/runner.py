@@ -265,4 +265,5 @@ class SweepRunner:
                 job.stop()
         while any(job.task is not None for job in self.jobs):
             self._poll(listener)
+            listener.on_look(self.jobs)
             time.sleep(0.05)
