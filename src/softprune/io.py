@@ -72,19 +72,15 @@ def _written_beside(path: Path, content: bytes | Iterable[bytes]) -> Iterator[Pa
     # Threads and processes may write one name at once; a long name must leave room for the rest.
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.tmp")
     try:
-        _write(temporary, content)
+        with open(temporary, "wb") as file:
+            for piece in [content] if isinstance(content, bytes) else content:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
         yield temporary
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-
-
-def _write(path: Path, content: bytes | Iterable[bytes]) -> None:
-    with open(path, "wb") as file:
-        for piece in [content] if isinstance(content, bytes) else content:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def remove_leftovers(folder: Path) -> None:

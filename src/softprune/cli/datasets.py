@@ -23,7 +23,7 @@ def data(as_json: Json = False) -> None:
 def shards(
     folder: Annotated[Path, typer.Argument(help="Images: train/CLASS/*.jpeg and val/CLASS/*.jpeg.")],
     out: Annotated[Path, typer.Argument(help="Folder for the shards.")],
-    per_shard: Annotated[int, typer.Option("--per-shard", min=1, help="Images per shard.")] = 1000,
+    per_shard: Annotated[int, typer.Option(min=1, help="Images per shard.")] = 1000,
 ) -> None:
     """Write a folder of images as tar shards (WebDataset layout). Repeat the command to resume."""
     from softprune.data.shards import write_shards

@@ -68,17 +68,15 @@ def bench(
     backend: Annotated[
         str, typer.Option("--backend", "-b", help="eager, compile, fused, onnxruntime, or a list of them.")
     ] = "eager",
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.")] = "1,64",
-    threads: Annotated[int, typer.Option("--threads", help="CPU threads; 0: PyTorch's default.")] = 0,
-    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
+    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: PyTorch's default.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Channels-last memory order.")] = False,
-    compile_mode: Annotated[
-        str, typer.Option("--compile-mode", help="Mode of torch.compile, such as reduce-overhead.")
-    ] = "default",
+    compile_mode: Annotated[str, typer.Option(help="Mode of torch.compile, such as reduce-overhead.")] = "default",
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them, in both networks.")
     ] = False,
-    repeats: Annotated[int, typer.Option("--repeats", help="Timed blocks per network.")] = 15,
+    repeats: Annotated[int, typer.Option(help="Timed blocks per network.")] = 15,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a JSON record to this file.")] = None,
     device: Device = "auto",
     model: Model = "",

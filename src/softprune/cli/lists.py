@@ -70,9 +70,7 @@ def _run_cells(path: Path) -> list[str]:
 @command
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this recipe or sweep.")] = None,
-    copy: Annotated[
-        Path | None, typer.Option("--copy", metavar="FILE", help="Copy it to a file that you can edit.")
-    ] = None,
+    copy: Annotated[Path | None, typer.Option(metavar="FILE", help="Copy it to a file that you can edit.")] = None,
     as_json: Json = False,
 ) -> None:
     """List recipes and sweeps, or print one.

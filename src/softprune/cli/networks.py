@@ -1,7 +1,7 @@
 """`inspect`, `compact`, `evaluate` and `predict`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -9,9 +9,6 @@ from softprune.cli.app import command
 from softprune.cli.options import DataDir, DataName, Device, Input, Json, Model, Run, parse_shape
 from softprune.cli.output import format_percent, print_json, print_table, say
 from softprune.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    import softprune as sp
 
 
 @command
@@ -36,13 +33,33 @@ def inspect(
 
     For a run, its method.include and method.exclude apply, and the network is the dense one.
     """
+    import torch
+
+    import softprune
+    from softprune.cli.opened import dense_network, image_shape
     from softprune.models import REGISTRY
+    from softprune.runs.folder import RunFolder
+    from softprune.runs.networks import build_network, named_config
 
     shape = parse_shape(input_shape)
     if model not in REGISTRY and Path(model).is_dir():
-        name, found = _inspect_run(Path(model), code, num_classes, shape, include, exclude)
+        config = named_config(RunFolder.open(Path(model)), code, needs_data=False)
+        name, network = config.model.name, dense_network(Path(model), config, num_classes)
+        shape = shape or image_shape(config)
+        include, exclude = include or [*config.method.include], exclude or [*config.method.exclude]
+    elif model not in REGISTRY and ":" not in model:
+        raise ConfigError(
+            "A network must be a name that `softprune models` lists, module:factory of your own, or the folder of a "
+            f"run. Got {model!r}.{nearest(model, REGISTRY)}"
+        )
+    elif not shape and ":" in model:
+        raise ConfigError(
+            f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {model!r} without it."
+        )
     else:
-        name, found = model, _inspect_model(model, num_classes, shape, include, exclude)
+        name, network = model, build_network(model, 10 if num_classes is None else num_classes)
+        shape = shape or REGISTRY[model].input_shape
+    found = softprune.inspect(network, torch.zeros(2, *shape), include=include or None, exclude=exclude or None)
     if as_json:
         print_json(
             {
@@ -63,63 +80,13 @@ def inspect(
     say(str(found))
 
 
-def _inspect_run(
-    run: Path,
-    model: str,
-    num_classes: int | None,
-    shape: tuple[int, ...],
-    include: list[str] | None,
-    exclude: list[str] | None,
-) -> tuple[str, "sp.Inspection"]:
-    import torch
-
-    import softprune
-    from softprune.cli.opened import dense_network, image_shape
-    from softprune.runs.folder import RunFolder
-    from softprune.runs.networks import named_config
-
-    config = named_config(RunFolder.open(run), model, needs_data=False)
-    found = softprune.inspect(
-        dense_network(run, config, num_classes),
-        torch.zeros(2, *(shape or image_shape(config))),
-        include=include or config.method.include or None,
-        exclude=exclude or config.method.exclude or None,
-    )
-    return config.model.name, found
-
-
-def _inspect_model(
-    model: str, num_classes: int | None, shape: tuple[int, ...], include: list[str] | None, exclude: list[str] | None
-) -> "sp.Inspection":
-    import torch
-
-    import softprune
-    from softprune.models import REGISTRY
-    from softprune.runs.networks import build_network
-
-    if model not in REGISTRY and ":" not in model:
-        raise ConfigError(
-            "A network must be a name that `softprune models` lists, module:factory of your own, or the folder of a "
-            f"run. Got {model!r}.{nearest(model, REGISTRY)}"
-        )
-    if not shape and ":" in model:
-        raise ConfigError(
-            f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {model!r} without it."
-        )
-    network = build_network(model, 10 if num_classes is None else num_classes)
-    example = torch.zeros(2, *(shape or REGISTRY[model].input_shape))
-    return softprune.inspect(network, example, include=include or None, exclude=exclude or None)
-
-
 @command
 def compact(
     run: Run,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write. [default: RUN/compact.safetensors]")
     ] = None,
-    round_to: Annotated[
-        int | None, typer.Option("--round-to", help="Round widths up to this multiple. [default: the run's]")
-    ] = None,
+    round_to: Annotated[int | None, typer.Option(help="Round widths up to this multiple. [default: the run's]")] = None,
     gathers: Annotated[
         bool,
         typer.Option("--gathers/--no-gathers", help="Let layers gather the channels that they read from a tensor."),

@@ -126,7 +126,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also write a page (comparison.html) or a table (comparison.md).")
     ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Also write the table as CSV in full precision.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write the table as CSV in full precision.")] = None,
     paper: Annotated[
         bool, typer.Option("--paper-tables", help="Print tables 1 to 8 of the paper with our figures.")
     ] = False,
@@ -172,11 +172,6 @@ def compare(
         page = render_comparison(folders, out, method_titles())
         if not as_json:
             say(f"Comparison: {page}")
-
-
-def print_comparison(folders: Sequence[Path]) -> None:
-    """Print the table of finished runs."""
-    print_rows(comparison_rows(folders))
 
 
 def comparison_rows(folders: Sequence[Path]) -> "list[PaperRow]":

@@ -9,7 +9,7 @@ import typer
 from softprune.cli.app import command
 from softprune.cli.options import DataDir, TimeLimit, parse_time
 from softprune.cli.output import error_line, print_facts, print_table, say
-from softprune.cli.reports import method_titles, print_comparison
+from softprune.cli.reports import comparison_rows, method_titles, print_rows
 from softprune.errors import ConfigError
 from softprune.train.control import EXIT_STOPPED
 
@@ -34,13 +34,9 @@ def sweep(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the runs. [default: runs/NAME]")] = None,
     data_dir: DataDir = None,
     time_limit: TimeLimit = None,
-    device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, cuda, or without Ray a list: cuda:0,cuda:1.")
-    ] = "auto",
-    on: Annotated[str, typer.Option("--on", help="Where runs execute: local, or ray for a Ray cluster.")] = "local",
-    address: Annotated[
-        str | None, typer.Option("--address", help="Ray: address of the cluster. [default: RAY_ADDRESS]")
-    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or without Ray a list: cuda:0,cuda:1.")] = "auto",
+    on: Annotated[str, typer.Option(help="Where runs execute: local, or ray for a Ray cluster.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Ray: address of the cluster. [default: RAY_ADDRESS]")] = None,
     gpus: Annotated[
         float | None,
         typer.Option("--gpus-per-run", min=0, help="Ray: GPUs of a run; 0.25 lets four share one. [default: 0]"),
@@ -87,7 +83,7 @@ def sweep(
         reason = runner.run(listener, seconds)
     done = [job.cell.folder.path for job in runner.jobs if job.state == "done"]
     if done:
-        print_comparison(done)
+        print_rows(comparison_rows(done))
     if done and planned.search is not None:
         from softprune.report import render_comparison
 

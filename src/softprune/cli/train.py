@@ -30,17 +30,13 @@ def train(
             help="A name from `softprune recipes`, or a TOML file of your own.", autocompletion=_complete_recipe
         ),
     ] = "digits",
-    model: Annotated[
-        str | None, typer.Option("--model", help="Name of a network, or module:factory (model.name).")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", help="Name of a data set, or module:factory (data.name).")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Name of a network, or module:factory (model.name).")] = None,
+    data: Annotated[str | None, typer.Option(help="Name of a data set, or module:factory (data.name).")] = None,
     data_dir: DataDir = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", help="Number of epochs (train.epochs).")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Images per step (data.batch_size).")] = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate (optimizer.lr).")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Random seed (seed).")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs (train.epochs).")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step (data.batch_size).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (optimizer.lr).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed (seed).")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(

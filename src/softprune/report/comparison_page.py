@@ -13,13 +13,13 @@ from softprune.report.curves import ACCURACY, REMOVED, Panel, Series, curves, ev
 from softprune.report.grouping import Experiment, Repeat, distinct, group_runs, over, shared, spread, with_baselines
 from softprune.report.layers import ROWS_SHOWN, profiles
 from softprune.report.page import render_page, style_of
-from softprune.report.paper_table import PaperRow, paper_rows
+from softprune.report.paper_table import PaperRow, paper_rows, top1_of
 from softprune.report.pareto import pareto_views
 from softprune.report.tables import EXPLANATION, table_cells
 from softprune.report.text import MINUS, PLUS_MINUS, UNKNOWN, cut, known_as
 from softprune.report.training import precision_of
 from softprune.runs.reading import Run, load_run
-from softprune.runs.result import Epoch, Moment, Totals
+from softprune.runs.result import Epoch, Totals
 
 
 def render_comparison(run_dirs: Sequence[Path | str], out: Path | str, titles: Mapping[str, str] | None = None) -> Path:
@@ -82,10 +82,6 @@ def _notes(runs: Sequence[Run], repeats: Sequence[Repeat]) -> list[str]:
     return notes
 
 
-def _top1(moment: Moment | None) -> float | None:
-    return moment.top1 if moment else None
-
-
 def _against_dense(run: Run) -> float | None:
     compact, dense = run.compact_top1, run.dense_top1
     return None if compact is None or dense is None or run.method == "dense" else compact - dense
@@ -98,7 +94,7 @@ def _cut(run: Run, get: Callable[[Totals], float | None]) -> float | None:
 
 COLUMNS: tuple[tuple[str, int, str, Callable[[Run], float | None]], ...] = (
     ("Dense top-1", 2, "n", lambda run: run.dense_top1),
-    ("Best top-1", 2, "n spare", lambda run: _top1(run.best)),
+    ("Best top-1", 2, "n spare", lambda run: top1_of(run.best)),
     ("Compact top-1", 2, "n", lambda run: run.compact_top1),
     ("Against dense", 2, "n", _against_dense),
     ("MACs cut %", 1, "n", lambda run: _cut(run, lambda totals: totals.macs)),
@@ -146,7 +142,7 @@ def _run_row(run: Run, group: int, out: Path) -> dict[str, Any]:
         # quote() also keeps a folder called "javascript:..." from being a scheme.
         "link": quote(os.path.relpath(report, out.parent)) if report.is_file() else "",
         "seed": run.seed,
-        "best": _top1(run.best),
+        "best": top1_of(run.best),
         "compact": run.compact_top1,
         "against": _against_dense(run),
         "macs": _cut(run, lambda totals: totals.macs),

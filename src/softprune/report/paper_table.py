@@ -108,7 +108,11 @@ def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> 
             continue
         key = (run.data, run.model, _label(run, titles or {}), entry.name, entry.finetuned)
         alike.setdefault(key, {}).setdefault(experiment_key(run), []).append(entry)
-    rows = [row for key, experiments in alike.items() for row in _rows(*key, list(experiments.values()))]
+    rows = []
+    for key, experiments in alike.items():
+        members = list(experiments.values())
+        apart = tell_apart([each[0].run for each in members]) if len(members) > 1 else [""]
+        rows += [_row(*key, text, each) for text, each in zip(apart, members, strict=True)]
     order = {key: number for number, key in enumerate(dict.fromkeys((row.data, row.model) for row in rows))}
     rows.sort(key=lambda row: (order[row.data, row.model], row.method != "Dense"))
     return [replace(row, on_front=_on_front(row, rows)) for row in rows]
@@ -130,7 +134,7 @@ def _point(row: PaperRow) -> tuple[float, float] | None:
 
 
 def _entries(run: Run) -> list[_Entry]:
-    last, best = _top1(run.last), _top1(run.best)
+    last, best = top1_of(run.last), top1_of(run.best)
     entries = [_Entry(run, run.name, run.finetuned, last, best, run.compact_top1, run.wall_seconds)]
     before = run.variant("masked")
     if run.finetuned and before is not None:
@@ -145,17 +149,9 @@ def _label(run: Run, titles: Mapping[str, str]) -> str:
     return f"{title} without ReLU" if run.masks.get("use_relu") is False else title
 
 
-def _rows(
-    data: str, model: str, method: str, name: str, finetuned: bool, experiments: Sequence[Sequence[_Entry]]
-) -> list[PaperRow]:
-    rows = [_row(data, model, method, name, finetuned, members) for members in experiments]
-    if len(rows) == 1:
-        return rows
-    apart = tell_apart([members[0].run for members in experiments])
-    return [replace(row, apart=text) for row, text in zip(rows, apart, strict=True)]
-
-
-def _row(data: str, model: str, method: str, name: str, finetuned: bool, members: Sequence[_Entry]) -> PaperRow:
+def _row(
+    data: str, model: str, method: str, name: str, finetuned: bool, apart: str, members: Sequence[_Entry]
+) -> PaperRow:
     def over(get: Callable[[_Entry], float | None]) -> Spread:
         return spread(get(entry) for entry in members)
 
@@ -170,7 +166,7 @@ def _row(data: str, model: str, method: str, name: str, finetuned: bool, members
         model=known_as(model),
         method=method,
         name=name,
-        apart="",
+        apart=apart,
         finetuned=finetuned,
         n=len(members),
         baseline=shared(over(lambda entry: entry.run.dense_top1)),
@@ -219,5 +215,6 @@ def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _top1(moment: Moment | None) -> float | None:
+def top1_of(moment: Moment | None) -> float | None:
+    """Return the accuracy of a moment, or None if the run has none."""
     return moment.top1 if moment else None

@@ -58,17 +58,12 @@ def table_cells(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
     heads, cells = list(TEXTS), [_texts(row) for row in rows]
     for column in COLUMNS:
         both = quoted and column.paper is not None
-        heads.append(f"{column.head}, ours" if both else column.head)
+        heads += [f"{column.head}, ours", f"{column.head}, paper"] if both else [column.head]
         for row, line in zip(rows, cells, strict=True):
             line.append(_spread_text(column.ours(row), column.digits))
-        if both:
-            heads.append(f"{column.head}, paper")
-            for row, line in zip(rows, cells, strict=True):
+            if both:
                 line.append(_number(_of_paper(column, row), column.digits))
-    heads.append("front")
-    for row, line in zip(rows, cells, strict=True):
-        line.append("yes" if row.on_front else "no")
-    return heads, cells
+    return [*heads, "front"], [[*line, _yes(row.on_front)] for row, line in zip(rows, cells, strict=True)]
 
 
 def markdown(rows: Sequence[PaperRow]) -> str:
@@ -98,7 +93,7 @@ def csv_text(rows: Sequence[PaperRow]) -> str:
             ours = column.ours(row)
             line += [ours.mean, ours.deviation]
             line += [_of_paper(column, row)] if column.paper else []
-        writer.writerow([*line, "yes" if row.on_front else "no"])
+        writer.writerow([*line, _yes(row.on_front)])
     return content.getvalue()
 
 
@@ -145,12 +140,16 @@ def paper_tables_markdown(rows: Sequence[PaperRow]) -> str:
 def _texts(row: PaperRow) -> list[str]:
     """The cells before the figures, without control characters."""
     run = f"{row.name} ({row.apart})" if row.apart else row.name
-    texts = (row.data, row.model, row.method, "yes" if row.finetuned else "no", run, str(row.n))
+    texts = (row.data, row.model, row.method, _yes(row.finetuned), run, str(row.n))
     return [printable(text) for text in texts]
 
 
 def _of_paper(column: Column, row: PaperRow) -> float | None:
     return None if row.paper is None or column.paper is None else column.paper(row.paper)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -2,10 +2,12 @@
 
 import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -74,22 +76,13 @@ class StopSignal:
         self._signal = signal.Signals(number).name
 
 
-class _Collect(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
 @contextmanager
 def early_messages() -> Iterator[list[logging.LogRecord]]:
     """Collect softprune's messages until the block passes them to :func:`run_log`: the run has no folder yet."""
-    package, handler = logging.getLogger("softprune"), _Collect()
+    package, handler = logging.getLogger("softprune"), BufferingHandler(sys.maxsize)
     package.addHandler(handler)
     try:
-        yield handler.records
+        yield handler.buffer
     finally:
         package.removeHandler(handler)
 
