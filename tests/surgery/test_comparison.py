@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from softprune.surgery.comparison import one_thread
+from softprune.graph import Example
+from softprune.surgery.comparison import one_thread, outputs_of, quick_outputs_of
 
 
 @pytest.fixture
@@ -58,3 +59,27 @@ def test_two_that_overlap_restore_the_number_of_threads(first_out: str) -> None:
     later.start()
     later.join()
     assert seen[-1] == 3
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "groups", "options"),
+    [
+        (16, 16, 16, {"padding": 1}),
+        (16, 32, 16, {"stride": 2, "padding": (2, 1), "dilation": (1, 2)}),
+        (32, 16, 8, {"bias": False}),
+    ],
+)
+def test_all_groups_at_once_are_the_convolution(inputs: int, outputs: int, groups: int, options: dict) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(inputs, outputs, (3, 5), groups=groups, **options).double()
+    example = Example.of(torch.randn(2, inputs, 9, 11).double())
+    with torch.profiler.profile() as profile:
+        (quick,) = quick_outputs_of(model, example)
+    assert "aten::im2col" in {event.key for event in profile.key_averages()}
+    torch.testing.assert_close(quick, outputs_of(model, example)[0], rtol=0, atol=1e-12)
+
+
+def test_a_convolution_that_does_not_fit_is_refused_as_by_torch() -> None:
+    model = torch.nn.Conv2d(16, 16, 3, groups=16)
+    with pytest.raises(RuntimeError, match="to have 16 channels"):
+        quick_outputs_of(model, Example.of(torch.randn(2, 8, 9, 9)))

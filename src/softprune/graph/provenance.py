@@ -19,6 +19,7 @@ class Provenance:
         self.model = model
         self.capture: Capture | None = None
         """The capture whose nodes are asked about."""
+        self._modules = dict(model.named_modules(remove_duplicate=False))
         self._first_names = {id(module): name for name, module in model.named_modules()}
         self._owners: dict[int, str] = {}
         """id(parameter) of weights that are cut -> name of the record that cuts it."""
@@ -31,23 +32,17 @@ class Provenance:
     def tensor(self, name: str) -> Tensor:
         """Return a parameter or buffer of the model by name."""
         path, _, attribute = name.rpartition(".")
-        return getattr(self.model.get_submodule(path), attribute)
+        return getattr(self._modules[path], attribute)
 
     def has_tensor(self, name: str) -> bool:
         """Whether `name` is a parameter or buffer, and no tensor that forward() makes."""
         path, _, attribute = name.rpartition(".")
-        try:
-            module = self.model.get_submodule(path)
-        except AttributeError:
-            return False
-        return attribute in module._parameters or attribute in module._buffers
+        module = self._modules.get(path)
+        return module is not None and (attribute in module._parameters or attribute in module._buffers)
 
     def module(self, name: str) -> nn.Module:
         """Return a module by its name in the captured graph; the model itself where it has no such module."""
-        try:
-            return self.model.get_submodule(name)
-        except AttributeError:
-            return self.model
+        return self._modules.get(name, self.model)
 
     def module_of(self, node: Node) -> tuple[str, str]:
         """Return (call key, module name) of the innermost module whose forward ran `node`."""

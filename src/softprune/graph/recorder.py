@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,6 +94,19 @@ def _fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     return FakeTensor(mode, empty, tensor.device)
 
 
+def _batch_norm(args: Sequence[Any]) -> Tensor | None:
+    """The output of a batch normalisation; None where its arguments do not fit together.
+
+    torch takes it apart into a dozen operators to learn its shape, which takes longer than all other layers.
+    """
+    given, *others = args[:5]
+    fits = isinstance(given, FakeTensor) and given.ndim > 1 and given.is_floating_point()
+    if not fits or any(other is not None and other.shape != given.shape[1:2] for other in others):
+        return None
+    empty = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="meta")
+    return FakeTensor(given.fake_mode, empty, given.device)
+
+
 def _holds_tensor(value: Any) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
 
@@ -152,7 +165,9 @@ class _Recorder(ProxyTorchDispatchMode):
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default
         given, named = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
-        output = run_operator(func, args, kwargs)
+        output = _batch_norm(args) if func is aten.batch_norm.default and not kwargs else None
+        if output is None:
+            output = run_operator(func, args, kwargs)
         leaves = [output] if isinstance(output, Tensor) else pytree.tree_leaves(output)
         if any(isinstance(leaf, Tensor) for leaf in leaves):
             self._add(func, given, named, output)

@@ -163,8 +163,15 @@ def class_name(model: nn.Module) -> str:
 
 def model_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of all parameters and buffers, by which a plan recognises its model."""
-    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: tuple(tensor.shape) for name, tensor in tensors}
+    shapes: dict[str, tuple[int, ...]] = {}
+    waiting = [("", model)]
+    while waiting:  # named_parameters() takes several times as long, and every plan asks
+        prefix, module = waiting.pop()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                shapes[prefix + name] = tuple(tensor.shape)
+        waiting += [(f"{prefix}{name}.", child) for name, child in module._modules.items() if child is not None]
+    return shapes
 
 
 def _compact_json(value: Any) -> str:

@@ -4,11 +4,13 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,6 +18,9 @@ from softprune.graph import Example
 
 FAINT = 1e-5
 """The scale of an output is at least this share of the largest output's scale."""
+
+MANY_GROUPS = 8
+"""From this number of groups on, all groups of a convolution are computed at once."""
 
 # --- inputs ----------------------------------------------------------------------------------------------------
 
@@ -125,6 +130,58 @@ def without_onednn() -> Iterator[None]:
             yield
 
 
+def quick_outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
+    """Return what :func:`outputs_of` does, up to rounding, with convolutions of many groups in one operation each.
+
+    On a CPU, torch computes a convolution that oneDNN does not take (float64, or oneDNN switched off) group by group: a
+    depthwise convolution with a thousand channels is a thousand calls.
+    """
+    with _GroupsAtOnce() if _has_many_groups(model) else nullcontext():
+        return outputs_of(model, example)
+
+
+def _has_many_groups(model: nn.Module) -> bool:
+    """Return whether a convolution of `model` has many groups, and no part of it is compiled."""
+    modules = list(model.modules())
+    compiled = any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
+    return not compiled and any(isinstance(each, nn.Conv2d) and each.groups >= MANY_GROUPS for each in modules)
+
+
+class _GroupsAtOnce(TorchFunctionMode):
+    """Computes grouped 2-D convolutions on a CPU as one product with the unfolded input."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_conv2d if func is torch.conv2d else func)(*args, **(kwargs or {}))
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    plain = input.ndim == 4 and input.shape[1] == groups * weight.shape[1] and len(weight) % groups == 0
+    if groups < MANY_GROUPS or not plain or isinstance(padding, str) or input.device.type != "cpu":
+        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    size, (padded, strided, dilated) = weight.shape[2:], (_pair(each) for each in (padding, stride, dilation))
+    space = [(input.shape[2 + d] + 2 * padded[d] - dilated[d] * (size[d] - 1) - 1) // strided[d] + 1 for d in range(2)]
+    columns = F.unfold(input, size, dilated, padded, strided).view(len(input), groups, -1, math.prod(space))
+    kernels = weight.view(groups, len(weight) // groups, -1)
+    if len(weight) == groups:
+        output = (columns * kernels[:, 0, :, None]).sum(2)
+    else:
+        output = kernels @ columns
+    output = output.reshape(len(input), len(weight), *space)
+    return output if bias is None else output + bias[:, None, None]
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
 # --- outputs ---------------------------------------------------------------------------------------------------
 
 
@@ -158,7 +215,7 @@ def outputs_and_foreign(model: nn.Module, example: Example, *originals: nn.Modul
     """
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     with _StorageReads() as reads:
-        outputs = outputs_of(model, example)
+        outputs = quick_outputs_of(model, example)
     foreign = reads.pointers - own - {0}  # tensors without elements have no storage
     names = [
         name

@@ -30,7 +30,7 @@ from softprune.surgery.comparison import (
     noise,
     one_thread,
     outputs_and_foreign,
-    outputs_of,
+    quick_outputs_of,
     smallest,
     without_onednn,
 )
@@ -166,14 +166,14 @@ class _Probe:
         """Raise unless `twin`, a copy, gives the outputs that the first call gave."""
         name = type(self._copy).__name__
         try:
-            difference, scale = compare(self._outputs, outputs_of(twin, self._input))
+            difference, scale = compare(self._outputs, quick_outputs_of(twin, self._input))
             shown = _described(difference, scale)
         except Exception as error:
             difference, scale, shown = math.inf, 1.0, _shown(error)
         device = next(self._copy.parameters()).device.type
         if difference <= NONDETERMINISTIC.get(device, 1e-5) * scale:
             return
-        again, scale = compare(self._outputs, outputs_of(self._copy, self._input))
+        again, scale = compare(self._outputs, quick_outputs_of(self._copy, self._input))
         # Randomness differs by about as much from call to call; rounding differs by far less than two networks.
         if again > 1e-2 * difference:
             raise ModelError(
@@ -190,7 +190,7 @@ class _Probe:
         wide = plain_copy(self._copy).double()
         example = self._input.to_model(wide)
         with contextlib.suppress(Exception):
-            outputs_of(wide, example)
+            quick_outputs_of(wide, example)
             self._copy, self._input = wide, example
 
     def failure(self, graph: ChannelGraph, names: Sequence[str] | None = None) -> str | None:
@@ -212,7 +212,7 @@ class _Probe:
             plan.check_fits(self._copy)
             with attributes_kept(self._copy):  # a copy for every cut would take as long as all the rest
                 cut_(plan, self._copy)
-                got = outputs_of(self._copy, self._input)
+                got = quick_outputs_of(self._copy, self._input)
                 if in_training and self._training != UNTRAINABLE:
                     self._check_training()
         except Exception as error:
@@ -242,7 +242,7 @@ class _Probe:
     def _masked_outputs(self, masks: dict[str, Tensor]) -> list[Tensor]:
         mask_sites_(self._copy, masks)
         try:
-            return outputs_of(self._copy, self._input)
+            return quick_outputs_of(self._copy, self._input)
         finally:
             unmask_model_(self._copy)
 
@@ -298,7 +298,7 @@ def _output_shapes(model: nn.Module, example: Example) -> list[tuple[int, ...]]:
     """Return the shapes of all tensors that one call of `model` returns, and restore the random state."""
     cuda = [parameter.device for parameter in model.parameters() if parameter.is_cuda][:1]
     with torch.random.fork_rng(devices=cuda):
-        return [tuple(tensor.shape) for tensor in outputs_of(model, example)]
+        return [tuple(tensor.shape) for tensor in quick_outputs_of(model, example)]
 
 
 def _described(difference: float, scale: float) -> str:

@@ -12,7 +12,14 @@ from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.masks import FixedGate, mask_
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import apply_plan, duplicated, plain_copy, plans_of
-from softprune.surgery.comparison import by_sample, compare, one_thread, outputs_and_foreign, outputs_of, random_inputs
+from softprune.surgery.comparison import (
+    by_sample,
+    compare,
+    one_thread,
+    outputs_and_foreign,
+    quick_outputs_of,
+    random_inputs,
+)
 
 TOLERANCE = 1e-10
 """Largest difference allowed in float64, relative to the largest output."""
@@ -143,7 +150,7 @@ def _accepted(reference: nn.Module, given: Example, seed: int) -> list[tuple[Exa
     # More than two samples take time and show nothing new, but some networks take one batch size only.
     for example in (given.first(2), given):
         try:
-            found = [(example, outputs_of(reference, example))]
+            found = [(example, quick_outputs_of(reference, example))]
             break
         except Exception as error:
             failure = error
@@ -156,7 +163,7 @@ def _accepted(reference: nn.Module, given: Example, seed: int) -> list[tuple[Exa
         ) from failure
     for attempt in random_inputs(found[0][0], seed):
         try:
-            return [*found, (attempt, outputs_of(reference, attempt))]
+            return [*found, (attempt, quick_outputs_of(reference, attempt))]
         except Exception:
             continue  # the dense network itself does not take this size
     return found
@@ -196,7 +203,7 @@ def _outputs(model: nn.Module, names: Sequence[str], example: Example) -> dict[s
 
     handles = [model.get_submodule(name).register_forward_hook(remember(name)) for name in names]
     try:
-        outputs_of(model, example)
+        quick_outputs_of(model, example)
     finally:
         for handle in handles:
             handle.remove()
