@@ -28,7 +28,7 @@ help:
 	@echo "make fuzz      10,000 mutated inputs over every file format and option; resumes where it was stopped"
 	@echo "make kill      200 kills of training, save, export, report and sweep: the same bits afterwards"
 	@echo "make zoo       every torchvision CNN and timm family: channels cut at random, verified exact; writes benchmarks/records/zoo.md (an hour)"
-	@echo "make packages  60 networks of pytorchcv, MONAI, ultralytics and others: exact, refused or failed (half an hour)"
+	@echo "make packages  80 networks of pytorchcv, MONAI, ultralytics and others: exact, refused or failed (half an hour)"
 	@echo "make docs      the documentation site in build/site; broken links fail"
 	@echo "make wheel     dist/softprune-VERSION-py3-none-any.whl"
 	@echo "make clean     remove the environment, caches and build outputs"
@@ -92,7 +92,7 @@ zoo: $(TEST)
 # The packages live beside the environment of the tests, whose versions they must not change.
 packages: $(TEST)
 	$(PYTHON) -m venv build/packages
-	build/packages/bin/python -m pip install -q --no-deps -r benchmarks/packages.txt
+	build/packages/bin/python -m pip install -q --no-deps --only-binary :all: -r benchmarks/packages.txt
 	cd benchmarks && PYTHONPATH=../src:.:$(abspath $(VENV))/lib/python$(PYVERSION)/site-packages \
 		../build/packages/bin/python packages.py
 	$(BIN)/python benchmarks/packages.py --render

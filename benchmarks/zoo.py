@@ -9,11 +9,13 @@ Every network runs in a process of its own, so that a crash or a lack of memory 
 
 import argparse
 import fnmatch
+import functools
 import json
 import multiprocessing
 import multiprocessing.connection
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         key = (entry.source, entry.name)
         if options.resume and rows.get(key, {}).get("status") in ("exact", "refused"):
             continue
-        rows[key] = row = _in_own_process(entry, options.steps, options.timeout)
+        rows[key] = row = in_own_process(entry, functools.partial(examine, steps=options.steps), options.timeout)
         print(line(row), flush=True)
         record = {
             "format": 1,
@@ -74,10 +76,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _in_own_process(entry: Entry, steps: int, timeout: float) -> dict[str, Any]:
+def in_own_process(entry: Entry, job: Callable[[Entry], dict[str, Any]], timeout: float) -> dict[str, Any]:
+    """Return the row that `job` makes of a network; a crash, or no row within `timeout` seconds, is a row, too."""
     context = multiprocessing.get_context("fork")  # what is imported here need not be imported again
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(entry, steps, sender))
+    process = context.Process(target=_work, args=(entry, job, sender))
     began = time.perf_counter()
     process.start()
     sender.close()
@@ -94,10 +97,10 @@ def _in_own_process(entry: Entry, steps: int, timeout: float) -> dict[str, Any]:
     return {"name": entry.name, "source": entry.source, "status": "crash", "reason": reason, "seconds": seconds}
 
 
-def _work(entry: Entry, steps: int, sender: multiprocessing.connection.Connection) -> None:
+def _work(entry: Entry, job: Callable[[Entry], dict[str, Any]], sender: multiprocessing.connection.Connection) -> None:
     torch.set_num_threads(1)
     try:
-        sender.send(examine(entry, steps=steps))
+        sender.send(job(entry))
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"

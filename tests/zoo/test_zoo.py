@@ -71,3 +71,22 @@ def test_the_record_covers_every_network_and_keeps_the_promise(zoo: ModuleType, 
     assert set(states) <= {"exact", "refused"}
     assert states.count("exact") >= 0.9 * len(states)
     assert all("BatchNorm" in row["reason"] for row in record["rows"] if row["status"] == "refused")
+
+
+def test_the_pages_of_other_packages_are_rendered_from_their_record() -> None:
+    packages = importlib.import_module("packages")
+    record = json.loads(packages.RECORD.read_text(encoding="utf-8"))
+    assert packages.DOCUMENT.read_text(encoding="utf-8") == packages.render(record)
+    page = packages.PAGE.read_text(encoding="utf-8")
+    assert packages.with_table(page, record) == page
+    assert page.count("| pytorchcv | ") == 1
+
+
+def test_the_record_of_other_packages_covers_every_network_and_has_no_failure() -> None:
+    packages = importlib.import_module("packages")
+    rows = json.loads(packages.RECORD.read_text(encoding="utf-8"))["rows"]
+    names = [(row["source"], row["name"], row["setting"]) for row in rows]
+    assert names == [(entry.source, entry.name, setting) for entry, setting, _ in packages.jobs()]
+    assert {row["status"] for row in rows} <= {"exact", "not smaller", "refused", "met"}
+    assert len({name[:2] for name in names if name[0] in packages.SOURCES}) >= 60
+    assert {row["source"] for row in rows} >= {*packages.SOURCES}
