@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from recipes_page import render_reference
 
 from softprune import models
 from softprune.config.method import MethodConfig
@@ -15,7 +16,6 @@ from softprune.config.recipes import (
     recipe_files,
     title_of,
 )
-from softprune.config.reference import render_reference
 from softprune.config.settings import RunConfig, TrainConfig
 from softprune.data import DATASETS
 from softprune.errors import ConfigError
@@ -133,7 +133,7 @@ def test_contradictions_between_sections_are_refused() -> None:
 
 def test_the_reference_page_is_up_to_date() -> None:
     page = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert page == render_reference(), "run `python -m softprune.config.reference` in the repository"
+    assert page == render_reference(), "run python benchmarks/recipes_page.py"
 
 
 def test_the_example_of_the_reference_is_a_recipe(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from softprune.errors import ModelError
 from softprune.masks import Clock, FixedGate, MaskBank, MaskConfig, SoftGate, draw_chain, mask_, sparsity_loss
-from softprune.masks.model import hook_root_
+from softprune.masks.sampling import hook_root_
 
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "leaky_relu": nn.LeakyReLU}
 

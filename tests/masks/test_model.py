@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from softprune.masks import Clock, MaskConfig, SoftGate, is_masked, mask_
-from softprune.masks.model import hook_root_, unmask_model_
+from softprune.masks.sampling import hook_root_, unmask_model_
 
 
 def make_model():

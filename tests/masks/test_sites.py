@@ -11,7 +11,7 @@ from torch import nn
 
 from softprune.masks import Clock, MaskConfig, SoftGate, is_masked, mask_group_, norms_of, site_affine, unmask_
 from softprune.masks.functional import dead_probability, sparsity_loss, sum_of
-from softprune.masks.model import hook_root_
+from softprune.masks.sampling import hook_root_
 from softprune.masks.sites import deciding_affine
 
 CONFIG = MaskConfig()

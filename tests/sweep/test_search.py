@@ -152,7 +152,7 @@ def test_a_dropped_trial_stays_dropped(tmp_path: Path) -> None:
     job = Job(SimpleNamespace(folder=folder), tmp_path / "a.log")  # type: ignore[arg-type]
     assert job.rest() == "waiting"
     codes = iter([None, 75])
-    job.task = SimpleNamespace(stop=lambda: None, poll=lambda: next(codes))  # type: ignore[assignment]
+    job.task = SimpleNamespace(terminate=lambda: None, poll=lambda: next(codes))  # type: ignore[assignment]
     job.drop({"epoch": 1, "trials": 6})
     assert not job.poll()
     assert job.poll()

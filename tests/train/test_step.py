@@ -12,7 +12,7 @@ from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.data.batches import EpochSampler, make_batches
 from softprune.errors import CheckpointError, ConfigError, NonFiniteLoss
 from softprune.masks import Clock, MaskConfig, SoftGate, mask_, sparsity_loss
-from softprune.masks.model import hook_root_
+from softprune.masks.sampling import hook_root_
 from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.train import step as step_module
 from softprune.train.optim import Schedule, make_sgd

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from softprune.cli.app import command
-from softprune.cli.options import Json
+from softprune.cli.app import Json, command
 from softprune.cli.output import print_facts, say
 
 

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from softprune.cli.app import command
-from softprune.cli.options import Device, Input, Json, Model, parse_shape
+from softprune.cli.app import Device, Input, Json, Model, command, parse_shape
 from softprune.cli.output import print_json, print_table, say
 from softprune.errors import ConfigError
 from softprune.io import write_atomically

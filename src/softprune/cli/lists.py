@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from softprune.cli.app import command
-from softprune.cli.options import Json
+from softprune.cli.app import Json, command
 from softprune.cli.output import format_percent, print_facts, print_json, print_table, say
 from softprune.errors import ConfigError, SoftpruneError, nearest
 

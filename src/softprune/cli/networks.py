@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from softprune.cli.app import command
-from softprune.cli.options import DataDir, DataName, Device, Input, Json, Model, Run, parse_shape
+from softprune.cli.app import DataDir, DataName, Device, Input, Json, Model, Run, command, parse_shape
 from softprune.cli.output import format_percent, print_json, print_table, say
 from softprune.errors import ConfigError, nearest
 

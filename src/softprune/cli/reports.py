@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softprune.cli.app import command
-from softprune.cli.options import Json, Run
+from softprune.cli.app import Json, Run, command
 from softprune.cli.output import format_count, format_cut, format_percent, print_json, print_table, remark, say
 from softprune.errors import ConfigError
 from softprune.runs.result import Result

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softprune.cli.app import command
-from softprune.cli.options import DataDir, TimeLimit, parse_time
+from softprune.cli.app import DataDir, TimeLimit, command, parse_time
 from softprune.cli.output import error_line, print_facts, print_table, say
 from softprune.cli.reports import comparison_rows, method_titles, print_rows
 from softprune.errors import ConfigError

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softprune.cli.app import command
-from softprune.cli.options import DataDir, Device, OwnData, OwnModel, Run, TimeLimit, parse_time
+from softprune.cli.app import DataDir, Device, OwnData, OwnModel, Run, TimeLimit, command, parse_time
 from softprune.cli.output import format_count, print_json, remark, say
 from softprune.config.recipes import DEFAULT_RECIPE, config_to_dict, load_recipe, recipe_files
 from softprune.config.settings import RunConfig

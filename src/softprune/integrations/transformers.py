@@ -13,7 +13,7 @@ from softprune.graph import ExampleLike
 from softprune.methods import Pruner, SoftPruner
 
 try:
-    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer, TrainerCallback
 except ImportError as error:
     raise ImportError(
         "softprune.integrations.transformers needs transformers; pip install transformers accelerate."
@@ -81,9 +81,7 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
 
     # --- what the Trainer calls ------------------------------------------------------------------------------------
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.pruner is None:
             raise ConfigError(
                 "the callback must know its Trainer before training. Got train() without it; call "
@@ -95,20 +93,11 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
         optimizer = kwargs["optimizer"]
         self.pruner.attach(getattr(optimizer, "optimizer", optimizer))  # Accelerate wraps it
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.pruner is not None
         self.pruner.end_epoch(round(state.epoch or 0) - 1)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is not None and self.pruner is not None and "loss" in logs:
             kept = sum(int(mask.sum()) for mask in self.pruner.masks().values())
             share = {"softprune_channels_kept": kept / sum(site.width for site in self.pruner.sites)}
@@ -116,14 +105,12 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
             if state.log_history:  # written before callbacks are called
                 state.log_history[-1].update(share)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if self.pruner is not None and state.is_world_process_zero and folder.is_dir():
             torch.save(self.pruner.state_dict(), folder / STATE_FILE)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.pruner is not None:
             self.pruner.release()
 

@@ -22,9 +22,9 @@ from softprune.masks.gates import Gate as Gate
 from softprune.masks.gates import MaskDecision as MaskDecision
 from softprune.masks.gates import SoftGate as SoftGate
 from softprune.masks.gates import fill_to_multiple as fill_to_multiple
-from softprune.masks.model import check_unmasked as check_unmasked
 from softprune.masks.sampling import Chain as Chain
 from softprune.masks.sampling import MaskBank as MaskBank
+from softprune.masks.sampling import check_unmasked as check_unmasked
 from softprune.masks.sampling import draw_chain as draw_chain
 from softprune.masks.sites import norms_of as norms_of
 from softprune.masks.sites import site_affine as site_affine

@@ -7,7 +7,7 @@ from torch import nn
 from softprune.errors import ModelError
 from softprune.graph import Site
 from softprune.masks import Clock, Gate, MaskedBatchNorm, mask_, mask_group_
-from softprune.masks.model import hook_root_, unmask_model_
+from softprune.masks.sampling import hook_root_, unmask_model_
 
 
 class MaskedModel:

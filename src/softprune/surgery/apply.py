@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from softprune.errors import ModelError, PlanError
 from softprune.graph.modules import ConstantOutput, Select, select_input
-from softprune.masks.model import unmask_model_
+from softprune.masks.sampling import unmask_model_
 from softprune.plan import ModuleCut, PrunePlan
 from softprune.plan.constants import FloatArray, constant_contribution
 from softprune.plan.plan import model_shapes

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import ModelError, few_of, first_line
 from softprune.graph import ChannelGraph, Example
 from softprune.graph.ops import UnprovenSize
-from softprune.masks.model import unmask_model_
+from softprune.masks.sampling import unmask_model_
 from softprune.module_state import attributes_kept
 from softprune.plan import make_plan, required_sites
 from softprune.surgery.apply import cut_, plain_copy

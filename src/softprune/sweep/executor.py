@@ -12,12 +12,12 @@ Arguments = Callable[[], list[str]]
 
 
 class Task(Protocol):
-    """A run that an executor has started."""
+    """A run that an executor has started, such as a Popen."""
 
     def poll(self) -> int | None:
         """Return the exit code of the run's process, or None while it runs."""
 
-    def stop(self) -> None:
+    def terminate(self) -> None:
         """Ask the run to save and exit."""
 
 
@@ -38,15 +38,10 @@ class Executor(Protocol):
 
 
 class LocalPool:
-    """Runs processes on this machine.
-
-    Args:
-        jobs: Runs side by side.
-        devices: Assigned to the runs in turn, as ``softprune train --device`` takes them.
-    """
+    """Runs ``jobs`` processes side by side on this machine, and assigns ``devices`` to them in turn."""
 
     def __init__(self, jobs: int = 1, devices: Sequence[str] = ("auto",)) -> None:
-        self._tasks: list[_LocalTask | None] = [None] * jobs
+        self._tasks: list[Task | None] = [None] * jobs
         self._devices = devices
 
     def free_slots(self) -> int:
@@ -62,7 +57,7 @@ class LocalPool:
         device = self._devices[slot % len(self._devices)]
         command = [sys.executable, "-m", "softprune", *arguments(), "--device", device]
         with open(log, "ab") as output:
-            process = subprocess.Popen(
+            task = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -71,7 +66,6 @@ class LocalPool:
                 pass_fds=(lock.fileno(),),  # so that the run stays locked if the sweep is killed
                 start_new_session=True,  # Ctrl-C reaches the sweep, which stops the runs
             )
-        task = _LocalTask(process)
         self._tasks[slot] = task
         return task
 
@@ -80,14 +74,3 @@ class LocalPool:
 
     def _free(self) -> list[int]:
         return [slot for slot, task in enumerate(self._tasks) if task is None or task.poll() is not None]
-
-
-class _LocalTask:
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self.process = process
-
-    def poll(self) -> int | None:
-        return self.process.poll()
-
-    def stop(self) -> None:
-        self.process.terminate()

@@ -109,7 +109,7 @@ class RayTask:
             self._stop_file.unlink(missing_ok=True)
         return self._code
 
-    def stop(self) -> None:
+    def terminate(self) -> None:
         """Ask the run to save and exit."""
         self._stopping = True
         self._stop_file.touch()

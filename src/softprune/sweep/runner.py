@@ -129,7 +129,7 @@ class Job:
         """Ask the run to save and exit."""
         assert self.task is not None
         self._asked_to_stop = True
-        self.task.stop()
+        self.task.terminate()
 
     def drop(self, reason: Mapping[str, Any]) -> None:
         """End the run early, now and in later calls of the sweep."""

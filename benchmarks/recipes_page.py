@@ -1,4 +1,7 @@
-"""The recipe reference (docs/recipes.md), generated from the configuration."""
+"""The recipe reference (docs/recipes.md), generated from the configuration.
+
+python benchmarks/recipes_page.py
+"""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +62,7 @@ trackers = ["tensorboard"]            # also "wandb", "mlflow"
 
 `softprune train flowers.toml --dry-run` checks it, `softprune train flowers.toml` trains it.
 
-`python -m softprune.config.reference` generates this page from `softprune.config.settings`.
+`python benchmarks/recipes_page.py` generates this page from `softprune.config.settings`.
 """
 
 
@@ -97,4 +100,4 @@ def _recipe_table() -> str:
 
 
 if __name__ == "__main__":
-    Path("docs/recipes.md").write_text(render_reference(), encoding="utf-8")
+    (Path(__file__).parents[1] / "docs" / "recipes.md").write_text(render_reference(), encoding="utf-8")
