@@ -2,7 +2,7 @@
 
     pip install --no-deps --target build/torch-pruning torch-pruning==1.6.1
     python benchmarks/beside_torch_pruning.py --package build/torch-pruning
-    python benchmarks/beside_torch_pruning.py --render  # write benchmarks/records/torch-pruning.md from the record
+    python benchmarks/beside_torch_pruning.py --render  # write benchmarks/records/torch-pruning.md from the records
 
 Torch-Pruning chooses: its pruner takes half of every group of coupled channels, at random. The BatchNorms of those
 channels then get scale and shift zero in a copy of the network, so that exactly what Torch-Pruning wants to remove is
@@ -35,6 +35,7 @@ from softprune.selection import read_graph
 
 ROOT = Path(__file__).parent
 RECORD = ROOT / "records" / "torch_pruning.json"
+OWN_DECISIONS = ROOT / "records" / "own_decisions.json"
 DOCUMENT = ROOT / "records" / "torch-pruning.md"
 # fmt: off
 NETWORKS = [
@@ -57,7 +58,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = _parser().parse_args(arguments)
     if options.render:
         record = json.loads(options.out.read_text(encoding="utf-8"))
-        options.document.write_text(render(record), encoding="utf-8")
+        own = json.loads(OWN_DECISIONS.read_text(encoding="utf-8"))
+        options.document.write_text(render(record, own), encoding="utf-8")
         return record
     if options.package is not None:
         sys.path.insert(0, str(options.package))
@@ -88,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--package", type=Path, help="folder that Torch-Pruning was installed to")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these networks")
     parser.add_argument("--out", type=Path, default=RECORD)
-    parser.add_argument("--render", action="store_true", help="only write the document from the record")
+    parser.add_argument("--render", action="store_true", help="only write the document from the records")
     parser.add_argument("--document", type=Path, default=DOCUMENT)
     return parser
 

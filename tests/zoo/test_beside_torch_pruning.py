@@ -24,7 +24,14 @@ def record(beside: ModuleType) -> dict:
 
 
 def test_the_page_is_rendered_from_the_record(beside: ModuleType, record: dict) -> None:
-    assert beside.DOCUMENT.read_text(encoding="utf-8") == beside.render(record)
+    own = json.loads(beside.OWN_DECISIONS.read_text(encoding="utf-8"))
+    assert beside.DOCUMENT.read_text(encoding="utf-8") == beside.render(record, own)
+
+
+def test_own_decisions_meet_their_macs(beside: ModuleType) -> None:
+    rows = json.loads(beside.OWN_DECISIONS.read_text(encoding="utf-8"))["rows"]
+    assert len(rows) == 54
+    assert all(row["target"] * 0.95 < row["macs_kept"] <= row["target"] for row in rows)
 
 
 def test_softprune_is_never_behind(beside: ModuleType, record: dict) -> None:

@@ -100,7 +100,7 @@ def _batch_norm(args: Sequence[Any]) -> Tensor | None:
     torch takes it apart into a dozen operators to learn its shape, which takes longer than all other layers.
     """
     given, *others = args[:5]
-    fits = isinstance(given, FakeTensor) and given.ndim > 1 and given.is_floating_point()
+    fits = isinstance(given, FakeTensor) and given.ndim > 1 and given.is_floating_point() and given.is_contiguous()
     if not fits or any(other is not None and other.shape != given.shape[1:2] for other in others):
         return None
     empty = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="meta")
