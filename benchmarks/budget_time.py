@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import softprune as sp
-from softprune.runs.resume import command_line
+from softprune.runs.resume import command_line, describe_environment
 
 TOTAL = 10_000
 
@@ -52,6 +52,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     record = {
         "benchmark": "budget_time",
         "command": command_line(),
+        "environment": describe_environment(torch.device("cpu")).model_dump(),
         "network": options.network,
         "update_seconds": pursuing,
         "finalise_seconds": finalising,

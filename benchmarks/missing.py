@@ -22,13 +22,13 @@ SETTINGS = "--set train.precision=bf16 --set train.channels_last=true"
 MINUTES = {"vgg16": 2.0, "vgg19": 2.5, "resnet56": 5.6, "resnet56_a": 5.6, "densenet40": 6.3, "resnet164": 15.8}
 """Of 160 epochs of CIFAR at batch 64, alone on one H200."""
 STARTS = {
-    "finetune-cifar10-resnet56-scp": "best-cifar10-resnet56-macs47-s0/dense",
-    "finetune-cifar10-resnet56-l1": "best-cifar10-resnet56-macs47-s0/dense",
+    "finetune-cifar10-resnet56-scp": "best-cifar10-resnet56-dense-s0",
+    "finetune-cifar10-resnet56-l1": "best-cifar10-resnet56-dense-s0",
     "tinyimagenet-resnet50-fpgm-ft": "tinyimagenet-resnet50-dense-s0",
 }
 """Runs of dense networks that recipes with open weights start from."""
-SWEEPS = ("paper-table-6", "paper-table-7")
-"""Tables that vary one setting of a recipe."""
+SWEEPS = ("paper-table-6", "paper-table-7", "finetune-cifar10-resnet56")
+"""Sweeps that vary settings of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,17 @@ QUEUE = (
     ),
     Wanted(
         "From trained weights, 40 epochs",
-        "SCP 0.3 above one-shot L1.",
-        (("finetune-cifar10-resnet56-scp", (0, 1)), ("finetune-cifar10-resnet56-l1", (0, 1))),
+        "SCP 0.3 above one-shot L1; what each lever gives.",
+        (
+            ("best-cifar10-resnet56-dense", (0,)),
+            ("finetune-cifar10-resnet56-scp", (0, 1)),
+            ("finetune-cifar10-resnet56-l1", (0, 1)),
+            ("finetune-cifar10-resnet56-l1-with-distillation", (0, 1)),
+            *(
+                (f"finetune-cifar10-resnet56-scp-{change}", (0, 1))
+                for change in ("without-distillation", "without-cost-weighting", "step-schedule", "macs47")
+            ),
+        ),
     ),
     Wanted(
         "Tables 6 and 7: DenseNet-40 on CIFAR-100",
@@ -148,7 +157,9 @@ def planned() -> dict[str, Planned]:
     """All recipes, and the runs of the sweeps that vary one setting of a recipe, by name."""
     runs = {name: Planned(load_recipe(name), name) for name in recipe_files()}
     for cell in (cell for sweep in SWEEPS for cell in read_sweep(sweep).cells):
-        runs.setdefault(cell.config.name, Planned(cell.config, cell.recipe, tuple(cell.settings)))
+        # The queue gives the seed, and the weights to start from.
+        settings = tuple(each for each in cell.settings if not each.startswith(("seed=", "model.weights=")))
+        runs.setdefault(cell.config.name, Planned(cell.config, cell.recipe, settings))
     return runs
 
 

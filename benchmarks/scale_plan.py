@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md, computed from records: loaders, a sweep on Ray, ImageNet on 8 GPUs, and 1,000 runs.
+"""The tables of docs/scale.md, computed from records.
 
     python benchmarks/scale_plan.py
 
@@ -49,6 +49,35 @@ def loaders() -> str:
         f"{min(ratios):.2f} to {max(ratios):.2f} times the images of the fastest other one."
     )
     return f"{input_pipeline.render(record)}\n{textwrap.fill(remarks, 120)}"
+
+
+def waiting() -> str:
+    """Return the share of GPU time that ResNet-50 waits for images, and what decoders deliver."""
+    record = _record("gpu_waiting")
+    rows, cores = record["rows"], record["environment"]["cores"]
+    device = next(row["device"] for row in rows if row["part"] == "device")
+    forms = {"resident": "images on the GPU", "folder": "images in folders", "webdataset": "tar shards"}
+    steps = [row for row in rows if row["part"] == "waiting" and row["form"] in forms]
+    lines = [
+        f"| ResNet-50, batch {record['settings']['batch']}, {steps[0]['crop']} x {steps[0]['crop']} | ms a step "
+        "| images/s | waiting |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in steps:
+        share = f"{row['waiting_percent']:.1f}%" if "waiting_percent" in row else ""
+        lines.append(f"| {forms[row['form']]} | {row['ms_per_step']:.2f} | {row['images_per_second']:,} | {share} |")
+    decoded = {(row["decoder"], row["files"]): row for row in rows if row["part"] == "decode"}
+    sizes = list(dict.fromkeys(files for _, files in decoded))
+    lines += ["", "| decoder, images/s | " + " | ".join(f"{size} JPEG" for size in sizes) + " |"]
+    lines.append("|---" + "|---:" * len(sizes) + "|")
+    for decoder in dict.fromkeys(name for name, _ in decoded):
+        cells = (f"{decoded[decoder, size]['images_per_second']:,}" for size in sizes)
+        lines.append(f"| {decoder} | " + " | ".join(cells) + " |")
+    remarks = (
+        f"One {device}, {cores} cores, {cores} loader processes, bfloat16, compiled step, JPEG files of noise with the "
+        f"spectrum of photographs; torch {record['environment']['torch']}."
+    )
+    return "\n".join([*lines, "", textwrap.fill(remarks, 120)])
 
 
 def sweep() -> str:
@@ -120,7 +149,13 @@ def runs() -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"loaders": loaders, "sweep": sweep, "imagenet": imagenet, "runs": runs}
+TABLES: dict[str, Callable[[], str]] = {
+    "loaders": loaders,
+    "waiting": waiting,
+    "sweep": sweep,
+    "imagenet": imagenet,
+    "runs": runs,
+}
 
 
 def with_tables(text: str) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "records" / "step_time.json"
+TEACHER = ROOT / "benchmarks" / "records" / "teacher_time.json"
+BUDGET = ROOT / "benchmarks" / "records" / "budget-time.json"
 PAGE = ROOT / "benchmarks" / "records" / "speed.md"
 Rows = list[dict[str, Any]]
 GOAL = 8
@@ -44,6 +46,10 @@ of call 6, before its convolutions became products, which take longer to compile
 
 {_goal(record["rows"])}
 
+## Distillation and budgets
+
+{_additions(json.loads(TEACHER.read_text()), json.loads(BUDGET.read_text()))}
+
 ## Every measurement
 
 Rows marked "beside others" compiled while other processes did; the timing itself ran alone but for compilers (a
@@ -51,6 +57,22 @@ median far above the least block was disturbed by one).
 
 {_all(record["rows"])}
 """
+
+
+def _additions(teacher: dict[str, Any], budget: dict[str, Any]) -> str:
+    """What a teacher adds to a step and the updates of a budget to a training, as sentences."""
+    alone, taught = (
+        next(row for row in teacher["rows"] if row["teacher"] is with_teacher)["ms_per_step"]
+        for with_teacher in (False, True)
+    )
+    text = (
+        f"A fast step of ResNet-56 with masks, batch {teacher['settings']['batch']}, takes {alone:.2f} ms, and "
+        f"{taught:.2f} ms with a ResNet-56 as teacher: {100 * (taught / alone - 1):+.0f}% "
+        "(`step_time.py --teacher`, `teacher_time.json`). "
+        f"The {budget['updates']} updates of its budget take {budget['share_percent']:.2f}% of a training of "
+        f"{budget['training_seconds']:.0f} s (`budget_time.py`, `budget-time.json`, on the same machine's CPU)."
+    )
+    return textwrap.fill(text, 120)
 
 
 def _pick(rows: Rows, model: str, variant: str, masks: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-PART = 52_500_000
+PART = 53_000_000
 """Bytes of one call: 64 MiB less the working tree and the packages."""
 SHEET = 10_000
 """Images of one sheet."""
