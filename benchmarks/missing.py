@@ -72,9 +72,10 @@ QUEUE = (
         "lambda and s are published: cuts within 2.5 points and best accuracy within 0.4 of the paper's.",
         (
             ("cifar100-densenet40-dense", (0,)),
-            *((f"cifar100-densenet40-scp-strength{value}", (0,)) for value in ("1e-06", "5e-06", "1e-05")),
-            *((f"cifar100-densenet40-scp-strength{value}", (0,)) for value in ("3e-05", "5e-05")),
-            *((f"cifar100-densenet40-scp-s{value}", (0,)) for value in range(4)),
+            ("cifar100-densenet40-scp", (0,)),
+            ("cifar100-densenet40-scp-high", (0,)),
+            *((f"cifar100-densenet40-scp-strength{value}", (0,)) for value in ("3e-05", "1e-06", "5e-06")),
+            *((f"cifar100-densenet40-scp-s{value}", (0,)) for value in range(3)),
         ),
     ),
     Wanted(

@@ -212,7 +212,7 @@ def test_the_papers_figures_hang_together() -> None:
     for figures in paper_table_rows():
         if figures.top1 is not None and figures.baseline is not None:
             assert figures.baseline - figures.top1 == pytest.approx(figures.drop, abs=0.005), figures
-    assert len(paper_figures()) == 55
+    assert len(paper_figures()) == 52
 
 
 def test_a_run_to_a_target_of_ones_own_or_on_another_network_is_none_of_the_papers_rows() -> None:
