@@ -361,6 +361,24 @@ def test_a_batchnorm_of_unknown_class() -> None:
     assert site_names(graph) == {"bn2"}
 
 
+class PadsAsTensorFlow(Nasty):
+    """Reads the geometry of a layer in a branch that can be removed as a whole."""
+
+    def more(self) -> None:
+        self.outer, self.bn = nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.inner = nn.Conv2d(8, 8, 1)
+
+    def middle(self, x: Tensor) -> Tensor:
+        pads = [side for size in self.outer.kernel_size for side in ((size - 1) // 2, size // 2)]
+        y = F.relu(self.bn(self.outer(F.pad(x, pads))))
+        height, width = self.inner.stride
+        return F.relu(x + self.inner(y)[:, :, ::height, ::width])
+
+
+def test_the_geometry_of_a_removed_layer_can_be_read() -> None:
+    assert site_names(check(PadsAsTensorFlow())) == {"bn1", "bn", "bn2"}
+
+
 class Geometry(nn.Module):
     """A layer of odd geometry, followed by another one, so that its death leaves a shape to be kept."""
 

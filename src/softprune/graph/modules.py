@@ -79,6 +79,9 @@ class ConstantOutput(nn.Module):
         self.geometry: tuple[tuple[int, int, int, int], ...] = ()
         if isinstance(layer, nn.modules.conv._ConvNd):
             self.geometry = tuple(_axis(layer, axis) for axis in range(len(layer.kernel_size)))
+            # forward() may read them, for example to pad as TensorFlow does.
+            for name in ("kernel_size", "stride", "padding", "dilation", "output_padding"):
+                setattr(self, name, getattr(layer, name))
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         if not self.geometry:
