@@ -17,9 +17,9 @@ from torch import Tensor, nn
 import softprune as sp
 from softprune.distributed import join_world
 from softprune.runs.checkpoint import read_newest
+from softprune.runs.environment import describe_environment
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network
-from softprune.runs.resume import describe_environment
 from softprune.train.run import open_data
 from softprune.train.stage import restored_stage
 

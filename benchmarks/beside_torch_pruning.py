@@ -30,7 +30,7 @@ from zoo_row import randomise_
 
 import softprune
 from softprune.plan import make_plan
-from softprune.runs.resume import describe_environment
+from softprune.runs.environment import describe_environment
 from softprune.selection import read_graph
 
 ROOT = Path(__file__).parent

@@ -22,9 +22,9 @@ from marks import replace_tables
 
 from softprune.budget import read_target
 from softprune.config.recipes import load_recipe
+from softprune.runs.environment import command_line
 from softprune.runs.folder import RunFolder
 from softprune.runs.result import Result
-from softprune.runs.resume import command_line
 from softprune.train.run import resume, start
 
 QUIET = ("train.dense_baseline=false", "records.checkpoint_seconds=60")

@@ -21,7 +21,7 @@ from vision import import_torchvision
 import softprune as sp
 from softprune import models
 from softprune.models.resnet_cifar import PreActResNet
-from softprune.runs.resume import describe_environment
+from softprune.runs.environment import describe_environment
 
 DEPTHS = (56, 110, 218, 434, 998)
 

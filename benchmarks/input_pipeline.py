@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
 
     from softprune.distributed import pick_device
-    from softprune.runs.resume import describe_environment
+    from softprune.runs.environment import describe_environment
 
     with contextlib.ExitStack() as stack:
         work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -28,7 +28,7 @@ from softprune.bench import compare_latency
 from softprune.costs import fastest_multiple, fitting_multiple
 from softprune.costs.multiples import round_up
 from softprune.plan import PrunePlan, make_plan, required_sites
-from softprune.runs.resume import describe_environment
+from softprune.runs.environment import describe_environment
 from softprune.selection import read_graph
 
 ROOT = Path(__file__).parent

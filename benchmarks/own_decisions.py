@@ -33,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import softprune
 from softprune.data.datasets import load_digits
-from softprune.runs.resume import describe_environment
+from softprune.runs.environment import describe_environment
 
 RECORD = Path(__file__).parent / "records" / "own_decisions.json"
 TARGETS = (0.5, 0.25)

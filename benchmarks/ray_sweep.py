@@ -273,7 +273,7 @@ def main() -> None:
     options = parser.parse_args()
 
     from softprune.distributed import pick_device
-    from softprune.runs.resume import describe_environment
+    from softprune.runs.environment import describe_environment
 
     os.environ.update(_environment())
     with contextlib.ExitStack() as stack:

@@ -24,7 +24,7 @@ from zoo_networks import Entry, entries
 from zoo_row import examine
 from zoo_table import render
 
-from softprune.runs.resume import describe_environment
+from softprune.runs.environment import describe_environment
 
 ROOT = Path(__file__).parent
 RECORD = ROOT / "records" / "zoo.json"

@@ -11,9 +11,9 @@ import torch
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
 from softprune.io import write_atomically
+from softprune.runs.environment import command_line, describe_environment, describe_session
 from softprune.runs.folder import RunFolder
 from softprune.runs.result import Epoch, Session, read_metrics
-from softprune.runs.resume import command_line, describe_environment, describe_session
 
 
 def row(epoch: int, loss: float) -> Epoch:

@@ -6,13 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from softprune.runs.resume import (
-    PlainAttributes,
-    describe_session,
-    load_unsaved_buffers,
-    unsaved_buffers,
-    warn_of_changes,
-)
+from softprune.runs.environment import describe_session
+from softprune.runs.resume import PlainAttributes, load_unsaved_buffers, unsaved_buffers, warn_of_changes
 
 
 class Counting(nn.Module):

@@ -83,3 +83,14 @@ def test_a_convolution_that_does_not_fit_is_refused_as_by_torch() -> None:
     model = torch.nn.Conv2d(16, 16, 3, groups=16)
     with pytest.raises(RuntimeError, match="to have 16 channels"):
         quick_outputs_of(model, Example.of(torch.randn(2, 8, 9, 9)))
+
+
+def test_large_images_are_not_unfolded(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(16, 16, 3, groups=16).double()
+    example = Example.of(torch.randn(2, 16, 9, 9).double())
+    monkeypatch.setattr("softprune.surgery.comparison.LARGEST_UNFOLDED", 2 * 16 * 9 * 7 * 7 - 1)
+    with torch.profiler.profile() as profile:
+        (quick,) = quick_outputs_of(model, example)
+    assert "aten::im2col" not in {event.key for event in profile.key_averages()}
+    assert torch.equal(quick, outputs_of(model, example)[0])

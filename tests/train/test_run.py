@@ -182,7 +182,7 @@ def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp
 def test_every_session_of_a_run_is_in_its_record(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny()
     commands = iter(["softprune train", "softprune resume", "softprune resume --time-limit 9"])
-    monkeypatch.setattr("softprune.runs.resume.command_line", lambda: next(commands))
+    monkeypatch.setattr("softprune.runs.environment.command_line", lambda: next(commands))
     outcome = run_in_pieces(config, tmp_path / "run", [9, 30], monkeypatch)
     assert outcome.result is not None
     sessions = outcome.result.sessions
@@ -299,7 +299,7 @@ def test_a_session_that_saved_nothing_is_in_the_record_too(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     commands = iter(["softprune train tiny", "softprune resume run"])
-    monkeypatch.setattr("softprune.runs.resume.command_line", lambda: next(commands))
+    monkeypatch.setattr("softprune.runs.environment.command_line", lambda: next(commands))
     with monkeypatch.context() as patch:
         patch.setattr("softprune.train.trainer.Trainer._run", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):

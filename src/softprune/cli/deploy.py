@@ -144,7 +144,7 @@ def _cells(row: Any) -> list[str]:
 
 
 def _record(report: Any, path: Path, device: Any) -> dict[str, Any]:
-    from softprune.runs.resume import command_line, describe_environment
+    from softprune.runs.environment import command_line, describe_environment
 
     return {
         "format": 1,

@@ -1,100 +1,17 @@
-"""What a run records of its environment, and what resuming it needs: the same images, arithmetic, and advice."""
+"""What resuming a run needs besides the checkpoint: the same images, the same arithmetic, and advice after errors."""
 
 import logging
-import os
-import platform
-import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-import softprune
 from softprune.data import DataBundle
 from softprune.errors import CheckpointError, first_few
 from softprune.runs.checkpoint import newest_path
 from softprune.runs.folder import RunFolder
-from softprune.runs.result import Environment, Revision, Session
-
-
-def describe_environment(device: torch.device, world_size: int = 1) -> Environment:
-    """Return versions, device and source revision."""
-    return Environment(
-        python=platform.python_version(),
-        torch=str(torch.__version__),  # a subclass of str
-        numpy=np.__version__,
-        softprune=softprune.__version__,
-        cuda=torch.version.cuda,
-        cudnn=torch.backends.cudnn.version() if device.type == "cuda" else None,
-        device=device_name(device),
-        processes=world_size,
-        threads=torch.get_num_threads(),
-        platform=platform.platform(),
-        git=_revision(),
-    )
-
-
-def describe_session(device: torch.device, world_size: int, *, epoch: int, batch: int) -> Session:
-    """Describe this process of a run: when and where in the training it began, its command and machine."""
-    return Session(
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        epoch=epoch,
-        batch=batch,
-        command=command_line(),
-        environment=describe_environment(device, world_size),
-    )
-
-
-def device_name(device: torch.device) -> str:
-    """Return the model of the GPU, or of the processor."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU ({_processor()}, {os.cpu_count()} cores)"
-
-
-def command_line() -> str:
-    """Return the command that this process was started with, ready to paste into a shell."""
-    program = Path(sys.argv[0]).name
-    command = shlex.join(["softprune" if program in ("__main__.py", "softprune") else program, *sys.argv[1:]])
-    # A record is printed to terminals: control characters and undecodable bytes are escaped.
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in command)
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor() or platform.machine()
-
-
-def _revision() -> Revision | None:
-    """Return the commit of the checkout that softprune runs from; None outside git."""
-    folder = Path(softprune.__file__).parent
-    if "site-packages" in folder.parts:
-        return None
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changed = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
-    return Revision(commit=commit, changed=changed)
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
+from softprune.runs.result import Session
 
 logger = logging.getLogger(__name__)
 

@@ -21,6 +21,8 @@ FAINT = 1e-5
 
 MANY_GROUPS = 8
 """From this number of groups on, all groups of a convolution are computed at once."""
+LARGEST_UNFOLDED = 2**25
+"""Elements of an unfolded input (256 MiB in float64) up to which they are computed at once."""
 
 # --- inputs ----------------------------------------------------------------------------------------------------
 
@@ -168,6 +170,8 @@ def _conv2d(
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
     size, (padded, strided, dilated) = weight.shape[2:], (_pair(each) for each in (padding, stride, dilation))
     space = [(input.shape[2 + d] + 2 * padded[d] - dilated[d] * (size[d] - 1) - 1) // strided[d] + 1 for d in range(2)]
+    if input.shape[0] * input.shape[1] * math.prod(size) * math.prod(space) > LARGEST_UNFOLDED:
+        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
     columns = F.unfold(input, size, dilated, padded, strided).view(len(input), groups, -1, math.prod(space))
     kernels = weight.view(groups, len(weight) // groups, -1)
     if len(weight) == groups:

@@ -15,12 +15,12 @@ from softprune.errors import ConfigError, DataError, NonFiniteLoss, SoftpruneErr
 from softprune.methods import Pruner
 from softprune.module_state import non_finite
 from softprune.runs.checkpoint import random_state, restoring, save_checkpoint, set_random_state
+from softprune.runs.environment import describe_session
 from softprune.runs.folder import RunFolder
 from softprune.runs.result import Epoch, Pruned
 from softprune.runs.resume import (
     PlainAttributes,
     describe_images,
-    describe_session,
     restart_hint,
     resume_hint,
     unsaved_buffers,
