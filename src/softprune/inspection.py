@@ -74,17 +74,6 @@ def _described(site: Site, name: str, required: frozenset[str]) -> str:
     return f"site, {site.activation}{kind}{floor}"
 
 
-def _available(graph: ChannelGraph) -> dict[str, int]:
-    """Return the kinds of sites that would mask frozen BatchNorms -> how many."""
-    frozen = {each.name for each in graph.frozen if each.maskable}
-    found: dict[str, int] = {}
-    for site in graph.grouped:
-        count = len(frozen.intersection(site.members))
-        if count:
-            found[site.kind] = found.get(site.kind, 0) + count
-    return found
-
-
 def _more_kinds(available: dict[str, int]) -> str:
     parts = [f'"{kind}" masks {count}' for kind, count in available.items()]
     return f"of the frozen BatchNorms site_kinds={', '.join(parts)} more" if parts else ""
@@ -126,7 +115,7 @@ def inspect(
         floor_params=floor.params,
         unknown_operators=graph.unknown,
         unreached=graph.unreached,
-        available=_available(graph),
+        available=graph.further_kinds(),
     )
 
 

@@ -44,6 +44,14 @@ def test_a_model_whose_batchnorms_are_all_frozen_says_why() -> None:
         sp.SoftPruner(model, torch.randn(1, 3, 8, 8))
 
 
+def test_kinds_of_sites_that_would_help_are_named() -> None:
+    linear = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1))
+    example = torch.randn(1, 3, 8, 8)
+    with pytest.raises(ModelError, match=r"Use SoftPruner with site_kinds=\('linear',\).*: \"linear\" 1\."):
+        sp.SoftPruner(linear, example)
+    assert sp.SoftPruner(linear, example, site_kinds=("linear",)).graph.sites
+
+
 def test_an_example_of_the_wrong_shape() -> None:
     with pytest.raises(ModelError, match=r"the model must accept `example`.*Pass an example"):
         sp.inspect(CHAIN.build(), torch.randn(2, 7, 9, 9))

@@ -100,6 +100,16 @@ class ChannelGraph:
             frozen=tuple(frozen for frozen in self.frozen if frozen.name not in taken),
         )
 
+    def further_kinds(self) -> dict[str, int]:
+        """Return the kinds of sites that would mask frozen BatchNorms, and how many of them."""
+        frozen = {each.name for each in self.frozen if each.maskable}
+        found: dict[str, int] = {}
+        for site in self.grouped:
+            count = len(frozen.intersection(site.members))
+            if count:
+                found[site.kind] = found.get(site.kind, 0) + count
+        return found
+
     def member_masks(self, masks: Mapping[str, T]) -> dict[str, T]:
         """Return the masks of sites as masks of their BatchNorms."""
         sites = {site.name: site for site in self.sites}

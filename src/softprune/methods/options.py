@@ -1,14 +1,13 @@
 """The options that every pruning method takes, declared once, and the checks of what a pruner is given."""
 
 import math
-from collections.abc import Iterable
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Literal, TypedDict, get_args, get_type_hints
 
 from torch import Tensor, nn
 
 from softprune.config.target import TargetLike
 from softprune.errors import CheckpointError, ConfigError, ModelError
-from softprune.graph import check_is_module
+from softprune.graph import ChannelGraph, check_is_module
 from softprune.masks.gates import check_rounding
 from softprune.module_state import first_uninitialised, non_finite
 from softprune.selection import Globs
@@ -118,10 +117,10 @@ def check_values(model: nn.Module) -> None:
         )
 
 
-def nothing_to_prune(model: nn.Module, frozen: Iterable[Any]) -> ModelError:
-    """The error for a network without a site, with the reasons."""
+def nothing_to_prune(model: nn.Module, graph: ChannelGraph) -> ModelError:
+    """The error for a network without a site, with the reasons, and the option that would help."""
     names: dict[str, list[str]] = {}
-    for item in frozen:
+    for item in graph.frozen:
         names.setdefault(item.reason, []).append(f"'{item.name}'")
     if not names:
         return ModelError(
@@ -133,4 +132,9 @@ def nothing_to_prune(model: nn.Module, frozen: Iterable[Any]) -> ModelError:
         for why, who in names.items()
     ]
     shown = "; ".join(reasons[:5]) + (f"; and {len(reasons) - 5} more reasons" if len(reasons) > 5 else "")
-    return ModelError(f"no BatchNorm of this {type(model).__name__} can be masked. {shown}.")
+    further = graph.further_kinds()
+    counts = ", ".join(f'"{kind}" {count}' for kind, count in further.items())
+    remedy = (
+        f" Use SoftPruner with site_kinds={tuple(further)!r}, which may mask some of them: {counts}." if further else ""
+    )
+    return ModelError(f"no BatchNorm of this {type(model).__name__} can be masked. {shown}.{remedy}")
