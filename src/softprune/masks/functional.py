@@ -20,7 +20,7 @@ _FARTHEST = 40.0
 
 
 def dead_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
-    """Phi(delta; beta, gamma): how likely the channel is (nearly) zero after its activation.
+    """Phi(delta; beta, gamma), equation 4: how likely the channel is (nearly) zero after its activation.
 
     For ReLU the Gaussian's CDF at delta. For other activations P(|act(x)| <= delta), and "without ReLU"
     P(-delta <= x <= delta); ``activations.py`` says where the edges lie.
@@ -46,12 +46,15 @@ def alive_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activatio
 
 
 def drop_probability(dead: Tensor, config: MaskConfig) -> Tensor:
-    """q: the logistic relaxation of the mask, from Phi as given by :func:`dead_probability`."""
+    """q, equation 5: the logistic relaxation of the mask, from Phi as given by :func:`dead_probability`.
+
+    Training does not call it: :func:`relaxed_sample` takes the logit of q.
+    """
     return torch.sigmoid(config.k * (dead - config.c))
 
 
 def relaxed_sample(dead: Tensor, noise: Tensor, config: MaskConfig) -> Tensor:
-    """n: a relaxed Bernoulli sample in (0, 1), near 1 where the channel is on.
+    """n, equation 7: a relaxed Bernoulli sample in (0, 1), near 1 where the channel is on.
 
     The paper's two-way Gumbel-softmax over (1 - q, q). The difference of two Gumbel variables is logistic and
     ``log((1 - q) / q) = -k (Phi - c)``, so no logarithm of a vanishing probability is needed. ``noise`` is
@@ -61,7 +64,7 @@ def relaxed_sample(dead: Tensor, noise: Tensor, config: MaskConfig) -> Tensor:
 
 
 def hard_mask(dead: Tensor, config: MaskConfig) -> Tensor:
-    """m as booleans, True where the channel is kept: pruned if Phi > c.
+    """m, equation 3, as booleans, True where the channel is kept: pruned if Phi > c.
 
     A tie is kept as in the authors' code (the paper prunes it). For ReLU, pruned means
     ``beta + z_c |gamma| < delta`` with ``z_c`` the normal quantile of c. A channel whose parameters are NaN
@@ -79,10 +82,10 @@ def sparsity_terms(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: 
 
 
 def sparsity_loss(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
-    """L_sparse: sum of ``beta + s|gamma|``, the upper end of the channel's confidence interval.
+    """L_sparse, equation 15: sum of ``beta + s|gamma|``, the upper end of the channel's confidence interval.
 
-    Two-sided where both tails live: ``|beta + s|gamma|| + |beta - s|gamma||``. The derivative of ``|gamma|``
-    at 0 is 0.
+    Two-sided where both tails live, equation 17: ``|beta + s|gamma|| + |beta - s|gamma||``. The derivative of
+    ``|gamma|`` at 0 is 0.
     """
     return sparsity_terms(beta, gamma, config, activation).sum()
 

@@ -71,16 +71,16 @@ class SiteBatch:
 
 
 Chain = Callable[[SiteBatch, Tensor, Tensor], Folded]
-"""What draws a group's samples; :func:`draw_chain`, or that function compiled."""
+"""What draws a batch's samples; :func:`draw_chain`, or that function compiled."""
 
 
-def draw_chain(group: SiteBatch, beta: Tensor, gamma: Tensor) -> Folded:
-    """The samples of all sites of a group in a row, folded into their affines."""
-    dead = dead_at_every_point(dead_probability(*group.sites(beta, gamma), group.config, group.activation))
-    n = relaxed_sample(dead, logistic_noise(group.clock, group.words, dead.dtype), group.config)
-    if group.decision is not None:
-        n = torch.where(group.decision.in_force & ~group.allowed(), 0.0, n)
-    return fold(n if group.members == 1 else n.repeat(group.members), gamma, beta)
+def draw_chain(batch: SiteBatch, beta: Tensor, gamma: Tensor) -> Folded:
+    """The samples of all sites of a batch in a row, folded into their affines."""
+    dead = dead_at_every_point(dead_probability(*batch.sites(beta, gamma), batch.config, batch.activation))
+    n = relaxed_sample(dead, logistic_noise(batch.clock, batch.words, dead.dtype), batch.config)
+    if batch.decision is not None:
+        n = torch.where(batch.decision.in_force & ~batch.allowed(), 0.0, n)
+    return fold(n if batch.members == 1 else n.repeat(batch.members), gamma, beta)
 
 
 class MaskBank:
@@ -99,15 +99,15 @@ class MaskBank:
             if not isinstance(module, MaskedBatchNorm):
                 raise ModelError(f"A bank serves masked BatchNorms. Got {module}. Apply mask_ to it first.")
         self._layout: list[tuple[Any, ...]] = []
-        self._groups: list[SiteBatch] = []
+        self._batches: list[SiteBatch] = []
         self._gathered: list[tuple[Tensor, Tensor]] | None = None
         self._in_graph = False
 
     def begin_forward(self) -> None:
         """Draw every site's sample for the forward that follows."""
         self._in_graph = False
-        for group in self._current_groups():
-            self._hand_out(group, draw_chain(group, *group.parameters()))
+        for batch in self._current_batches():
+            self._hand_out(batch, draw_chain(batch, *batch.parameters()))
 
     def draw_ahead(self, chain: Chain = draw_chain) -> None:
         """Like :meth:`begin_forward`, and :meth:`loss` then reads the same row of parameters.
@@ -116,14 +116,14 @@ class MaskBank:
         write a kernel of its own for every site, because each finds its channels at another place in the row.
         """
         self._in_graph = False
-        self._gathered = [group.parameters() for group in self._current_groups()]
-        for group, (beta, gamma) in zip(self._groups, self._gathered, strict=True):
-            self._hand_out(group, chain(group, beta, gamma))
+        self._gathered = [batch.parameters() for batch in self._current_batches()]
+        for batch, (beta, gamma) in zip(self._batches, self._gathered, strict=True):
+            self._hand_out(batch, chain(batch, beta, gamma))
 
-    def _hand_out(self, group: SiteBatch, drawn: Folded) -> None:
-        widths = [module.num_features for module in group.modules]
+    def _hand_out(self, batch: SiteBatch, drawn: Folded) -> None:
+        widths = [module.num_features for module in batch.modules]
         columns = (part.split(widths) for part in drawn)
-        for module, *parts in zip(group.modules, *columns, strict=True):
+        for module, *parts in zip(batch.modules, *columns, strict=True):
             module.folded = Folded(*parts)
         if drawn.weight.requires_grad and not torch.compiler.is_compiling():
             # Activation checkpointing runs the forward again inside backward and must meet the same samples;
@@ -145,11 +145,11 @@ class MaskBank:
     def loss(self) -> Tensor:
         """Sparsity loss of all sites: the sum of their gates' losses."""
         if self._gathered is None:
-            groups = self._current_groups()
-            rows = [group.parameters() for group in groups]
+            batches = self._current_batches()
+            rows = [batch.parameters() for batch in batches]
         else:
-            groups, rows = self._groups, self._gathered
-        losses = [group.loss(*row) for group, row in zip(groups, rows, strict=True)]
+            batches, rows = self._batches, self._gathered
+        losses = [batch.loss(*row) for batch, row in zip(batches, rows, strict=True)]
         if not losses:
             raise ModelError("A sparsity loss needs at least one site with a SoftGate. Got none.")
         total = losses[0]
@@ -164,7 +164,7 @@ class MaskBank:
     def _after_backward(self, grad: Tensor) -> None:
         self.clear()
 
-    def _current_groups(self) -> list[SiteBatch]:
+    def _current_batches(self) -> list[SiteBatch]:
         """The sites by what their chain of operations depends on; rebuilt when any of it has changed."""
         layout = [_key(module) for module in self.modules]
         if layout != self._layout:
@@ -172,9 +172,9 @@ class MaskBank:
             for module, (_, *key) in zip(self.modules, layout, strict=True):
                 if isinstance(module.gate, SoftGate) and _is_first(module):
                     members.setdefault(tuple(key), []).append(module)
-            self._groups = [_group(modules) for modules in members.values()]
+            self._batches = [_site_batch(modules) for modules in members.values()]
             self._layout = layout
-        return self._groups
+        return self._batches
 
 
 def _key(module: MaskedBatchNorm) -> tuple[Any, ...]:
@@ -200,8 +200,8 @@ def _decision(gate: SoftGate) -> MaskDecision | None:
     return None if gate.allowed is None else gate.decision
 
 
-def _group(modules: list[MaskedBatchNorm]) -> SiteBatch:
-    """Return the group of sites that `modules` stand for, one each."""
+def _site_batch(modules: list[MaskedBatchNorm]) -> SiteBatch:
+    """Return the batch of sites that `modules` stand for, one each."""
     gates = [module.gate for module in modules if isinstance(module.gate, SoftGate)]
     words = [
         channel_words(gate.clock.seed, gate.site, module.num_features, module.weight.device)

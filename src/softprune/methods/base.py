@@ -100,7 +100,7 @@ class Pruner(CuttableModel):
             {site.name: self.coupled_to(site.name) for site in self.graph.sites},
             self.clock,
         )
-        self._masked, self._hooks = self._network.norms, self._network.hooks
+        self._masked, self._forward_hooks = self._network.norms, self._network.hooks
 
     # --- what a method defines -----------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Pruner(CuttableModel):
         For loops that compile the whole forward: it compiles and runs faster when the masks are inputs. `chain` is
         :func:`softprune.masks.draw_chain` or its compiled form. The masks are the same.
         """
-        self._hooks.draw_ahead(chain)
+        self._forward_hooks.draw_ahead(chain)
 
     def loss(self, task: Tensor) -> Tensor:
         """Return the task loss plus what the method adds. Under eval() or no_grad the task loss is unchanged."""

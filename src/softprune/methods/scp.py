@@ -148,7 +148,7 @@ class SoftPruner(Pruner):
 
     def _extra_loss(self) -> Tensor:
         """Return lambda L_sparse of the paper; `masks.functional.sparsity_loss` has the formula."""
-        return self.strength * self._hooks.bank.loss()
+        return self.strength * self._forward_hooks.bank.loss()
 
     # --- a target ------------------------------------------------------------------------------------------------
 
