@@ -211,3 +211,28 @@ def test_values_of_constants_can_be_read() -> None:
     assert added.args[1] == 2.0
     assert sp.cost(model, IMAGE).macs == sp.cost(Chain(), IMAGE).macs
     assert type(model.strides) is Tensor
+
+
+class WritesConstants(Chain):
+    """Writes into a tensor that it computes from a plain attribute, and into a view of the attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.counts * 1
+        chosen[0] = 5
+        self.counts[:2].add_(1)
+        noise = torch.rand_like(self.counts)
+        return super().forward(x) + chosen[0].item() + noise.sum()
+
+
+def test_writes_into_constants_are_seen_and_change_no_tensor_of_the_model() -> None:
+    model, plain = WritesConstants().eval(), Chain()
+    state = torch.get_rng_state()
+    nodes, _ = record(model, Example.of(IMAGE))
+    assert next(node.args[1] for node in nodes if str(node.target) == "aten.add.Tensor") == 5.0
+    assert sp.cost(model, IMAGE).macs == sp.cost(plain, IMAGE).macs
+    assert model.counts.tolist() == [0, 0, 0]
+    assert torch.equal(state, torch.get_rng_state())

@@ -50,6 +50,9 @@ def test_kinds_of_sites_that_would_help_are_named() -> None:
     with pytest.raises(ModelError, match=r"Use SoftPruner with site_kinds=\('linear',\).*: \"linear\" 1\."):
         sp.SoftPruner(linear, example)
     assert sp.SoftPruner(linear, example, site_kinds=("linear",)).graph.sites
+    with pytest.raises(ModelError) as refusal:
+        sp.SoftPruner(linear, example, exclude="*")
+    assert "site_kinds" not in str(refusal.value)
 
 
 def test_an_example_of_the_wrong_shape() -> None:

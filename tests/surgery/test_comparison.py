@@ -94,3 +94,24 @@ def test_large_images_are_not_unfolded(monkeypatch: pytest.MonkeyPatch) -> None:
         (quick,) = quick_outputs_of(model, example)
     assert "aten::im2col" not in {event.key for event in profile.key_averages()}
     assert torch.equal(quick, outputs_of(model, example)[0])
+
+
+def test_grouped_convolutions_in_channels_last() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(32, 32, 3, groups=8).double().to(memory_format=torch.channels_last)
+    example = Example.of(torch.randn(2, 32, 9, 9).double().to(memory_format=torch.channels_last))
+    torch.testing.assert_close(quick_outputs_of(model, example), outputs_of(model, example), rtol=0, atol=1e-12)
+
+
+def test_what_torch_refuses_is_refused() -> None:
+    model = torch.nn.Conv2d(16, 16, 3, groups=16)
+    with pytest.raises(RuntimeError, match="should be the same"):
+        quick_outputs_of(model, Example.of(torch.randn(2, 16, 9, 9).double()))
+    model.bias = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(RuntimeError, match="bias"):
+        quick_outputs_of(model, Example.of(torch.randn(2, 16, 9, 9)))
+
+
+def test_an_empty_batch_is_convolved() -> None:
+    (output,) = quick_outputs_of(torch.nn.Conv2d(16, 16, 3, groups=16), Example.of(torch.randn(0, 16, 9, 9)))
+    assert output.shape == (0, 16, 7, 7)

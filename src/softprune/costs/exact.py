@@ -18,7 +18,7 @@ from softprune.errors import ModelError
 from softprune.graph import check_is_module
 from softprune.graph.example import Example, ExampleLike, per_sample
 from softprune.graph.exported import ANALYSIS_BATCH
-from softprune.graph.recorder import run_operator
+from softprune.graph.recorder import Constants, values_known
 from softprune.module_state import attributes_kept
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
             fakes[id(tensor)] = copy.requires_grad_(learns and tensor.is_floating_point())
         return fakes[id(tensor)]
 
-    counter = _MacCounter(batch=batch or example.batch_size() or 1)
+    counter = _MacCounter(Constants(fake_mode), batch=batch or example.batch_size() or 1)
     with attributes_kept(model):
         for module in model.modules():
             module.training = False
@@ -102,6 +102,7 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
             with (
                 torch.enable_grad(),
                 torch.compiler.set_stance("force_eager"),
+                values_known(),
                 fake_mode,
                 counter,
                 _calls_reported_to(counter, model),
@@ -141,14 +142,15 @@ def _calls_reported_to(counter: "_MacCounter", model: nn.Module) -> Iterator[Non
 class _MacCounter(TorchDispatchMode):
     """Adds up MACs per sample, by the module that is running."""
 
-    def __init__(self, batch: int) -> None:
+    def __init__(self, constants: Constants, batch: int) -> None:
         super().__init__()
+        self._constants = constants
         self.batch = batch
         self.macs: Counter[str] = Counter()
         self.running: list[str] = [""]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = run_operator(func, args, kwargs or {})
+        out = self._constants.run(func, args, kwargs or {})
         formula = _FORMULAS.get(func)
         if formula is not None:
             positions, weights = formula(*args[:7], out=out)

@@ -142,7 +142,7 @@ class DataBundle:
 
 
 # Of the 1,437 training images, in units of the stored values 0 to 16.
-MEAN, STD = 4.8838, 6.0174
+_DIGITS_MEAN, _DIGITS_STD = 4.8838, 6.0174
 
 
 def load_digits(device: torch.device | str = "cpu") -> DataBundle:
@@ -157,7 +157,9 @@ def load_digits(device: torch.device | str = "cpu") -> DataBundle:
     test = (index + index // 10) % 5 == 0
 
     def part(chosen: np.ndarray) -> ArrayDataset:
-        return ArrayDataset.from_arrays(images[chosen], labels[chosen], mean=(MEAN,), std=(STD,), device=device)
+        return ArrayDataset.from_arrays(
+            images[chosen], labels[chosen], mean=(_DIGITS_MEAN,), std=(_DIGITS_STD,), device=device
+        )
 
     return DataBundle(
         name="digits",

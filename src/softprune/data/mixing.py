@@ -1,8 +1,8 @@
 """Random erasing, and mixup and CutMix, which mix each image of a batch with its neighbour.
 
-Everything runs on the device and without a random generator. A mix is one draw per step from (seed, step), made on the
-host for a whole epoch at once. Inside the step only tensors are read, so it is the same eager, compiled, inside a CUDA
-graph, after a resume and on any number of processes.
+They take their random numbers as arguments. A mix is one draw per step from (seed, step), made on the host for a whole
+epoch at once. Inside the step only tensors are read, so it is the same eager, compiled, inside a CUDA graph, after a
+resume and on any number of processes.
 """
 
 import math

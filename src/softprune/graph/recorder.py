@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
@@ -29,8 +31,8 @@ aten = torch.ops.aten
 PLAIN = (int, float, complex, bool, str, type(None))
 """What a network may return beside tensors."""
 _TORCH = os.path.dirname(torch.__file__)
-_LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
-"""Operators on the literals of torch.tensor(...), whose values FakeTensorMode knows."""
+LARGEST_CONSTANT = 4096
+"""Elements of a constant whose values are known."""
 
 
 def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, str]]:
@@ -43,7 +45,7 @@ def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, st
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = {name: _fake(mode, tensor) for name, tensor in tensors.items()}
     call = example.map(lambda tensor: _fake(mode, tensor))
-    recorder = _Recorder()
+    recorder = _Recorder(Constants(mode))
     parameters = {recorder.add_input(fake, name.replace(".", "_")): name for name, fake in fakes.items()}
     for tensor in call.tensors():
         recorder.add_input(tensor, "input")
@@ -54,6 +56,7 @@ def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, st
             attributes_kept(model) as changed,
             torch.no_grad(),
             torch.compiler.set_stance("force_eager"),
+            values_known(),
             mode,
             enable_python_dispatcher(),
             _calls_reported_to(recorder, model),
@@ -71,18 +74,38 @@ def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, st
     return nodes, {**parameters, **recorder.constants}
 
 
-def run_operator(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of an operator inside a FakeTensorMode.
+@contextmanager
+def values_known() -> Iterator[None]:
+    """Let FakeTensorMode compute with constants, writes into them included; by default, with single elements only."""
+    with patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", LARGEST_CONSTANT):
+        yield
 
-    On constants alone, tensors that are no parameter, buffer or input, it is computed: forward() may read the values of
-    a tensor that a module keeps as a plain attribute.
+
+class Constants:
+    """Knows the values of tensors that are no parameter, buffer or input, which forward() may read.
+
+    Operators run on copies, so that no tensor of the model changes. Use inside :func:`values_known`.
     """
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    constant = bool(tensors) and all(type(tensor) is Tensor for tensor in tensors)
-    if not constant or func in _LIFTS or func._schema.is_mutable:
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
+        """id -> a tensor, which stays alive so that its id stays its own, and the fake tensor that stands for it."""
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator inside the FakeTensorMode."""
+        args, kwargs = pytree.tree_map_only(Tensor, self._fake, (args, kwargs))
         return func(*args, **kwargs)
-    with unset_fake_temporarily():
-        return func(*args, **kwargs)
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        if type(tensor) is not Tensor or tensor.numel() > LARGEST_CONSTANT or tensor.layout != torch.strided:
+            return tensor
+        if id(tensor) not in self._fakes:
+            with unset_fake_temporarily():
+                copy = tensor.detach().clone()
+            fake = self._mode.fake_tensor_converter.from_real_tensor(self._mode, copy, make_constant=True)
+            self._fakes[id(tensor)] = tensor, fake
+        return self._fakes[id(tensor)][1]
 
 
 def _fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
@@ -129,8 +152,9 @@ class _Recorder(ProxyTorchDispatchMode):
     """Appends every operator to a graph, above autograd: before composite operators are taken apart."""
 
     # torch admits only modes of this class above autograd; nothing of it is used beside its place.
-    def __init__(self) -> None:
+    def __init__(self, constants: Constants) -> None:
         super().__init__(None, "fake", pre_dispatch=True)  # type: ignore[arg-type]
+        self._known = constants
         self.graph = Graph()
         self.constants: dict[str, str] = {}
         """Placeholders of tensors that are no parameter, buffer or input."""
@@ -167,7 +191,7 @@ class _Recorder(ProxyTorchDispatchMode):
         given, named = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
         output = _batch_norm(args) if func is aten.batch_norm.default and not kwargs else None
         if output is None:
-            output = run_operator(func, args, kwargs)
+            output = self._known.run(func, args, kwargs)
         leaves = [output] if isinstance(output, Tensor) else pytree.tree_leaves(output)
         if any(isinstance(leaf, Tensor) for leaf in leaves):
             self._add(func, given, named, output)

@@ -69,7 +69,8 @@ class Pruner(CuttableModel):
         check_values(model)
         self.graph = self._read(model, example, options.get("include"), options.get("exclude"))
         if not self.graph.sites:
-            raise nothing_to_prune(model, self.graph)
+            chosen = options.get("include") is not None or options.get("exclude") is not None
+            raise nothing_to_prune(model, self.graph, chosen)
         if self.graph.unreached:
             logger.warning(
                 "softprune: the example does not lead to %s: what only they read may be cut away. "

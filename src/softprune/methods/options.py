@@ -117,8 +117,11 @@ def check_values(model: nn.Module) -> None:
         )
 
 
-def nothing_to_prune(model: nn.Module, graph: ChannelGraph) -> ModelError:
-    """The error for a network without a site, with the reasons, and the option that would help."""
+def nothing_to_prune(model: nn.Module, graph: ChannelGraph, chosen: bool) -> ModelError:
+    """The error for a network without a site, with the reasons, and the option that would help.
+
+    ``chosen``: the user includes or excludes BatchNorms, which may be the reason.
+    """
     names: dict[str, list[str]] = {}
     for item in graph.frozen:
         names.setdefault(item.reason, []).append(f"'{item.name}'")
@@ -132,7 +135,7 @@ def nothing_to_prune(model: nn.Module, graph: ChannelGraph) -> ModelError:
         for why, who in names.items()
     ]
     shown = "; ".join(reasons[:5]) + (f"; and {len(reasons) - 5} more reasons" if len(reasons) > 5 else "")
-    further = graph.further_kinds()
+    further = {} if chosen else graph.further_kinds()
     counts = ", ".join(f'"{kind}" {count}' for kind, count in further.items())
     remedy = (
         f" Use SoftPruner with site_kinds={tuple(further)!r}, which may mask some of them: {counts}." if further else ""

@@ -165,15 +165,19 @@ def _conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    plain = input.ndim == 4 and input.shape[1] == groups * weight.shape[1] and len(weight) % groups == 0
-    if groups < MANY_GROUPS or not plain or isinstance(padding, str) or input.device.type != "cpu":
+    fits = input.ndim == 4 and input.shape[1] == groups * weight.shape[1] and len(weight) % groups == 0
+    usual = input.numel() > 0 and input.is_floating_point() and input.device.type == "cpu"
+    # What torch refuses is left to torch: other types, a bias of another length.
+    alike = all(each.dtype == weight.dtype for each in (input, weight if bias is None else bias))
+    alike = alike and (bias is None or bias.shape == weight.shape[:1])
+    if groups < MANY_GROUPS or isinstance(padding, str) or not (fits and usual and alike):
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
     size, (padded, strided, dilated) = weight.shape[2:], (_pair(each) for each in (padding, stride, dilation))
     space = [(input.shape[2 + d] + 2 * padded[d] - dilated[d] * (size[d] - 1) - 1) // strided[d] + 1 for d in range(2)]
     if input.shape[0] * input.shape[1] * math.prod(size) * math.prod(space) > LARGEST_UNFOLDED:
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
     columns = F.unfold(input, size, dilated, padded, strided).view(len(input), groups, -1, math.prod(space))
-    kernels = weight.view(groups, len(weight) // groups, -1)
+    kernels = weight.reshape(groups, len(weight) // groups, -1)
     if len(weight) == groups:
         output = (columns * kernels[:, 0, :, None]).sum(2)
     else:

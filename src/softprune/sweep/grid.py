@@ -171,7 +171,8 @@ def _cells_of(
         if cell.name == LOGS:
             raise ConfigError(f"{LOGS!r} is the folder of the runs' logs. Got a run of that name; choose another.")
         if cell.name in earlier.names or cell.name in taken:
-            remedy = "give one of them `name`" if search is None else "lower search.trials, or widen a range"
+            other_run = search is None or cell.name in earlier.names
+            remedy = "give one of them `name`" if other_run else "lower search.trials, widen a range or add choices"
             raise ConfigError(f"The runs of a sweep must have different names. Got {cell.name!r} twice; {remedy}.")
         _check_started(cell)
         cells.append(cell)

@@ -152,7 +152,10 @@ _POLL_SECONDS = 0.25
 
 @dataclass
 class Halving:
-    """Ends trials early."""
+    """Ends trials early: asynchronous successive halving (ASHA, Li et al. 2020) on the metrics that runs write.
+
+    Pareto dominance takes the place of one score, so that a trial that prunes more is not dropped for its accuracy.
+    """
 
     search: Search
     _seen: dict[tuple[str, int], dict[str, tuple[float, int]]] = field(default_factory=dict)
