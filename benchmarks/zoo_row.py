@@ -15,7 +15,6 @@ from zoo_networks import Entry
 import softprune
 from softprune.errors import ModelError, SoftpruneError
 from softprune.graph import ChannelGraph
-from softprune.graph.sites import DEFAULT_KINDS, KINDS
 from softprune.inspection import floor_masks
 from softprune.masks import FixedGate, mask_
 from softprune.plan import make_plan, required_sites
@@ -27,17 +26,8 @@ EMPTY = 0.1
 """Chance of a site to lose all its channels, where that is allowed."""
 
 
-KEPT_OF_ALL_KINDS = ("status", "reason", "sites", "masked", "macs_reachable", "difference", "scale")
-
-
 def examine(entry: Entry, *, steps: int = 2, seed: int = 0) -> dict[str, Any]:
     """One row of the zoo's table. Refusals with a reason are rows, too; any other exception is passed on."""
-    row = _examine(entry, DEFAULT_KINDS, steps, seed)
-    every = _examine(entry, KINDS, steps, seed)
-    return row | {"all_kinds": {key: every[key] for key in KEPT_OF_ALL_KINDS if key in every}}
-
-
-def _examine(entry: Entry, kinds: tuple[str, ...], steps: int, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = entry.build()
     example = entry.example()
@@ -50,7 +40,7 @@ def _examine(entry: Entry, kinds: tuple[str, ...], steps: int, seed: int) -> dic
     clock = _Clock()
     began = time.perf_counter()
     try:
-        pruner = softprune.SoftPruner(model, example, strength=1e-4, site_kinds=kinds)
+        pruner = softprune.SoftPruner(model, example, strength=1e-4)
         clock.lap("analyse")
         row["loss_is_finite"] = train(model, pruner, example, steps)
         clock.lap("train")
@@ -103,7 +93,6 @@ def _cut(model: nn.Module, example: Tensor, graph: ChannelGraph, seed: int, cloc
     return {
         "status": "exact" if after.macs < before.macs else "not smaller",
         "sites": len(graph.sites),
-        "masked": sum(len(site.members) for site in graph.sites),
         "channels": sum(site.width for site in graph.sites),
         "activations": dict(Counter(site.activation for site in graph.sites)),
         "frozen": dict(Counter(short_reason(frozen.reason) for frozen in graph.frozen).most_common()),

@@ -17,12 +17,7 @@ def render(record: dict[str, Any]) -> str:
     rows, environment = record["rows"], record["environment"]
     states = Counter(row["status"] for row in rows)
     cut = [row for row in rows if row["status"] == "exact"]
-    every = [row.get("all_kinds", row) for row in rows]
-    proofs = [*cut, *(each for each in every if each["status"] == "exact")]
-    worst = max((each["difference"] / each["scale"] for each in proofs), default=0.0)
-    norms = sum(row.get("batch_norms", 0) for row in rows)
-    default, largest = (sum(each.get("masked", 0) for each in group) for group in (rows, every))
-    all_states = Counter(each["status"] for each in every)
+    worst = max((row["difference"] / row["scale"] for row in cut), default=0.0)
     lines = [
         "# The zoo",
         "",
@@ -32,17 +27,12 @@ def render(record: dict[str, Any]) -> str:
         "`python benchmarks/zoo.py --render`; `make zoo` makes both again.",
         "",
         f"**{len(rows)} networks: {', '.join(f'{states[key]} {STATES[key]}' for key in STATES if states[key])}.**",
-        f"With all kinds of sites (`site_kinds`): "
-        f"{', '.join(f'{all_states[key]} {STATES[key]}' for key in STATES if all_states[key])}.",
         f"Largest difference between masked and compact, relative to the largest output: {worst:.0e}.",
-        f"{norms:,} BatchNorms: {default / norms:.1%} can be masked by default, {largest / norms:.1%} with all kinds.",
         "",
         f"Measured with torch {environment['torch']}, torchvision {environment['torchvision']}, timm "
         f"{environment['timm']}, softprune {environment['softprune']} on {environment['device']}, one thread.",
         "",
-        "- *sites*: BatchNorms, or groups of them, that share a mask. *frozen*: BatchNorms that cannot be masked, with",
-        "  the reasons below the table.",
-        "- *masked*: share of the BatchNorms that can be masked, by default and with all kinds of sites.",
+        "- *sites*: BatchNorms that can be masked. *frozen*: BatchNorms that cannot, with the reasons below the table.",
         "- *reachable*: the share of MACs that goes if every site goes to its floor.",
         "- *kept*: MACs and parameters left by the random mask, counted on the compact network itself.",
         "- *difference*: largest |masked - compact| over the largest output.",
@@ -71,14 +61,12 @@ def render(record: dict[str, Any]) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| network | input | sites | frozen | masked | all kinds | reachable | MACs kept | params kept | difference "
-        "| seconds | |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
+        "| network | input | sites | frozen | reachable | MACs kept | params kept | difference | seconds | |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for row in rows:
         if row["status"] not in ("exact", "not smaller"):
-            cells = [row["name"], row.get("input", ""), "", "", "", _share(row, row.get("all_kinds", {})), *[""] * 5]
-            lines.append("| " + " | ".join([*cells, f"{row['status']}, see below"]) + " |")
+            lines.append(f"| {row['name']} | {row.get('input', '')} | | | | | | | | {row['status']}, see below |")
             continue
         seconds = row["seconds"]["analyse"] + row["seconds"]["cut"]
         cells = [
@@ -86,8 +74,6 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
             row["input"],
             str(row["sites"]),
             str(sum(row["frozen"].values())),
-            _share(row, row),
-            _share(row, row["all_kinds"]),
             f"{100 * row['macs_reachable']:.1f}%",
             f"{100 * row['macs_kept']:.1f}%",
             f"{100 * row['params_kept']:.1f}%",
@@ -97,10 +83,6 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
-
-
-def _share(row: dict[str, Any], cut: dict[str, Any]) -> str:
-    return f"{100 * cut['masked'] / row['batch_norms']:.0f}%" if "masked" in cut else ""
 
 
 def _shortened(reason: str) -> str:
