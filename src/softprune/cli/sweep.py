@@ -87,7 +87,7 @@ def sweep(
         from softprune.report import render_comparison
 
         dropped = sum(job.state == "dropped" for job in runner.jobs)
-        say(f"{dropped} of {len(runner.jobs)} trials were dropped early.")
+        say(f"Dropped early: {dropped} of {len(runner.jobs)} trials.")
         say(f"Pareto front: {render_comparison(done, planned.folder / 'pareto.html', method_titles())}")
     failed = [job for job in runner.jobs if job.state in ("failed", "blocked")]
     for job in failed:
