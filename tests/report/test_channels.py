@@ -1,9 +1,14 @@
-"""Which channels of a layer are drawn, in which order, over which range."""
+"""Both decisions on channels known by hand, and which channels of a layer are drawn, in which order."""
 
 import math
 import random
+from statistics import NormalDist
 
-from softprune.report.channels import KEPT_ROWS, ROWS, Rule, tally, view_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from softprune.report.channels import KEPT_ROWS, QUADRANTS, ROWS, Rule, decide, exemplar, rule_of, tally, view_of
 from softprune.runs.result import SiteRecord
 
 RULE = Rule(delta=0.05, c=0.95)
@@ -56,3 +61,86 @@ def test_scales_of_zero_and_unknown_channels_are_drawn_or_left_out() -> None:
     view = view_of(site, RULE)
     assert view.order == (2, 1)
     assert view.low < RULE.delta < view.high
+
+
+def site(beta: list[float], gamma: list[float], keep: list[bool] | None = None, name: str = "bn") -> SiteRecord:
+    keep = keep or [not RULE.drops(b, g) for b, g in zip(beta, gamma, strict=True)]
+    return SiteRecord.model_construct(
+        name=name,
+        activation="relu",
+        width=len(beta),
+        kept=sum(keep),
+        beta=tuple(beta),
+        gamma=tuple(gamma),
+        keep=tuple(keep),
+    )
+
+
+@given(st.floats(-5, 5), st.floats(-3, 3))
+def test_a_channel_is_dropped_exactly_left_of_the_line(beta: float, gamma: float) -> None:
+    margin = beta + RULE.z * abs(gamma) - RULE.delta
+    if abs(margin) > 1e-6:
+        assert RULE.drops(beta, gamma) == (margin < 0)
+
+
+def test_the_rule_is_the_runs_own_and_the_papers_by_default() -> None:
+    assert rule_of({"delta": 0.1, "c": 0.9}) == Rule(0.1, 0.9)
+    assert rule_of({}) == Rule(0.05, 0.95)
+    assert Rule(0.05, 0.95).z == pytest.approx(1.6449, abs=1e-4)
+
+
+def test_the_four_cases_of_the_papers_figure() -> None:
+    # Wide and alive; wide but far below zero; narrow yet above delta; narrow and below.
+    found = decide([site([0.0, -1.0, 0.5, -0.3], [0.5, 0.4, 0.1, 0.05])], RULE, recorded=True)
+    assert found is not None
+    assert [channel.quadrant for channel in found.channels] == ["keep", "scp", "slimming", "drop"]
+    assert found.counts == {"keep": 1, "slimming": 1, "scp": 1, "drop": 1}
+    assert 0.1 < found.threshold < 0.4
+
+
+def test_slimming_ranks_the_whole_network_at_the_same_number() -> None:
+    layers = [site([-1.0, -1.0, 0.2], [0.3, 0.2, 0.9]), site([0.3, 0.3, -2.0], [0.01, -0.02, 0.8])]
+    found = decide(layers, RULE, recorded=True)
+    assert found is not None
+    slimmed = {(c.site, c.index) for c in found.channels if c.slimming_drops}
+    assert slimmed == {(1, 0), (1, 1), (0, 1)}
+    assert len(slimmed) == sum(c.scp_drops for c in found.channels)
+
+
+def test_recorded_masks_count_where_they_differ_from_the_rule() -> None:
+    rounded_up = site([-1.0, -1.0], [0.1, 0.1], keep=[True, False])
+    recorded, ruled = decide([rounded_up], RULE, True), decide([rounded_up], RULE, False)
+    assert recorded is not None
+    assert ruled is not None
+    assert [c.scp_drops for c in recorded.channels] == [False, True]
+    assert [c.scp_drops for c in ruled.channels] == [True, True]
+
+
+def test_nothing_and_everything_dropped_are_no_special_cases() -> None:
+    alive, dead = decide([site([1.0], [0.1])], RULE, True), decide([site([-9.0], [0.1])], RULE, True)
+    assert alive is not None
+    assert dead is not None
+    assert alive.counts["keep"] == 1
+    assert dead.counts["drop"] == 1
+
+
+def test_channels_without_numbers_are_left_out() -> None:
+    assert decide([SiteRecord(name="bn", activation="relu", width=4, kept=2)], RULE, True) is None
+    found = decide([site([math.nan, 0.1], [0.2, 0.2], [False, True])], RULE, True)
+    assert found is not None
+    assert [c.index for c in found.channels] == [1]
+
+
+def test_the_exemplar_is_a_real_channel_of_its_kind() -> None:
+    found = decide([site([0.0, 0.1, 0.2, -3.0], [0.5, 0.5, 0.5, 0.01])], RULE, True)
+    assert found is not None
+    typical = exemplar(found, "keep")
+    assert typical is not None
+    assert typical.index == 1
+    assert exemplar(found, "scp") is None
+    assert set(QUADRANTS) == set(found.counts)
+
+
+def test_dead_mass_is_the_normal_distribution_function() -> None:
+    assert RULE.dead_mass(-0.2, 0.3) == pytest.approx(NormalDist(-0.2, 0.3).cdf(0.05), abs=1e-6)
+    assert RULE.dead_mass(-0.2, 0.0) == 1.0
