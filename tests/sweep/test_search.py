@@ -1,6 +1,7 @@
 """Search: values from ranges, early stopping by Pareto dominance, and a whole search on the digits."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -37,6 +38,12 @@ def test_values_fill_the_ranges_evenly() -> None:
     assert search(seed=1, trials=8).points() == search(trials=16).points()[8:]
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_the_widest_ranges_give_finite_values(log: bool) -> None:
+    widest = {"low": 1e-100 if log else -1e100, "high": 1e100, "log": log}
+    assert all(math.isfinite(point["seed"]) for point in search(trials=50, space={"seed": widest}).points())
+
+
 def test_whole_numbers_and_choices() -> None:
     space = {"train.epochs": {"low": 3, "high": 5}, "optimizer.name": {"choices": ["sgd", "adamw"]}}
     assert {point["seed"] for point in search(space={"seed": {"low": 1, "high": 3, "log": True}}).points()} == {1, 2, 3}
@@ -49,18 +56,29 @@ def test_whole_numbers_and_choices() -> None:
     ("options", "message"),
     [
         ({"trials": 0}, r"search\.trials must be a whole number, at least 1 and at most 5000. Got 0"),
-        ({"trail": 5}, r"\[search\] can have trials, .* Got 'trail'. Did you mean 'trials'"),
+        ({"trail": 5}, r"A key of \[search\] must be one of trials, .* Got 'trail'. Did you mean 'trials'"),
         ({"space": {}}, "at least one setting"),
         ({"space": {"seed": [0, 1]}}, r"must be \{ low = .* Got seed = \[0, 1\]"),
         ({"space": {"seed": {"low": 1}}}, "low and high, or choices. Got seed with low"),
-        ({"space": {"seed": {"low": "a", "high": 1}}}, "seed: low must be a finite number. Got 'a'"),
-        ({"space": {"seed": {"low": 0, "high": float("inf")}}}, "seed: high must be a finite number. Got inf"),
-        ({"space": {"seed": {"low": 0, "hihg": 1}}}, "The range of seed can have .* Did you mean 'high'"),
+        ({"space": {"seed": {"low": "a", "high": 1}}}, "seed: low must be a number from .* Got 'a'"),
+        ({"space": {"seed": {"low": 0, "high": float("inf")}}}, "seed: high must be a number from .* Got inf"),
+        (
+            {"space": {"seed": {"low": 0, "hihg": 1}}},
+            "A key of the range of seed must be one of .* Did you mean 'high'",
+        ),
         ({"space": {"seed": {"choices": []}}}, "seed: choices must be a list of at least one value"),
         ({"space": {"seed": {"choices": [1], "log": True}}}, "without log"),
         ({"space": {"seed": {"low": 0, "high": 1, "log": "yes"}}}, "seed: log must be true or false. Got 'yes'"),
         ({"space": {"seed": {"low": 2, "high": 1}}}, "low must be below high. Got 2 and 1"),
-        ({"space": {"seed": {"low": 0, "high": 1, "log": True}}}, "must begin above 0. Got low = 0"),
+        ({"space": {"seed": {"low": 0, "high": 1, "log": True}}}, "must begin at 1e-100 or above. Got low = 0"),
+        (
+            {"space": {"seed": {"low": -1e308, "high": 1e308}}},
+            "low must be a number from -1e[+]100 to 1e[+]100. Got -1e",
+        ),
+        (
+            {"space": {"seed": {"low": 1e-308, "high": 1.0, "log": True}}},
+            "must begin at 1e-100 or above. Got low = 1e-308",
+        ),
         ({"space": {"seed": {"low": 0, "high": 1, "choices": [1]}}}, "Got seed with choices, high, low"),
         ({"factor": 1}, r"search\.factor must be 2 or more"),
     ],

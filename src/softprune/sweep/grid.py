@@ -20,10 +20,10 @@ from softprune.config.recipes import (
 )
 from softprune.config.settings import RunConfig
 from softprune.data.registry import check_data_name
-from softprune.errors import ConfigError, DataError, nearest
+from softprune.errors import ConfigError, DataError, check_choice, nearest
 from softprune.runs.folder import RunFolder, check_folder_name, check_not_url
 from softprune.runs.networks import check_network_name, check_weights_exist, own_code
-from softprune.sweep.search import Search, check_keys, read_search
+from softprune.sweep.search import Search, read_search
 from softprune.train.method import check_method
 from softprune.train.run import absolute_paths
 
@@ -94,7 +94,8 @@ def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: st
 
 
 def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data_dir: str | None) -> Sweep:
-    check_keys(values, _TOP, "A sweep")
+    for key in values:
+        check_choice("A key of a sweep", key, _TOP)
     name = check_folder_name(values.get("name", path.stem), "A sweep's name")
     folder = check_not_url(out) if out is not None else Path("runs") / name
     runs = values.get("run")
@@ -104,7 +105,8 @@ def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data
     earlier = _Earlier()
     search = read_search(values.get("search"))
     for run in runs:
-        check_keys(run, _RUN, "[[run]]")
+        for key in run:
+            check_choice("A key of [[run]]", key, _RUN)
         cells += _cells_of(run, values.get("grid", {}), search, path.parent, folder, data_dir, earlier)
     return Sweep(name, folder, tuple(cells), search)
 

@@ -5,13 +5,16 @@ known and checked before the first one starts, and a search resumes, fails and r
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
 from softprune.config.schema import Count, FromList, PositiveCount, Section, show
-from softprune.errors import ConfigError, nearest
+from softprune.errors import ConfigError, check_choice
+
+_LARGEST = 1e100
+"""Of the bounds of a range. Widths and quotients of much larger ones overflow."""
 
 
 class _Range(Section):
@@ -85,7 +88,8 @@ def read_search(values: Any) -> Search | None:
         return None
     if not isinstance(values, Mapping):
         raise ConfigError(f"[search] must be a section. Got search = {show(values)}.")
-    check_keys(values, tuple(Search.model_fields), "[search]")
+    for key in values:
+        check_choice("A key of [search]", key, Search.model_fields)
     for key in ("trials", "space"):
         if key not in values:
             raise ConfigError(f"[search] must have trials and space. Got no {key}; add it (docs/sweeps.md).")
@@ -105,7 +109,8 @@ def _checked_range(key: str, values: Any) -> _Range:
             "A range of [search.space] must be { low = ..., high = ... } or { choices = [...] }. "
             f"Got {key} = {show(values)}."
         )
-    check_keys(values, tuple(_Range.model_fields), f"The range of {key}")
+    for name in values:
+        check_choice(f"A key of the range of {key}", name, _Range.model_fields)
     bounds = [name for name in ("low", "high") if name in values]
     if len(bounds) != (0 if "choices" in values else 2):
         raise ConfigError(
@@ -114,8 +119,11 @@ def _checked_range(key: str, values: Any) -> _Range:
         )
     for name in bounds:
         bound = values[name]
-        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
-            raise ConfigError(f"{key}: {name} must be a finite number. Got {show(bound)}.")
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not abs(bound) <= _LARGEST:
+            raise ConfigError(
+                f"{key}: {name} must be a number from {-_LARGEST:g} to {_LARGEST:g}. Got {show(bound)}; choose a "
+                "narrower range."
+            )
     try:
         checked = _Range(**values)
     except ConfigError as error:
@@ -125,13 +133,8 @@ def _checked_range(key: str, values: Any) -> _Range:
             raise ConfigError(f"{key}: choices must be a list of at least one value, without log. Got {show(values)}.")
     elif not checked.low < checked.high:
         raise ConfigError(f"{key}: low must be below high. Got {checked.low} and {checked.high}.")
-    elif checked.log and checked.low <= 0:
-        raise ConfigError(f"{key}: a logarithmic range must begin above 0. Got low = {checked.low}.")
+    elif checked.log and checked.low < 1 / _LARGEST:
+        raise ConfigError(
+            f"{key}: a logarithmic range must begin at {1 / _LARGEST:g} or above. Got low = {checked.low}; raise it."
+        )
     return checked
-
-
-def check_keys(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raise a ConfigError for a key that is not among those ``known``."""
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"{where} can have {', '.join(known)}. Got {key!r}.{nearest(key, known)}")
