@@ -105,7 +105,7 @@ def test_missing_files_say_where_they_belong_and_how_to_get_them(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": np.zeros((7, 3072), np.float32)}, "uint8"),
+        ({"data": np.zeros((7, 3072), np.float32)}, "of other elements than uint8"),
         ({"data": np.zeros((7, 100), np.uint8)}, "3072"),
         ({"data": [1, 2]}, "must be an array. Got list"),
         ({"fine_labels": [100] * 7}, "0 to 99"),

@@ -137,10 +137,9 @@ def _images(cifar: Cifar, paths: list[Path], count: int) -> tuple[np.ndarray, np
         pixels, classes = content.get("data"), content.get(cifar.label_key)
         if not isinstance(pixels, np.ndarray):
             raise DataError(f"{path}: `data` must be an array. Got {type(pixels).__name__}; fetch it again.")
-        if pixels.dtype != np.uint8 or pixels.shape[1:] != (3 * _SIDE**2,):
+        if pixels.shape[1:] != (3 * _SIDE**2,):
             raise DataError(
-                f"{path}: `data` must be uint8 of shape (n, {3 * _SIDE**2}). "
-                f"Got {pixels.dtype} {pixels.shape}; fetch it again."
+                f"{path}: `data` must have the shape (n, {3 * _SIDE**2}). Got {pixels.shape}; fetch it again."
             )
         if not isinstance(classes, list) or len(classes) != len(pixels) or {*map(type, classes)} - {int}:
             raise DataError(

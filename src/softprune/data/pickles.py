@@ -1,4 +1,4 @@
-"""Read pickles that hold plain data and integer arrays, without executing them.
+"""Read pickles that hold plain data and arrays of bytes, as CIFAR's do, without executing them.
 
 A pickle is a program: the usual loader calls whatever the file names. Here a file can name only the entries of a short
 table, and none of them is NumPy's: an object dtype that a file describes through BUILD would make NumPy follow the
@@ -14,10 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from softprune.errors import DataError
-
-_KINDS = {"b1": "?", **{kind: kind for kind in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8")}}
-"""NumPy's codes of the element types that a file may use."""
-_ORDERS = {"|": "<", "<": "<", ">": ">", "=": "="}
 
 
 class _Record:
@@ -110,7 +106,7 @@ def read_pickle(path: Path) -> Any:
         raise DataError(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
     except Exception as error:  # a damaged pickle raises nearly anything
         raise DataError(
-            f"{path} must be a pickle of plain data and arrays of numbers. "
+            f"{path} must be a pickle of plain data and arrays of uint8. "
             f"Got {error or type(error).__name__}: it is damaged or not what it claims to be. "
             "Delete it and fetch it again from its official source."
         ) from error
@@ -134,23 +130,9 @@ def _array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
         raise pickle.UnpicklingError("an array without bytes")
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise pickle.UnpicklingError(f"an array of shape {shape!r}")
-    return np.frombuffer(content, dtype=_dtype(dtype)).reshape(shape, order=order)
-
-
-def _dtype(record: Any) -> np.dtype:
-    if not isinstance(record, _Record) or record.kind != "dtype" or not record.arguments:
-        raise pickle.UnpicklingError("an array without a dtype")
-    kind = _KINDS.get(_text(record.arguments[0]))
-    # (version, byte order, and fields of structured and object types, which are None and -1 for numbers)
-    state = record.state
-    order = _ORDERS.get(_text(state[1])) if isinstance(state, tuple) and len(state) > 1 else None
-    if kind is None or order is None:
-        raise pickle.UnpicklingError(f"an array of {_text(record.arguments[0])!r}, which is not a type of numbers")
-    return np.dtype(f"{order}{kind}")
-
-
-def _text(value: Any) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else value if isinstance(value, str) else "?"
+    if not isinstance(dtype, _Record) or dtype.kind != "dtype" or dtype.arguments[:1] not in (("u1",), (b"u1",)):
+        raise pickle.UnpicklingError("an array of other elements than uint8")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape, order=order)
 
 
 def _unpacked(values: Any, count: int) -> tuple[Any, ...]:
