@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Sampler, default_collate
 
 from softprune.data.images import BrokenImage, LoadedDataset
 from softprune.errors import DataError
@@ -18,29 +18,15 @@ log = logging.getLogger(__name__)
 
 def collate(items: list[tuple[Tensor, int] | BrokenImage]) -> tuple[Tensor, Tensor] | BrokenImage:
     """Return a batch, or its first image that could not be read."""
-    images, labels = [], []
-    for item in items:
-        if isinstance(item, BrokenImage):
-            return item
-        images.append(item[0])
-        labels.append(item[1])
-    return _stack(images), torch.tensor(labels)
-
-
-def _stack(images: list[Tensor]) -> Tensor:
-    """Stack images without changing their memory order, in a worker into memory that the main process shares."""
+    broken = next((item for item in items if isinstance(item, BrokenImage)), None)
+    if broken is not None:
+        return broken
+    images, labels = zip(*items, strict=True)  # type: ignore[arg-type]
     channels_last = images[0].ndim == 3 and images[0].stride(0) == 1
-    if channels_last:
-        images = [image.permute(1, 2, 0) for image in images]
-    out = None
-    if get_worker_info() is not None:
-        first = images[0]
-        shape = (len(images), *first.shape)
-        size = len(images) * first.numel() * first.element_size()
-        storage = torch.UntypedStorage._new_shared(size, device="cpu")
-        out = torch.empty(0, dtype=first.dtype).set_(storage).view(shape)
-    batch = torch.stack(images, out=out)
-    return batch.permute(0, 3, 1, 2) if channels_last else batch
+    if channels_last:  # stacking would change their order in memory
+        images = tuple(image.permute(1, 2, 0) for image in images)
+    batch: Tensor = default_collate(list(images))
+    return batch.permute(0, 3, 1, 2) if channels_last else batch, torch.tensor(labels)
 
 
 def _remove_worker_handler() -> None:
