@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from softprune.config.settings import RunConfig
 from softprune.data import DATASETS
 from softprune.data.datasets import ArrayDataset
+from softprune.data.folder import require_decoder
 from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, evaluation_crop, open_image
 from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.models import REGISTRY
@@ -138,12 +139,7 @@ def open_images(
     files: Sequence[Path], config: RunConfig, data_dir: str | None = None
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Read image files as a batch for a run's network, and return it with the class names of the run's data set."""
-    try:
-        import PIL  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"`softprune predict` needs Pillow. Got: {error}. Install it with `pip install pillow`."
-        ) from error
+    require_decoder()
     data = open_data(config, torch.device("cpu"), data_dir, download=False)
     channels, height, width = data.input_shape
     pixels = []

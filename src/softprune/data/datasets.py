@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softprune.data.images import LoadedDataset, normalised
+from softprune.data.images import EncodedDataset, LoadedDataset, normalised
 from softprune.errors import DataError
 from softprune.rng import hashed_permutation
 
@@ -124,6 +125,25 @@ class DataBundle:
     class_names: tuple[str, ...] = ()
     holdout: ArrayDataset | LoadedDataset | None = None
     """Training images that are left out of training and evaluated after each epoch; None for the test images."""
+
+    @classmethod
+    def of_files(
+        cls, name: str, parts: Iterable[EncodedDataset], class_names: tuple[str, ...], num_classes: int = 0
+    ) -> DataBundle:
+        """Return a set of training and test images in files; test images are not augmented.
+
+        `num_classes` counts the classes if they have no names.
+        """
+        train, test = parts
+        test.crops = replace(test.crops, augment=False)
+        return cls(
+            name=name,
+            num_classes=len(class_names) or num_classes,
+            input_shape=(3, train.crops.size, train.crops.size),
+            train=train,
+            test=test,
+            class_names=class_names,
+        )
 
     def with_holdout(self, count: int, seed: int) -> DataBundle:
         """Hold ``count`` training images out. Which ones depends only on ``seed`` and the number of images."""

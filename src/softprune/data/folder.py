@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,21 +21,13 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", 
 
 def load_folder(root: Path | str, crops: Crops) -> DataBundle:
     """Return both splits of the folder `root`. Only file names are read; images are opened when their batch is due."""
-    require_decoder(crops.randaugment)
     root = Path(root)
     classes, splits = scan_folder(root)
-    parts = {}
-    for split, (files, labels) in splits.items():
-        cropped = crops if split == "train" else replace(crops, augment=False)
-        parts[split] = FolderDataset(root / split, np.array(files), torch.tensor(labels), cropped)
-    return DataBundle(
-        name="folder",
-        num_classes=len(classes),
-        input_shape=(3, crops.size, crops.size),
-        train=parts["train"],
-        test=parts["val"],
-        class_names=tuple(classes),
+    parts = (
+        FolderDataset(root / split, np.array(files), torch.tensor(labels), crops)
+        for split, (files, labels) in splits.items()
     )
+    return DataBundle.of_files("folder", parts, tuple(classes))
 
 
 def scan_folder(root: Path) -> tuple[list[str], dict[str, tuple[list[bytes], list[int]]]]:

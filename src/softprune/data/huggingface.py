@@ -1,7 +1,6 @@
 """Image classification sets of the Hugging Face Hub, or saved with `datasets`, through the package datasets."""
 
 import importlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 from softprune.data.datasets import DataBundle
-from softprune.data.folder import require_decoder
 from softprune.data.images import Crops, EncodedDataset
 from softprune.errors import DataError, first_line
 
@@ -41,7 +39,6 @@ def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, down
 
     Its features must have one image column and one ClassLabel column. `datasets` stores downloads in `cache`.
     """
-    require_decoder(crops.randaugment)
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
@@ -79,17 +76,8 @@ def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, down
         labels = torch.tensor(rows[label][:], dtype=torch.int64)
         if not len(labels) or int(labels.min()) < 0:
             raise DataError(f"Every image must have a label. Got the split {name} of {repo!r} without them.")
-        cropped = crops if name == "train" else replace(crops, augment=False)
-        parts.append(HubDataset(rows.select_columns([image]), image, np.arange(len(labels)), labels, cropped))
-    names = tuple(splits["train"].features[label].names)
-    return DataBundle(
-        name="huggingface",
-        num_classes=len(names),
-        input_shape=(3, crops.size, crops.size),
-        train=parts[0],
-        test=parts[1],
-        class_names=names,
-    )
+        parts.append(HubDataset(rows.select_columns([image]), image, np.arange(len(labels)), labels, crops))
+    return DataBundle.of_files("huggingface", parts, tuple(splits["train"].features[label].names))
 
 
 def _columns(datasets: Any, features: Any, repo: str) -> tuple[str, str]:

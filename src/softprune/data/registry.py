@@ -8,7 +8,7 @@ import torch
 
 from softprune.data.cifar import CIFAR10, CIFAR100, Cifar, load_cifar
 from softprune.data.datasets import Augmentation, DataBundle, load_digits
-from softprune.data.folder import load_folder
+from softprune.data.folder import load_folder, require_decoder
 from softprune.data.huggingface import load_huggingface
 from softprune.data.images import Crops
 from softprune.data.own import load_own
@@ -130,6 +130,8 @@ def load_data(
         return bundle.with_holdout(holdout, seed) if holdout else bundle
     if name in ("folder", "webdataset") and folder is None:
         raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
+    if name in _IN_FILES:
+        require_decoder(randaugment)
     bundle = DATASETS[name].load(
         root=folder,
         device=torch.device(device),

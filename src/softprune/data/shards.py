@@ -13,7 +13,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from softprune.data.datasets import DataBundle
 from softprune.data.download import fetch_file
-from softprune.data.folder import SPLITS, SUFFIXES, require_decoder, scan_folder
+from softprune.data.folder import SPLITS, SUFFIXES, scan_folder
 from softprune.data.images import MOST_BYTES, Crops, EncodedDataset
 from softprune.errors import ConfigError, DataError
 from softprune.io import write_atomically
@@ -87,23 +87,13 @@ def load_shards(
     download: bool = False,
 ) -> DataBundle:
     """Return the images of tar shards. The patterns are relative to `root`; shards of a URL are downloaded to it."""
-    require_decoder(crops.randaugment)
     root = Path(root)
-    parts = {}
+    parts = []
     for split, pattern in zip(SPLITS, (train_shards, val_shards), strict=True):
         index = _read_index(find_shards(pattern, root, f"data.{split}_shards", download=download))
-        cropped = crops if split == "train" else replace(crops, augment=False)
-        parts[split] = ShardDataset(index, torch.from_numpy(index.label), cropped)
-    count = 1 + max(int(part.labels.max()) for part in parts.values())
-    names = _class_names(root / CLASSES, count)
-    return DataBundle(
-        name="webdataset",
-        num_classes=len(names) or count,
-        input_shape=(3, crops.size, crops.size),
-        train=parts["train"],
-        test=parts["val"],
-        class_names=names,
-    )
+        parts.append(ShardDataset(index, torch.from_numpy(index.label), crops))
+    count = 1 + max(int(part.labels.max()) for part in parts)
+    return DataBundle.of_files("webdataset", parts, _class_names(root / CLASSES, count), count)
 
 
 def find_shards(pattern: str, root: Path, key: str, *, download: bool = False) -> list[Path]:
