@@ -17,7 +17,7 @@ from softprune.config.recipes import dump_config, sweep_files, title_of
 from softprune.errors import CheckpointError, ConfigError
 from softprune.runs.folder import RunFolder
 from softprune.sweep.executor import LocalPool
-from softprune.sweep.grid import Cell, Sweep, _Earlier, read_sweep
+from softprune.sweep.grid import Cell, Sweep, _finder, read_sweep
 from softprune.sweep.runner import Job, SweepListener, SweepRunner
 
 GRID = """
@@ -110,18 +110,18 @@ def test_mistakes_are_found_before_anything_starts(write: Any, text: str, messag
 
 
 def test_after_finds_one_run_of_thousands_without_a_search() -> None:
-    earlier = _Earlier()
-    for seed in range(2500):
-        cell: Any = SimpleNamespace(name=f"dense-seed{seed}", point={"seed": seed})
-        earlier.add("dense", cell)
+    earlier: Any = [
+        SimpleNamespace(name=f"dense-seed{seed}", run="dense", point={"seed": seed}) for seed in range(2500)
+    ]
+    find = _finder("dense", ("seed", "optimizer.lr"), earlier)
     began = time.process_time()
     for seed in range(2500):
-        found = earlier.after("dense", {"seed": seed, "optimizer.lr": 0.1})
+        found = find({"seed": seed, "optimizer.lr": 0.1})
         assert found is not None
         assert found.name == f"dense-seed{seed}"
     assert time.process_time() - began < 2
     with pytest.raises(ConfigError, match=r"fits 0 of: dense-seed0, .* and others"):
-        earlier.after("dense", {"seed": 9999})
+        find({"seed": 9999})
 
 
 @pytest.mark.parametrize("name", sweep_files())

@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,12 +102,11 @@ def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data
     if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
         raise ConfigError("A sweep must have at least one [[run]] with a recipe. Got none.")
     cells: list[Cell] = []
-    earlier = _Earlier()
     search = read_search(values.get("search"))
     for run in runs:
         for key in run:
             check_choice("A key of [[run]]", key, _RUN)
-        cells += _cells_of(run, values.get("grid", {}), search, path.parent, folder, data_dir, earlier)
+        cells += _cells_of(run, values.get("grid", {}), search, path.parent, folder, data_dir, cells)
     return Sweep(name, folder, tuple(cells), search)
 
 
@@ -118,7 +117,7 @@ def _cells_of(
     base: Path,
     folder: Path,
     data_dir: str | None,
-    earlier: "_Earlier",
+    earlier: Sequence[Cell],
 ) -> list[Cell]:
     recipe = run.get("recipe")
     if not isinstance(recipe, str):
@@ -127,7 +126,7 @@ def _cells_of(
     found = find_recipe(str(beside) if beside.suffix == ".toml" and beside.is_file() else recipe)
     label = check_folder_name(run.get("name", found.stem), "A run's name")
     cells: list[Cell] = []
-    taken: set[str] = set()
+    taken = {cell.name for cell in earlier}
     content = read_toml(found)
     axes = {**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}
     trials: list[Point] = [{}] if search is None else search.points()
@@ -137,11 +136,12 @@ def _cells_of(
                 f"A setting must have its values in one place. Got {key} in [search.space] and in `grid` or `set`; "
                 "remove one."
             )
-    count = len(earlier.names) + math.prod(map(len, axes.values())) * len(trials)
+    count = len(earlier) + math.prod(map(len, axes.values())) * len(trials)
     if count > LARGEST:
         raise ConfigError(f"A sweep can have at most {LARGEST:,} runs. Got {count:,}; split it into several files.")
+    find_after = _finder(run.get("after"), (*axes, *trials[0]), earlier)
     for point in ({**point, **trial} for point in _points(axes) for trial in trials):
-        after = earlier.after(run.get("after"), point)
+        after = find_after(point)
         values = {**_checked_set(run.get("set", {})), **point}
         # Runs that differ only in their seed are repetitions and share a name.
         shared = {key: value for key, value in point.items() if key != "seed"}
@@ -172,15 +172,13 @@ def _cells_of(
         )
         if cell.name == LOGS:
             raise ConfigError(f"{LOGS!r} is the folder of the runs' logs. Got a run of that name; choose another.")
-        if cell.name in earlier.names or cell.name in taken:
-            other_run = search is None or cell.name in earlier.names
+        if cell.name in taken:
+            other_run = search is None or cell.name not in {each.name for each in cells}
             remedy = "give one of them `name`" if other_run else "lower search.trials, widen a range or add choices"
             raise ConfigError(f"The runs of a sweep must have different names. Got {cell.name!r} twice; {remedy}.")
         _check_started(cell)
         cells.append(cell)
         taken.add(cell.name)
-    for cell in cells:
-        earlier.add(label, cell)
     return cells
 
 
@@ -236,45 +234,33 @@ def _shown(value: Any) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text)
 
 
-class _Earlier:
-    """The cells so far, by run and by their values, so that `after` finds one of thousands without a search."""
+def _finder(label: Any, keys: Iterable[str], earlier: Sequence[Cell]) -> Callable[[Point], Cell | None]:
+    """Return what finds the cell that a run waits for: the one of run `label` with the same values in the grid.
 
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self._cells: dict[str, list[Cell]] = {}
-        self._by_values: dict[tuple[str, int, tuple[str, ...]], dict[Any, list[Cell]]] = {}
+    It looks values up, since a sweep may have thousands of cells.
+    """
+    cells = [cell for cell in earlier if cell.run == str(label)]
+    shared = [key for key in keys if cells and key in cells[0].point]
+    by_values: dict[tuple[Any, ...], list[Cell]] = {}
 
-    def add(self, label: str, cell: Cell) -> None:
-        """Add a cell of the run `label`."""
-        self.names.add(cell.name)
-        self._cells.setdefault(label, []).append(cell)
+    def values(point: Point) -> tuple[Any, ...]:
+        return tuple(v if isinstance(v, int | float | str) else repr(v) for v in map(point.get, shared))
 
-    def after(self, label: Any, point: Point) -> Cell | None:
-        """Return the cell that a run waits for: the one of run `label` with the same values in the grid."""
-        if label is None:
-            return None
-        cells = self._cells.get(str(label), [])
-        key = str(label), len(cells), tuple(sorted(point))
-        if key not in self._by_values:
-            found: dict[Any, list[Cell]] = {}
-            for cell in cells:
-                found.setdefault(_shared(cell.point, point), []).append(cell)
-            self._by_values[key] = found
-        same = self._by_values[key].get(_shared(point, cells[0].point), []) if cells else []
-        if len(same) != 1:
-            known = sorted(self.names)
+    for cell in cells:
+        by_values.setdefault(values(cell.point), []).append(cell)
+
+    def find(point: Point) -> Cell | None:
+        same = by_values.get(values(point), [])
+        if label is not None and len(same) != 1:
+            known = sorted(cell.name for cell in earlier)
             raise ConfigError(
                 "`after` must name one earlier [[run]], which has no setting in its grid that this one lacks. Got "
                 f"{label!r}, which fits {len(same)} of: {', '.join(known[:10]) or 'no run'}"
                 f"{' and others' * (len(known) > 10)}."
             )
-        return same[0]
+        return None if label is None else same[0]
 
-
-def _shared(point: Point, other: Point) -> tuple[Any, ...]:
-    """Return the values of `point` at the keys that `other` has too, in a form that a dictionary takes."""
-    values = [(key, point[key]) for key in sorted(point) if key in other]
-    return tuple((key, value if isinstance(value, int | float | str) else repr(value)) for key, value in values)
+    return find
 
 
 def _setting(key: str, value: Any, after: Cell | None) -> str:
