@@ -1,4 +1,4 @@
-"""The authors' own counting, for the networks of the SCP paper, dense or under masks.
+"""`cost`, and the authors' own counting for the networks of the SCP paper, dense or under masks.
 
 FLOPs are ``2 * positions * (k * k * inputs + 1) * outputs`` for a convolution and
 ``2 * (inputs - 1) * classes`` for the classifier. It is not what a cut network costs: in the ResNets and the
@@ -10,7 +10,7 @@ as SFP and FPGM do, whose figures the paper quotes: multiply-accumulates of conv
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,16 +23,41 @@ from softprune.graph.example import Example, ExampleLike
 M = TypeVar("M", bound=nn.Module)
 
 
-def count_paper(model: nn.Module, example: ExampleLike, masks: Mapping[str, Tensor] | None = None) -> Cost:
-    """Count `model` for one image as the SCP authors do.
+def cost(
+    model: nn.Module,
+    example: ExampleLike,
+    *,
+    counting: Literal["exact", "paper"] = "exact",
+    masks: Mapping[str, Tensor] | None = None,
+) -> Cost:
+    """Count what `model` costs. Nothing is computed and the model is not changed.
 
-    `masks` maps names of BatchNorms to boolean tensors, True for a kept channel; others keep everything.
+    Args:
+        model: Any model; for ``counting="paper"``, one of the SCP paper's networks from `softprune.models`.
+        example: What the model is called with: a tensor, a tuple of arguments, or ``(args, kwargs)``.
+        counting: ``"exact"`` counts multiply-accumulates of convolutions and linear layers on the operators
+            that the forward runs in eval mode, per sample of the example (for the whole call where its tensors
+            do not share their first dimension), and every parameter once. ``"paper"`` counts as the SCP authors.
+        masks: For ``"paper"``, names of BatchNorms with boolean masks, True for a kept channel.
+
+    Raises:
+        ConfigError: if there is no rule for the model, or masks do not fit.
+        ModelError: if the model does not run on the example.
     """
-    return PaperCounter(model, example).count(masks)
+    if counting == "paper":
+        return PaperCounter(model, example).count(masks)
+    if counting != "exact":
+        raise ConfigError(f'counting must be "exact" or "paper". Got {counting!r}.')
+    if masks is not None:
+        raise ConfigError(
+            '`masks` needs counting="paper"; the exact cost is that of the model without masks. '
+            'Got masks and counting="exact"; count the compact model instead.'
+        )
+    return count_exact(model, example)
 
 
 class PaperCounter:
-    """`count_paper` for many masks of one model, such as one count an epoch: the forward runs only once."""
+    """The authors' counting for many masks of one model, such as one count an epoch: the forward runs only once."""
 
     def __init__(self, model: nn.Module, example: ExampleLike) -> None:
         names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(model).__mro__)
