@@ -14,9 +14,6 @@ from softprune.report.scales import CANVASES, Scale, limits, num, quantile, tick
 from softprune.runs.reading import Run
 from softprune.runs.result import SiteRecord
 
-DEFAULT_DELTA = 0.05
-DEFAULT_C = 0.95
-
 RELU_LIKE = frozenset({"relu", "relu6"})
 """Activations with exactly this rule. Others have a dead probability of their own."""
 
@@ -41,11 +38,8 @@ class Rule:
 
 
 def rule_of(masks: Mapping[str, Any]) -> Rule:
-    """The delta and c of the run, or those of the paper if the run had no soft masks."""
-    delta, c = masks.get("delta"), masks.get("c")
-    return Rule(
-        DEFAULT_DELTA if delta is None else float(delta), float(c) if c is not None and 0.0 < c < 1.0 else DEFAULT_C
-    )
+    """The delta and c of the run; those of the paper if the run had no soft masks."""
+    return Rule(masks.get("delta", 0.05), masks.get("c", 0.95))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from softprune.errors import ConfigError
 from softprune.io import write_atomically
 from softprune.report.curves import ACCURACY, REMOVED, Panel, Series, curves, events_of
-from softprune.report.grouping import Experiment, Repeat, distinct, group_runs, over, shared, spread, with_baselines
+from softprune.report.grouping import Experiment, distinct, group_runs, over, shared, spread, with_baselines
 from softprune.report.layers import ROWS_SHOWN, profiles
 from softprune.report.page import render_page, style_of
 from softprune.report.paper_table import PaperRow, paper_rows, top1_of
@@ -72,9 +72,8 @@ def _heading(runs: Sequence[Run], groups: Sequence[Experiment]) -> str:
     return f"{what}{where}: {len(groups)} experiment{'s' if len(groups) != 1 else ''}"
 
 
-def _notes(runs: Sequence[Run], repeats: Sequence[Repeat]) -> list[str]:
-    notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
-    notes += map(str, repeats)
+def _notes(runs: Sequence[Run], repeats: Sequence[str]) -> list[str]:
+    notes = [*(f"{run.name}: {note}" for run in runs for note in run.notes), *repeats]
     if len({precision_of(run) for run in runs}) > 1:
         notes.append("These runs were trained in different precisions; the table of all runs has them.")
     if len({run.data for run in runs}) > 1:

@@ -65,32 +65,21 @@ def over(group: Experiment, get: Callable[[Run], float | None]) -> Spread:
     return spread(get(run) for run in group.runs)
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """A run that is left out, because a newer one has the same configuration and seed."""
-
-    run: Run
-    counted: Run
-
-    def __str__(self) -> str:
-        return f"{self.run.path} has the configuration and seed of {self.counted.path}, which is newer."
-
-
-def distinct(runs: Sequence[Run]) -> tuple[list[Run], list[Repeat]]:
-    """Return the newest run of each configuration and seed, and the repeats that are left out."""
+def distinct(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Return the newest run of each configuration and seed, and a sentence for each that is left out."""
     newest: dict[tuple[str, int], Run] = {}
     for run in runs:
         key = _repetition(run)
         if key is not None and (key not in newest or _age(run) > _age(newest[key])):
             newest[key] = run
     kept: list[Run] = []
-    repeats: list[Repeat] = []
+    repeats: list[str] = []
     for run in runs:
         counted = run if (key := _repetition(run)) is None else newest[key]
         if run is counted:
             kept.append(run)
         else:
-            repeats.append(Repeat(run, counted))
+            repeats.append(f"{run.path} has the configuration and seed of {counted.path}, which is newer.")
     return kept, repeats
 
 

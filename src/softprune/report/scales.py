@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from softprune.report.text import MINUS
 
 WARPS: dict[str, Callable[[float], float]] = {
@@ -83,11 +85,7 @@ def tick_label(value: float, values: Sequence[float]) -> str:
 
 def quantile(values: Sequence[float], share: float) -> float:
     """The `share` quantile by linear interpolation. `values` must not be empty."""
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+    return float(np.quantile(values, share))
 
 
 def limits(values: Sequence[float], trim: float = 0.0, pad: float = 0.05) -> tuple[float, float]:
