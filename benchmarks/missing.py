@@ -63,8 +63,9 @@ QUEUE = (
             ("finetune-cifar10-resnet56-l1-with-distillation", (0, 1)),
             *(
                 (f"finetune-cifar10-resnet56-scp-{change}", (0, 1))
-                for change in ("without-distillation", "without-cost-weighting", "step-schedule", "macs47")
+                for change in ("without-distillation", "without-cost-weighting", "step-schedule")
             ),
+            ("finetune-cifar10-resnet56-scp-macs47", (0,)),
         ),
     ),
     Wanted(

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "records" / "step_time.json"
 TEACHER = ROOT / "benchmarks" / "records" / "teacher_time.json"
 BUDGET = ROOT / "benchmarks" / "records" / "budget-time.json"
+TURNS = ROOT / "benchmarks" / "records" / "step_turns.json"
 PAGE = ROOT / "benchmarks" / "records" / "speed.md"
 Rows = list[dict[str, Any]]
 GOAL = 8
@@ -50,6 +51,10 @@ of call 6, before its convolutions became products, which take longer to compile
 
 {_additions(json.loads(TEACHER.read_text()), json.loads(BUDGET.read_text()))}
 
+## Before and after the new layout
+
+{_turns(json.loads(TURNS.read_text()))}
+
 ## Every measurement
 
 Rows marked "beside others" compiled while other processes did; the timing itself ran alone but for compilers (a
@@ -73,6 +78,29 @@ def _additions(teacher: dict[str, Any], budget: dict[str, Any]) -> str:
         f"{budget['training_seconds']:.0f} s (`budget_time.py`, `budget-time.json`, on the same machine's CPU)."
     )
     return textwrap.fill(text, 120)
+
+
+def _turns(record: dict[str, Any]) -> str:
+    """Two revisions that were timed in turns, as a table."""
+    old, new = record["revisions"]
+    lines = [
+        f"Fast steps with masks, batch 64, of commits {record['revisions'][old][:7]} and "
+        f"{record['revisions'][new][:7]}, timed in turns",
+        "(`gpu/turns.py`, `step_turns.json`): milliseconds in each of two processes, which may use different",
+        "convolution algorithms.",
+        "",
+        "| network | before | after | means |",
+        "|---|---|---|---:|",
+    ]
+    for model in dict.fromkeys(row["model"] for row in record["rows"]):
+        times = [
+            [row["ms_per_step"] for row in record["rows"] if (row["model"], row["revision"]) == (model, revision)]
+            for revision in (old, new)
+        ]
+        change = 100 * (sum(times[1]) * len(times[0]) / (sum(times[0]) * len(times[1])) - 1)
+        cells = (", ".join(f"{value:.2f}" for value in each) for each in times)
+        lines.append(f"| {model} | {' | '.join(cells)} | {change:+.1f}% |")
+    return "\n".join(lines)
 
 
 def _pick(rows: Rows, model: str, variant: str, masks: bool) -> dict[str, Any]:

@@ -37,8 +37,8 @@ def test_security_page_is_rendered_from_its_records() -> None:
 def test_accuracy_is_rendered_from_the_records() -> None:
     module = script("accuracy_table")
     assert module.PAGE.read_text() == module.page(), "run python benchmarks/accuracy_table.py"
-    readme = module.README.read_text()
-    assert readme == module.with_table(readme)
+    for document in module.DOCUMENTS:
+        assert document.read_text() == module.with_table(document.read_text())
 
 
 def test_fixed_strengths_are_interpolated_to_the_cut_of_a_target() -> None:
