@@ -16,6 +16,7 @@ from torch import nn
 from vision import import_timm, import_torchvision
 from zoo_row import random_masks
 
+from softprune import models
 from softprune.graph import ChannelGraph, trace
 from softprune.graph.sites import KINDS
 from softprune.inspection import floor_masks
@@ -30,6 +31,7 @@ NETWORKS = {
     "efficientnet_b0": "torchvision",
     "regnet_y_400mf": "torchvision",
     "hrnet_w18_small": "timm",
+    "resnet56_a": "softprune",
 }
 STEPS = ((), ("sum",), ("sum", "linear"), KINDS)
 RECORD = Path(__file__).parent / "records" / "reach.json"
@@ -42,6 +44,8 @@ def build(name: str) -> nn.Module:
     torch.manual_seed(0)
     if NETWORKS[name] == "timm":
         return import_timm().create_model(name).eval()
+    if NETWORKS[name] == "softprune":
+        return models.build(name, 10).eval()
     return import_torchvision().models.get_model(name).eval()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from topologies import GROUPED, TOPOLOGIES, conv
@@ -65,6 +66,42 @@ def test_a_stream_takes_precedence_over_its_sums_and_its_stem() -> None:
     assert members(graph.with_kinds(KINDS)) == [("bn",), ("bn1", "bn2", "bn3")]
     stream = graph.with_kinds(["stream"]).sites[1]
     assert stream.points == (("bn1", "bn2"), ("bn3",))
+
+
+@pytest.mark.parametrize(("name", "offset"), [("after", 0), ("around", 2)])
+def test_a_stream_between_zero_channels_enters_the_next_one(name: str, offset: int) -> None:
+    graph = trace(GROUPED[f"zero channels {name} a stream"].build(), IMAGE).with_kinds(["stream"])
+    first, second = (site for site in graph.sites if site.kind == "stream")
+    assert (first.width, first.points, first.entering) == (4, (("bn",), ("bn2",)), ())
+    assert (second.width, second.points) == (8, (("bn4",), ("bn6",)))
+    assert second.entering == ((offset, ("bn",)), (offset, ("bn2",)))
+    assert {first.activation, second.activation} == {"relu"}
+
+
+def test_a_stream_enters_all_that_follow_at_the_sum_of_the_paddings() -> None:
+    class Stages(nn.Module):
+        def __init__(self, raw: bool = False) -> None:
+            super().__init__()
+            self.stem, self.bn = conv(3, 2), nn.Identity() if raw else nn.BatchNorm2d(2)
+            self.conv1, self.bn1 = conv(2, 4), nn.BatchNorm2d(4)
+            self.conv2, self.bn2 = conv(4, 8), nn.BatchNorm2d(8)
+            self.head = conv(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.bn(self.stem(x))
+            x = F.relu(self.bn1(self.conv1(x)) + F.pad(x, (0, 0, 0, 0, 1, 1)))
+            return self.head(F.relu(F.pad(x, (0, 0, 0, 0, 3, 1)) + self.bn2(self.conv2(x))))
+
+    linear, *streams = trace(Stages(), IMAGE).with_kinds(KINDS).sites
+    assert (linear.kind, linear.activation, linear.entering) == ("linear", "none", ())
+    # What enters is judged as what it enters, so that where activations differ both tails count.
+    assert [(site.kind, site.points, site.activation) for site in streams] == [
+        ("stream", (("bn1",),), "none"),
+        ("stream", (("bn2",),), "none"),
+    ]
+    assert [site.entering for site in streams] == [((1, ("bn",)),), ((3, ("bn1",)), (4, ("bn",)))]
+    # Without the first BatchNorm, no mask makes the channels zero that enter.
+    assert grouped(Stages(raw=True)) == {}
 
 
 def test_what_no_batchnorm_writes_breaks_a_stream() -> None:

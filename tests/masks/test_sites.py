@@ -102,6 +102,63 @@ def test_the_bank_draws_what_the_gates_would_draw(activation):
     assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(row, alone, strict=True))
 
 
+class Stages(nn.Module):
+    """Two streams; the first enters the second between zero channels, one before and two after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Network(3), Network(6)
+
+    def forward(self, x):
+        return self.second(x) + nn.functional.pad(self.first(x[:, :3]), (1, 2))
+
+
+def masked_stages():
+    model, clock = Stages(), Clock(3)
+    gates = [SoftGate(CONFIG, clock, number) for number in range(2)]
+    narrow = mask_group_([list(model.first.norms)], gates[0])
+    wide = mask_group_([[norm] for norm in model.second.norms], gates[1], ((1, tuple(model.first.norms)),))
+    return model, clock, gates, narrow, wide
+
+
+def test_a_channel_is_dead_only_if_what_enters_is_dead():
+    model, _, gates, narrow, wide = masked_stages()
+    with torch.no_grad():
+        for norm in (*model.first.norms, *model.second.norms):
+            norm.weight.fill_(0.01)
+            norm.bias.fill_(-1.0)
+        model.first.norms[2].bias[1] = 9.0
+        model.second.norms[0].bias[5] = 9.0
+    assert gates[0].dead(narrow).tolist() == [True, False, True]
+    assert gates[1].dead(wide).tolist() == [True, True, False, True, True, False]
+    plain = copy.deepcopy(model)
+    for norm in (*plain.first.norms, *plain.second.norms):
+        unmask_(norm)
+    points = [[f"second.norms.{number}"] for number in range(4)]
+    entering = [(1, [f"first.norms.{number}" for number in range(4)])]
+    assert torch.equal(gates[1].hard(norms_of(plain, "second.norms.0", points, entering)), gates[1].hard(wide))
+
+
+def test_the_bank_draws_what_the_gates_would_draw_where_a_stream_enters():
+    model, clock, gates, narrow, wide = masked_stages()
+    hooks = hook_root_(model, clock, [norm for norm in model.modules() if is_masked(norm)])
+    clock.begin_forward()
+    hooks.bank.begin_forward()
+    samples = [gate.sample(norm) for gate, norm in zip(gates, (narrow, wide), strict=True)]
+    for stream, sample in zip((model.first, model.second), samples, strict=True):
+        for norm in stream.norms:
+            assert torch.equal(norm.folded.n, sample)
+            assert torch.equal(norm.folded.bias, sample * norm.bias)
+    # The sparsity loss counts every BatchNorm once, in the site whose mask it has.
+    own = [sum_of([n.bias for n in model.first.norms], [n.weight for n in model.first.norms])]
+    own += [(norm.bias, norm.weight) for norm in model.second.norms]
+    torch.testing.assert_close(hooks.bank.loss(), sum(sparsity_loss(*each, CONFIG) for each in own))
+    parameters = list(model.parameters())
+    drawn = sum(norm.folded.n.sum() for norm in (narrow, wide))
+    for x, y in zip(*(torch.autograd.grad(n, parameters) for n in (drawn, sum(s.sum() for s in samples))), strict=True):
+        torch.testing.assert_close(x, y)
+
+
 def test_all_members_are_off_together_in_evaluation():
     model, _, gate, first = masked()
     with torch.no_grad():

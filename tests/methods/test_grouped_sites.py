@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from comparing import assert_exact, random_masks
 from topologies import GROUPED, Topology, randomise_
 from torch import nn
 
 import softprune as sp
 from softprune.errors import ConfigError
 from softprune.masks import is_masked
+from softprune.selection import read_graph
 
 
 def train(pruner: sp.SoftPruner, topology: Topology, steps: int, *, lr: float = 0.05) -> None:
@@ -54,6 +56,14 @@ def test_what_is_trained_is_cut_saved_and_loaded(topology: Topology, tmp_path: P
     sp.save(small, tmp_path / "small.safetensors")
     loaded = sp.load(tmp_path / "small.safetensors", topology.build()).eval()
     assert torch.equal(loaded(topology.example()), small(topology.example()))
+
+
+def test_random_cuts_are_exact(topology: Topology) -> None:
+    """Whichever channels the sites keep: also a dead channel where a living one enters, and no channel at all."""
+    model = randomise_(topology.build())
+    graph = read_graph(model, topology.example(), kinds=topology.kinds)
+    for seed in range(20):
+        assert_exact(graph, model, random_masks(graph, seed, deaths=0.1))
 
 
 def test_a_plain_copy_is_judged_and_cut_alike(topology: Topology) -> None:

@@ -177,6 +177,34 @@ class LinearStream(nn.Module):
         return self.fc(pooled(F.relu(self.bn3(self.last(x)))))
 
 
+class PaddedStreams(nn.Module):
+    """Two stages with a stream each; the first enters the second between zero channels (option A).
+
+    Args:
+        before: Zero channels before the first stage's four; the second stage has eight.
+    """
+
+    def __init__(self, before: int) -> None:
+        super().__init__()
+        self.before = before
+        self.stem, self.bn = conv(3, 4), nn.BatchNorm2d(4)
+        self.conv1, self.bn1 = conv(4, 3), nn.BatchNorm2d(3)
+        self.conv2, self.bn2 = conv(3, 4), nn.BatchNorm2d(4)
+        self.conv3, self.bn3 = conv(4, 5, stride=2), nn.BatchNorm2d(5)
+        self.conv4, self.bn4 = conv(5, 8), nn.BatchNorm2d(8)
+        self.conv5, self.bn5 = conv(8, 6), nn.BatchNorm2d(6)
+        self.conv6, self.bn6 = conv(6, 8), nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.stem(x)))
+        x = F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+        shortcut = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.before, 4 - self.before))
+        x = F.relu(shortcut + self.bn4(self.conv4(F.relu(self.bn3(self.conv3(x))))))
+        x = F.relu(x + self.bn6(self.conv6(F.relu(self.bn5(self.conv5(x))))))
+        return self.fc(pooled(x))
+
+
 class PreActivation(nn.Module):
     """A raw stream that every block reads through its own BatchNorm."""
 
@@ -930,6 +958,32 @@ GROUPED = {
             64 * 27 * 1 + 64 * 9 * 1 * 2 + 64 * 9 * 2 * 1 + 64 * 9 * 1 * 2 + 2 * 5,
         ),
         kinds=("stream", "linear"),
+    ),
+    "zero channels after a stream": Topology(
+        lambda: PaddedStreams(0),
+        IMAGE,
+        # Channels 0 and 2 are dead in both stages. Of the second, 4 to 7 stay: forward() pads four.
+        Hand(
+            {"bn": [1, 3], "bn1": [0, 2], "bn3": [4], "bn4": [1, 3, 6], "bn5": [0, 1]},
+            {"stem": (3, 2), "conv1": (2, 2), "conv2": (2, 2), "conv3": (2, 1), "conv4": (1, 6), "conv5": (3, 2)}
+            | {"conv6": (2, 6), "fc": (3, 5)},
+            64 * 27 * 2 + 2 * 64 * 9 * 2 * 2 + 16 * 9 * (2 * 1 + 1 * 6 + 3 * 2 + 2 * 6) + 3 * 5,
+            {"conv5": 3, "fc": 3},
+        ),
+        kinds=("stream",),
+    ),
+    "zero channels around a stream": Topology(
+        lambda: PaddedStreams(2),
+        IMAGE,
+        # Channel 4 of the second stage is alive, so that channel 2 of the first, which enters there, stays as zeros.
+        Hand(
+            {"bn": [1], "bn1": [0, 2], "bn3": [4], "bn4": [0, 3, 4], "bn5": [0, 1]},
+            {"stem": (3, 2), "conv1": (1, 2), "conv2": (2, 2), "conv3": (1, 1), "conv4": (1, 6), "conv5": (3, 2)}
+            | {"conv6": (2, 6), "fc": (3, 5)},
+            64 * 27 * 2 + 64 * 9 * (1 * 2 + 2 * 2) + 16 * 9 * (1 * 1 + 1 * 6 + 3 * 2 + 2 * 6) + 3 * 5,
+            {"conv1": 1, "conv3": 1, "conv5": 3, "fc": 3},
+        ),
+        kinds=("stream",),
     ),
 }
 """Networks with sites of several BatchNorms, or without an activation."""

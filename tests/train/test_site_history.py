@@ -1,6 +1,7 @@
 """Sites keep their dense widths through cuts."""
 
 import torch
+from topologies import GROUPED
 
 from softprune import SoftPruner, models
 from softprune.surgery import plans_of
@@ -39,3 +40,23 @@ def test_two_cuts_are_told_in_terms_of_the_dense_network() -> None:
         assert (record.width, record.kept) == (32, 29)
         assert record.beta[0] == record.beta[3] == -9.0
         assert record.gamma[1] == 0.25
+
+
+def test_a_stream_is_shown_with_what_enters_it_before_and_after_a_cut() -> None:
+    topology = GROUPED["zero channels around a stream"]
+    model = topology.build()
+    pruner = SoftPruner(model, topology.example(), site_kinds=topology.kinds)
+    _kill(model, "bn", [0])
+    _kill(model, "bn2", [0])
+    for name in ("bn4", "bn6"):
+        _kill(model, name, [2, 3])  # channels 0 and 1 of the first stage enter here
+    sites = SiteHistory.from_state(SiteHistory.of(pruner).state_dict())
+    sites.note(model)
+    masks = pruner.masks()
+    compact = pruner.compact()
+    sites.cut(plans_of(compact)[-1])
+    sites.note(compact)
+    records = {record.name: record for record in sites.records({})}
+    assert records["bn"].keep == (False, True, True, True) == tuple(masks["bn"].tolist())
+    assert records["bn4"].keep == (True, True, False, *[True] * 5) == tuple(masks["bn4"].tolist())
+    assert records["bn4"].beta == (0, 0, -9, *[0] * 5)  # channel 3 is alive by what enters

@@ -34,7 +34,7 @@ class ChannelState:
         self.names = [site.name for site in graph.sites]
         self.widths = {site.name: site.width for site in graph.sites}
         self._scales: dict[tuple[str, MaskConfig], tuple[Tensor, Tensor]] = {}
-        self._points = {site.name: site.points for site in graph.sites}
+        self._points = {site.name: (site.points, site.entering) for site in graph.sites}
         self._members = {site.name: site.members for site in graph.sites}
         self.decision = MaskDecision(next(network.parameters()).device)
         for name, width in self.widths.items():
@@ -89,7 +89,7 @@ class ChannelState:
         network = network or self.network
         found = {}
         for name in self.names:
-            gate, bn = self.gate(name), norms_of(network, name, self._points[name])
+            gate, bn = self.gate(name), norms_of(network, name, *self._points[name])
             threshold, untrained = self._scale(gate)
             above = _log_odds(gate.alive(bn).double().cpu()) - threshold
             # The gate's own rule decides, to the last bit.

@@ -8,9 +8,12 @@ kinds of sites follow from this, beside the BatchNorm that an activation reads d
 * ``stream``: all BatchNorms that write one residual stream (post-activation ResNets).
 
 A *point* is a set of BatchNorms that are added up before one activation, or before one layer that reads them without.
+
+A stream may *enter* a wider one through a shortcut that pads zero channels ("option A"). Each has its own mask. A
+channel of the wider stream is dead only if the channel that enters there is dead as well.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +30,8 @@ ZERO = -2
 NO_ACTIVATION = "none"
 
 Point = frozenset[int]
+Entering = tuple[tuple[int, tuple[str, ...]], ...]
+"""Points of narrower streams, each with the channel of the wider stream at which its first channel enters."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Group:
     points: tuple[tuple[str, ...], ...]
     """In order of execution; every BatchNorm is in one of them."""
     activation: str
+    entering: Entering = ()
 
 
 def find_groups(ops: Sequence[Op], atoms: int, widths: Mapping[str, int], single: Collection[str]) -> tuple[Group, ...]:
@@ -62,14 +68,19 @@ def find_groups(ops: Sequence[Op], atoms: int, widths: Mapping[str, int], single
         if len(point) > 1
     ]
     broken = sums.broken_streams()
+    found = {root: sums.points_of(numbers) for root, numbers in members.items()}
     for root, numbers in members.items():
-        if root in broken or all(names[number] in single for number in numbers):
+        sources = tuple(dict.fromkeys(sums.entering(root)))
+        if all(names[number] in single for number in numbers) or not broken.isdisjoint([root, *dict(sources)]):
             continue
-        points, activation = sums.points_of(numbers)
-        if len(numbers) > 1 and len(points) == 1 and activation != NO_ACTIVATION:
+        points, activation = found[root]
+        if any(found[source][1] != activation for source, _ in sources):
+            activation = NO_ACTIVATION
+        if len(numbers) > 1 and len(points) == 1 and activation != NO_ACTIVATION and not sources:
             continue  # a sum that is not added to anything later
-        kind = "linear" if len(numbers) == 1 else "stream"
-        groups.append(Group(kind, tuple(_named(point, names) for point in points), activation))
+        kind = "linear" if len(numbers) == 1 and not sources else "stream"
+        entering = ((offset, _named(point, names)) for source, offset in sources for point in found[source][0])
+        groups.append(Group(kind, tuple(_named(point, names) for point in points), activation, tuple(entering)))
     return tuple(groups)
 
 
@@ -90,6 +101,8 @@ class _Sums(ForwardAnalysis):
         """Point -> activations that read it, and whether nothing else was added; in order of execution."""
         self._broken: set[int] = set()
         """BatchNorms to whose stream something is added that no BatchNorm gives, or at other channels."""
+        self._entries: set[tuple[int, int, int]] = set()
+        """BatchNorm of a stream, BatchNorm of a narrower stream that is padded and added to it, first channel."""
         self.writer: IntArray = np.full(atoms, NOTHING, dtype=np.int64)
         self.place: IntArray = np.full(atoms, NOTHING, dtype=np.int64)
         self.point: IntArray = np.zeros(atoms, dtype=np.int64)
@@ -108,6 +121,14 @@ class _Sums(ForwardAnalysis):
     def broken_streams(self) -> set[int]:
         """Return the streams that no mask of BatchNorms can make zero."""
         return {self.stream_of(number) for number in self._broken}
+
+    def entering(self, root: int, offset: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield the narrower streams whose channels are in the stream `root`, and where their first channels are."""
+        for wide, narrow, first in sorted(self._entries):
+            if self.stream_of(wide) == root:
+                source = self.stream_of(narrow)
+                yield source, offset + first
+                yield from self.entering(source, offset + first)
 
     def pure_points(self) -> dict[Point, set[str]]:
         """Return the points that one activation reads, of BatchNorms that nothing else reads -> the activation."""
@@ -175,10 +196,12 @@ class _Sums(ForwardAnalysis):
             self._note(op.right, NO_ACTIVATION)
 
     def _add(self, op: BinaryOp) -> None:
+        for stream, padded in ((op.left, op.right), (op.right, op.left)):
+            if self._enters(padded, stream):
+                self.copy(stream, op.outputs)
+                self.pure[op.outputs[self.writer[padded] != ZERO]] = False
+                return
         left, right = self.writer[op.left], self.writer[op.right]
-        if bool((left == ZERO).all()) or bool((right == ZERO).all()):
-            self.copy(op.right if (left == ZERO).all() else op.left, op.outputs)
-            return
         written = bool((left >= 0).all() and (right >= 0).all())
         aligned = (self.place[op.left] == self.place[op.right]).all()
         # One mask covers all of a BatchNorm: a narrower one, added to a slice of channels, cannot share it.
@@ -195,6 +218,26 @@ class _Sums(ForwardAnalysis):
         pairs, where = np.unique(np.stack([self.point[op.left], self.point[op.right]]), axis=1, return_inverse=True)
         united = [self._id(self._sets[one] | self._sets[other]) for one, other in pairs.T.tolist()]
         self.point[op.outputs] = np.array(united)[where.ravel()]
+
+    def _enters(self, padded: IntArray, stream: IntArray) -> bool:
+        """Return whether `padded` adds to `stream` nothing but zeros and, between them, all of a narrower stream."""
+        inner = np.flatnonzero(self.writer[padded] != ZERO)
+        if not len(inner):
+            return True
+        narrow, wide = int(self.writer[padded[inner[0]]]), int(self.writer[stream[0]])
+        if len(inner) == len(padded) or min(narrow, wide) < 0:
+            return False
+        first = int(inner[0])
+        if not (self._is_all_of(narrow, padded[first : inner[-1] + 1]) and self._is_all_of(wide, stream)):
+            return False
+        self._note(padded[inner], NO_ACTIVATION)
+        self._entries.add((wide, narrow, first))
+        return True
+
+    def _is_all_of(self, number: int, atoms: IntArray) -> bool:
+        """Return whether `atoms` are all channels that BatchNorm `number` writes, in order."""
+        in_order = np.array_equal(self.place[atoms], np.arange(self._widths[number]))
+        return in_order and bool((self.writer[atoms] == number).all())
 
     # --- inside ------------------------------------------------------------------------------------------------
 

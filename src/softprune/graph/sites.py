@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph.builder import GraphBuilder
 from softprune.graph.following import activation_after
-from softprune.graph.groups import find_groups
+from softprune.graph.groups import Entering, find_groups
 from softprune.graph.modules import is_known_batch_norm
 
 KINDS = ("sum", "linear", "stream")
@@ -27,6 +27,8 @@ class Site:
     points: tuple[tuple[str, ...], ...] = ()
     """BatchNorms that are added up before one activation each; empty where the site is one BatchNorm."""
     kind: str = "activated"
+    entering: Entering = ()
+    """BatchNorms of narrower streams that are added to this one between zero channels. They have masks of their own."""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -78,7 +80,7 @@ def find_grouped_sites(builder: GraphBuilder, sites: Sequence[Site], frozen: Seq
     usable = single | {norm.name for norm in frozen if norm.maskable}
     widths = {name: len(norm.outputs) for name, norm in builder.norms.items() if name in usable and len(norm.uses) == 1}
     return tuple(
-        Site(group.points[0][0], widths[group.points[0][0]], group.activation, group.points, group.kind)
+        Site(group.points[0][0], widths[group.points[0][0]], group.activation, group.points, group.kind, group.entering)
         for group in find_groups(builder.ops, len(builder.table), widths, single)
     )
 

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import ModelError
 from softprune.graph.modules import TIMM_BATCH_NORMS, TORCH_BATCH_NORMS, is_known_batch_norm, is_timm_batch_norm
 from softprune.masks.gates import AffineGate, FixedGate, Gate
+from softprune.masks.sites import EnteringPoints
 
 _sync_forward = cast(Callable[[_BatchNorm, Tensor], Tensor], nn.SyncBatchNorm.forward)
 
@@ -56,6 +57,9 @@ class MaskedBatchNorm(_BatchNorm):
 
     group: "tuple[tuple[MaskedBatchNorm, ...], ...]"
     """The BatchNorms that share its mask, itself included, by points; empty where it has a mask of its own."""
+
+    entering: EnteringPoints
+    """BatchNorms of narrower streams that are added to that of `group`, with the channel of their first one there."""
 
     plain_class: type[_BatchNorm]
     """The class that :func:`unmask_` gives back."""
@@ -224,17 +228,18 @@ def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
     masked.gate = gate
     masked.folded = None
     masked.coupled = ()
-    masked.group = ()
+    masked.group, masked.entering = (), ()
     gate.to(bn.weight.device)
     return masked
 
 
-def mask_group_(points: Sequence[Sequence[_BatchNorm]], gate: Gate) -> MaskedBatchNorm:
+def mask_group_(points: Sequence[Sequence[_BatchNorm]], gate: Gate, entering: EnteringPoints = ()) -> MaskedBatchNorm:
     """Turn BatchNorms that share one mask into masked ones, in place.
 
     Args:
         points: The BatchNorms, by the sums that they are added up in; see :mod:`softprune.masks.sites`.
         gate: Decides about the channels of all of them.
+        entering: BatchNorms without this mask that enter their sums between zero channels.
 
     Returns:
         The first of them.
@@ -245,7 +250,7 @@ def mask_group_(points: Sequence[Sequence[_BatchNorm]], gate: Gate) -> MaskedBat
     group = tuple(tuple(mask_(bn, gate) for bn in point) for point in points)
     for point in group:
         for bn in point:
-            bn.group = group
+            bn.group, bn.entering = group, entering
     return group[0][0]
 
 
@@ -254,7 +259,7 @@ def unmask_(bn: _BatchNorm) -> _BatchNorm:
     if isinstance(bn, MaskedBatchNorm):
         plain = bn.plain_class
         del bn.gate, bn.folded
-        for name in ("coupled", "group"):
+        for name in ("coupled", "group", "entering"):
             bn.__dict__.pop(name, None)
         cast(Any, bn).__class__ = plain
     return bn

@@ -2,19 +2,24 @@
 
 The BatchNorms of one *point* are added up and judged as one channel; a site of several points (a residual stream) is
 dead where every point is dead. Shifts and scales of a site have the shape (width,), or (points, width).
+
+Points of a narrower stream that *enters* the site's between zero channels count as well. The zeros are dead channels,
+of shift and scale 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.masks.functional import sum_of
 
 Points = tuple[tuple[_BatchNorm, ...], ...]
+EnteringPoints = tuple[tuple[int, tuple[_BatchNorm, ...]], ...]
 _QUANTILE = 1.645  # of the normal distribution at 0.95, the threshold of SCP
 
 
@@ -23,6 +28,7 @@ class GroupedNorms:
     """The BatchNorms of one site in a network without masks, in the place of a masked BatchNorm."""
 
     group: Points
+    entering: EnteringPoints = ()
 
     @property
     def weight(self) -> Tensor:
@@ -34,13 +40,25 @@ class GroupedNorms:
         return self.group[0][0].num_features
 
 
-def norms_of(network: nn.Module, name: str, points: Sequence[Sequence[str]]) -> _BatchNorm:
+def norms_of(
+    network: nn.Module, name: str, points: Sequence[Sequence[str]], entering: Iterable[tuple[int, Sequence[str]]] = ()
+) -> _BatchNorm:
     """Return what a gate takes for the site `name` of `network`, which may be an unmasked copy."""
     norm = network.get_submodule(name)
     if not points or hasattr(norm, "group"):
         return cast(_BatchNorm, norm)
-    group = tuple(tuple(network.get_submodule(each) for each in point) for point in points)
-    return cast(_BatchNorm, GroupedNorms(cast(Points, group)))
+    return cast(_BatchNorm, GroupedNorms(*modules_of(network, points, entering)))
+
+
+def modules_of(
+    network: nn.Module, points: Iterable[Sequence[str]], entering: Iterable[tuple[int, Sequence[str]]] = ()
+) -> tuple[Points, EnteringPoints]:
+    """Return the BatchNorms of a site, and those that enter it, for their names."""
+
+    def of(point: Sequence[str]) -> tuple[_BatchNorm, ...]:
+        return tuple(cast(_BatchNorm, network.get_submodule(name)) for name in point)
+
+    return tuple(of(point) for point in points), tuple((offset, of(point)) for offset, point in entering)
 
 
 def site_affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
@@ -48,9 +66,17 @@ def site_affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
     group: Points = getattr(norm, "group", ())
     if not group:
         return norm.bias, norm.weight
-    flat = [each for point in group for each in point]
-    structure = tuple(len(point) for point in group)
-    return join_points([each.bias for each in flat], [each.weight for each in flat], structure)
+    placed: EnteringPoints = (*((0, point) for point in group), *cast(Any, norm).entering)
+    flat = [affine_in(norm.num_features, offset, each) for offset, point in placed for each in point]
+    return join_points(
+        [beta for beta, _ in flat], [gamma for _, gamma in flat], tuple(len(point) for _, point in placed)
+    )
+
+
+def affine_in(width: int, offset: int, norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    """Return beta and gamma of `norm`, whose first channel is number `offset` of `width`; those of zeros are 0."""
+    around = (offset, width - offset - norm.num_features)
+    return (F.pad(norm.bias, around), F.pad(norm.weight, around)) if any(around) else (norm.bias, norm.weight)
 
 
 def join_points(betas: Sequence[Tensor], gammas: Sequence[Tensor], structure: Sequence[int]) -> tuple[Tensor, Tensor]:

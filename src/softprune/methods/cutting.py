@@ -164,7 +164,7 @@ class CuttableModel:
     def _norms(self, name: str, network: nn.Module) -> _BatchNorm:
         """Return what the gate of site `name` takes: the BatchNorms that `network`, ours or a copy, has there."""
         site = next(site for site in self.sites if site.name == name)
-        return norms_of(network, name, site.points)
+        return norms_of(network, name, site.points, site.entering)
 
     def plan(self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True) -> PrunePlan:
         """Return what every module would keep if the network were cut now. Arguments as in :meth:`compact`."""

@@ -8,6 +8,7 @@ from softprune.errors import ModelError
 from softprune.graph import Site
 from softprune.masks import Clock, Gate, MaskedBatchNorm, mask_, mask_group_
 from softprune.masks.sampling import hook_root_, unmask_model_
+from softprune.masks.sites import modules_of
 
 
 class MaskedModel:
@@ -20,15 +21,7 @@ class MaskedModel:
         self, model: nn.Module, gates: Mapping[Site, Gate], coupled: Mapping[str, tuple[str, ...]], clock: Clock
     ) -> None:
         self.model = model
-        self.norms: dict[str, MaskedBatchNorm] = {
-            site.name: mask_group_(
-                [[model.get_submodule(name) for name in point] for point in site.points],  # type: ignore[misc]
-                gate,
-            )
-            if site.points
-            else mask_(model.get_submodule(site.name), gate)  # type: ignore[arg-type]
-            for site, gate in gates.items()
-        }
+        self.norms = {site.name: _mask_site_(model, site, gate) for site, gate in gates.items()}
         self.members = {name: bn for site in gates for name, bn in _members(site, self.norms[site.name])}
         for name, bn in self.norms.items():
             bn.coupled = tuple(self.norms[other] for other in coupled.get(name, ()))
@@ -101,6 +94,14 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def _first_difference(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str:
     return next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
+
+
+def _mask_site_(model: nn.Module, site: Site, gate: Gate) -> MaskedBatchNorm:
+    """Mask the BatchNorms of one site, in place, and return the first."""
+    if not site.points:
+        return mask_(model.get_submodule(site.name), gate)  # type: ignore[arg-type]
+    points, entering = modules_of(model, site.points, site.entering)
+    return mask_group_(points, gate, entering)
 
 
 def _members(site: Site, norm: MaskedBatchNorm) -> Iterator[tuple[str, MaskedBatchNorm]]:

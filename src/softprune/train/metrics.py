@@ -29,6 +29,8 @@ class _Site:
     """Per dense channel; those cut away keep the values that they were cut with."""
     points: list[list[str]]
     """The BatchNorms that share the mask; empty for one."""
+    entering: list[tuple[int, list[str]]] = Field(default_factory=list)
+    """Those of narrower streams that enter, with their first channel here."""
 
 
 class SiteHistory:
@@ -47,7 +49,8 @@ class SiteHistory:
             width = site.width
             zeros = [0.0] * width
             points = [list(point) for point in site.points]
-            history._sites[site.name] = _Site(site.activation, list(range(width)), zeros, list(zeros), points)
+            entering = [(offset, list(point)) for offset, point in site.entering]
+            history._sites[site.name] = _Site(site.activation, list(range(width)), zeros, list(zeros), points, entering)
         return history
 
     def dense_masks(self, masks: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -66,7 +69,7 @@ class SiteHistory:
         for name, site in self._sites.items():
             if not site.live:
                 continue
-            shifts, scales = deciding_affine(norms_of(network, name, site.points))
+            shifts, scales = deciding_affine(norms_of(network, name, site.points, site.entering))
             for channel, beta, gamma in zip(site.live, shifts.tolist(), scales.tolist(), strict=True):
                 site.beta[channel], site.gamma[channel] = beta, gamma
 
