@@ -148,6 +148,8 @@ def make_step(model: str, classes: int, source: Source, mode: str, options: argp
     torch.manual_seed(0)
     device = source.device
     network = models.build(model, classes).to(device).train()
+    if device.type == "cuda":
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     pruner = None
     if options.masks:
         pruner = SoftPruner(network, torch.zeros(2, *source.image_shape, device=device), strength=1e-4)

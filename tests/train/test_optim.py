@@ -8,7 +8,7 @@ from torch import nn
 
 from softprune.errors import ConfigError
 from softprune.methods.optimizer_hooks import undecayed_biases
-from softprune.train.optim import make_sgd, match_gradients, match_layout, share_rate
+from softprune.train.optim import make_sgd, match_gradients, share_rate
 
 
 def _model():
@@ -49,16 +49,11 @@ def test_state_survives_saving_and_the_rate_is_shared_again():
         assert torch.equal(other.state[parameter]["momentum_buffer"], optimizer.state[parameter]["momentum_buffer"])
 
 
-def test_momentum_and_gradients_follow_the_memory_order_of_the_weights():
-    model = _model()
+def test_momentum_and_gradients_have_the_memory_order_of_the_weights():
+    model = _model().to(memory_format=torch.channels_last)
     optimizer = make_sgd(undecayed_biases(model, 0.0), lr=0.1)
     weight = model[0].weight
-    momentum = optimizer.state[weight]["momentum_buffer"]
-    momentum.copy_(torch.randn_like(momentum))
-    model.to(memory_format=torch.channels_last)
-    match_layout(optimizer)
     assert optimizer.state[weight]["momentum_buffer"].stride() == weight.stride()
-    assert torch.equal(optimizer.state[weight]["momentum_buffer"], momentum)
 
     projection = nn.Conv2d(5, 7, 1, bias=False).weight
     projection.grad = torch.randn(7, 5, 1, 1).as_strided((7, 5, 1, 1), (5, 1, 5, 5))

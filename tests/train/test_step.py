@@ -95,7 +95,7 @@ class _Run:
             nn.Dropout(drop_out),
             nn.Linear(64, 3),
         ).to(device)
-        if averaged and options.get("channels_last"):
+        if options.get("channels_last"):
             self.model.to(memory_format=torch.channels_last)
         if images is None:
             images = torch.randn(SIZE, 1, 4, 4, generator=torch.Generator().manual_seed(1))
@@ -323,12 +323,6 @@ def test_label_smoothing_and_memory_order():
     assert run.train(1).step.totals().loss == pytest.approx(plain, rel=1e-4)
 
 
-def test_a_strength_needs_a_pruner():
-    run = _Run(pruned=False)
-    with pytest.raises(ConfigError, match="needs a pruner"):
-        TrainStep(run.model, run.optimizer, run.step.batches, schedule=Schedule(base=0.1), strength=Schedule(base=1.0))
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")  # Inductor's advice: TF32, split reductions
 @pytest.mark.parametrize("pieces", [1, 2])
@@ -340,16 +334,3 @@ def test_on_a_gpu(mode, pieces):
     eager = _Run(mode="eager", **options).train()
     assert torch.allclose(run.result(), eager.result(), rtol=1e-3, atol=1e-4)
     assert torch.allclose(run.result(), _Run(pieces=pieces, averaged=True).train().result(), rtol=1e-2, atol=1e-2)
-
-
-def test_an_average_of_weights_that_would_move_is_refused():
-    run = _Run(averaged=True)
-    with pytest.raises(ConfigError, match="before its average is made"):
-        TrainStep(
-            run.model,
-            run.optimizer,
-            run.step.batches,
-            schedule=Schedule(base=0.1),
-            average=run.average,
-            options=StepOptions(channels_last=True),
-        )

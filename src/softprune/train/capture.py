@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -78,22 +78,14 @@ def in_short(error: Exception) -> str:
 _WARM_UP_STEPS = 3
 
 
-class Stateful(Protocol):
-    """An object whose state a step changes."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 class Snapshot:
     """Everything that a step changes, restored after a trial so that the first real step starts from it.
 
     Tensors are restored in place. Tensors that the optimizer created in the trial are set to zero, the initial value
-    of momentum and of Adam's averages.
+    of momentum and of Adam's averages. ``others`` have state_dict() and load_state_dict().
     """
 
-    def __init__(self, tensors: Iterable[Tensor], optimizer: torch.optim.Optimizer, others: Iterable[Stateful]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], optimizer: torch.optim.Optimizer, others: Iterable[Any]) -> None:
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self._optimizer = optimizer
         self._optimizer_values = {id(t): (t, t.detach().clone()) for t in self._current_optimizer_tensors()}

@@ -66,14 +66,6 @@ def share_rate(optimizer: torch.optim.Optimizer, rate: Tensor) -> None:
         group["lr"] = rate
 
 
-def match_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Give the optimizer's tensors the memory order of their parameters, as fused kernels require."""
-    for parameter, state in optimizer.state.items():
-        for key, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                state[key] = torch.empty_like(parameter).copy_(value)
-
-
 def match_gradients(optimizer: torch.optim.Optimizer) -> None:
     """Give gradients the strides of their parameters.
 
@@ -141,8 +133,6 @@ class Schedule:
     """Step of the run at which the schedule begins."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("constant", "step", "cosine"):
-            raise ConfigError(f"A schedule must be constant, step or cosine. Got {self.kind!r}.")
         if self.kind == "cosine" and self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 "A cosine schedule must end after its warm-up. "

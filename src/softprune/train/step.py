@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from softprune.config.settings import Mode
 from softprune.data import BatchSource
 from softprune.data.mixing import Mixing, mixed
-from softprune.errors import CheckpointError, ConfigError, NonFiniteLoss
+from softprune.errors import CheckpointError, NonFiniteLoss
 from softprune.masks import Chain, Clock, draw_chain
 from softprune.methods import Pruner
 from softprune.train.capture import Snapshot, StepCompiler, capture_graph, in_short, modes_to_try
-from softprune.train.optim import Schedule, WeightAverage, match_gradients, match_layout, share_rate
+from softprune.train.optim import Schedule, WeightAverage, match_gradients, share_rate
 from softprune.train.teacher import Teacher
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class StepOptions:
     bf16: bool = False
     """Compute convolutions and matrix products in bfloat16 (autocast)."""
     channels_last: bool = False
-    """Keep images and convolution weights in channels-last memory order."""
+    """Give the network images in channels-last memory order, which its convolution weights have, too."""
     label_smoothing: float = 0.0
     """Share of the label that is spread evenly over all classes."""
     mixing: Mixing = field(default_factory=Mixing)
@@ -122,17 +122,11 @@ class TrainStep:
         self._rates = torch.zeros(self.steps, device=self.device)
         self._rate = torch.zeros(1, device=self.device)
         share_rate(optimizer, self._rate)
-        self._strengths: Tensor | None = None
-        if strength is not None:
-            if pruner is None:
-                raise ConfigError("A strength schedule needs a pruner. Got none; pass `pruner`.")
-            self._strengths = torch.zeros(self.steps, device=self.device, dtype=pruner.strength.dtype)
+        self._strengths = None if strength is None else torch.zeros(self.steps, device=self.device)
         self._mixes = torch.zeros(self.steps, 6, device=self.device)
         self._mix = torch.zeros(1, 6, device=self.device)
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=self.device)
-        if self.options.channels_last:
-            self._order_channels_last()
         if self.device.type == "cuda":
             # Shapes never change, so the first step may search for the fastest convolutions.
             torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
@@ -198,16 +192,6 @@ class TrainStep:
             self._mixes.copy_(self.options.mixing.draws(self.batches.sampler.seed, steps, shape))
         self.batches.begin(epoch, start)
         self.model.train()
-
-    def _order_channels_last(self) -> None:
-        places = [parameter.data_ptr() for parameter in self.model.parameters()]
-        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if self.average is not None and places != [p.data_ptr() for p in self.model.parameters()]:
-            raise ConfigError(
-                "A network must be in channels-last order before its average is made, since the conversion replaces "
-                "the weights. Got a contiguous one; call network.to(memory_format=torch.channels_last) first."
-            )
-        match_layout(self.optimizer)
 
     def _loss_of(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the objective of a micro-batch, and add it to the totals. This function is compiled."""
