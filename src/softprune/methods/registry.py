@@ -1,8 +1,6 @@
 """The methods by name: one entry each, read by recipes, CLI, tests, docs and reports."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from softprune.methods.base import Pruner
 from softprune.methods.fpgm import FpgmPruner
@@ -33,14 +31,8 @@ class Method:
     """Its name in tables."""
     description: str
     """What it does, in a line."""
-    paper: str
-    """Where it was published; empty for controls."""
-    suggested: Mapping[str, Any] = field(default_factory=dict)
-    """Settings to start from: strength and options."""
     continues: bool = False
     """Whether training may continue after a physical cut: each channel is decided on its own."""
-    reconstruction: bool = False
-    """Reconstructed from the paper alone: its authors published no code."""
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -63,72 +55,50 @@ REGISTRY: dict[str, Method] = {
         build=SoftPruner,
         title="SCP",
         description="soft channel pruning: masks from BatchNorm shift and scale, learned with the weights",
-        paper="Kang and Han, ICML 2020",
-        suggested={"strength": 1e-4},
         continues=True,
     ),
     "scp-target": Method(
         build=TargetSoftPruner,
         title="SCP (target ratio)",
         description="SCP that ends at a given share of channels, without a search for the strength",
-        paper="Kang and Han, ICML 2020",
-        suggested={"strength": 1e-3, "ratio": 0.4},
     ),
     "slimming": Method(
         build=SlimmingPruner,
         title="Slimming",
         description="L1 penalty on BatchNorm scales, then one threshold over all of them; to be fine-tuned",
-        paper="Liu et al., ICCV 2017",
-        suggested={"strength": 1e-4, "ratio": 0.7},
     ),
     "sfp": Method(
         build=SfpPruner,
         title="SFP",
         description="the filters of smallest norm set to zero after every epoch, free to grow back",
-        paper="He et al., IJCAI 2018",
-        suggested={"ratio": 0.4},
     ),
     "fpgm": Method(
         build=FpgmPruner,
         title="FPGM",
         description="the filters nearest to all others set to zero after every epoch, gradients masked",
-        paper="He et al., CVPR 2019",
-        suggested={"ratio_dist": 0.4},
     ),
     "sss": Method(
         build=SssPruner,
         title="SSS",
         description="a factor on every residual block (or channel), pushed to zero by proximal steps",
-        paper="Huang and Wang, ECCV 2018",
-        suggested={"strength": 0.01},
     ),
     "variational": Method(
         build=VariationalPruner,
         title="Variational Pruning",
         description="BatchNorm scales with a posterior; those that end at zero are removed (a reconstruction)",
-        paper="Zhao et al., CVPR 2019",
-        suggested={"strength": 2e-6},
-        reconstruction=True,
     ),
     "l1": Method(
         build=L1Pruner,
         title="L1",
         description="removes the filters of smallest L1 norm from a trained network, once; to be fine-tuned",
-        paper="Li et al., ICLR 2017",
-        suggested={"ratio": 0.5},
     ),
     "random": Method(
-        build=RandomPruner,
-        title="Random",
-        description="random channels: the control for a method's criterion",
-        paper="",
-        suggested={"ratio": 0.5},
+        build=RandomPruner, title="Random", description="random channels: the control for a method's criterion"
     ),
     "scratch": Method(
         build=ScratchPruner,
         title="Same shape from scratch",
         description="a finished run's shape trained from new weights: the control for a method's weights",
-        paper="",
         continues=True,
     ),
 }
