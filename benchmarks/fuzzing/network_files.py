@@ -189,7 +189,7 @@ def _pickled(number: int) -> bytes:
 def weights(rng: Random, seeds: Seeds, work: Path) -> str:
     """Weights that a run starts from: a state_dict in torch's format, or safetensors."""
     from softprune.config.settings import ModelConfig
-    from softprune.runs.networks import initial_network
+    from softprune.runs.networks import starting_network
 
     name = rng.choice(("weights.pt", "weights.safetensors"))
     path = seeds.copy(name, work)
@@ -206,5 +206,5 @@ def weights(rng: Random, seeds: Seeds, work: Path) -> str:
         _mutate_archive(rng, path)
     else:
         replace_by_other_kind(rng, path)
-    initial_network(ModelConfig(name="digits_net", weights=str(path)), 10, 0)
+    starting_network(ModelConfig(name="digits_net", weights=str(path)), 10, 0)[0]
     return "accepted"

@@ -61,9 +61,14 @@ class NonFiniteLoss(SoftpruneError):
         )
 
 
-def first_few(names: Sequence[str]) -> str:
-    """List the first three names, and dots for the others."""
-    return f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+def printable(text: str, keep: str = "") -> str:
+    """Return text for a terminal or a table, with control characters, except those in `keep`, as escapes."""
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def first_few(names: Sequence[str], most: int = 3) -> str:
+    """List the first names, and dots for the others."""
+    return f"{', '.join(names[:most])}{' ...' if len(names) > most else ''}"
 
 
 def few_of(word: str, candidates: Sequence[str]) -> str:

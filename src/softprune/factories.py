@@ -1,18 +1,27 @@
-"""Load a factory of the user's own, named as ``module:factory``."""
+"""Load what softprune does not contain: factories of the user's own (``module:factory``) and optional packages."""
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from softprune.errors import ConfigError, first_line, nearest
+from softprune.errors import ConfigError, SoftpruneError, first_line, nearest
 
 
 def is_factory_name(name: str) -> bool:
     """Return whether ``name`` reads as ``module:factory``. Imports nothing."""
     module, colon, factory = name.partition(":")
     return bool(colon and factory and "/" not in name and all(module.split(".")))
+
+
+def check_name(key: str, name: str, registry: Collection[str], error: type[SoftpruneError] = ConfigError) -> None:
+    """Raise an error unless ``name`` is in the registry or reads as ``module:factory``. Imports nothing."""
+    if name not in registry and not is_factory_name(name):
+        raise error(
+            f"{key} must be one of {', '.join(registry)}, or module:factory of your own. Got {name!r}."
+            f"{nearest(name, registry)}"
+        )
 
 
 def import_factory(name: str, key: str) -> Callable[..., Any]:
@@ -36,3 +45,17 @@ def import_factory(name: str, key: str) -> Callable[..., Any]:
             f"{key} = 'module:factory' must name something in the module. Got {name!r}, and {module_name} has no "
             f"{factory_name!r}.{nearest(factory_name, dir(module))}"
         ) from error
+
+
+def import_optional(
+    module: str, purpose: str, package: str = "", error: type[SoftpruneError] = ConfigError, otherwise: str = ""
+) -> Any:
+    """Import a module that only `purpose` needs, or raise an error that says which package to install."""
+    package = package or module
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        raise error(
+            f"{purpose} needs the package {package}. Got {first_line(problem)!r}; install it with "
+            f"`pip install {package}`{otherwise}."
+        ) from problem

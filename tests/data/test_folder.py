@@ -1,6 +1,6 @@
 """Images in folders."""
 
-import builtins
+import importlib
 import logging
 import os
 import random
@@ -229,14 +229,14 @@ def test_without_pillow_or_torchvision(root, monkeypatch):
     ids=["operator", "symbol"],
 )
 def test_a_torchvision_of_another_torch(root, monkeypatch, error):
-    importing = builtins.__import__
+    importing = importlib.import_module
 
-    def broken(name, *rest, **more):
+    def broken(name):
         if name == "torchvision":
             raise error
-        return importing(name, *rest, **more)
+        return importing(name)
 
-    monkeypatch.setattr("builtins.__import__", broken)
+    monkeypatch.setattr(importlib, "import_module", broken)
     monkeypatch.setattr("softprune.data.folder.version", lambda package: "0.1.2")
     with pytest.raises(DataError, match=rf"torchvision 0\.1\.2 with torch {re.escape(torch.__version__)}: .*matches"):
         _load(root, randaugment=9)

@@ -98,7 +98,7 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"pip install onnx onnxruntime onnxscript"):
+    with pytest.raises(ConfigError, match=r"pip install onnx onnxscript onnxruntime"):
         to_onnx(model, example, tmp_path / "small.onnx")
 
 

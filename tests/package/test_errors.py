@@ -27,3 +27,9 @@ def test_every_warning_begins_with_softprune() -> None:
                 if node.func.attr in ("warning", "warn") and not text.startswith("softprune: "):
                     without.append(f"{file.name}:{node.lineno}: {text}")
     assert not without, "\n".join(without)
+
+
+def test_control_characters_are_shown_not_sent_to_the_terminal() -> None:
+    assert errors.printable("a\x1b[31m\n\u202e") == "a\\x1b[31m\\n\\u202e"
+    assert errors.printable("\N{GREEK SMALL LETTER DELTA} plain name") == "\N{GREEK SMALL LETTER DELTA} plain name"
+    assert errors.printable("a\nb\r", "\n\t") == "a\nb\\r"

@@ -80,8 +80,3 @@ def test_stages_group_neighbours_by_prefix() -> None:
     assert stages(names) == [("stages.0", 12), ("stages.1", 12), ("stages.2", 12), ("bn", 1)]
     assert stages([f"layer{index}" for index in range(20)]) == [("", 20)]
     assert stages([]) == [("", 0)]
-
-
-def test_control_characters_are_shown_not_sent_to_the_terminal() -> None:
-    assert text.printable("a\x1b[31m\n\u202e") == "a\\x1b[31m\\n\\u202e"
-    assert text.printable("\N{GREEK SMALL LETTER DELTA} plain name") == "\N{GREEK SMALL LETTER DELTA} plain name"

@@ -10,22 +10,22 @@ from safetensors.torch import save_file
 
 from softprune.config.settings import ModelConfig
 from softprune.errors import ConfigError, FileFormatError
-from softprune.runs.networks import build_network, initial_network
+from softprune.runs.networks import build_network, starting_network
 
 
 def test_the_seed_decides_the_weights() -> None:
-    first, again, other = (initial_network(ModelConfig(), 10, seed).state_dict() for seed in (1, 1, 2))
+    first, again, other = (starting_network(ModelConfig(), 10, seed)[0].state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_weights_come_from_safetensors_and_state_dicts(tmp_path: Path) -> None:
-    state = initial_network(ModelConfig(), 10, 5).state_dict()
+    state = starting_network(ModelConfig(), 10, 5)[0].state_dict()
     save_file(state, tmp_path / "w.safetensors")
     torch.save(state, tmp_path / "plain.pt")
     torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "ddp.pt")
     for file in ("w.safetensors", "plain.pt", "ddp.pt"):
-        loaded = initial_network(ModelConfig(weights=str(tmp_path / file)), 10, 0).state_dict()
+        loaded = starting_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)[0].state_dict()
         assert all(torch.equal(loaded[name], state[name]) for name in state), file
 
 
@@ -43,7 +43,7 @@ def test_weights_unpack_to_no_more_than_the_file(tmp_path: Path) -> None:
             for name, content in {**entries, **changed}.items():
                 archive.writestr(name, content)
         with pytest.raises(FileFormatError, match=f"Got {path}.*{says}"):
-            initial_network(ModelConfig(weights=str(path)), 10, 0)
+            starting_network(ModelConfig(weights=str(path)), 10, 0)[0]
 
 
 class _Evil:
@@ -53,11 +53,11 @@ class _Evil:
 
 def test_bad_weights_are_refused_and_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def load(file: str) -> None:
-        initial_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)
+        starting_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)[0]
 
     with pytest.raises(ConfigError, match="does not exist"):
         load("nowhere.pt")
-    state = initial_network(ModelConfig(), 10, 0).state_dict()
+    state = starting_network(ModelConfig(), 10, 0)[0].state_dict()
     torch.save({**state, "classifier.weight": state["classifier.weight"][:, :3].clone()}, tmp_path / "narrow.pt")
     with pytest.raises(FileFormatError, match=r"of another shape: classifier\.weight"):
         load("narrow.pt")
@@ -71,10 +71,10 @@ def test_bad_weights_are_refused_and_change_nothing(tmp_path: Path, capsys: pyte
 
 
 def test_a_classifier_for_other_classes_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trained = initial_network(ModelConfig(), 7, 5).state_dict()
+    trained = starting_network(ModelConfig(), 7, 5)[0].state_dict()
     torch.save(trained, tmp_path / "seven.pt")
-    loaded = initial_network(ModelConfig(weights=str(tmp_path / "seven.pt")), 10, 0).state_dict()
-    fresh = initial_network(ModelConfig(), 10, 0).state_dict()
+    loaded = starting_network(ModelConfig(weights=str(tmp_path / "seven.pt")), 10, 0)[0].state_dict()
+    fresh = starting_network(ModelConfig(), 10, 0)[0].state_dict()
     for name, value in loaded.items():
         assert torch.equal(value, fresh[name] if name.startswith("classifier") else trained[name]), name
     assert "softprune" in caplog.text
@@ -114,20 +114,20 @@ def test_trained_weights_of_torchvision_and_timm(tmp_path: Path, monkeypatch: py
     (tmp_path / "factories_like.py").write_text(_FACTORIES)
     for name in ("like_torchvision", "like_timm"):
         config = ModelConfig(name=f"factories_like:{name}", pretrained=True, options={"width": 6})
-        network = initial_network(config, 5, 0)
+        network = starting_network(config, 5, 0)[0]
         assert network[0].weight.shape == (6, 3)
         assert (network[0].weight == 2).all()
         assert network[1].out_features == 5
         # The head starts as it does without the trained weights.
-        fresh = initial_network(ModelConfig(name=config.name, options={"width": 6}), 5, 0)
+        fresh = starting_network(ModelConfig(name=config.name, options={"width": 6}), 5, 0)[0]
         assert torch.equal(network[1].weight, fresh[1].weight)
     for name, message in [("gone", "no route to the hub"), ("plain", "needs a factory with the keyword")]:
         with pytest.raises(ConfigError, match=message):
-            initial_network(ModelConfig(name=f"factories_like:{name}", pretrained=True), 5, 0)
+            starting_network(ModelConfig(name=f"factories_like:{name}", pretrained=True), 5, 0)[0]
     with pytest.raises(ConfigError, match="needs a factory"):
-        initial_network(ModelConfig(pretrained=True), 10, 0)
+        starting_network(ModelConfig(pretrained=True), 10, 0)[0]
     with pytest.raises(ConfigError, match=r"model\.options are arguments of a factory"):
-        initial_network(ModelConfig(options={"width": 6}), 10, 0)
+        starting_network(ModelConfig(options={"width": 6}), 10, 0)[0]
 
 
 def test_a_torchvision_network_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_a_torchvision_network_from_its_cache(tmp_path: Path, monkeypatch: pytes
     # The hub compares the first digits of the file's hash with its name, but only for downloads.
     torch.save(trained, cache / weights.url.rpartition("/")[2])
     config = ModelConfig(name="torchvision.models:shufflenet_v2_x0_5", pretrained=True)
-    network = initial_network(config, 3, 0).state_dict()
+    network = starting_network(config, 3, 0)[0].state_dict()
     assert torch.equal(network["conv1.0.weight"], trained["conv1.0.weight"])
     assert network["fc.weight"].shape[0] == 3
 

@@ -24,7 +24,7 @@ from softprune.errors import ConfigError
 from softprune.masks import Clock
 from softprune.runs.checkpoint import read_newest
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import initial_network
+from softprune.runs.networks import starting_network
 from softprune.train.evaluate import EvalStep
 from softprune.train.method import make_pruner
 from softprune.train.optim import make_sgd
@@ -64,7 +64,7 @@ def free_port() -> int:
 def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """One process, two halves: each normalised by itself, same noise, running statistics of the first half."""
     data = load_data("digits")
-    model = initial_network(config.model, data.num_classes, config.seed)
+    model = starting_network(config.model, data.num_classes, config.seed)[0]
     pruner = make_pruner(config.method, model, data.example(), masks=config.masks, seed=config.seed, total_steps=120)
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=config.optimizer.weight_decay), lr=0.1)
     pruner.attach(optimizer)

@@ -15,7 +15,7 @@ from softprune.data import load_data
 from softprune.distributed import World
 from softprune.errors import ConfigError
 from softprune.runs.checkpoint import read_newest
-from softprune.runs.networks import initial_network
+from softprune.runs.networks import starting_network
 from softprune.train.control import Listener
 from softprune.train.method import make_pruner
 from softprune.train.run import resume, start
@@ -90,7 +90,7 @@ class _Second(World):
 def test_several_processes_take_the_first_ones(tiny: Tiny, likes: Callable[[int], list[str]]) -> None:
     asked = likes(2)
     config, data = tiny("method.round_to=auto"), load_data("digits")
-    network = initial_network(config.model, data.num_classes, config.seed)
+    network = starting_network(config.model, data.num_classes, config.seed)[0]
     stage = Stage(config, network, data, _Second(1, 2, torch.device("cpu")))
     assert stage.pruner is not None
     assert stage.pruner.round_to == 4
@@ -101,7 +101,7 @@ def test_several_processes_take_the_first_ones(tiny: Tiny, likes: Callable[[int]
 def test_every_method_that_rounds_takes_it(name: str, likes: Callable[[int], list[str]]) -> None:
     likes(4)
     data = load_data("digits")
-    network = initial_network(RunConfig().model, 10, 0)
+    network = starting_network(RunConfig().model, 10, 0)[0]
     config = MethodConfig(name=name, round_to="auto")
     pruner = make_pruner(config, network, data.example(), masks=RunConfig().masks, seed=0, total_steps=9)
     pruner.decide()

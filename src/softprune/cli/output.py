@@ -19,6 +19,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from softprune.errors import printable
+
 
 class _Stream(io.TextIOBase):
     """Writes to ``sys.stdout`` or ``sys.stderr``. After the first failure it calls ``on_loss`` and drops the text."""
@@ -126,29 +128,22 @@ def console() -> Console:
     return _out
 
 
-def _visible(text: str) -> str:
-    """Return ``text`` with control characters as escapes: names in files must not command the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-
-
 def say(text: str = "", *, wrap: bool = False) -> None:
     """Print one line. With ``wrap`` it is broken between words where the terminal ends."""
-    _out.print(_visible(text), markup=False, soft_wrap=not (wrap and _out.is_terminal))
+    _out.print(printable(text, "\n\t"), markup=False, soft_wrap=not (wrap and _out.is_terminal))
 
 
 def remark(text: str) -> None:
     """Print one line to standard error."""
     # A second stream would overwrite the lines of a live display in the same terminal.
     target = _out if _State.live and _err.is_terminal else _err
-    target.print(_visible(text), markup=False, soft_wrap=not target.is_terminal)
+    target.print(printable(text, "\n\t"), markup=False, soft_wrap=not target.is_terminal)
 
 
 def error_line(text: str) -> None:
     """Print an error message to standard error."""
     _err.print("error: ", style="bold red", end="")
-    _err.print(_visible(text), markup=False)
+    _err.print(printable(text, "\n\t"), markup=False)
 
 
 def print_json(facts: Any) -> None:
@@ -190,7 +185,7 @@ def print_table(
         justify: Literal["right", "left"] = "right" if right else "left"
         table.add_column(head, justify=justify, min_width=width, no_wrap=right, overflow="fold")
     for row in rows:
-        table.add_row(*map(_visible, row))
+        table.add_row(*(printable(cell, "\n\t") for cell in row))
     _out.print(table, markup=False, soft_wrap=False)
     return left_out
 

@@ -10,7 +10,7 @@ import typer
 
 from softprune.cli.app import Json, Run, command
 from softprune.cli.output import format_count, format_cut, format_percent, print_json, print_table, remark, say
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, printable
 from softprune.runs.result import Result
 
 if TYPE_CHECKING:
@@ -176,7 +176,6 @@ def compare(
 def comparison_rows(folders: Sequence[Path]) -> "list[PaperRow]":
     """Read finished runs and return the rows of their table; a line names each run that is left out."""
     from softprune.report import distinct, load_run, paper_rows
-    from softprune.report.text import printable
 
     runs, repeats = distinct([load_run(folder) for folder in folders])
     for repeat in repeats:
@@ -187,7 +186,6 @@ def comparison_rows(folders: Sequence[Path]) -> "list[PaperRow]":
 def print_rows(rows: "Sequence[PaperRow]") -> None:
     """Print the table without columns that are the same everywhere."""
     from softprune.report import table_cells
-    from softprune.report.text import printable
 
     heads, cells = table_cells(rows)
     where = {(row.data, row.model) for row in rows}

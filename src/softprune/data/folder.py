@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import torch
 
 from softprune.data.datasets import DataBundle
 from softprune.data.images import Crops, FolderDataset
-from softprune.errors import DataError
+from softprune.errors import DataError, first_few
+from softprune.factories import import_optional
 
 log = logging.getLogger(__name__)
 
@@ -38,29 +39,18 @@ def scan_folder(root: Path) -> tuple[list[str], dict[str, tuple[list[bytes], lis
     if train_only or val_only:
         raise DataError(
             f"{root}/train and {root}/val must have the same class folders. "
-            f"Got {_few(train_only) or 'none'} only in train and {_few(val_only) or 'none'} only in val."
+            f"Got {first_few(train_only) or 'none'} only in train and {first_few(val_only) or 'none'} only in val."
         )
     return classes["train"], {split: _scan(root / split, classes[split]) for split in SPLITS}
 
 
 def require_decoder(randaugment: int = 0) -> None:
     """Raise a DataError unless Pillow can be imported, and torchvision where RandAugment needs it."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise DataError(
-            f"Images in files are decoded by Pillow, which cannot be imported ({error}). "
-            "Install it with `pip install pillow`."
-        ) from error
+    import_optional("PIL.Image", "Decoding images in files", "pillow", DataError)
     if not randaugment:
         return
     try:
-        import torchvision  # noqa: F401
-    except ImportError as error:
-        raise DataError(
-            f"data.randaugment is torchvision's RandAugment, which cannot be imported ({error}). "
-            "Install it with `pip install torchvision`."
-        ) from error
+        import_optional("torchvision", "data.randaugment", error=DataError)
     except (RuntimeError, OSError, AttributeError) as error:  # its compiled part does not fit this PyTorch
         raise DataError(
             "data.randaugment is torchvision's RandAugment, which must be built for the PyTorch that is installed. "
@@ -86,7 +76,7 @@ def _classes(root: Path, split: str) -> list[str]:
         here = sorted(entry.name for entry in root.iterdir())
         raise DataError(
             f"Images in folders need {root}/train and {root}/val, each with one folder per class. "
-            f"Got no {folder}; {root} holds {_few(here) or 'nothing'}."
+            f"Got no {folder}; {root} holds {first_few(here) or 'nothing'}."
         )
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
@@ -111,7 +101,9 @@ def _scan(folder: Path, classes: list[str]) -> tuple[list[bytes], list[int]]:
         files.extend(os.fsencode(path) for path in found)
         labels.extend([label] * len(found))
     if ignored:
-        log.warning("softprune: %s: ignoring %d files that are not images: %s", folder, len(ignored), _few(ignored))
+        log.warning(
+            "softprune: %s: ignoring %d files that are not images: %s", folder, len(ignored), first_few(ignored, 5)
+        )
     return files, labels
 
 
@@ -141,9 +133,3 @@ def _walk(root: Path) -> Iterator[tuple[str, bool]]:
                 suffix = os.path.splitext(entry.name)[1].lower()
                 yield entry.path, suffix in SUFFIXES and os.path.isfile(entry.path)
         folders += [entry.path for entry in reversed(ordered) if os.path.isdir(entry.path)]
-
-
-def _few(names: Iterable[str], most: int = 5) -> str:
-    """Return the first names of a list that may be long."""
-    listed = list(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

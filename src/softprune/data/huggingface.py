@@ -1,6 +1,5 @@
 """Image classification sets of the Hugging Face Hub, or saved with `datasets`, through the package datasets."""
 
-import importlib
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from softprune.data.datasets import DataBundle
 from softprune.data.images import Crops, EncodedDataset
 from softprune.errors import DataError, first_line
+from softprune.factories import import_optional
 
 _TEST_SPLITS = ("validation", "val", "valid", "test")
 """Names of the test images, best first: the split `test` of some sets has no labels."""
@@ -39,13 +39,7 @@ def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, down
 
     Its features must have one image column and one ClassLabel column. `datasets` stores downloads in `cache`.
     """
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise DataError(
-            'data.name = "huggingface" needs the package datasets. Got an ImportError; install it with '
-            "`pip install datasets`."
-        ) from error
+    datasets = import_optional("datasets", 'data.name = "huggingface"', error=DataError)
     if not repo:
         raise DataError('data.name = "huggingface" needs data.repo, such as "uoft-cs/cifar10". Got none.')
     try:

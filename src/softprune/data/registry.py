@@ -13,8 +13,8 @@ from softprune.data.huggingface import load_huggingface
 from softprune.data.images import Crops
 from softprune.data.own import load_own
 from softprune.data.shards import load_shards
-from softprune.errors import DataError, nearest
-from softprune.factories import is_factory_name
+from softprune.errors import DataError
+from softprune.factories import check_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def load_data(
         val_shards: Pattern or URL pattern of its test shards.
         repo: The set on the Hugging Face Hub, or a folder that its package `datasets` saved.
     """
-    check_data_name(name)
+    check_name("data.name", name, DATASETS, DataError)
     if randaugment and name not in _IN_FILES:
         raise DataError(
             f"data.randaugment needs images in files (data.name = {', '.join(_IN_FILES)}). Got data.name = "
@@ -146,12 +146,3 @@ def load_data(
     if holdout:
         bundle = bundle.with_holdout(holdout, seed)
     return bundle if augment else replace(bundle, augmentation=Augmentation())
-
-
-def check_data_name(name: str) -> None:
-    """Raise a DataError unless ``name`` is a key of DATASETS or reads as ``module:factory``. Imports nothing."""
-    if name not in DATASETS and not is_factory_name(name):
-        raise DataError(
-            f"data.name must be one of {', '.join(DATASETS)}, or module:factory of your own. Got {name!r}."
-            f"{nearest(name, DATASETS)}"
-        )

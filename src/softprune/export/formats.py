@@ -1,6 +1,5 @@
 """The two file formats: ONNX for ONNX Runtime, TensorRT or OpenVINO, and .pt2 for torch.export and AOTInductor."""
 
-import importlib
 import io
 import logging
 import os
@@ -10,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import ConfigError
 from softprune.export.writing import ExportReport, Format, Runtime, dynamic_shapes, exported, write_checked
+from softprune.factories import import_optional
 from softprune.graph import Example, ExampleLike
 from softprune.surgery.comparison import outputs_of
+
+_PACKAGES = "onnx onnxscript onnxruntime"
 
 
 def to_onnx(
@@ -37,9 +38,7 @@ def to_onnx(
         opset: Version of the ONNX operators. Default: the choice of the exporter.
         tolerance: Largest allowed difference relative to the largest output. Default: 1e-4 in float32.
     """
-    runtime = require("onnxruntime")
-    require("onnx")
-    require("onnxscript")
+    _, _, runtime = (import_optional(name, "ONNX", _PACKAGES) for name in _PACKAGES.split())
     kind = Format(
         suffix="onnx",
         what="An ONNX file",
@@ -50,20 +49,9 @@ def to_onnx(
     return write_checked(kind, model, example, path, fold_bn=fold_bn, dynamic_batch=dynamic_batch, tolerance=tolerance)
 
 
-def require(package: str) -> Any:
-    """Return a package of the "onnx" extra. Raise a ConfigError that says how to install it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ConfigError(
-            f"ONNX needs the package {package}. Got an import error: {error}. "
-            "Run pip install onnx onnxruntime onnxscript."
-        ) from error
-
-
 def open_session(file: Path | bytes, *, threads: int = 0) -> Any:
     """Open a file, or its content, in ONNX Runtime on the CPU. With `threads` 0 the runtime decides."""
-    runtime = require("onnxruntime")
+    runtime = import_optional("onnxruntime", "ONNX", _PACKAGES)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

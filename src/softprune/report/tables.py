@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from softprune.errors import printable
 from softprune.report.grouping import Spread
 from softprune.report.paper_table import PaperFigures, PaperRow, paper_table_rows
-from softprune.report.text import printable
 
 
 @dataclass(frozen=True)

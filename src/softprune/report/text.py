@@ -95,11 +95,6 @@ def to_the_minute(stamp: str) -> str:
         return stamp
 
 
-def printable(text: str) -> str:
-    """Text for a terminal or a Markdown table: control characters are shown as escapes."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def known_as(key: str) -> str:
     """A network or data set as papers write it: ``resnet164`` as ResNet-164. Other names stay."""
     match = re.fullmatch(r"(vgg|resnet|densenet|cifar)_?(\d+)", key)

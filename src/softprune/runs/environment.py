@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import softprune
+from softprune.errors import printable
 from softprune.runs.result import Environment, Revision, Session
 
 
@@ -55,7 +56,7 @@ def command_line() -> str:
     program = Path(sys.argv[0]).name
     command = shlex.join(["softprune" if program in ("__main__.py", "softprune") else program, *sys.argv[1:]])
     # A record is printed to terminals: control characters and undecodable bytes are escaped.
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in command)
+    return printable(command)
 
 
 def _processor() -> str:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from softprune import models
 from softprune.config.settings import BASELINE, ModelConfig, RunConfig
 from softprune.data import DataBundle
-from softprune.errors import ConfigError, FileFormatError, first_few, nearest
-from softprune.factories import import_factory, is_factory_name
+from softprune.errors import ConfigError, FileFormatError, first_few
+from softprune.factories import check_name, import_factory, is_factory_name
 from softprune.runs.checkpoint import load_tensors, read_newest, restoring
 from softprune.runs.folder import RunFolder
 from softprune.surgery import Origin, read_origin
@@ -31,7 +31,7 @@ def build_network(
 
     A factory is called with ``num_classes=``, unless that is None, and with ``options`` and ``more``.
     """
-    check_network_name(name)
+    check_name("model.name", name, models.REGISTRY)
     classes = {} if num_classes is None else {"num_classes": num_classes}
     given = {**classes, **(options or {}), **more}
     if ":" not in name:
@@ -54,15 +54,6 @@ def build_network(
             f"The factory of model.name must return an nn.Module. Got {type(network).__name__} from {name!r}."
         )
     return network
-
-
-def check_network_name(name: str) -> None:
-    """Raise a ConfigError unless ``name`` is in the registry or reads as ``module:factory``. Imports nothing."""
-    if name not in models.REGISTRY and not is_factory_name(name):
-        raise ConfigError(
-            f"model.name must be one of {', '.join(models.REGISTRY)}, or module:factory of your own. Got {name!r}."
-            f"{nearest(name, models.REGISTRY)}"
-        )
 
 
 def named_config(folder: RunFolder, model: str = "", data: str = "", *, needs_data: bool = True) -> RunConfig:
@@ -103,11 +94,6 @@ def known_origin(compact: Path) -> Origin | None:
     return origin if origin is not None and origin.model in models.REGISTRY else None
 
 
-def initial_network(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
-    """Build the network that a run starts from: initialised from ``seed``, then given the configured weights."""
-    return starting_network(config, num_classes, seed)[0]
-
-
 def starting_network(config: ModelConfig, num_classes: int, seed: int) -> tuple[nn.Module, bool]:
     """Build the network that a run starts from; return it and whether all of it is trained.
 
@@ -138,16 +124,14 @@ def _pretrained_weights(config: ModelConfig) -> dict[str, Tensor]:
             "model.pretrained needs a factory with the keyword `pretrained` (timm) or `weights` (torchvision). Got "
             f"{config.name!r}; pass a file with model.weights instead."
         )
-    state = torch.get_rng_state()
     try:
-        return build_network(config.name, None, config.options, **trained).state_dict()
+        with torch.random.fork_rng(devices=[]):
+            return build_network(config.name, None, config.options, **trained).state_dict()
     except (OSError, RuntimeError, ImportError) as error:
         raise ConfigError(
             f"The trained weights of {config.name} must be in the local cache or downloadable. Got "
             f"{type(error).__name__}: {error}. Connect to the network once, or pass a file with model.weights."
         ) from error
-    finally:
-        torch.set_rng_state(state)
 
 
 def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, num_classes: int) -> bool:

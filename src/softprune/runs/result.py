@@ -70,10 +70,20 @@ class Totals(Record):
         return Totals(**{name: getattr(self, name) for name in Totals.model_fields})
 
 
-class Epoch(Totals):
-    """One line of metrics.jsonl: an epoch, counted from zero, and the cost of what the masks keep after it."""
+class AfterEpoch(Totals):
+    """The masked network after an epoch, which is counted from zero."""
 
     epoch: Count
+
+    @property
+    def number(self) -> int:
+        """The epoch as pages and the console count, from one."""
+        return self.epoch + 1
+
+
+class Epoch(AfterEpoch):
+    """One line of metrics.jsonl: an epoch, and the cost of what the masks keep after it."""
+
     step: Count
     """Optimizer steps of the run until the end of the epoch."""
     phase: Literal["train", "finetune"] = "train"
@@ -92,11 +102,6 @@ class Epoch(Totals):
     seconds: float
     images_per_second: float
 
-    @property
-    def number(self) -> int:
-        """The epoch as pages and the console count, from one."""
-        return self.epoch + 1
-
 
 class Pruned(Record):
     """What the last cut decided, and the accuracy of the masked network before it."""
@@ -110,17 +115,11 @@ class Pruned(Record):
     sites: tuple["SiteRecord", ...]
 
 
-class Moment(Totals):
-    """The masked network after one epoch: the best one, or the last."""
+class Moment(AfterEpoch):
+    """The best epoch, or the last."""
 
-    epoch: Count
     top1: float
     top5: Number
-
-    @property
-    def number(self) -> int:
-        """The epoch as pages and the console count, from one."""
-        return self.epoch + 1
 
     @classmethod
     def of(cls, row: Epoch) -> Self:

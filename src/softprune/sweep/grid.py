@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from softprune import models
 from softprune.config.recipes import (
     check_value,
     find_recipe,
@@ -19,10 +20,11 @@ from softprune.config.recipes import (
     sweep_files,
 )
 from softprune.config.settings import RunConfig
-from softprune.data.registry import check_data_name
+from softprune.data.registry import DATASETS
 from softprune.errors import ConfigError, DataError, check_choice, nearest
+from softprune.factories import check_name
 from softprune.runs.folder import RunFolder, check_folder_name, check_not_url
-from softprune.runs.networks import check_network_name, check_weights_exist, own_code
+from softprune.runs.networks import check_weights_exist, own_code
 from softprune.sweep.search import Search, read_search
 from softprune.train.method import check_method
 from softprune.train.run import absolute_paths
@@ -154,8 +156,8 @@ def _cells_of(
         settings = tuple(_setting(key, value, after) for key, value in values.items())
         config = resolve_recipe(found, copy.deepcopy(content), settings)
         check_method(config.method, compact_at=config.train.compact_at)
-        check_network_name(config.model.name)
-        check_data_name(config.data.name)
+        check_name("model.name", config.model.name, models.REGISTRY)
+        check_name("data.name", config.data.name, DATASETS)
         if search is not None:
             _check_first_epoch(search, config.train.epochs)
         if after is None and config.model.weights:

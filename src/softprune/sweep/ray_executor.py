@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from softprune.errors import ConfigError, first_line
+from softprune.factories import import_optional
 from softprune.sweep.executor import Arguments
 from softprune.sweep.ray_task import RayOptions, RayTask
 
@@ -21,13 +22,7 @@ class RayExecutor:
     """Runs the processes of a sweep as Ray tasks. ``folder`` must be visible on every node, under the same path."""
 
     def __init__(self, options: RayOptions, folder: Path) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise ConfigError(
-                "--on ray needs the package ray. Got an ImportError; install it with `pip install ray`, "
-                "or leave --on out to use this machine alone."
-            ) from error
+        ray = import_optional("ray", "--on ray", otherwise=", or leave --on out to use this machine alone")
         self._ray, self.options, self.folder = ray, options, folder.resolve()
         self._tasks: list[RayTask] = []
         self._owns_connection = not ray.is_initialized()

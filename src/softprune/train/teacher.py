@@ -117,11 +117,8 @@ def _file_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
 
 
 def _built(model: ModelConfig, data: DataBundle) -> nn.Module:
-    state = torch.get_rng_state()  # the run's own start must not depend on its teacher
-    try:
+    with torch.random.fork_rng(devices=[]):  # the run's own start must not depend on its teacher
         return build_network(model.name, data.num_classes, model.options)
-    finally:
-        torch.set_rng_state(state)
 
 
 def _check_outputs(network: nn.Module, data: DataBundle, world: World, path: Path) -> None:

@@ -1,6 +1,5 @@
 """Experiment trackers: the numbers of every epoch in TensorBoard, Weights & Biases or MLflow."""
 
-import importlib
 import json
 import logging
 import os
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 from softprune.config.recipes import config_to_dict, flat_settings
 from softprune.config.settings import RunConfig, TrackerName
 from softprune.errors import ConfigError, first_line
+from softprune.factories import import_optional
 from softprune.io import write_atomically
 from softprune.runs.result import Epoch
 
@@ -167,13 +167,8 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
 
 def _module(name: TrackerName) -> Any:
     module, package = _PACKAGES[name]
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"The tracker {name} needs the package {package}. Got {first_line(error)!r}; install it with "
-            f"`pip install {package}`, or remove {name!r} from records.trackers."
-        ) from error
+    otherwise = f", or remove {name!r} from records.trackers"
+    return import_optional(module, f"The tracker {name}", package, otherwise=otherwise)
 
 
 def _read_id(folder: Path, name: str) -> str | None:
