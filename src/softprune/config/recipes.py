@@ -1,5 +1,6 @@
 """Recipes and sweeps: TOML files found by name or by path, read, changed by ``--set``, and written."""
 
+import copy
 import functools
 import itertools
 import tomllib
@@ -9,10 +10,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import tomli_w
-from pydantic import TypeAdapter, ValidationError
 
 from softprune.config.method import MethodConfig
-from softprune.config.schema import keys_of, show, unknown_key, wrong_value
+from softprune.config.schema import keys_of, show, unknown_key
 from softprune.config.settings import BASELINE, RunConfig
 from softprune.errors import ConfigError, nearest
 
@@ -63,16 +63,16 @@ def find_recipe(recipe: str) -> Path:
 def load_recipe(recipe: str = DEFAULT_RECIPE, overrides: Iterable[str] = ()) -> RunConfig:
     """Return the checked configuration of a recipe, with ``key=value`` overrides applied."""
     path = find_recipe(recipe)
-    return resolve_recipe(path, read_toml(path), overrides)
+    return resolve_recipe(path, read_toml(path), map(parse_override, overrides))
 
 
-def resolve_recipe(path: Path, values: dict[str, Any], overrides: Iterable[str] = ()) -> RunConfig:
-    """Return the checked configuration of the content of a recipe, which is changed in place."""
+def resolve_recipe(path: Path, values: dict[str, Any], overrides: Iterable[tuple[str, Any]] = ()) -> RunConfig:
+    """Return the checked configuration of the content of a recipe, which is changed in place by ``overrides``."""
     values.setdefault("name", path.stem)
     given: dict[str, Any] = {}
-    for override in overrides:
-        set_key(values, override)
-        set_key(given, override)
+    for key, value in overrides:
+        _set_key(values, key, value)
+        _set_key(given, key, value)
     try:
         _choose_strength_or_target(values.get("method"), given.get("method", {}))
         _leave_out_pruning(values, given)
@@ -168,25 +168,28 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def set_key(values: dict[str, Any], override: str) -> None:
-    """Apply one ``key=value`` to nested ``values``. The value is TOML; quotes around text may be left out."""
+def parse_override(override: str) -> tuple[str, Any]:
+    """Return key and value of ``key=value``. The value is TOML; quotes around text may be left out."""
     key, equals, text = override.partition("=")
     key, text = key.strip(), text.strip()
     if not equals or not key:
         raise ConfigError(f"--set takes KEY=VALUE, such as optimizer.lr=0.05. Got {show(override)}.")
     if not _is_utf8(override):
         raise ConfigError(f"--set must be valid Unicode. Got {show(override)}.")
-    known = _known_keys()
-    if key not in known and not key.startswith(_TABLES):
+    is_text = get_args(_known_keys().get(key))[:1] == (str,)
+    return key, _parse_value(key, text, is_text=is_text)
+
+
+def _set_key(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key of nested ``values``."""
+    if key not in _known_keys() and not key.startswith(_TABLES):
         raise unknown_key(key, RunConfig)
     *sections, name = key.split(".")
-    table = values
     for section in sections:
-        table = table.setdefault(section, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{section} must be a section to set {key!r} in. Got {show(table)}.")
-    is_text = get_args(known.get(key))[:1] == (str,)
-    table[name] = _parse_value(key, text, is_text=is_text)
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{section} must be a section to set {key!r} in. Got {show(values)}.")
+    values[name] = copy.deepcopy(value)  # a further key may lie inside it
 
 
 def _parse_value(key: str, text: str, *, is_text: bool) -> Any:
@@ -205,26 +208,10 @@ def _parse_value(key: str, text: str, *, is_text: bool) -> Any:
     return values["value"] if len(values) == 1 else text
 
 
-def check_value(key: str, value: Any) -> None:
-    """Raise a ConfigError unless ``value`` has the type of the setting ``key``; unknown keys are not checked."""
-    known = _known_keys()
-    if key not in known:
-        return
-    try:
-        _adapter(key).validate_python(value, strict=True)
-    except ValidationError:
-        raise wrong_value(key, value, known[key]) from None
-
-
 @functools.cache
 def _known_keys() -> dict[str, Any]:
     """Return every key with its annotation. A sweep of many runs asks for them once per setting."""
     return dict(keys_of(RunConfig))
-
-
-@functools.cache
-def _adapter(key: str) -> TypeAdapter[Any]:
-    return TypeAdapter(_known_keys()[key])
 
 
 def inline_toml(value: Any) -> str:

@@ -80,11 +80,6 @@ def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError
         return ConfigError(f"{key} is a section: write [{key}] or {key}.NAME = ... Got {show(value)}.")
     if error["type"] == "finite_number":
         return ConfigError(f"{key} must be a finite number. Got {show(value)}.")
-    return wrong_value(key, value, annotation)
-
-
-def wrong_value(key: str, value: Any, annotation: Any) -> ConfigError:
-    """The error for a value that does not fit ``annotation``."""
     choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]
     hint = nearest(value, choices) if isinstance(value, str) else ""
     kind = "" if hint else f" ({_toml_type(value)})"

@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from softprune import models
-from softprune.config.recipes import (
-    check_value,
-    find_recipe,
-    inline_toml,
-    read_toml,
-    recipe_files,
-    resolve_recipe,
-    sweep_files,
-)
+from softprune.config.recipes import find_recipe, inline_toml, read_toml, recipe_files, resolve_recipe, sweep_files
 from softprune.config.settings import RunConfig
 from softprune.data.registry import DATASETS
 from softprune.errors import ConfigError, DataError, check_choice, nearest
@@ -150,11 +142,8 @@ def _cells_of(
         values["name"] = label + _suffix(shared)
         if data_dir is not None:
             values["data.dir"] = str(Path(data_dir).expanduser().resolve())
-        for key, value in values.items():
-            # TOML says what is text and what is not; `--set`, through which settings reach a run, has to guess.
-            check_value(key, value)
-        settings = tuple(_setting(key, value, after) for key, value in values.items())
-        config = resolve_recipe(found, copy.deepcopy(content), settings)
+        values = {key: _filled_in(key, value, after) for key, value in values.items()}
+        config = resolve_recipe(found, copy.deepcopy(content), values.items())
         check_method(config.method, compact_at=config.train.compact_at)
         check_name("model.name", config.model.name, models.REGISTRY)
         check_name("data.name", config.data.name, DATASETS)
@@ -165,7 +154,7 @@ def _cells_of(
         cell = Cell(
             name=label + _suffix(point),
             recipe=found.stem if found in recipe_files().values() else str(found),
-            settings=settings,
+            settings=tuple(f"{key}={inline_toml(value)}" for key, value in values.items()),
             folder=RunFolder(folder / (label + _suffix(point))),
             config=config,
             point=point,
@@ -265,14 +254,10 @@ def _finder(label: Any, keys: Iterable[str], earlier: Sequence[Cell]) -> Callabl
     return find
 
 
-def _setting(key: str, value: Any, after: Cell | None) -> str:
-    if isinstance(value, str) and _AFTER in value:
-        if after is None:
-            raise ConfigError(f"{_AFTER} is the folder of the run that `after` names. Got none for {key}.")
-        value = value.replace(_AFTER, str(after.folder.path))
-    try:
-        return f"{key}={inline_toml(value)}"
-    except TypeError as error:
-        raise ConfigError(
-            f"A setting must be text, a number, true or false, a list or a table. Got {key} = {value}."
-        ) from error
+def _filled_in(key: str, value: Any, after: Cell | None) -> Any:
+    """Return a setting with the folder of the run that `after` names."""
+    if not isinstance(value, str) or _AFTER not in value:
+        return value
+    if after is None:
+        raise ConfigError(f"{_AFTER} is the folder of the run that `after` names. Got none for {key}.")
+    return value.replace(_AFTER, str(after.folder.path))
