@@ -148,6 +148,16 @@ def check_is_module(model: object) -> None:
         raise ModelError(f"`model` must be a torch.nn.Module. Got {got}; build the network and pass it.")
 
 
+def _check_is_bare(model: nn.Module) -> None:
+    """Raise for a wrapper, whose names and class the compact network and its file would have."""
+    inner = "_orig_mod" if "_orig_mod" in model._modules else "module"
+    if inner == "_orig_mod" or isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ModelError(
+            f"`model` must be the network itself, not a wrapper. Got {type(model).__name__}; pass model.{inner}, and "
+            "wrap or compile the network after the pruner is made."
+        )
+
+
 def _check_values(model: nn.Module, example: ExampleLike) -> None:
     """Raise where torch.export would only stumble."""
     missing = first_uninitialised(model)
@@ -190,6 +200,7 @@ def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
 def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     """Record the operators of `model` and relate its channels. The model is left as it was."""
     check_is_module(model)
+    _check_is_bare(model)
     _check_values(model, example)
     captures = capture(model, example)
     traced = captures[0].example

@@ -46,7 +46,8 @@ class Example:
         if not isinstance(example, tuple):
             raise ModelError(
                 "`example` must be a tensor, a tuple of positional arguments, or (args, kwargs). "
-                f"Got {type(example).__name__}. Pass what you would pass to the model, e.g. torch.randn(2, 3, 32, 32)."
+                f"Got {type(example).__name__}. Pass what you would pass to the model: torch.randn(2, 3, 32, 32), "
+                "(image, mask), ((), {'pixel_values': image}) for keywords, or (batch,) where one argument is a dict."
             )
         if len(example) == 2 and isinstance(example[0], tuple) and isinstance(example[1], dict):
             return cls(example[0], dict(example[1]))

@@ -1,9 +1,12 @@
 """From a module to its operators: the ATen graph of a forward pass, with every parameter mapped to its module."""
 
+import io
 import logging
 import operator
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +16,7 @@ from torch.fx import Node
 
 from softprune.errors import ModelError, first_line
 from softprune.graph.example import Example, ExampleLike
-from softprune.graph.recorder import record
+from softprune.graph.recorder import TORCH, record
 from softprune.module_state import attributes_kept, evaluating, modes_kept
 
 logger = logging.getLogger(__name__)
@@ -50,19 +53,31 @@ class Capture:
         return {name for name, parameter in model.named_parameters() if id(parameter) not in used}
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Mute torch, which writes whole graphs and tracebacks to stderr where it fails; `_explain` says why."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
 def _export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # torch.export leaves tensors without data where forward() stores tensors on modules.
-        with attributes_kept(model), torch.no_grad():
-            return torch.export.export(model, example.args, example.kwargs, strict=False)
+    # torch.export leaves tensors without data where forward() stores tensors on modules.
+    with _quiet(), attributes_kept(model), torch.no_grad():
+        return torch.export.export(model, example.args, example.kwargs, strict=False)
 
 
 def _capture(model: nn.Module, example: Example, *, training: bool, rebatched: bool) -> Capture:
     with modes_kept(model):
         model.train(training)
         try:
-            nodes, parameters = record(model, example)
+            with _quiet():
+                nodes, parameters = record(model, example)
             return Capture(nodes, parameters, training, example, rebatched)
         except Exception:
             logger.debug("the recorder does not take the network; torch.export is asked", exc_info=True)
@@ -108,20 +123,28 @@ def capture(model: nn.Module, example: ExampleLike) -> list[Capture]:
 
 def _explain(model: nn.Module, example: Example, failure: Exception) -> ModelError:
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in example.tensors())
+    given = f"tensors of shape {shapes}" if shapes else f"no tensor among {example.args!r} and {example.kwargs!r}"
     try:
         with evaluating(model), torch.no_grad():
             model(*example.args, **example.kwargs)
     except Exception as error:
         return ModelError(
-            f"the model must accept `example`. Got tensors of shape {shapes}, and calling "
+            f"the model must accept `example`. Got {given}, and calling "
             f"{type(model).__name__} on them raised {type(error).__name__}: {error}. "
             "Pass an example that model(example) accepts."
         )
     return ModelError(
-        f"softprune reads networks through torch.export, and torch.export refuses {type(model).__name__}: "
-        f"{type(failure).__name__}: {first_line(failure)}. Data-dependent Python in forward() is the usual cause; "
-        "prune the part that exports (for detection models: model.backbone)."
+        "softprune reads networks through torch.export, and torch.export refuses "
+        f"{type(model).__name__}{_place(failure)}: {type(failure).__name__}: {first_line(failure)}. Data-dependent "
+        "Python in forward() is the usual cause; prune the part that exports (for detection models: model.backbone)."
     )
+
+
+def _place(failure: Exception) -> str:
+    """Return the line of the model's own forward() in which tracing failed, if there is one."""
+    frames = traceback.extract_tb(failure.__traceback__)
+    own = [frame for frame in frames if frame.name == "forward" and not frame.filename.startswith(TORCH)]
+    return f" at {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
 
 
 class Aliases:

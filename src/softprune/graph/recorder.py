@@ -30,7 +30,8 @@ from softprune.module_state import attributes_kept
 aten = torch.ops.aten
 PLAIN = (int, float, complex, bool, str, type(None))
 """What a network may return beside tensors."""
-_TORCH = os.path.dirname(torch.__file__)
+TORCH = os.path.dirname(torch.__file__)
+"""The folder of torch's own code."""
 LARGEST_CONSTANT = 4096
 """Elements of a constant whose values are known."""
 
@@ -258,7 +259,7 @@ def _source_lines() -> str:
     frame = sys._getframe(3)
     while frame is not None and frame.f_code is not record.__code__:
         name = frame.f_code.co_filename
-        if not name.startswith(_TORCH):
+        if not name.startswith(TORCH):
             lines.append(f"{name}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
     return "\n".join(lines)

@@ -1,0 +1,74 @@
+"""A network or an example that cannot be read: the error says where and what to pass instead, in a sentence."""
+
+import logging
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from topologies import TOPOLOGIES
+from torch import Tensor, nn
+
+import softprune as sp
+from softprune.errors import ModelError
+
+CHAIN = TOPOLOGIES["chain"]
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.bn(x)) if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("wrap", "name", "inner"),
+    [
+        (nn.DataParallel, "DataParallel", "module"),
+        (lambda network: torch.compile(network, backend="eager"), "OptimizedModule", "_orig_mod"),
+    ],
+)
+def test_a_wrapped_network_is_refused_with_what_to_pass(wrap: Any, name: str, inner: str) -> None:
+    wrapped = wrap(CHAIN.build())
+    for call in (sp.inspect, sp.SoftPruner):
+        with pytest.raises(ModelError, match=rf"itself, not a wrapper. Got {name}; pass model\.{inner},"):
+            call(wrapped, CHAIN.example())
+    assert sp.SoftPruner(getattr(wrapped, inner), CHAIN.example()).sites
+
+
+def test_ddp_is_refused_with_what_to_pass() -> None:
+    class Wrapper(nn.parallel.DistributedDataParallel):
+        def __init__(self, module: nn.Module) -> None:
+            nn.Module.__init__(self)
+            self.module = module
+
+    with pytest.raises(ModelError, match=r"not a wrapper. Got Wrapper; pass model\.module, and wrap or compile"):
+        sp.inspect(Wrapper(CHAIN.build()), CHAIN.example())
+
+
+def test_the_line_that_cannot_be_traced_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match=r"refuses Branching at .*test_exported\.py:\d+, `return torch\.relu"):
+        sp.inspect(Branching(), torch.randn(2, 3, 8, 8))
+    assert capfd.readouterr() == ("", ""), "torch's dumps of the graph are left out"
+
+
+def test_logs_and_warnings_are_as_before_after_a_failure() -> None:
+    before = logging.root.manager.disable, list(warnings.filters)
+    with pytest.raises(ModelError):
+        sp.inspect(Branching(), torch.randn(2, 3, 8, 8))
+    assert (logging.root.manager.disable, list(warnings.filters)) == before
+
+
+@pytest.mark.parametrize(
+    ("example", "says"),
+    [
+        ({"x": torch.zeros(2, 3, 9, 9)}, r"Got dict.*\(\(\), {'pixel_values': image}\) for keywords, or \(batch,\)"),
+        ((2, 3, 9, 9), r"Got no tensor among \(2, 3, 9, 9\) and {}, and calling"),
+    ],
+)
+def test_an_example_of_the_wrong_kind_says_which_to_pass(example: object, says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        sp.inspect(CHAIN.build(), example)
