@@ -2,7 +2,9 @@
 
     python benchmarks/zoo.py                     run all networks, record benchmarks/records/zoo.json
     python benchmarks/zoo.py --only resnet18 'efficientnet*'
-    python benchmarks/zoo.py --render            write benchmarks/records/zoo.md from the record
+    python benchmarks/zoo.py --part 1 2 --out a.json      every second network, beside a process with --part 2 2
+    python benchmarks/zoo.py --merge a.json b.json        collect the rows of these records
+    python benchmarks/zoo.py --render            write benchmarks/records/zoo.md and docs/sites.md from the record
 
 Every network runs in a process of its own, so that a crash or a lack of memory is a row and not the end.
 """
@@ -21,7 +23,7 @@ from typing import Any
 
 import torch
 from zoo_networks import Entry, entries
-from zoo_row import examine
+from zoo_row import examine_both
 from zoo_table import render
 
 from softprune.runs.environment import describe_environment
@@ -29,6 +31,8 @@ from softprune.runs.environment import describe_environment
 ROOT = Path(__file__).parent
 RECORD = ROOT / "records" / "zoo.json"
 DOCUMENT = ROOT / "records" / "zoo.md"
+PAGE = ROOT.parent / "docs" / "sites.md"
+DONE = ("exact", "not smaller", "refused")
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -38,30 +42,42 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         record = json.loads(options.out.read_text(encoding="utf-8"))
         options.document.write_text(render(record), encoding="utf-8")
         return record
+    part, parts = options.part
     chosen = [
         entry
-        for entry in entries()
+        for entry in entries()[part - 1 :: parts]
         if not options.only or any(fnmatch.fnmatchcase(entry.name, glob) for glob in options.only)
     ]
-    before = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.exists() else []
-    rows = {(row["source"], row["name"]): row for row in before}
-    order = [(entry.source, entry.name) for entry in entries()]
+    before = [json.loads(path.read_text(encoding="utf-8")) for path in (options.out, *options.merge) if path.exists()]
+    rows = {(row["source"], row["name"]): row for record in before for row in record["rows"]}
+    if options.merge:
+        return _write(options.out, rows, before[-1]["environment"])
+    environment = describe_environment(torch.device("cpu")).model_dump() | _versions()
     for entry in chosen:
-        key = (entry.source, entry.name)
-        if options.resume and rows.get(key, {}).get("status") in ("exact", "refused"):
+        row = rows.get((entry.source, entry.name), {})
+        if options.resume and all(each.get("status") in DONE for each in (row, row.get("all_kinds", {}))):
             continue
-        rows[key] = row = in_own_process(entry, functools.partial(examine, steps=options.steps), options.timeout)
+        row = in_own_process(entry, functools.partial(examine_both, steps=options.steps), options.timeout)
+        rows[entry.source, entry.name] = row
         print(line(row), flush=True)
-        record = {
-            "format": 1,
-            "what": "softprune on networks of torchvision and timm, random weights, half of the channels cut at random",
-            "command": "python benchmarks/zoo.py",
-            "environment": describe_environment(torch.device("cpu")).model_dump() | _versions(),
-            "rows": [rows[key] for key in order if key in rows],
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        if "all_kinds" in row:
+            print(line({"name": "  all kinds"} | row["all_kinds"]), flush=True)
+        _write(options.out, rows, environment)
     return json.loads(options.out.read_text(encoding="utf-8"))
+
+
+def _write(path: Path, rows: dict[tuple[str, str], dict[str, Any]], environment: dict[str, Any]) -> dict[str, Any]:
+    order = [(entry.source, entry.name) for entry in entries()]
+    record = {
+        "format": 2,
+        "what": "softprune on networks of torchvision and timm, random weights, half of the channels cut at random",
+        "command": "python benchmarks/zoo.py",
+        "environment": environment,
+        "rows": [rows[key] for key in order if key in rows],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return record
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,9 +85,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="these networks, by name")
     parser.add_argument("--out", type=Path, default=RECORD, help="the record; rows that are run again are replaced")
     parser.add_argument("--resume", action="store_true", help="skip rows that the record has already")
+    parser.add_argument("--part", nargs=2, type=int, default=(1, 1), metavar=("I", "N"), help="every Nth, from the Ith")
+    parser.add_argument("--merge", nargs="+", default=[], type=Path, help="only collect the rows of these records")
     parser.add_argument("--steps", type=int, default=2, help="training steps before the cut")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds for one network")
-    parser.add_argument("--render", action="store_true", help="only write the document from the record")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds for one network")
+    parser.add_argument("--render", action="store_true", help="only write the documents from the record")
     parser.add_argument("--document", type=Path, default=DOCUMENT)
     return parser
 
@@ -114,7 +132,7 @@ def line(row: dict[str, Any]) -> str:
         return f"{row['name']:32} {row['status']:10} {seconds:6.1f} s  {row['reason'][:300]}"
     frozen = sum(row["frozen"].values())
     return (
-        f"{row['name']:32} {row['status']:10} {seconds:6.1f} s  sites {row['sites']:4} frozen {frozen:3} "
+        f"{row['name']:32} {row['status']:10} {seconds:6.1f} s  masked {row['masked']:4} frozen {frozen:3} "
         f"reachable {row['macs_reachable']:.3f} kept {row['macs_kept']:.3f} "
         f"diff {row['difference']:.1e}/{row['scale']:.1e}"
         f"{'' if row['predicted'] else '  MACs or params mispredicted'}"

@@ -3,7 +3,7 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from zoo_networks import Entry
 import softprune
 from softprune.errors import ModelError, SoftpruneError
 from softprune.graph import ChannelGraph
+from softprune.graph.sites import DEFAULT_KINDS, KINDS
 from softprune.inspection import floor_masks
 from softprune.masks import FixedGate, mask_
 from softprune.plan import make_plan, required_sites
@@ -24,10 +25,18 @@ KEEP = 0.5
 """Chance of a channel to be kept."""
 EMPTY = 0.1
 """Chance of a site to lose all its channels, where that is allowed."""
+OF_THE_NETWORK = ("name", "source", "input", "batch_norms", "macs", "params")
+"""What does not depend on the kinds of sites."""
 
 
-def examine(entry: Entry, *, steps: int = 2, seed: int = 0) -> dict[str, Any]:
-    """One row of the zoo's table. Refusals with a reason are rows, too; any other exception is passed on."""
+def examine_both(entry: Entry, *, steps: int = 2) -> dict[str, Any]:
+    """One row of the zoo's table: the default kinds of sites, and all kinds under "all_kinds"."""
+    row, every = examine(entry, steps=steps), examine(entry, kinds=KINDS, steps=steps)
+    return row | {"all_kinds": {key: value for key, value in every.items() if key not in OF_THE_NETWORK}}
+
+
+def examine(entry: Entry, *, kinds: Sequence[str] = DEFAULT_KINDS, steps: int = 2, seed: int = 0) -> dict[str, Any]:
+    """What becomes of a network with these kinds of sites. A refusal has its reason; other exceptions are passed on."""
     torch.manual_seed(seed)
     model = entry.build()
     example = entry.example()
@@ -40,7 +49,7 @@ def examine(entry: Entry, *, steps: int = 2, seed: int = 0) -> dict[str, Any]:
     clock = _Clock()
     began = time.perf_counter()
     try:
-        pruner = softprune.SoftPruner(model, example, strength=1e-4)
+        pruner = softprune.SoftPruner(model, example, strength=1e-4, site_kinds=kinds)
         clock.lap("analyse")
         row["loss_is_finite"] = train(model, pruner, example, steps)
         clock.lap("train")
@@ -93,6 +102,7 @@ def _cut(model: nn.Module, example: Tensor, graph: ChannelGraph, seed: int, cloc
     return {
         "status": "exact" if after.macs < before.macs else "not smaller",
         "sites": len(graph.sites),
+        "masked": sum(len(site.members) for site in graph.sites),
         "channels": sum(site.width for site in graph.sites),
         "activations": dict(Counter(site.activation for site in graph.sites)),
         "frozen": dict(Counter(short_reason(frozen.reason) for frozen in graph.frozen).most_common()),
