@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from zoo_networks import Entry, entries
 from zoo_row import examine_both
-from zoo_table import render
+from zoo_table import render, with_table
 
 from softprune.runs.environment import describe_environment
 
@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if options.render:
         record = json.loads(options.out.read_text(encoding="utf-8"))
         options.document.write_text(render(record), encoding="utf-8")
+        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
         return record
     part, parts = options.part
     chosen = [

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from topologies import LinearStream
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CRASH = {"status": "crash", "reason": "", "seconds": {}}
 RECORD = BENCHMARKS / "records" / "zoo.json"
 
 pytestmark = pytest.mark.skipif(
@@ -31,7 +33,18 @@ def record() -> dict:
 @pytest.mark.parametrize("name", ["repvgg_a0", "shufflenet_v2_x0_5", "regnetx_002", "lcnet_050"])
 def test_networks_are_cut_exactly(zoo: ModuleType, name: str) -> None:
     entry = next(entry for entry in zoo.entries() if entry.name == name and entry.source != "softprune")
-    row = zoo.examine(dataclasses.replace(entry, size=64), steps=1)
+    examine = importlib.import_module("zoo_row").examine
+    assert_cut(examine(dataclasses.replace(entry, size=64), steps=1))
+
+
+def test_a_row_has_the_default_and_all_kinds_of_sites(zoo: ModuleType) -> None:
+    row = zoo.examine_both(zoo.Entry("stream", "tests", LinearStream, 8), steps=1)
+    assert_cut(row)
+    assert_cut(row["all_kinds"])
+    assert row["masked"] < row["all_kinds"]["masked"] == row["batch_norms"]
+
+
+def assert_cut(row: dict) -> None:
     assert row["status"] == "exact", row
     assert row["loss_is_finite"]
     assert row["macs_kept"] < 0.9
@@ -43,9 +56,10 @@ def test_networks_are_cut_exactly(zoo: ModuleType, name: str) -> None:
 @pytest.mark.parametrize(("name", "reason"), [("squeezenet1_0", "without any BatchNorm")])
 def test_networks_without_a_site_are_refused_with_the_reason(zoo: ModuleType, name: str, reason: str) -> None:
     entry = next(entry for entry in zoo.entries() if entry.name == name)
-    row = zoo.examine(dataclasses.replace(entry, size=64), steps=1)
-    assert row["status"] == "refused"
-    assert reason in row["reason"]
+    row = zoo.examine_both(dataclasses.replace(entry, size=64), steps=1)
+    for result in (row, row["all_kinds"]):
+        assert result["status"] == "refused"
+        assert reason in result["reason"]
 
 
 def test_a_crash_is_a_row(zoo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,17 +74,39 @@ def test_a_crash_is_a_row(zoo: ModuleType, tmp_path: Path, monkeypatch: pytest.M
     assert "out of luck" in row["reason"]
 
 
-def test_the_page_is_rendered_from_the_record(zoo: ModuleType, record: dict) -> None:
+def test_records_of_parts_are_merged_in_order(zoo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "entries", lambda: [zoo.Entry(name, "tests", LinearStream, 8) for name in "abc"])
+    monkeypatch.setattr(zoo, "in_own_process", lambda entry, *_: {"name": entry.name, "source": entry.source} | CRASH)
+    parts = [tmp_path / f"{part}.json" for part in (1, 2)]
+    rows = [zoo.main(["--part", str(part), "2", "--out", str(path)])["rows"] for part, path in enumerate(parts, 1)]
+    assert [[row["name"] for row in part] for part in rows] == [["a", "c"], ["b"]]
+    merged = zoo.main(["--out", str(tmp_path / "all.json"), "--merge", *map(str, parts)])
+    assert [row["name"] for row in merged["rows"]] == ["a", "b", "c"]
+
+
+def test_the_pages_are_rendered_from_the_record(zoo: ModuleType, record: dict) -> None:
     assert zoo.DOCUMENT.read_text(encoding="utf-8") == zoo.render(record)
+    page = zoo.PAGE.read_text(encoding="utf-8")
+    assert zoo.with_table(page, record) == page
+    assert page.count("| all kinds | ") == 1
 
 
 def test_the_record_covers_every_network_and_keeps_the_promise(zoo: ModuleType, record: dict) -> None:
-    names = [(row["source"], row["name"]) for row in record["rows"]]
-    assert names == [(entry.source, entry.name) for entry in zoo.entries()]
-    states = [row["status"] for row in record["rows"]]
-    assert set(states) <= {"exact", "refused"}
-    assert states.count("exact") >= 0.9 * len(states)
-    assert all("BatchNorm" in row["reason"] for row in record["rows"] if row["status"] == "refused")
+    rows = record["rows"]
+    assert [(row["source"], row["name"]) for row in rows] == [(entry.source, entry.name) for entry in zoo.entries()]
+    norms = sum(row["batch_norms"] for row in rows)
+    for results, share in ((rows, 0.7), ([row["all_kinds"] for row in rows], 0.9)):
+        states = [result["status"] for result in results]
+        assert set(states) <= {"exact", "refused"}
+        assert states.count("exact") >= 0.9 * len(states)
+        assert all("BatchNorm" in result["reason"] for result in results if result["status"] == "refused")
+        assert sum(result.get("masked", 0) for result in results) >= share * norms
+    # Every BatchNorm is masked or has a reason.
+    for row in rows:
+        for result in (row, row["all_kinds"]):
+            if result["status"] == "exact":
+                assert result["masked"] + sum(result["frozen"].values()) == row["batch_norms"], row["name"]
+        assert row.get("masked", 0) <= row["all_kinds"].get("masked", 0), row["name"]
 
 
 def test_the_pages_of_other_packages_are_rendered_from_their_record() -> None:
