@@ -104,7 +104,7 @@ def test_nothing_whole_is_the_same_error_every_time(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(CheckpointError, match="Got 2 damaged ones"):
             checkpoint.read_newest(tmp_path, repair=True)
-    assert checkpoint.has_damaged(tmp_path)
+    assert checkpoint.damaged_files(tmp_path)
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:

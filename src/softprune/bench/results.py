@@ -23,7 +23,6 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """The median block."""
         return statistics.median(self.blocks)
 
     @property

@@ -44,7 +44,6 @@ class ChannelState:
             gate.decision = self.decision
 
     def gate(self, name: str) -> SoftGate:
-        """Return the gate of a site."""
         bn = self.network.get_submodule(name)
         assert isinstance(bn, MaskedBatchNorm)
         assert isinstance(bn.gate, SoftGate)

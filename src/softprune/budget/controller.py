@@ -80,10 +80,8 @@ class Controller:
         return _RAISE * min(max(1 - self._speed / needed, 0.0), 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain numbers."""
         return {"strength": self.strength, "last": self._last, "speed": self._speed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from :meth:`state_dict`."""
         self.strength, self._speed = float(state["strength"]), state["speed"]
         self._last = None if state["last"] is None else (float(state["last"][0]), float(state["last"][1]))

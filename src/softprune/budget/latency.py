@@ -98,12 +98,10 @@ class LatencyTable:
         return measured
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LatencyTable:
-        """The inverse of :meth:`to_dict`."""
         grids = {
             part: {name: Grid(**grid) for name, grid in values[part].items()} for part in ("layers", "norms", "indices")
         }

@@ -94,7 +94,6 @@ class CutSearch:
         return masks
 
     def cost(self, counts: Counts) -> float:
-        """Return the cost of the cut."""
         if counts not in self._known:
             self._known[counts] = self._cost(self.masks(counts))
         return self._known[counts]

@@ -75,9 +75,7 @@ class CostWeights:
         return {name: factor * self.factors[name] for name, factor in factors.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         return {"factors": dict(self.factors), "kept": None if self._kept is None else dict(self._kept)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from :meth:`state_dict`."""
         self.factors, self._kept = dict(state["factors"]), state["kept"]

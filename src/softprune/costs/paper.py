@@ -122,7 +122,6 @@ class _Tally:
         return module
 
     def width(self, name: str) -> int:
-        """Width of a BatchNorm."""
         return self.module(name, _BatchNorm).num_features
 
     def kept(self, name: str) -> int:

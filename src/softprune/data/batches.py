@@ -97,7 +97,6 @@ class EpochSampler:
 
     @property
     def steps(self) -> int:
-        """Steps in an epoch."""
         return -(-self.size // self.batch_size)
 
     @property

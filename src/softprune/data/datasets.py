@@ -93,11 +93,9 @@ class ArrayDataset:
 
     @property
     def device(self) -> torch.device:
-        """The device of the images."""
         return self.images.device
 
     def subset(self, indices: Tensor, *, augment: bool = True) -> ArrayDataset:
-        """Return the images with these indices."""
         chosen = indices.to(self.device)
         return replace(self, images=self.images[chosen], labels=self.labels[chosen])
 

@@ -177,7 +177,6 @@ class FolderDataset(EncodedDataset):
         self._files = files
 
     def path(self, index: int) -> Path:
-        """Return the file of an image."""
         return self.root / os.fsdecode(self._files[index])
 
     def read(self, index: int) -> bytes:

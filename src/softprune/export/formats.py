@@ -88,8 +88,7 @@ def _onnx_content(model: nn.Module, given: Example, dynamic_batch: bool, opset: 
     finally:
         exporter_log.setLevel(level)
     assert program is not None
-    content: bytes = program.model_proto.SerializeToString()
-    return content
+    return program.model_proto.SerializeToString()
 
 
 def to_torch_export(

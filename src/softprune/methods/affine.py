@@ -50,12 +50,10 @@ class LearnedVector:
         return copied
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of both."""
         return {"value": self.value.detach().clone(), "velocity": self.velocity.clone()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Resume from :meth:`state_dict`."""
         self.value.copy_(state["value"])
         self.velocity.copy_(state["velocity"])
 
@@ -87,7 +85,6 @@ class AffinePruner(Pruner):
     _float16_seen = False
 
     def _step_vector(self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
-        """Change one vector in place."""
         raise NotImplementedError
 
     @torch.no_grad()

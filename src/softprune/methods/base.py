@@ -110,7 +110,6 @@ class Pruner(CuttableModel):
         return read_graph(model, example, include=include, exclude=exclude)
 
     def _gate(self, number: int, site: Site) -> Gate:
-        """Return the gate of one site."""
         raise NotImplementedError
 
     def _extra_loss(self) -> Tensor | None:

@@ -45,7 +45,6 @@ class OptimizerHooks:
         return before != self._version
 
     def remove(self) -> None:
-        """Remove the hooks from the optimizer."""
         for handle in self._handles:
             handle.remove()
 

@@ -122,12 +122,12 @@ def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, 
     if repair:
         remove_leftovers(folder)
     paths = _newest_first(folder)
-    if not paths and not has_damaged(folder):
+    if not paths and not damaged_files(folder):
         raise CheckpointError(
             f"The network of a run is in its checkpoints. Got none in {folder}: the run stopped before its first one. "
             f"`softprune resume {shlex.quote(str(folder.parent))}` trains it."
         )
-    damaged = len(_damaged(folder))
+    damaged = len(damaged_files(folder))
     for path in paths:
         try:
             return path, read_checkpoint(path)
@@ -165,12 +165,8 @@ def restoring() -> Iterator[None]:
         ) from error
 
 
-def has_damaged(folder: Path) -> bool:
-    """Return whether checkpoints of ``folder`` were renamed because they were damaged."""
-    return bool(_damaged(folder))
-
-
-def _damaged(folder: Path) -> list[Path]:
+def damaged_files(folder: Path) -> list[Path]:
+    """Return the checkpoints of ``folder`` that were renamed because they were damaged."""
     return list(folder.glob(f"step-*{_ASIDE}"))
 
 

@@ -172,7 +172,6 @@ class RunFolder:
         return sessions
 
     def write_result(self, result: Result) -> None:
-        """Write result.json."""
         write_atomically(self.result, result.to_json().encode())
 
     def read_result(self) -> Result:

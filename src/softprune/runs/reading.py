@@ -21,16 +21,15 @@ class Run:
     model: str
     data: str
     method: str
-    command: str
     seed: int | None
-    started: str
-    finished: str
-    wall_seconds: float | None
-    images_per_second: float | None
     dense: Totals
     compact: Totals
-    best: Moment | None
-    last: Moment | None
+    command: str = ""
+    finished: str = ""
+    wall_seconds: float | None = None
+    images_per_second: float | None = None
+    best: Moment | None = None
+    last: Moment | None = None
     table: tuple[Variant, ...] = ()
     sites: tuple[SiteRecord, ...] = ()
     modules: tuple[Module, ...] = ()
@@ -98,7 +97,7 @@ def _finished(folder: RunFolder) -> Run:
     result = folder.read_result()
     config = config_to_dict(result.config)
     copied = (
-        *("name", "model", "data", "method", "command", "seed", "started", "finished", "wall_seconds"),
+        *("name", "model", "data", "method", "command", "seed", "finished", "wall_seconds"),
         *("images_per_second", "dense", "compact", "best", "last", "table", "sites", "modules", "epochs"),
     )
     return Run(
@@ -136,12 +135,8 @@ def _in_training(folder: RunFolder) -> Run:
         model=config.model.name,
         data=config.data.name,
         method=config.method.name,
-        command="",
         seed=config.seed,
-        started="",
-        finished="",
         wall_seconds=sum(row.seconds for row in epochs),
-        images_per_second=None,
         dense=first.totals,
         compact=final.totals,
         best=None if best is None else Moment.of(best),

@@ -97,7 +97,6 @@ class Job:
         return True
 
     def release(self) -> None:
-        """Unlock the run."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None

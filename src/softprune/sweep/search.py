@@ -103,7 +103,6 @@ def read_search(values: Any) -> Search | None:
 
 
 def _checked_range(key: str, values: Any) -> _Range:
-    """Return the range of one setting."""
     if not isinstance(values, Mapping):
         raise ConfigError(
             "A range of [search.space] must be { low = ..., high = ... } or { choices = [...] }. "

@@ -95,7 +95,6 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore everything."""
         for tensor, value in self._tensors:
             tensor.copy_(value)
         for tensor in self._current_optimizer_tensors():

@@ -141,7 +141,6 @@ class RunHistory(BaseModel):
         self._counted_at = now
 
     def next_epoch(self) -> None:
-        """Begin the next epoch."""
         self.epoch, self.batch, self.epoch_ended, self.epoch_seconds = self.epoch + 1, 0, False, 0.0
 
     def state_dict(self) -> dict[str, Any]:

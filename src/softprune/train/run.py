@@ -15,7 +15,7 @@ from softprune.config.settings import BASELINE, START, DistillConfig, RunConfig
 from softprune.data import DataBundle, load_data
 from softprune.distributed import World, join_world, leave_world, may_restart
 from softprune.errors import CheckpointError, ConfigError, DataError
-from softprune.runs.checkpoint import has_damaged, newest_path, read_newest, restoring
+from softprune.runs.checkpoint import damaged_files, newest_path, read_newest, restoring
 from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.result import Result
 from softprune.runs.resume import check_same_images, resume_hint
@@ -249,7 +249,7 @@ def _train(
 
 def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict[str, Any] | None:
     """Return the checkpoint to resume from, or None if the run has none yet."""
-    if newest_path(folder.checkpoints) is None and not has_damaged(folder.checkpoints):
+    if newest_path(folder.checkpoints) is None and not damaged_files(folder.checkpoints):
         if folder.sessions.is_file():
             logger.info("there is no checkpoint in %s: training starts from the beginning", folder.checkpoints)
         return None

@@ -229,7 +229,6 @@ class TrainStep:
         return share * loss + (1 - share) * other
 
     def _step(self) -> None:
-        """Run one whole step."""
         torch.index_select(self._rates, 0, self._position, out=self._rate)
         if self.options.mixing:
             torch.index_select(self._mixes, 0, self._position, out=self._mix)

@@ -34,8 +34,7 @@ class Teacher:
     @torch.no_grad()
     def outputs(self, images: Tensor) -> Tensor:
         """Return the logits of the trained network."""
-        logits: Tensor = self.network(images)
-        return logits
+        return self.network(images)
 
     def joint_loss(self, task: Tensor, logits: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the weighted sum of the task loss and the distillation loss."""

@@ -137,7 +137,6 @@ class Trackers:
                 tracker.log(row.step, values)
 
     def close(self) -> None:
-        """Close all trackers."""
         for name, tracker in list(self._open.items()):
             with self._guard(name):
                 tracker.close()

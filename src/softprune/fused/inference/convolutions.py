@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -73,37 +73,27 @@ class FusableConvolution:
 
     @property
     def image(self) -> Node:
-        """The input."""
-        found = self.node.args[0]
-        assert isinstance(found, Node)
-        return found
+        return cast(Node, self.node.args[0])
 
     @property
     def other(self) -> Node | None:
         """The tensor that is added before the ReLU."""
-        found = self.node.args[3] if self.fused else None
-        assert found is None or isinstance(found, Node)
-        return found
+        return cast("Node | None", self.node.args[3]) if self.fused else None
 
     @property
     def weight(self) -> Tensor:
-        """The weight."""
         return self.network.value(self.node.args[1])
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias, or None."""
         return None if self._bias is None else self.network.value(self._bias)
 
     @property
     def _bias(self) -> Node | None:
-        found = self.node.args[2] if len(self.node.args) > 2 else None
-        assert found is None or isinstance(found, Node)
-        return found
+        return cast("Node | None", self.node.args[2]) if len(self.node.args) > 2 else None
 
     @property
     def groups(self) -> int:
-        """The number of groups."""
         return self.steps[3]
 
     def replace(
@@ -168,8 +158,7 @@ class ConvolutionGraph:
         """Return a constant in its own precision."""
         assert isinstance(node, Node)
         *path, last = str(node.target).split(".")
-        found: Tensor = getattr(self.module.get_submodule(".".join(path)), last)
-        return found
+        return getattr(self.module.get_submodule(".".join(path)), last)
 
     def constant(self, value: Tensor, dtype: torch.dtype) -> Node:
         """Add a constant at the insertion point of the graph."""

@@ -36,14 +36,12 @@ class TracedConvolution:
     @property
     def result(self) -> Tensor:
         """The fake tensor of the output."""
-        found: Tensor = example(self.node)
-        return found
+        return example(self.node)
 
     @property
     def image(self) -> Tensor:
         """The fake tensor of the input."""
-        found: Tensor = example(self.arguments["input"])
-        return found
+        return example(self.arguments["input"])
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -53,7 +51,6 @@ class TracedConvolution:
 
     @property
     def kernel(self) -> tuple[int, int]:
-        """Height and width of the kernel."""
         height, width = example(self.arguments["weight"]).shape[2:]
         return height, width
 
