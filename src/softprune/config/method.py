@@ -1,6 +1,6 @@
 """The sections [method] and [masks] of a recipe: what prunes the network, and the constants of SCP's masks."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
@@ -12,13 +12,11 @@ GateStatistics = Literal["both", "mean", "none"]
 _Probability = Annotated[float, Gt(0), Lt(1)]
 
 
-class MaskConfig(Section):
+class MaskConfig(Section, section="masks"):
     """Constants of SCP's masks and of its sparsity loss (section 3 of the paper).
 
     ``delta`` and ``tau`` are the paper's. ``k``, ``c`` and ``s`` are absent from it and come from the authors' code.
     """
-
-    section: ClassVar[str] = "masks"
 
     delta: _Probability = 0.05
     """A channel counts as dead where the output of the activation stays within ``delta`` of zero."""
@@ -44,10 +42,8 @@ class MaskConfig(Section):
     """False is the paper's ablation "SCP without ReLU": decide from BatchNorm alone, two-sided everywhere."""
 
 
-class MethodConfig(Section):
+class MethodConfig(Section, section="method"):
     """The pruning method."""
-
-    section: ClassVar[str] = "method"
 
     name: str = "scp"
     """A name from `softprune methods`, or `dense` for a baseline without pruning."""

@@ -23,10 +23,14 @@ class Section(BaseModel):
         strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    section: ClassVar[str] = ""
+    section: ClassVar[str]
     """The key of the section in a recipe; empty for the top level."""
     root: ClassVar[type[BaseModel] | None] = None
     """The top level, for suggestions when a key stands in the wrong section."""
+
+    def __init_subclass__(cls, section: str = "", **options: Any) -> None:
+        cls.section = section
+        super().__init_subclass__(**options)
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -5,7 +5,7 @@ rate divided by ten at epochs 80 and 121), so that a recipe holds only what diff
 """
 
 import math
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
@@ -35,10 +35,8 @@ START = "start"
 """`distill.teacher` for the network that `model.weights` names."""
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, section="model"):
     """The network."""
-
-    section: ClassVar[str] = "model"
 
     name: str = "digits_net"
     """A name from `softprune models`, or `module:factory` for a function of your own that takes `num_classes`."""
@@ -62,10 +60,8 @@ class ModelConfig(Section):
         return self
 
 
-class DataConfig(Section):
+class DataConfig(Section, section="data"):
     """The images."""
-
-    section: ClassVar[str] = "data"
 
     name: str = "digits"
     """A name from `softprune data`: `digits`, `cifar10`, `cifar100`, `folder` for images in the ImageNet layout,
@@ -109,10 +105,8 @@ class DataConfig(Section):
     """Loader processes for images in files; data sets that fit in memory need none."""
 
 
-class TrainConfig(Section):
+class TrainConfig(Section, section="train"):
     """The training loop."""
-
-    section: ClassVar[str] = "train"
 
     epochs: Count = 160
     """Passes over the training images. 0 cuts trained weights (`model.weights`, `model.pretrained`) at once, for
@@ -151,10 +145,8 @@ class TrainConfig(Section):
     """Several GPUs: normalise over the whole batch instead of the share of each process."""
 
 
-class OptimizerConfig(Section):
+class OptimizerConfig(Section, section="optimizer"):
     """The optimizer."""
-
-    section: ClassVar[str] = "optimizer"
 
     name: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum, or AdamW."""
@@ -178,10 +170,8 @@ class OptimizerConfig(Section):
         return self
 
 
-class ScheduleConfig(Section):
+class ScheduleConfig(Section, section="schedule"):
     """The learning rate over the epochs."""
-
-    section: ClassVar[str] = "schedule"
 
     kind: ScheduleKind = "step"
     """Drops at the milestones, half a cosine from lr to `final`, or no change."""
@@ -201,10 +191,8 @@ class ScheduleConfig(Section):
         return self
 
 
-class DistillConfig(Section):
+class DistillConfig(Section, section="distill"):
     """Distillation: the network also learns from the outputs of a trained dense network."""
-
-    section: ClassVar[str] = "distill"
 
     teacher: str = ""
     """The trained dense network: `baseline` for the one that `train.dense_baseline` trains first, `start` for the one
@@ -215,10 +203,8 @@ class DistillConfig(Section):
     """Temperature that softens the outputs of both networks in the distillation loss."""
 
 
-class FinetuneConfig(Section):
+class FinetuneConfig(Section, section="finetune"):
     """Training of the compact network after the cut, without any sparsity (the paper's FT rows)."""
-
-    section: ClassVar[str] = "finetune"
 
     epochs: Count = 0
     """Passes over the training images; 0 for no fine-tuning."""
@@ -230,10 +216,8 @@ class FinetuneConfig(Section):
     """Zero-based epochs from whose start the rate is divided by ten (`step` only)."""
 
 
-class RecordConfig(Section):
+class RecordConfig(Section, section="records"):
     """What a run writes besides its result."""
-
-    section: ClassVar[str] = "records"
 
     checkpoint_seconds: Amount = 60.0
     """Save a checkpoint when the last one is this old, so that no more than this is lost; 0 for none by time. One is

@@ -41,10 +41,8 @@ class _Range(Section):
         return round(value) if whole else float(f"{value:.4g}")  # values are part of the runs' names
 
 
-class Search(Section):
+class Search(Section, section="search"):
     """The section [search] of a sweep file."""
-
-    section = "search"
 
     trials: Annotated[int, Ge(1), Le(5000)]
     """Runs for every [[run]] and point of its grid."""
