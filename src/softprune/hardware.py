@@ -1,5 +1,6 @@
 """Timing on a device, and the channel counts that tensor cores prefer."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,24 @@ def seconds(call: Call, number: int, wait: Call) -> float:
         call()
     wait()
     return time.perf_counter() - start
+
+
+@torch.no_grad()
+def time_ms(call: Call, device: torch.device, rounds: int = 5, limit: float = math.inf) -> float:
+    """Return the time of one call in milliseconds: the best round, since a busy machine only ever adds.
+
+    A round lasts two milliseconds or longer. After `limit` seconds no further round begins.
+    """
+    wait = synchronizer(device)
+    seconds(call, 2, wait)
+    count = max(1, round(0.002 / max(seconds(call, 1, wait), 1e-7)))
+    began = time.perf_counter()
+    best = seconds(call, count, wait)
+    for _ in range(rounds - 1):
+        if time.perf_counter() - began > limit:
+            break
+        best = min(best, seconds(call, count, wait))
+    return 1000 * best / count
 
 
 def alignment_padding(width: int) -> int:

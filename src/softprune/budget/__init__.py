@@ -2,7 +2,7 @@
 
 from softprune.budget.budget import Budget
 from softprune.budget.controller import Controller, first_strength
-from softprune.budget.latency import LatencyTable, measure_latency, time_ms
+from softprune.budget.latency import LatencyTable, measure_latency
 from softprune.budget.limit import BudgetStatus, Limit
 from softprune.budget.measures import MEASURES, Macs, Measure, PrunableNetwork
 from softprune.budget.search import Cut, CutSearch
@@ -27,5 +27,4 @@ __all__ = [
     "first_strength",
     "measure_latency",
     "read_target",
-    "time_ms",
 ]

@@ -21,7 +21,7 @@ from softprune.errors import ModelError
 from softprune.graph import ChannelGraph
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.ops import LayerOp, NormOp
-from softprune.hardware import seconds, synchronizer
+from softprune.hardware import time_ms
 from softprune.module_state import evaluating
 from softprune.plan import ModuleCut, PrunePlan
 from softprune.surgery import plain_copy
@@ -29,7 +29,6 @@ from softprune.surgery import plain_copy
 logger = logging.getLogger(__name__)
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)
-_ROUNDS, _SECONDS = 5, 0.002
 
 
 @dataclass(frozen=True)
@@ -158,15 +157,6 @@ def measure_latency(
         rest_ms=max(dense_ms - parts, 0.0),
         scale=min(dense_ms / max(parts, 1e-9), 1.0),
     )
-
-
-@torch.no_grad()
-def time_ms(call: Callable[[], object], device: torch.device) -> float:
-    """The time of one call in milliseconds: the best of a few rounds, since a busy machine only ever adds."""
-    wait = synchronizer(device)
-    seconds(call, 2, wait)
-    count = max(1, round(_SECONDS / max(seconds(call, 1, wait), 1e-7)))
-    return 1000 * min(seconds(call, count, wait) for _ in range(_ROUNDS)) / count
 
 
 def _input_shapes(network: nn.Module, call: Example) -> dict[str, tuple[int, ...]]:

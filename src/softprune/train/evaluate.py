@@ -1,7 +1,6 @@
 """Evaluation of a network: accuracy on a whole test set, and the latency of a forward."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +13,11 @@ from softprune.config.settings import RunConfig
 from softprune.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset
 from softprune.data.images import normalised
 from softprune.distributed import World, broadcast_from_rank0_
-from softprune.hardware import seconds, synchronizer
+from softprune.hardware import time_ms
 from softprune.module_state import evaluating
 from softprune.train.capture import capture_graph
 
 log = logging.getLogger(__name__)
-
-# Of latency_ms: most forwards that are timed, and most seconds spent on them.
-_REPEATS = 30
-_SECONDS = 1.5
-_WARM_UP = 3
 
 
 @dataclass(frozen=True)
@@ -198,21 +192,12 @@ def _tensors_and_gates(model: nn.Module) -> list[Any]:
 def latency_ms(network: nn.Module, batch: Tensor) -> float:
     """Return the time of a forward in eval mode, in milliseconds, after at most about two seconds of timing.
 
-    It is the fastest repeat, since the others depend on what else the machine does. On CUDA a captured forward is
-    replayed, so that the time is the GPU's own: small networks otherwise take as long as Python needs to launch them.
+    On CUDA a captured forward is replayed, so that the time is the GPU's own: small networks otherwise take as long as
+    Python needs to launch them.
     """
     with evaluating(network):
-        return 1000 * min(_times(network, batch))
-
-
-def _times(network: nn.Module, batch: Tensor) -> list[float]:
-    call = _captured_forward(network, batch) if batch.device.type == "cuda" else lambda: network(batch)
-    wait = synchronizer(batch.device)
-    began = time.perf_counter()
-    times = [seconds(call, 1, wait) for _ in range(_WARM_UP + 1)][_WARM_UP:]
-    while len(times) < _REPEATS and time.perf_counter() - began < _SECONDS:
-        times.append(seconds(call, 1, wait))
-    return times
+        call = _captured_forward(network, batch) if batch.device.type == "cuda" else lambda: network(batch)
+        return time_ms(call, batch.device, rounds=30, limit=1.5)
 
 
 def _captured_forward(network: nn.Module, batch: Tensor) -> Callable[[], object]:
