@@ -31,7 +31,7 @@ def test_two_cuts_are_told_in_terms_of_the_dense_network() -> None:
     with torch.no_grad():
         compact.get_submodule(first).weight[0] = 0.25  # channel 1
     sites.note(compact)
-    restored = SiteHistory.from_state(sites.state_dict())
+    restored = SiteHistory(sites.model_dump())
     for told in (sites, restored):
         masks = told.dense_masks(again.masks())
         assert masks[first].logical_not().nonzero().flatten().tolist() == [0, 2, 3]
@@ -50,7 +50,7 @@ def test_a_stream_is_shown_with_what_enters_it_before_and_after_a_cut() -> None:
     _kill(model, "bn2", [0])
     for name in ("bn4", "bn6"):
         _kill(model, name, [2, 3])  # channels 0 and 1 of the first stage enter here
-    sites = SiteHistory.from_state(SiteHistory.of(pruner).state_dict())
+    sites = SiteHistory(SiteHistory.of(pruner).model_dump())
     sites.note(model)
     masks = pruner.masks()
     compact = pruner.compact()

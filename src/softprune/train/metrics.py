@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
-from pydantic.dataclasses import dataclass
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, RootModel
 from torch import Tensor, nn
 
 from softprune.costs import Cost, PaperCounter, cost
@@ -19,8 +18,9 @@ from softprune.plan import PrunePlan
 from softprune.runs.result import Count, Epoch, Number, Pruned, SiteRecord, Text, Totals
 
 
-@dataclass(config=ConfigDict(strict=True))
-class _Site:
+class _Site(BaseModel):
+    model_config = ConfigDict(strict=True)
+
     activation: str
     live: list[int]
     """Channels of the dense BatchNorm that the network still has."""
@@ -33,30 +33,30 @@ class _Site:
     """Those of narrower streams that enter, with their first channel here."""
 
 
-class SiteHistory:
+class SiteHistory(RootModel[dict[str, _Site]]):
     """The sites of a run in terms of its dense network, also after the network was cut during training."""
-
-    def __init__(self) -> None:
-        self._sites: dict[str, _Site] = {}
 
     @classmethod
     def of(cls, pruner: Pruner | None) -> "SiteHistory":
         """Return the history of a network that was never cut."""
-        history = cls()
-        if pruner is None:
-            return history
-        for site in pruner.sites:
-            width = site.width
-            zeros = [0.0] * width
-            points = [list(point) for point in site.points]
-            entering = [(offset, list(point)) for offset, point in site.entering]
-            history._sites[site.name] = _Site(site.activation, list(range(width)), zeros, list(zeros), points, entering)
-        return history
+        return cls(
+            {
+                site.name: _Site(
+                    activation=site.activation,
+                    live=list(range(site.width)),
+                    beta=[0.0] * site.width,
+                    gamma=[0.0] * site.width,
+                    points=[list(point) for point in site.points],
+                    entering=[(offset, list(point)) for offset, point in site.entering],
+                )
+                for site in (() if pruner is None else pruner.sites)
+            }
+        )
 
     def dense_masks(self, masks: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return masks of the dense network from masks of the current one: a channel that was cut is False."""
         dense = {}
-        for name, site in self._sites.items():
+        for name, site in self.root.items():
             mask = torch.zeros(len(site.beta), dtype=torch.bool)
             if site.live:
                 kept = masks[name].cpu() if name in masks else torch.ones(len(site.live), dtype=torch.bool)
@@ -66,7 +66,7 @@ class SiteHistory:
 
     def note(self, network: nn.Module) -> None:
         """Record shift and scale of the channels that the network has now."""
-        for name, site in self._sites.items():
+        for name, site in self.root.items():
             if not site.live:
                 continue
             shifts, scales = deciding_affine(norms_of(network, name, site.points, site.entering))
@@ -75,7 +75,7 @@ class SiteHistory:
 
     def cut(self, plan: PrunePlan) -> None:
         """Record that the network was cut by ``plan``."""
-        for name, site in self._sites.items():
+        for name, site in self.root.items():
             if site.live and name in plan.modules:
                 module = plan.modules[name]
                 site.live = [] if module.void else [site.live[index] for index in module.outputs]
@@ -93,25 +93,14 @@ class SiteHistory:
                 gamma=tuple(site.gamma),
                 keep=tuple(dense[name].tolist()),
             )
-            for name, site in self._sites.items()
+            for name, site in self.root.items()
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain values for a checkpoint."""
-        return {name: vars(site) for name, site in self._sites.items()}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> "SiteHistory":
-        """Return the history that :meth:`state_dict` described."""
-        history = cls()
-        history._sites = {name: _Site(**values) for name, values in state.items()}
-        return history
 
 
 class RunHistory(BaseModel):
     """What a run has done so far. Checkpoints hold it, and it is checked when one is read."""
 
-    model_config = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     sites: SiteHistory
     epoch: Count = 0
@@ -145,14 +134,14 @@ class RunHistory(BaseModel):
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values for a checkpoint."""
-        values = self.model_dump(exclude={"sites"})
-        return values | {"history": values.pop("epochs"), "sites": self.sites.state_dict()}
+        values = self.model_dump()
+        return values | {"history": values.pop("epochs")}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """Return the history that :meth:`state_dict` described."""
-        values = {name: state[name] for name in cls.model_fields.keys() - {"epochs", "sites"}}
-        return cls(**values, epochs=state["history"], sites=SiteHistory.from_state(state["sites"]))
+        values = {name: state[name] for name in cls.model_fields.keys() - {"epochs"}}
+        return cls(**values, epochs=state["history"])
 
 
 class CostTracker:
