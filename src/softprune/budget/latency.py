@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from softprune.errors import ModelError
@@ -95,16 +95,6 @@ class LatencyTable:
             "latency: %.3f ms by the table, %.3f ms measured; dense %.3f ms", self(plan), measured, self.dense_ms
         )
         return measured
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> LatencyTable:
-        grids = {
-            part: {name: Grid(**grid) for name, grid in values[part].items()} for part in ("layers", "norms", "indices")
-        }
-        return cls(**{**values, **grids})
 
 
 @torch.no_grad()

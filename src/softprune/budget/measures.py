@@ -1,7 +1,7 @@
 """The measures of a budget: what a network would cost after a cut. One entry each in :data:`MEASURES`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -116,10 +116,10 @@ class Latency(Measure):
 
     def state_dict(self) -> dict[str, Any]:
         # Another measurement would differ a little.
-        return self.table.to_dict()
+        return asdict(self.table)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.table = LatencyTable.from_dict(state)
+        self.table = LatencyTable(**state)
 
 
 MEASURES: dict[str, type[Measure]] = {
