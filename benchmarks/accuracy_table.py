@@ -162,8 +162,8 @@ def page() -> str:
     fixed = [*runs_of("cifar100-vgg16-scp-s*"), *runs_of("search/cifar100-vgg16-scp-1e-04-s*")]
     aimed = runs_of("budgets-cifar100/macs-0.485-seed*")
     for run in (*fixed, *aimed):
-        method = run.config["method"]
-        words = f"target macs = {method['target']['macs']}" if method["target"] else f"strength {method['strength']:g}"
+        method = run.config.method
+        words = f"target macs = {method.target['macs']}" if method.target else f"strength {method.strength:g}"
         lines.append(f"| {words} | {run.seed} | {_cut([run], 'macs'):.1f}% | {run.compact_top1:.2f} |")
     between = interpolated(fixed, _cut(aimed, "macs"))
     lines += [
@@ -188,7 +188,7 @@ def interpolated(runs: Sequence[Run], cut: float) -> float:
     """Return the accuracy at ``cut`` on the line between the strengths around it, each the mean over its seeds."""
     by_strength: dict[float, list[Run]] = {}
     for run in runs:
-        by_strength.setdefault(run.config["method"]["strength"], []).append(run)
+        by_strength.setdefault(run.config.method.strength, []).append(run)
     points = sorted((_cut(group, "macs"), _top1(group).mean or 0.0) for group in by_strength.values())
     below = max((point for point in points if point[0] <= cut), default=points[0])
     above = min((point for point in points if point[0] >= cut), default=points[-1])

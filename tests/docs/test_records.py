@@ -46,8 +46,8 @@ def test_fixed_strengths_are_interpolated_to_the_cut_of_a_target() -> None:
 
     def run(strength: float, macs: int, top1: float) -> SimpleNamespace:
         totals = SimpleNamespace(macs=macs), SimpleNamespace(macs=100)
-        method = {"strength": strength}
-        return SimpleNamespace(config={"method": method}, compact=totals[0], dense=totals[1], compact_top1=top1)
+        config = SimpleNamespace(method=SimpleNamespace(strength=strength))
+        return SimpleNamespace(config=config, compact=totals[0], dense=totals[1], compact_top1=top1)
 
     runs = [run(1.0, 50, 80.0), run(1.0, 54, 82.0), run(2.0, 40, 75.0)]
     assert module.interpolated(runs, 54.0) == pytest.approx(78.0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softprune.report.channels import KEPT_ROWS, QUADRANTS, ROWS, Rule, decide, exemplar, rule_of, tally, view_of
+from softprune.report.channels import KEPT_ROWS, QUADRANTS, ROWS, Rule, decide, exemplar, tally, view_of
 from softprune.runs.result import SiteRecord
 
 RULE = Rule(delta=0.05, c=0.95)
@@ -83,9 +83,7 @@ def test_a_channel_is_dropped_exactly_left_of_the_line(beta: float, gamma: float
         assert RULE.drops(beta, gamma) == (margin < 0)
 
 
-def test_the_rule_is_the_runs_own_and_the_papers_by_default() -> None:
-    assert rule_of({"delta": 0.1, "c": 0.9}) == Rule(0.1, 0.9)
-    assert rule_of({}) == Rule(0.05, 0.95)
+def test_the_slope_of_the_papers_line() -> None:
     assert Rule(0.05, 0.95).z == pytest.approx(1.6449, abs=1e-4)
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +115,7 @@ def test_a_run_done_twice_counts_once(make_run: Make) -> None:
     kept, (repeat,) = distinct([old, new, seed])
     assert kept == [new, seed]
     assert repeat == f"{old.path} has the configuration and seed of {new.path}, which is newer."
-    under_way = replace(new, in_progress=True)
+    under_way = new.model_copy(update={"in_progress": True})
     assert distinct([under_way, old])[0] == [old]
     (group,) = group_runs(kept)
     assert len(group.runs) == 2

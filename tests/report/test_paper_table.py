@@ -9,6 +9,7 @@ import pytest
 from synthetic_runs import make
 
 from softprune.config.recipes import load_recipe, recipe_files
+from softprune.config.settings import RunConfig
 from softprune.report import (
     PaperRow,
     csv_text,
@@ -35,6 +36,12 @@ def run(name: str, method: str, seed: int = 0, top1: float = 90.0, **more: objec
         "model": "vgg16",
         "data": "cifar10",
         "method": method,
+        # Runs of other names are other experiments.
+        "config": {"seed": seed, "method": {"name": method, "options": {"name": name}}},
+        "command": "",
+        "finished": "",
+        "wall_seconds": None,
+        "epochs": (),
         "seed": seed,
         "dense": dense,
         "compact": dense if method == "dense" else compact,
@@ -42,7 +49,7 @@ def run(name: str, method: str, seed: int = 0, top1: float = 90.0, **more: objec
         "last": Moment(epoch=5, top1=top1, top5=None, **NOTHING),
         **more,
     }
-    return Run(**values)  # type: ignore[arg-type]
+    return Run.model_construct(**values | {"config": RunConfig(**values["config"])})
 
 
 def finetuned(name: str, seed: int = 0) -> Run:
@@ -99,7 +106,7 @@ def test_experiments_of_one_name_are_rows_of_their_own() -> None:
     assert run_column(rows) == [("digits (strength 6e-5)", "2"), ("digits (strength 1e-4)", "1")]
     assert "digits (strength 6e-5)" in markdown(rows)
     # What only one of them sets is said of both.
-    rows = paper_rows([scp(1e-4), scp(1e-4, warmup=3)])
+    rows = paper_rows([scp(1e-4), scp(1e-4, options={"warmup": 3})])
     assert run_column(rows) == [("digits (no warmup)", "1"), ("digits (warmup 3)", "1")]
 
 
@@ -127,7 +134,7 @@ def test_a_fine_tuned_run_gives_both_rows() -> None:
 
 
 def test_the_ablation_has_a_label_of_its_own() -> None:
-    (row,) = paper_rows([run("x", "scp", masks={"use_relu": False})], {"scp": "SCP"})
+    (row,) = paper_rows([run("x", "scp", config={"masks": {"use_relu": False}})], {"scp": "SCP"})
     assert row.method == "SCP without ReLU"
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from softprune.errors import FileFormatError
 from softprune.report import render_run
+from softprune.runs.folder import RunFolder
 from softprune.runs.reading import load_run
 from softprune.runs.result import Epoch, Result, SiteRecord, parse_result, to_line
 
@@ -38,7 +39,7 @@ def row(**changes: Any) -> Epoch:
 
 def test_a_result_reads_back_as_it_was_written(make_run: Make) -> None:
     folder, _ = make_run()
-    result = load_run(folder).result
+    result = RunFolder(folder).read_result()
     assert result is not None
     text = result.to_json()
     again = parse_result(text.encode(), "result.json", "")
@@ -72,8 +73,8 @@ def test_a_loss_that_diverged_is_unknown() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("**/result.json")), ids=lambda p: p.parent.name)
 def test_every_record_of_the_repository_is_one(path: Path) -> None:
     run = load_run(path.parent)
-    assert len(run.epochs) == run.config["train"]["epochs"] + run.config["finetune"]["epochs"]
-    assert (run.name, run.seed) == (run.config["name"], run.config["seed"])
+    assert len(run.epochs) == run.config.train.epochs + run.config.finetune.epochs
+    assert (run.name, run.seed) == (run.config.name, run.config.seed)
 
 
 def test_a_run_in_training_gives_a_page_of_what_there_is(make_run: Make) -> None:

@@ -5,7 +5,7 @@ their order and the range.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -35,11 +35,6 @@ class Rule:
 
     def drops(self, beta: float, gamma: float) -> bool:
         return self.dead_mass(beta, gamma) > self.c
-
-
-def rule_of(masks: Mapping[str, Any]) -> Rule:
-    """The delta and c of the run; those of the paper if the run had no soft masks."""
-    return Rule(masks.get("delta", 0.05), masks.get("c", 0.95))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def comparison_page(runs: Sequence[Run], out: Path, titles: Mapping[str, str] | 
     groups = group_runs(with_baselines(runs))
     heading = _heading(runs, groups)
     precisions = ", ".join(sorted({precision_of(run) for run in runs} - {""}))
-    seeds = sorted({run.seed for run in runs if run.seed is not None})
+    seeds = sorted({run.seed for run in runs})
     return render_page(
         "comparison.html",
         title=f"{heading}: softprune",

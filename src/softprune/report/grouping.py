@@ -3,11 +3,11 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from softprune.config.recipes import flat_settings
+from softprune.config.recipes import config_to_dict, flat_settings
 from softprune.report.text import DOT
 from softprune.runs.reading import Run
 
@@ -69,23 +69,18 @@ def distinct(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Return the newest run of each configuration and seed, and a sentence for each that is left out."""
     newest: dict[tuple[str, int], Run] = {}
     for run in runs:
-        key = _repetition(run)
-        if key is not None and (key not in newest or _age(run) > _age(newest[key])):
+        key = experiment_key(run), run.seed
+        if key not in newest or _age(run) > _age(newest[key]):
             newest[key] = run
     kept: list[Run] = []
     repeats: list[str] = []
     for run in runs:
-        counted = run if (key := _repetition(run)) is None else newest[key]
+        counted = newest[experiment_key(run), run.seed]
         if run is counted:
             kept.append(run)
         else:
             repeats.append(f"{run.path} has the configuration and seed of {counted.path}, which is newer.")
     return kept, repeats
-
-
-def _repetition(run: Run) -> tuple[str, int] | None:
-    """Configuration and seed, or None for a run without a recorded configuration."""
-    return (experiment_key(run), run.seed) if run.config and run.seed is not None else None
 
 
 def _age(run: Run) -> tuple[bool, str]:
@@ -102,7 +97,9 @@ def with_baselines(runs: Sequence[Run]) -> list[Run]:
     return [
         run
         if run.method == "dense" or experiment_key(run) in provided
-        else replace(run, baseline_top1=spread(other.compact_top1 for other in dense if same_training(run, other)).mean)
+        else run.model_copy(
+            update={"baseline_top1": spread(o.compact_top1 for o in dense if same_training(run, o)).mean}
+        )
         for run in runs
     ]
 
@@ -135,7 +132,7 @@ def group_runs(runs: Sequence[Run]) -> list[Experiment]:
 
 def settings(run: Run) -> dict[str, Any]:
     """The flat configuration without incidental settings and settings without effect."""
-    values = dict(flat_settings(run.config))
+    values = dict(flat_settings(config_to_dict(run.config)))
     targeted = any(key.startswith("method.target.") for key in values)
     dropped = INCIDENTAL | ({"method.strength"} if targeted else set())  # a target chooses its strength
     tables = (*INCIDENTAL_TABLES, *(["method."] if run.method == "dense" else []))
@@ -146,7 +143,7 @@ def settings(run: Run) -> dict[str, Any]:
     }
 
 
-def _of_any_seed(value: Any, seed: int | None) -> Any:
+def _of_any_seed(value: Any, seed: int) -> Any:
     """A run that uses another one (a plan, weights) names the one of its own seed: .../scp-seed0."""
     if not isinstance(value, str):
         return value

@@ -51,7 +51,12 @@ def _environment() -> Environment:
         "setting_text short significant to_the_minute"
     )
     environment.filters |= {name: getattr(text, name) for name in names.split()}
-    environment.filters |= {"flatten": flat_settings, "n": _pixel, "exact": repr, "fixed": _fixed}
+    environment.filters |= {
+        "flatten": lambda record: flat_settings(record.model_dump(mode="json")),
+        "n": _pixel,
+        "exact": repr,
+        "fixed": _fixed,
+    }
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.globals |= {"cut": text.cut, "style_of": style_of, "line_path": line_path, "BELL": BELL}
     return environment

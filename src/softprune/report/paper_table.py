@@ -146,7 +146,7 @@ def _label(run: Run, titles: Mapping[str, str]) -> str:
     if run.method == "dense":
         return "Dense"
     title = titles.get(run.method, run.method)
-    return f"{title} without ReLU" if run.masks.get("use_relu") is False else title
+    return f"{title} without ReLU" if not run.config.masks.use_relu else title
 
 
 def _row(
@@ -189,7 +189,7 @@ def _figures(name: str, run: Run) -> PaperFigures | None:
     figures = paper_figures().get(name)
     if figures is None or f"-{run.model}-" not in name:
         return None
-    target = run.config.get("method", {}).get("target")
+    target = run.config.method.target
     if not target:
         return figures
     # Where the paper gives no strength, the recipe has its FLOPs reduction as a target.

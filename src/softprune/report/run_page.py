@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from softprune.io import write_atomically
-from softprune.report.channels import decide, distributions, plane, rule_of
+from softprune.report.channels import Rule, decide, distributions, plane
 from softprune.report.curves import ACCURACY, REMOVED, Mark, Series, curves, events_of
 from softprune.report.layers import ROWS_SHOWN, flows, segments, skylines
 from softprune.report.page import render_page
@@ -96,11 +96,11 @@ def render_run(
 
 def run_page(run: Run, titles: Mapping[str, str] | None = None, refresh: int = 0) -> str:
     """The HTML of the page."""
-    decisions = decide(run.sites, rule_of(run.masks), recorded=run.method == "scp")
+    decisions = decide(run.sites, Rule(run.config.masks.delta, run.config.masks.c), recorded=run.method == "scp")
     return render_page(
         "run.html",
         title=f"{run.name}: softprune report",
-        version=run.environment.get("softprune"),
+        version=run.environment and run.environment.softprune,
         refresh=refresh,
         run=run,
         method=(titles or {}).get(run.method, run.method),
@@ -122,12 +122,12 @@ def run_page(run: Run, titles: Mapping[str, str] | None = None, refresh: int = 0
 
 def _facts(run: Run) -> list[tuple[str, str]]:
     return [
-        ("seed", "" if run.seed is None else str(run.seed)),
+        ("seed", str(run.seed)),
         ("epochs", str(len(run.epochs)) if run.epochs else ""),
-        ("trained in", "" if run.wall_seconds is None else duration(run.wall_seconds)),
+        ("trained in", duration(run.wall_seconds)),
         ("images/s", "" if run.images_per_second is None else count(run.images_per_second)),
         ("precision", precision_of(run)),
-        ("on", str(run.environment.get("device") or "")),
+        ("on", run.environment.device if run.environment else ""),
         ("finished", to_the_minute(run.finished)),
     ]
 
@@ -202,10 +202,9 @@ def _latency(run: Run) -> dict[str, Any]:
     dense, compact = run.variant("dense") or run.variant("masked"), run.variant("compact")
     if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
         return {"caption": "", "slow": False}
-    device = run.environment.get("device") or "the device of the run"
+    device = run.environment.device if run.environment else "the device of the run"
     slow = run.method != "dense" and compact.latency_ms > SAME_LATENCY * dense.latency_ms
-    batch = f"{run.result.latency_batch} images" if run.result is not None else "a batch"
-    return {"caption": f"Latency: one forward pass of {batch} on {device}.", "slow": slow}
+    return {"caption": f"Latency: one forward pass of {run.latency_batch} images on {device}.", "slow": slow}
 
 
 def _against(row: Variant, base: Variant | None, key: str) -> str:

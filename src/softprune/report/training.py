@@ -23,10 +23,9 @@ MARGIN = Panel("margin to the target, %", "value", 90.0)
 
 def precision_of(run: Run) -> str:
     """The precision of the training in words. A CPU has no TF32."""
-    setting = run.config.get("train", {}).get("precision", "")
-    if setting == "tf32" and str(run.environment.get("device", "")).startswith("CPU"):
-        setting = "fp32"
-    return PRECISIONS.get(setting, setting)
+    on_cpu = run.environment is not None and run.environment.device.startswith("CPU")
+    setting = run.config.train.precision
+    return PRECISIONS["fp32" if on_cpu and setting == "tf32" else setting]
 
 
 def baseline_of(run: Run) -> Run | None:
@@ -52,13 +51,9 @@ def warnings_of(run: Run) -> list[str]:
 
 def target_of(run: Run) -> tuple[Target, float] | None:
     """The target of a run and its limit, or None. The limit of a latency as a share is unknown."""
-    setting = run.config.get("method", {}).get("target")
-    if not setting:
+    if not run.config.method.target:
         return None
-    try:
-        target = read_target(setting)
-    except SoftpruneError:
-        return None
+    target = read_target(run.config.method.target)
     dense = None if target.key == "latency" else getattr(run.dense, target.key)
     if dense is None:
         return None if target.is_share else (target, target.amount)
@@ -112,7 +107,7 @@ def target_section(run: Run) -> dict[str, Any] | None:
 
 def finalised_at(run: Run) -> tuple[int, int] | None:
     """(step, epoch) from which the removed channels were fixed, or None."""
-    step = None if run.result is None else run.result.finalised_step
+    step = run.finalised_step
     if step is None:
         return None
     return step, next((row.number for row in run.epochs if row.step >= step), run.epochs[-1].number)

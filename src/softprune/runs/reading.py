@@ -1,45 +1,22 @@
 """A run as reports and comparisons read it: finished, or still in training."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from softprune.config.recipes import config_to_dict
 from softprune.config.settings import RunConfig
 from softprune.errors import FileFormatError
 from softprune.runs.folder import RunFolder
-from softprune.runs.result import Epoch, Module, Moment, Result, SiteRecord, Totals, Variant, read_metrics
+from softprune.runs.result import Environment, Moment, Result, Variant, read_metrics
 
 
-@dataclass(frozen=True)
-class Run:
-    """The records of one run. What a run in training does not have yet is None or empty."""
+class Run(Result):
+    """The record of a finished run, or as much of it as a run in training has."""
 
     path: Path
-    name: str
-    model: str
-    data: str
-    method: str
-    seed: int | None
-    dense: Totals
-    compact: Totals
-    command: str = ""
-    finished: str = ""
-    wall_seconds: float | None = None
-    images_per_second: float | None = None
-    best: Moment | None = None
-    last: Moment | None = None
     table: tuple[Variant, ...] = ()
-    sites: tuple[SiteRecord, ...] = ()
-    modules: tuple[Module, ...] = ()
-    epochs: tuple[Epoch, ...] = ()
-    masks: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    sessions: tuple[Mapping[str, Any], ...] = ()
-    result: Result | None = None
-    """The whole record of a finished run."""
+    images_per_second: float | None = None  # type: ignore[assignment]
+    best: Moment | None = None  # type: ignore[assignment]
+    last: Moment | None = None  # type: ignore[assignment]
+    environment: Environment | None = None  # type: ignore[assignment]
     in_progress: bool = False
     notes: tuple[str, ...] = ()
     baseline_top1: float | None = None
@@ -58,8 +35,7 @@ class Run:
     @property
     def evaluated_on(self) -> str:
         """The images that each epoch is evaluated on: "test", or "held-out" ones of the training images."""
-        data = self.config.get("data", {})
-        return "held-out" if isinstance(data, Mapping) and data.get("holdout") else "test"
+        return "held-out" if self.config.data.holdout else "test"
 
     @property
     def finetuned(self) -> bool:
@@ -84,30 +60,12 @@ def load_run(run_dir: Path | str) -> Run:
     """
     folder = RunFolder(run_dir)
     if folder.result.is_file():
-        return _finished(folder)
+        return Run.model_construct(path=folder.path, **dict(folder.read_result()))
     if folder.metrics.is_file():
         return _in_training(folder)
     raise FileFormatError(
         f"A run folder must hold result.json, or metrics.jsonl while the run is in training. Got {folder.path} with "
         "neither. Give the folder that `softprune train` wrote."
-    )
-
-
-def _finished(folder: RunFolder) -> Run:
-    result = folder.read_result()
-    config = config_to_dict(result.config)
-    copied = (
-        *("name", "model", "data", "method", "command", "seed", "finished", "wall_seconds"),
-        *("images_per_second", "dense", "compact", "best", "last", "table", "sites", "modules", "epochs"),
-    )
-    return Run(
-        path=folder.path,
-        **{name: getattr(result, name) for name in copied},
-        masks=config["masks"],
-        config=config,
-        environment=result.environment.model_dump(),
-        sessions=tuple(session.model_dump() for session in result.sessions),
-        result=result,
     )
 
 
@@ -128,22 +86,22 @@ def _in_training(folder: RunFolder) -> Run:
         "This run has not finished. What is removed is measured against its first recorded epoch, and layers, channels "
         "and the compact network appear when it ends."
     )
-    values = config_to_dict(config)
-    return Run(
+    return Run.model_construct(
         path=folder.path,
         name=config.name or folder.path.name,
         model=config.model.name,
         data=config.data.name,
         method=config.method.name,
         seed=config.seed,
+        command="",
+        finished="",
         wall_seconds=sum(row.seconds for row in epochs),
         dense=first.totals,
         compact=final.totals,
         best=None if best is None else Moment.of(best),
         last=Moment.of(tested[-1]) if tested else None,
         epochs=epochs,
-        masks=values["masks"],
-        config=values,
+        config=config,
         in_progress=True,
         notes=tuple(notes),
     )
