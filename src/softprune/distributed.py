@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -125,12 +126,9 @@ def pick_device(device: str = "auto", local_rank: int = 0) -> torch.device:
     """Resolve ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` to the device of this process."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N. Got {device!r}.") from error
-    if chosen.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
         raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N. Got {device!r}.")
+    chosen = torch.device(device)
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"--device {device} needs a GPU that this PyTorch can use. Got none; try --device cpu.")

@@ -24,10 +24,6 @@ class Quantity:
     is_whole: bool = True
     """Whether figures are whole numbers."""
 
-    def text(self, value: float) -> str:
-        """Return a figure with its unit."""
-        return f"{value:,.0f} {self.unit}" if self.is_whole else f"{value:.4g} {self.unit}"
-
 
 QUANTITIES: dict[str, Quantity] = {
     "macs": Quantity("MACs", 100),
@@ -58,7 +54,7 @@ class Target:
 
     def figure(self, value: float) -> str:
         """Return a figure of this kind with its unit."""
-        return self.quantity.text(value)
+        return f"{value:,.0f} {self.quantity.unit}" if self.quantity.is_whole else f"{value:.4g} {self.quantity.unit}"
 
 
 def read_target(target: TargetLike) -> Target:

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -54,17 +54,9 @@ def require_decoder(randaugment: int = 0) -> None:
     except (RuntimeError, OSError, AttributeError) as error:  # its compiled part does not fit this PyTorch
         raise DataError(
             "data.randaugment is torchvision's RandAugment, which must be built for the PyTorch that is installed. "
-            f"Got torchvision {_installed('torchvision')} with torch {torch.__version__}: {error}. Install the "
+            f"Got torchvision {version('torchvision')} with torch {torch.__version__}: {error}. Install the "
             "torchvision that matches this torch (https://pytorch.org/get-started/previous-versions lists the pairs)."
         ) from error
-
-
-def _installed(package: str) -> str:
-    """Return the version of a package, even of one that cannot be imported."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "of unknown version"
 
 
 def _classes(root: Path, split: str) -> list[str]:

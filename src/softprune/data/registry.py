@@ -31,8 +31,15 @@ class DataEntry:
     """None if the files determine it."""
 
 
-def _cifar(cifar: Cifar) -> Callable[..., DataBundle]:
-    return lambda *, root, device, download, **_: load_cifar(cifar, root or "data", device=device, download=download)
+def _cifar(cifar: Cifar) -> DataEntry:
+    return DataEntry(
+        load=lambda *, root, device, download, **_: load_cifar(cifar, root or "data", device=device, download=download),
+        description=f"60,000 photographs of 32 x 32 pixels, {cifar.num_classes} classes; "
+        "from the official Python files",
+        needs_root=True,
+        input_shape=(3, 32, 32),
+        num_classes=cifar.num_classes,
+    )
 
 
 DATASETS: dict[str, DataEntry] = {
@@ -43,20 +50,8 @@ DATASETS: dict[str, DataEntry] = {
         input_shape=(1, 8, 8),
         num_classes=10,
     ),
-    "cifar10": DataEntry(
-        load=_cifar(CIFAR10),
-        description="60,000 photographs of 32 x 32 pixels, 10 classes; from the official Python files",
-        needs_root=True,
-        input_shape=(3, 32, 32),
-        num_classes=10,
-    ),
-    "cifar100": DataEntry(
-        load=_cifar(CIFAR100),
-        description="60,000 photographs of 32 x 32 pixels, 100 classes; from the official Python files",
-        needs_root=True,
-        input_shape=(3, 32, 32),
-        num_classes=100,
-    ),
+    "cifar10": _cifar(CIFAR10),
+    "cifar100": _cifar(CIFAR100),
     "folder": DataEntry(
         load=lambda *, root, crops, **_: load_folder(root, crops),
         description="your images, in the ImageNet layout: train/CLASS/*.jpeg and val/CLASS/*.jpeg",

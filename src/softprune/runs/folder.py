@@ -16,7 +16,7 @@ from softprune.config.recipes import dump_config, read_config
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
 from softprune.io import create_file, remove_leftovers, unwritable, write_atomically
-from softprune.runs.result import Epoch, Result, Session, parse, parse_result, to_line
+from softprune.runs.result import Epoch, Result, Session, numbered_lines, parse, parse_result, to_line
 
 logger = logging.getLogger(__name__)
 
@@ -162,9 +162,7 @@ class RunFolder:
         if not self.sessions.is_file():
             return []
         sessions = []
-        for number, line in enumerate(self.sessions.read_bytes().split(b"\n"), start=1):
-            if not line.strip():
-                continue
+        for number, line in numbered_lines(self.sessions):
             try:
                 sessions.append(parse(Session, line, f"{self.sessions}, line {number}", "The line is left out."))
             except FileFormatError as error:

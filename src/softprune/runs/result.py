@@ -299,7 +299,7 @@ def read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
     A line that a resumed run wrote again replaces the earlier one.
     """
     rows: dict[int, Epoch] = {}
-    lines = list(_lines(path))
+    lines = list(numbered_lines(path))
     for number, line in lines:
         try:
             row = parse(Epoch, line, f"{path}, line {number}", "Resume the run, which writes the file again.")
@@ -311,7 +311,8 @@ def read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
     return tuple(rows[key] for key in sorted(rows)), False
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that are not empty, with their numbers from one."""
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if line.strip():
             yield number, line
