@@ -4,10 +4,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from softprune.config.recipes import config_to_dict, flat_settings
 from softprune.config.settings import RunConfig, TrackerName
@@ -19,16 +19,6 @@ from softprune.runs.result import Epoch
 logger = logging.getLogger(__name__)
 
 _PROJECT = "softprune"
-
-
-class Tracker(Protocol):
-    """Receives the numbers of a run."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record ``values`` after optimizer step ``step``."""
-
-    def close(self) -> None:
-        """Write what is not written yet. Nothing is recorded afterwards."""
 
 
 class TensorBoard:
@@ -103,11 +93,8 @@ class MLflow:
         self._client.set_terminated(self._id)
 
 
-_FACTORIES: dict[TrackerName, Callable[[Path, RunConfig, int], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "mlflow": MLflow,
-}
+Tracker = TensorBoard | WandB | MLflow
+_FACTORIES: dict[TrackerName, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 _PACKAGES: dict[TrackerName, tuple[str, str]] = {
     "tensorboard": ("torch.utils.tensorboard", "tensorboard"),
     "wandb": ("wandb", "wandb"),
