@@ -13,7 +13,7 @@ from softprune.errors import ConfigError
 from softprune.train.control import EXIT_STOPPED
 
 if TYPE_CHECKING:
-    from softprune.sweep.executor import Executor
+    from softprune.sweep.runner import Executor
 
 EXIT_FAILED = 1
 """Some runs of the sweep failed."""

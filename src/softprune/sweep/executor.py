@@ -1,53 +1,29 @@
-"""Where the runs of a sweep are executed: the interface, and a pool of processes on this machine."""
+"""Execute the runs of a sweep in processes on this machine. A sweep decides what is run and when."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 Arguments = Callable[[], list[str]]
 """Returns the arguments of `softprune` that start the run, or resume it if it was started."""
-
-
-class Task(Protocol):
-    """A run that an executor has started, such as a Popen."""
-
-    def poll(self) -> int | None:
-        """Return the exit code of the run's process, or None while it runs."""
-
-    def terminate(self) -> None:
-        """Ask the run to save and exit."""
-
-
-class Executor(Protocol):
-    """Executes runs. A sweep decides what is run and when; an executor decides where."""
-
-    def free_slots(self) -> int:
-        """Return how many more runs can be started now."""
-
-    def start(self, arguments: Arguments, log: Path, lock: IO[str]) -> Task:
-        """Start a run whose output is appended to ``log``.
-
-        ``lock`` is the run's lock file, locked. A process that can outlive the sweep must inherit it.
-        """
-
-    def close(self) -> None:
-        """Release what the executor holds."""
 
 
 class LocalPool:
     """Runs ``jobs`` processes side by side on this machine, and assigns ``devices`` to them in turn."""
 
     def __init__(self, jobs: int = 1, devices: Sequence[str] = ("auto",)) -> None:
-        self._tasks: list[Task | None] = [None] * jobs
+        self._tasks: list[subprocess.Popen[bytes] | None] = [None] * jobs
         self._devices = devices
 
     def free_slots(self) -> int:
+        """Return how many more runs can be started now."""
         return len(self._free())
 
-    def start(self, arguments: Arguments, log: Path, lock: IO[str]) -> Task:
+    def start(self, arguments: Arguments, log: Path, lock: IO[str]) -> subprocess.Popen[bytes]:
+        """Start a run whose output is appended to ``log``; ``lock`` is the run's lock file, locked."""
         slot = self._free()[0]
         environment = dict(os.environ)
         if len(self._tasks) > 1:
@@ -70,7 +46,7 @@ class LocalPool:
         return task
 
     def close(self) -> None:
-        pass
+        """Release what the executor holds: nothing here."""
 
     def _free(self) -> list[int]:
         return [slot for slot, task in enumerate(self._tasks) if task is None or task.poll() is not None]

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import signal
+import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +13,14 @@ from typing import IO, Any, Literal
 from softprune.errors import FileFormatError
 from softprune.io import unwritable, write_atomically
 from softprune.runs.result import Epoch, read_metrics
-from softprune.sweep.executor import Executor, LocalPool, Task
+from softprune.sweep.executor import LocalPool
 from softprune.sweep.grid import LOGS, Cell, Sweep
+from softprune.sweep.ray_executor import RayExecutor
+from softprune.sweep.ray_task import RayTask
 from softprune.sweep.search import Search
 from softprune.train.control import EXIT_STOPPED, StopSignal
 
+Executor = LocalPool | RayExecutor
 State = Literal["waiting", "running", "done", "failed", "stopped", "blocked", "dropped"]
 """`blocked`: the run that it comes after has no result. `dropped`: ended early by the search."""
 
@@ -31,7 +35,7 @@ class Job:
     state: State = "waiting"
     seconds: float = 0.0
     """Running time in this call of the sweep."""
-    task: Task | None = None
+    task: subprocess.Popen[bytes] | RayTask | None = None
     _lock: IO[str] | None = field(default=None, repr=False)
     _began: float = 0.0
     _asked_to_stop: bool = False
