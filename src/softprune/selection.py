@@ -77,9 +77,11 @@ def _with_unread(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
 def _listed(option: str, globs: str | Iterable[str]) -> list[str]:
     listed = [globs] if isinstance(globs, str) else list(globs) if isinstance(globs, Iterable) else None
     if listed is None or not all(isinstance(glob, str) for glob in listed):
+        modules = any(isinstance(glob, nn.Module) for glob in listed or ())
         raise ConfigError(
-            f"`{option}` must be a module name or several, with * and ? as wildcards. Got {globs!r}; "
-            "pass a string or a list of strings."
+            f"`{option}` must be a module name or several, with * and ? as wildcards. "
+            f"Got {'modules' if modules else repr(globs)}; pass a string or a list of strings, such as 'layer1.*' "
+            "(model.named_modules() lists the names)."
         )
     return listed
 

@@ -288,7 +288,7 @@ def test_compiled_code_sees_strength_and_decision_change_in_place():
     for final in (False, True):
         if final:
             pruner.decide()
-        pruner.strength = 0.01 + final
+        pruner.strength.fill_(0.01 + final)
         pruner.clock.forward.zero_()
         expected = objective()
         pruner.clock.forward.zero_()

@@ -49,10 +49,13 @@ def test_kinds_of_sites_that_would_help_are_named() -> None:
     example = torch.randn(1, 3, 8, 8)
     with pytest.raises(ModelError, match=r"Use SoftPruner with site_kinds=\('linear',\).*: \"linear\" 1\."):
         sp.SoftPruner(linear, example)
-    assert sp.SoftPruner(linear, example, site_kinds=("linear",)).graph.sites
+    masked = sp.SoftPruner(linear, example, site_kinds=("linear",))
+    assert masked.graph.sites
+    masked.detach()
     with pytest.raises(ModelError) as refusal:
         sp.SoftPruner(linear, example, exclude="*")
     assert "site_kinds" not in str(refusal.value)
+    assert str(refusal.value).endswith("Change `include` and `exclude`.")
 
 
 def test_an_example_of_the_wrong_shape() -> None:
@@ -91,6 +94,7 @@ def test_contradictory_and_impossible_arguments() -> None:
         ({"masks": {}}, "`masks` must be a MaskConfig. Got {}"),
         ({"include": 5}, "`include` must be a module name or several"),
         ({"exclude": ["bn1", 5]}, r"`exclude` must be .* Got \['bn1', 5\]; pass a string"),
+        ({"exclude": [nn.ReLU()]}, r"Got modules; pass a string or .*named_modules\(\) lists the names"),
     ],
 )
 def test_arguments_of_the_wrong_kind(options: dict[str, object], says: str) -> None:

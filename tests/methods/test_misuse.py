@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,60 @@ def test_a_forgotten_loss_is_noticed_by_the_first_step(caplog: pytest.LogCapture
     step(pruner, optimizer, forget=True)
     assert caplog.text.count("without pruner.loss") == 1
     assert "softprune" in caplog.records[-1].getMessage()
+
+
+def test_steps_in_eval_mode_are_noticed_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    optimizer = sgd(pruner)
+    pruner.model.eval()
+    for _ in range(2):
+        pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1])).backward()
+        optimizer.step()
+    assert caplog.text.count("with the model in eval mode") == 1
+    assert "call model.train() before the forward pass" in caplog.text
+    assert "without pruner.loss" not in caplog.text
+
+
+def with_target(**options: Any) -> SoftPruner:
+    return SoftPruner(Chain(), batch()[0], target={"macs": 0.5}, total_steps=4, **options)
+
+
+def test_steps_after_the_last_one_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    pruner = with_target()
+    optimizer = sgd(pruner)
+    train(pruner, optimizer, 4)
+    assert "total_steps" not in caplog.text
+    train(pruner, optimizer, 8, first=4)
+    assert caplog.text.count("training goes on after total_steps=4: the cut was final after step 2 and stays") == 1
+    status = pruner.status
+    assert status is not None
+    assert status.cost <= status.limit
+
+
+def test_a_target_that_is_set_later_is_refused() -> None:
+    for pruner in (with_target(), SoftPruner(Chain(), batch()[0]), L1Pruner(Chain(), batch()[0], target={"macs": 0.5})):
+        before = pruner.target
+        with pytest.raises(ConfigError, match=r"set when it is made. Got {'macs': 0.3}.*pruner.detach\(\) or pruner.c"):
+            pruner.target = {"macs": 0.3}
+        assert pruner.target == before
+    assert before is not None
+    assert (before.key, before.amount) == ("macs", 0.5)
+
+
+def test_a_strength_beside_a_target_is_refused() -> None:
+    pruner = with_target()
+    before = float(pruner.strength)
+    with pytest.raises(ConfigError, match=r"adjusts the strength itself. Got strength = 0.01; set it for"):
+        pruner.strength = 0.01
+    assert float(pruner.strength) == before
+
+
+def test_a_pruner_with_a_target_that_has_ended() -> None:
+    pruner = with_target()
+    pruner.detach()
+    for call in (pruner.compact, pruner.decide, pruner.masks, pruner.summary, lambda: pruner.status):
+        with pytest.raises(ModelError, match=r"cannot be used after detach\(\).*make a new pruner"):
+            call()
 
 
 def test_a_method_without_a_penalty_needs_no_loss(caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,7 @@ def test_only_the_likeliest_dead_are_pushed() -> None:
     spread_scales(model)
     images, _ = batch()
     pruner = TargetSoftPruner(model, images, ratio=0.3, strength=2.0)
-    assert pruner.target == 6
+    assert pruner.count == 6
     extra = pruner.loss(torch.zeros(()))
     beta = torch.cat([model[1].bias, model[4].bias])
     gamma = torch.cat([model[1].weight, model[4].weight])

@@ -75,7 +75,7 @@ class Budget(Limit):
         if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
             raise ConfigError(
                 "`target` needs `total_steps`, the number of optimizer steps of the whole training. "
-                f"Got total_steps = {total_steps!r}."
+                f"Got total_steps = {total_steps!r}; pass epochs * len(loader), divided by the micro-batches of a step."
             )
         if not isinstance(final_at, int | float) or not 0 < final_at < 1:
             raise ConfigError(

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softprune.budget import BudgetStatus
+from softprune.budget import BudgetStatus, Limit
+from softprune.config.target import Target
 from softprune.costs import fastest_multiple, fitting_multiple
 from softprune.errors import CheckpointError, ConfigError, first_few
 from softprune.graph import ChannelGraph, ExampleLike, Site
@@ -35,6 +36,12 @@ from softprune.selection import Globs, read_graph
 
 logger = logging.getLogger(__name__)
 
+_WITHOUT_LOSS = {
+    True: ("without pruner.loss(...)", "call loss = pruner.loss(task_loss) before loss.backward()"),
+    False: ("with the model in eval mode", "call model.train() before the forward pass"),
+}
+"""What is wrong with a step to which the method added nothing, and the remedy, by whether the model trains."""
+
 
 class Pruner(CuttableModel):
     """A pruning method applied to a model. Subclasses define the gate of each site and the work around a step.
@@ -56,6 +63,8 @@ class Pruner(CuttableModel):
     """Whether the decision depends on BatchNorm shifts, on which weight decay would then act."""
     updates_on_step: bool = True
     """Whether :meth:`update_strength` runs after every optimizer step."""
+    _limit: Limit | None = None
+    """The target's, where there is one."""
 
     def __init__(
         self, model: nn.Module, example: ExampleLike, *, strength: float = 0.0, **options: Unpack[PrunerOptions]
@@ -161,9 +170,27 @@ class Pruner(CuttableModel):
 
     @strength.setter
     def strength(self, value: float | Tensor) -> None:
+        self._check_strength(value)
+        self._set_strength(value)
+
+    def _check_strength(self, value: float | Tensor) -> None:
         check_strength(value)
+
+    def _set_strength(self, value: float | Tensor) -> None:
         # In place, so that a captured CUDA graph sees the new value.
         self.strength.copy_(torch.as_tensor(value))
+
+    @property
+    def target(self) -> Target | None:
+        """What the cut must meet; None without a target. It is set when the pruner is made."""
+        return None if self._limit is None else self._limit.target
+
+    @target.setter
+    def target(self, value: object) -> None:
+        raise ConfigError(
+            f"the target of a pruner is set when it is made. Got {value!r} for a pruner that exists; make a new one "
+            "from what pruner.detach() or pruner.compact() returns."
+        )
 
     @property
     def penalty(self) -> Tensor:
@@ -254,8 +281,8 @@ class Pruner(CuttableModel):
         if self.penalised and self.updates_on_step and not self._loss_called and not self._loss_warned:
             self._loss_warned = True
             logger.warning(
-                "softprune: an optimizer step ran without pruner.loss(...), so nothing was added to the task loss: "
-                "call loss = pruner.loss(task_loss) before loss.backward()"
+                "softprune: an optimizer step ran %s, so nothing was added to the task loss: %s",
+                *_WITHOUT_LOSS[self.model.training],
             )
         self._loss_called = False
         # GradScaler calls a fused optimizer even when it skips the step; the flag is then on the optimizer.
@@ -309,5 +336,5 @@ class Pruner(CuttableModel):
                     f"{key!r} is {value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
                 )
         self.clock.load_state_dict(state["clock"])
-        self.strength = float(state["strength"])
+        self._set_strength(float(state["strength"]))
         self._begun = bool(state["begun"])

@@ -128,7 +128,8 @@ def nothing_to_prune(model: nn.Module, graph: ChannelGraph, chosen: bool) -> Mod
     if not names:
         return ModelError(
             "softprune masks BatchNorms that an activation follows. "
-            f"Got a {type(model).__name__} without any BatchNorm: there is nothing to prune here."
+            f"Got a {type(model).__name__} without any BatchNorm: there is nothing to prune here. Use a variant of the "
+            "network that has them."
         )
     reasons = [
         f"{', '.join(who[:2])}{f' and {len(who) - 2} more' if len(who) > 2 else ''}: {why}"
@@ -137,7 +138,7 @@ def nothing_to_prune(model: nn.Module, graph: ChannelGraph, chosen: bool) -> Mod
     shown = "; ".join(reasons[:5]) + (f"; and {len(reasons) - 5} more reasons" if len(reasons) > 5 else "")
     further = {} if chosen else graph.further_kinds()
     counts = ", ".join(f'"{kind}" {count}' for kind, count in further.items())
-    remedy = (
-        f" Use SoftPruner with site_kinds={tuple(further)!r}, which may mask some of them: {counts}." if further else ""
-    )
-    return ModelError(f"no BatchNorm of this {type(model).__name__} can be masked. {shown}.{remedy}")
+    remedy = "Change `include` and `exclude`" if chosen else "docs/sites.md says which BatchNorms can be masked"
+    if further:
+        remedy = f"Use SoftPruner with site_kinds={tuple(further)!r}, which may mask some of them: {counts}"
+    return ModelError(f"no BatchNorm of this {type(model).__name__} can be masked. {shown}. {remedy}.")

@@ -107,7 +107,6 @@ class StoredPruner(Pruner):
                 f"`latency_batch` needs a `target`. Got {latency_batch!r} without one; set `target`, or leave it out."
             )
         super().__init__(model, example, strength=strength, **options)
-        self._limit: Limit | None = None
         if target is None:
             return
         try:

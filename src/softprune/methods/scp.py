@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 from collections.abc import Iterable
 from typing import Any, Unpack
 
@@ -99,7 +100,8 @@ class SoftPruner(Pruner):
                     batch=latency_batch,
                     cost_weighting=cost_weighting,
                 )
-                self.strength = self.budget.controller.strength
+                self._limit = self.budget
+                self._set_strength(self.budget.controller.strength)
             elif cost_weighting != 0:
                 self._weigh_costs(cost_weighting)
         except BaseException:
@@ -152,6 +154,14 @@ class SoftPruner(Pruner):
 
     # --- a target ------------------------------------------------------------------------------------------------
 
+    def _check_strength(self, value: float | Tensor) -> None:
+        super()._check_strength(value)
+        if self.budget is not None:
+            raise ConfigError(
+                "a target adjusts the strength itself. "
+                f"Got strength = {float(value):g}; set it for a pruner without a target only."
+            )
+
     @property
     def status(self) -> BudgetStatus | None:
         """Where the budget is; None without a target. Counts the cost of a cut now, so call it once per epoch."""
@@ -165,7 +175,7 @@ class SoftPruner(Pruner):
             strength = self.budget.update(step)
             if not math.isfinite(strength):
                 check_values(self.model)  # raises: training has diverged
-            self.strength = strength
+            self._set_strength(strength)
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
         super()._after_optimizer_step(optimizer)
@@ -175,12 +185,21 @@ class SoftPruner(Pruner):
         if self._steps_until_update > 0:
             return
         # Reading the clock waits for the device, hence only when an update may be due.
-        step = int(self.clock.step)
+        step, last = int(self.clock.step), self.budget.total_steps
+        if step > last:
+            logger.warning(
+                "softprune: training goes on after total_steps=%d: the cut was final after step %s and stays. Pass the "
+                "optimizer steps of the whole training, such as epochs * len(loader)",
+                last,
+                self.budget.finalised_step,
+            )
+            self._steps_until_update = sys.maxsize
+            return
         self.update_strength(step)
-        following = self.budget.next_update(step)
-        self._steps_until_update = self.budget.total_steps if following is None else following - step
+        self._steps_until_update = (self.budget.next_update(step) or last + 1) - step
 
     def decide(self) -> dict[str, Tensor]:
+        self._network.check_in_place()
         if self.budget is not None:
             self.budget.finalise()
         return super().decide()
@@ -189,6 +208,7 @@ class SoftPruner(Pruner):
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
     ) -> nn.Module:
         check_cut(round_to, gathers)
+        self._network.check_in_place()
         if self.budget is not None:
             if not gathers or round_to not in (None, self.round_to):
                 raise ConfigError(

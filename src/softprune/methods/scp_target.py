@@ -47,7 +47,7 @@ class TargetSoftPruner(SoftPruner):
         device = self.clock.step.device
         words = [channel_words(self.clock.seed, number, site.width) for number, site in enumerate(self.sites)]
         self._shuffle = torch.argsort(torch.cat(words), stable=True).to(device)
-        self.target = round(self.ratio * len(self._shuffle))
+        self.count = round(self.ratio * len(self._shuffle))
         # The terms of the step before and of this one; nothing rises above infinity.
         self._before = torch.full((len(self._shuffle),), torch.inf, device=device)
         self._now = self._before.clone()
@@ -64,7 +64,7 @@ class TargetSoftPruner(SoftPruner):
         # Untrained channels are all alike. In the order of the layers the first layers would be chosen whole.
         order = self._shuffle[torch.argsort(torch.cat(alive)[self._shuffle], stable=True)]
         chosen = torch.zeros_like(order, dtype=torch.bool)
-        chosen.index_fill_(0, order[: self.target], True)  # an assignment would copy a scalar from the host
+        chosen.index_fill_(0, order[: self.count], True)  # an assignment would copy a scalar from the host
         return torch.cat(terms), chosen, chosen & ~torch.cat(dead)
 
     def _extra_loss(self) -> Tensor:
