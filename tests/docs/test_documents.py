@@ -30,6 +30,7 @@ DOCUMENTS = [
     "docs/export.md",
     "docs/bench.md",
     "docs/one-shot.md",
+    "docs/sites.md",
     "docs/own-model.md",
 ]
 NEEDS = {
