@@ -24,7 +24,9 @@ def test_weights_come_from_safetensors_and_state_dicts(tmp_path: Path) -> None:
     save_file(state, tmp_path / "w.safetensors")
     torch.save(state, tmp_path / "plain.pt")
     torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "ddp.pt")
-    for file in ("w.safetensors", "plain.pt", "ddp.pt"):
+    torch.save({"model_state_dict": state, "epoch": 3}, tmp_path / "nested.pt")
+    torch.save({f"_orig_mod.{name}": value for name, value in state.items()}, tmp_path / "compiled.pt")
+    for file in ("w.safetensors", "plain.pt", "ddp.pt", "nested.pt", "compiled.pt"):
         loaded = starting_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)[0].state_dict()
         assert all(torch.equal(loaded[name], state[name]) for name in state), file
 
@@ -44,6 +46,18 @@ def test_weights_unpack_to_no_more_than_the_file(tmp_path: Path) -> None:
                 archive.writestr(name, content)
         with pytest.raises(FileFormatError, match=f"Got {path}.*{says}"):
             starting_network(ModelConfig(weights=str(path)), 10, 0)[0]
+
+
+def test_files_that_hold_no_state_dict_say_what_to_save(tmp_path: Path) -> None:
+    network = starting_network(ModelConfig(), 10, 0)[0]
+    torch.save(network, tmp_path / "module.pt")
+    torch.save({"weights": network.state_dict(), "epoch": 3}, tmp_path / "nested.pt")
+    for file, says in (
+        ("module.pt", r"module.pt, which holds other objects.*save model\.state_dict\(\) instead\.$"),
+        ("nested.pt", "alone or under 'state_dict', 'model_state_dict' or 'model'. Got the keys epoch, weights in"),
+    ):
+        with pytest.raises(FileFormatError, match=says):
+            starting_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)
 
 
 class _Evil:

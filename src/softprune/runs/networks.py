@@ -220,13 +220,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise FileFormatError(f"model.weights must be readable. Got {path}: {error}") from error
     except Exception as error:  # torch.load's refusals of unsafe pickles have no public common class
         raise FileFormatError(
-            f"model.weights must hold tensors only (a state_dict), so that reading it runs no code. Got {path}: {error}"
+            f"model.weights must hold tensors only, so that reading it runs no code. Got {path}, which holds other "
+            "objects, a whole module for example; save model.state_dict() instead."
         ) from error
-    for wrapper in ("state_dict", "model"):
-        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
-            content = content[wrapper]
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
     _check_state(content, path)
-    return {name.removeprefix("module."): value for name, value in content.items()}
+    # The names that DDP and torch.compile write.
+    return {name.removeprefix("module.").removeprefix("_orig_mod."): value for name, value in content.items()}
 
 
 def _check_state(content: Any, path: Path) -> None:
@@ -234,4 +236,8 @@ def _check_state(content: Any, path: Path) -> None:
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     ):
-        raise FileFormatError(f"model.weights must hold a state_dict. Got {type(content).__name__} in {path}.")
+        keys = f"the keys {first_few(sorted(map(str, content)))}" if isinstance(content, dict) else ""
+        raise FileFormatError(
+            "model.weights must hold a state_dict, alone or under 'state_dict', 'model_state_dict' or 'model'. "
+            f"Got {keys or type(content).__name__} in {path}."
+        )
