@@ -50,7 +50,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         if not options.only or any(fnmatch.fnmatchcase(entry.name, glob) for glob in options.only)
     ]
     before = [json.loads(path.read_text(encoding="utf-8")) for path in (options.out, *options.merge) if path.exists()]
-    rows = {(row["source"], row["name"]): row for record in before for row in record["rows"]}
+    rows = {  # rows of several commits may come together in one record: each has its own
+        (row["source"], row["name"]): {"commit": _commit(record["environment"])} | row
+        for record in before
+        for row in record["rows"]
+    }
     if options.merge:
         return _write(options.out, rows, before[-1]["environment"])
     environment = describe_environment(torch.device("cpu")).model_dump() | _versions()
@@ -59,7 +63,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         if options.resume and all(each.get("status") in DONE for each in (row, row.get("all_kinds", {}))):
             continue
         row = in_own_process(entry, functools.partial(examine_both, steps=options.steps), options.timeout)
-        rows[entry.source, entry.name] = row
+        rows[entry.source, entry.name] = row | {"commit": _commit(environment)}
         print(line(row), flush=True)
         if "all_kinds" in row:
             print(line({"name": "  all kinds"} | row["all_kinds"]), flush=True)
@@ -139,6 +143,11 @@ def line(row: dict[str, Any]) -> str:
         f"{'' if row['predicted'] else '  MACs or params mispredicted'}"
         f"{'' if row.get('loss_is_finite', True) else '  loss not finite'}"
     )
+
+
+def _commit(environment: dict[str, Any]) -> str:
+    git = environment["git"] or {"commit": "unknown", "changed": False}
+    return git["commit"][:12] + ("+" if git["changed"] else "")
 
 
 def _versions() -> dict[str, str]:

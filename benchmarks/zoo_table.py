@@ -13,6 +13,7 @@ KINDS = ("default", "all kinds")
 def render(record: dict[str, Any]) -> str:
     """The whole page."""
     rows, environment = record["rows"], record["environment"]
+    commits = Counter(row["commit"] for row in rows)
     lines = [
         "# The zoo",
         "",
@@ -29,6 +30,7 @@ def render(record: dict[str, Any]) -> str:
         "",
         f"Measured with torch {environment['torch']}, torchvision {environment['torchvision']}, timm "
         f"{environment['timm']}, softprune {environment['softprune']} on {environment['device']}, one thread.",
+        f"Commits: {', '.join(f'{commit} ({count} networks)' for commit, count in commits.most_common())}.",
         "",
         "Of two figures the first is by default, the second with all kinds of sites.",
         "",

@@ -80,8 +80,13 @@ def test_records_of_parts_are_merged_in_order(zoo: ModuleType, tmp_path: Path, m
     parts = [tmp_path / f"{part}.json" for part in (1, 2)]
     rows = [zoo.main(["--part", str(part), "2", "--out", str(path)])["rows"] for part, path in enumerate(parts, 1)]
     assert [[row["name"] for row in part] for part in rows] == [["a", "c"], ["b"]]
+    other = json.loads(parts[1].read_text(encoding="utf-8"))
+    other["environment"]["git"] = {"commit": "0" * 40, "changed": True}
+    del other["rows"][0]["commit"]
+    parts[1].write_text(json.dumps(other), encoding="utf-8")
     merged = zoo.main(["--out", str(tmp_path / "all.json"), "--merge", *map(str, parts)])
     assert [row["name"] for row in merged["rows"]] == ["a", "b", "c"]
+    assert [row["commit"] == "0" * 12 + "+" for row in merged["rows"]] == [False, True, False]
 
 
 def test_the_pages_are_rendered_from_the_record(zoo: ModuleType, record: dict) -> None:
