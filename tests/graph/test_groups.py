@@ -74,7 +74,7 @@ def test_a_stream_between_zero_channels_enters_the_next_one(name: str, offset: i
     first, second = (site for site in graph.sites if site.kind == "stream")
     assert (first.width, first.points, first.entering) == (4, (("bn",), ("bn2",)), ())
     assert (second.width, second.points) == (8, (("bn4",), ("bn6",)))
-    assert second.entering == ((offset, ("bn",)), (offset, ("bn2",)))
+    assert second.entering == ((offset, (("bn",), ("bn2",))),)
     assert {first.activation, second.activation} == {"relu"}
 
 
@@ -99,7 +99,7 @@ def test_a_stream_enters_all_that_follow_at_the_sum_of_the_paddings() -> None:
         ("stream", (("bn1",),), "none"),
         ("stream", (("bn2",),), "none"),
     ]
-    assert [site.entering for site in streams] == [((1, ("bn",)),), ((3, ("bn1",)), (4, ("bn",)))]
+    assert [site.entering for site in streams] == [((1, (("bn",),)),), ((3, (("bn1",),)), (4, (("bn",),)))]
     # Without the first BatchNorm, no mask makes the channels zero that enter.
     assert grouped(Stages(raw=True)) == {}
 

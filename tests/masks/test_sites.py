@@ -117,7 +117,7 @@ def masked_stages():
     model, clock = Stages(), Clock(3)
     gates = [SoftGate(CONFIG, clock, number) for number in range(2)]
     narrow = mask_group_([list(model.first.norms)], gates[0])
-    wide = mask_group_([[norm] for norm in model.second.norms], gates[1], ((1, tuple(model.first.norms)),))
+    wide = mask_group_([[norm] for norm in model.second.norms], gates[1], ((1, (tuple(model.first.norms),)),))
     return model, clock, gates, narrow, wide
 
 
@@ -135,7 +135,7 @@ def test_a_channel_is_dead_only_if_what_enters_is_dead():
     for norm in (*plain.first.norms, *plain.second.norms):
         unmask_(norm)
     points = [[f"second.norms.{number}"] for number in range(4)]
-    entering = [(1, [f"first.norms.{number}" for number in range(4)])]
+    entering = [(1, [[f"first.norms.{number}" for number in range(4)]])]
     assert torch.equal(gates[1].hard(norms_of(plain, "second.norms.0", points, entering)), gates[1].hard(wide))
 
 

@@ -30,8 +30,8 @@ ZERO = -2
 NO_ACTIVATION = "none"
 
 Point = frozenset[int]
-Entering = tuple[tuple[int, tuple[str, ...]], ...]
-"""Points of narrower streams, each with the channel of the wider stream at which its first channel enters."""
+Entering = tuple[tuple[int, tuple[tuple[str, ...], ...]], ...]
+"""Points of narrower streams, with the channel of the wider stream at which their first channel enters."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,17 @@ def find_groups(ops: Sequence[Op], atoms: int, widths: Mapping[str, int], single
         if len(numbers) > 1 and len(points) == 1 and activation != NO_ACTIVATION and not sources:
             continue  # a sum that is not added to anything later
         kind = "linear" if len(numbers) == 1 and not sources else "stream"
-        entering = ((offset, _named(point, names)) for source, offset in sources for point in found[source][0])
-        groups.append(Group(kind, tuple(_named(point, names) for point in points), activation, tuple(entering)))
+        entering = tuple((offset, _all_named(found[source][0], names)) for source, offset in sources)
+        groups.append(Group(kind, _all_named(points, names), activation, entering))
     return tuple(groups)
 
 
 def _named(point: Collection[int], names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names[number] for number in sorted(point))
+
+
+def _all_named(points: Sequence[Point], names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    return tuple(_named(point, names) for point in points)
 
 
 class _Sums(ForwardAnalysis):

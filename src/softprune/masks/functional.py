@@ -96,6 +96,8 @@ def sum_of(betas: Sequence[Tensor], gammas: Sequence[Tensor]) -> tuple[Tensor, T
     Beyond the paper, for BatchNorms whose outputs are added before the activation. The channels are taken as
     independent.
     """
+    if len(betas) == 1:
+        return betas[0], gammas[0]
     # The gradient of this norm is 0, not NaN, where all scales are 0.
     scale = torch.linalg.vector_norm(torch.stack([_raise(gamma) for gamma in gammas]), dim=0)
     return torch.stack([_raise(beta) for beta in betas]).sum(0), scale

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.config.method import MaskConfig
 from softprune.errors import ModelError
 from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold, is_masked, unmask_
 from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss, sparsity_terms
 from softprune.masks.gates import MaskDecision, SoftGate
-from softprune.masks.sites import affine_in, dead_at_every_point, join_points
+from softprune.masks.sites import EnteringPoints, dead_at_every_point, join_points, with_entering
 from softprune.rng import Clock, channel_words, logistic_noise
 
 
@@ -29,9 +28,8 @@ class SiteBatch:
     """One BatchNorm of each site; where sites have several, the first ones of all sites, then the second ones, ..."""
     structure: tuple[int, ...]
     """BatchNorms per point, the same in all sites; see :mod:`softprune.masks.sites`."""
-    entering: list[tuple[int, int, _BatchNorm]]
-    """Width of a site, first channel and BatchNorm of a stream that enters it, in the order of `modules`."""
-    entering_structure: tuple[int, ...]
+    entering: EnteringPoints
+    """Streams that enter that of the site, which is the only one of its batch then."""
     config: MaskConfig
     activation: str
     clock: Clock
@@ -46,7 +44,7 @@ class SiteBatch:
 
     def loss(self, beta: Tensor, gamma: Tensor) -> Tensor:
         """Return the sparsity loss of all sites, given what :meth:`parameters` returned."""
-        beta, gamma = self._joined(beta, gamma, self.structure)
+        beta, gamma = self.sites(beta, gamma)
         if not self.weighted:
             return sparsity_loss(beta, gamma, self.config, self.activation)
         gates = (module.gate for module in self.site_modules)
@@ -65,20 +63,13 @@ class SiteBatch:
 
     def sites(self, beta: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
         """Return beta and gamma of the sites from those of :meth:`parameters`."""
-        return self._joined(beta, gamma, (*self.structure, *self.entering_structure))
-
-    def _joined(self, beta: Tensor, gamma: Tensor, structure: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        columns, used = self.members + sum(self.entering_structure), sum(structure)
-        if columns == 1:
+        if self.members == 1:
             return beta, gamma
-        return join_points(beta.chunk(columns)[:used], gamma.chunk(columns)[:used], structure)
+        return join_points(beta.chunk(self.members), gamma.chunk(self.members), self.structure)
 
     def parameters(self) -> tuple[Tensor, Tensor]:
-        """Return beta and gamma of all BatchNorms, concatenated; first those of `modules`."""
-        entering = [affine_in(*each) for each in self.entering]
-        betas = [*(module.bias for module in self.modules), *(beta for beta, _ in entering)]
-        gammas = [*(module.weight for module in self.modules), *(gamma for _, gamma in entering)]
-        return torch.cat(betas), torch.cat(gammas)
+        """Return beta and gamma of all BatchNorms, concatenated."""
+        return torch.cat([m.bias for m in self.modules]), torch.cat([m.weight for m in self.modules])
 
 
 Chain = Callable[[SiteBatch, Tensor, Tensor], Folded]
@@ -87,14 +78,12 @@ Chain = Callable[[SiteBatch, Tensor, Tensor], Folded]
 
 def draw_chain(batch: SiteBatch, beta: Tensor, gamma: Tensor) -> Folded:
     """The samples of all sites of a batch in a row, folded into their affines."""
-    dead = dead_at_every_point(dead_probability(*batch.sites(beta, gamma), batch.config, batch.activation))
+    points = with_entering(*batch.sites(beta, gamma), batch.entering)
+    dead = dead_at_every_point(dead_probability(*points, batch.config, batch.activation))
     n = relaxed_sample(dead, logistic_noise(batch.clock, batch.words, dead.dtype), batch.config)
     if batch.decision is not None:
         n = torch.where(batch.decision.in_force & ~batch.allowed(), 0.0, n)
-    n = n if batch.members == 1 else n.repeat(batch.members)
-    if batch.entering:
-        beta, gamma = beta[: len(n)], gamma[: len(n)]
-    return fold(n, gamma, beta)
+    return fold(n if batch.members == 1 else n.repeat(batch.members), gamma, beta)
 
 
 class MaskBank:
@@ -197,7 +186,8 @@ def _key(module: MaskedBatchNorm) -> tuple[Any, ...]:
         return (gate,)
     weight = module.weight
     shared = (gate.clock, gate.clock.seed, gate.constants, gate.activation, _decision(gate), gate.weight is not None)
-    return gate, *shared, weight.device, weight.dtype, _structure(module), _entering_structure(module)
+    alone = gate if module.entering else None
+    return gate, *shared, weight.device, weight.dtype, alone, *_structure(module)
 
 
 def _is_first(module: MaskedBatchNorm) -> bool:
@@ -207,10 +197,6 @@ def _is_first(module: MaskedBatchNorm) -> bool:
 
 def _structure(module: MaskedBatchNorm) -> tuple[int, ...]:
     return tuple(len(point) for point in module.group) or (1,)
-
-
-def _entering_structure(module: MaskedBatchNorm) -> tuple[int, ...]:
-    return tuple(len(point) for _, point in module.entering)
 
 
 def _decision(gate: SoftGate) -> MaskDecision | None:
@@ -227,14 +213,10 @@ def _site_batch(modules: list[MaskedBatchNorm]) -> SiteBatch:
     ]
     first, sites = gates[0], [[bn for point in each.group for bn in point] or [each] for each in modules]
     members = [bn for column in zip(*sites, strict=True) for bn in column]
-    entering = [
-        [(each.num_features, offset, bn) for offset, point in each.entering for bn in point] for each in modules
-    ]
     return SiteBatch(
         members,
         _structure(modules[0]),
-        [placed for column in zip(*entering, strict=True) for placed in column],
-        _entering_structure(modules[0]),
+        modules[0].entering,
         first.config,
         first.activation,
         first.clock,

@@ -19,7 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.masks.functional import sum_of
 
 Points = tuple[tuple[_BatchNorm, ...], ...]
-EnteringPoints = tuple[tuple[int, tuple[_BatchNorm, ...]], ...]
+Names = Sequence[Sequence[str]]
+EnteringPoints = tuple[tuple[int, Points], ...]
 _QUANTILE = 1.645  # of the normal distribution at 0.95, the threshold of SCP
 
 
@@ -40,9 +41,7 @@ class GroupedNorms:
         return self.group[0][0].num_features
 
 
-def norms_of(
-    network: nn.Module, name: str, points: Sequence[Sequence[str]], entering: Iterable[tuple[int, Sequence[str]]] = ()
-) -> _BatchNorm:
+def norms_of(network: nn.Module, name: str, points: Names, entering: Iterable[tuple[int, Names]] = ()) -> _BatchNorm:
     """Return what a gate takes for the site `name` of `network`, which may be an unmasked copy."""
     norm = network.get_submodule(name)
     if not points or hasattr(norm, "group"):
@@ -51,14 +50,14 @@ def norms_of(
 
 
 def modules_of(
-    network: nn.Module, points: Iterable[Sequence[str]], entering: Iterable[tuple[int, Sequence[str]]] = ()
+    network: nn.Module, points: Names, entering: Iterable[tuple[int, Names]]
 ) -> tuple[Points, EnteringPoints]:
     """Return the BatchNorms of a site, and those that enter it, for their names."""
 
-    def of(point: Sequence[str]) -> tuple[_BatchNorm, ...]:
-        return tuple(cast(_BatchNorm, network.get_submodule(name)) for name in point)
+    def of(points: Names) -> Points:
+        return tuple(tuple(cast(_BatchNorm, network.get_submodule(name)) for name in point) for point in points)
 
-    return tuple(of(point) for point in points), tuple((offset, of(point)) for offset, point in entering)
+    return of(points), tuple((offset, of(inner)) for offset, inner in entering)
 
 
 def site_affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
@@ -66,17 +65,26 @@ def site_affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
     group: Points = getattr(norm, "group", ())
     if not group:
         return norm.bias, norm.weight
-    placed: EnteringPoints = (*((0, point) for point in group), *cast(Any, norm).entering)
-    flat = [affine_in(norm.num_features, offset, each) for offset, point in placed for each in point]
-    return join_points(
-        [beta for beta, _ in flat], [gamma for _, gamma in flat], tuple(len(point) for _, point in placed)
-    )
+    return with_entering(*_affine_of(group), cast(Any, norm).entering)
 
 
-def affine_in(width: int, offset: int, norm: _BatchNorm) -> tuple[Tensor, Tensor]:
-    """Return beta and gamma of `norm`, whose first channel is number `offset` of `width`; those of zeros are 0."""
-    around = (offset, width - offset - norm.num_features)
-    return (F.pad(norm.bias, around), F.pad(norm.weight, around)) if any(around) else (norm.bias, norm.weight)
+def _affine_of(points: Points) -> tuple[Tensor, Tensor]:
+    flat = [each for point in points for each in point]
+    structure = tuple(len(point) for point in points)
+    return join_points([each.bias for each in flat], [each.weight for each in flat], structure)
+
+
+def with_entering(beta: Tensor, gamma: Tensor, entering: EnteringPoints) -> tuple[Tensor, Tensor]:
+    """Return shifts and scales of a site's points, followed by those of the streams that enter it, between zeros."""
+    if not entering:
+        return beta, gamma
+    width, betas, gammas = beta.shape[-1], [torch.atleast_2d(beta)], [torch.atleast_2d(gamma)]
+    for offset, points in entering:
+        shifts, scales = (torch.atleast_2d(each) for each in _affine_of(points))
+        around = (offset, width - offset - shifts.shape[-1])
+        betas.append(F.pad(shifts, around))
+        gammas.append(F.pad(scales, around))
+    return torch.cat(betas), torch.cat(gammas)
 
 
 def join_points(betas: Sequence[Tensor], gammas: Sequence[Tensor], structure: Sequence[int]) -> tuple[Tensor, Tensor]:

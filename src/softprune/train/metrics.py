@@ -29,7 +29,7 @@ class _Site(BaseModel):
     """Per dense channel; those cut away keep the values that they were cut with."""
     points: list[list[str]]
     """The BatchNorms that share the mask; empty for one."""
-    entering: list[tuple[int, list[str]]] = Field(default_factory=list)
+    entering: list[tuple[int, list[list[str]]]] = Field(default_factory=list)
     """Those of narrower streams that enter, with their first channel here."""
 
 
@@ -47,7 +47,7 @@ class SiteHistory(RootModel[dict[str, _Site]]):
                     beta=[0.0] * site.width,
                     gamma=[0.0] * site.width,
                     points=[list(point) for point in site.points],
-                    entering=[(offset, list(point)) for offset, point in site.entering],
+                    entering=[(offset, [list(point) for point in inner]) for offset, inner in site.entering],
                 )
                 for site in (() if pruner is None else pruner.sites)
             }
