@@ -61,6 +61,13 @@ def test_steps_after_the_last_one_are_said_once(caplog: pytest.LogCaptureFixture
     assert status.cost <= status.limit
 
 
+def test_a_misspelled_keyword_is_said_with_what_was_meant() -> None:
+    with pytest.raises(TypeError, match=r"^SoftPruner got .* 'targt'\. Did you mean 'target'\?$"):
+        SoftPruner(Chain(), batch()[0], targt={"macs": 0.5})  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^L1Pruner got .* 'ratios'\. Did you mean 'ratio'\?$"):
+        L1Pruner(Chain(), batch()[0], ratios=0.5)  # type: ignore[call-arg]
+
+
 def test_a_target_that_is_set_later_is_refused() -> None:
     for pruner in (with_target(), SoftPruner(Chain(), batch()[0]), L1Pruner(Chain(), batch()[0], target={"macs": 0.5})):
         before = pruner.target

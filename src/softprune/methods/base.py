@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from softprune.budget import BudgetStatus, Limit
 from softprune.config.target import Target
 from softprune.costs import fastest_multiple, fitting_multiple
-from softprune.errors import CheckpointError, ConfigError, first_few
+from softprune.errors import CheckpointError, ConfigError, first_few, nearest
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import Chain, Clock, Gate, draw_chain
 from softprune.masks.gates import check_rounding
@@ -29,6 +29,7 @@ from softprune.methods.options import (
     check_state,
     check_strength,
     check_values,
+    keywords_of,
     nothing_to_prune,
 )
 from softprune.plan import coupled_sites, required_sites
@@ -71,7 +72,8 @@ class Pruner(CuttableModel):
     ) -> None:
         unknown = options.keys() - PrunerOptions.__annotations__.keys()
         if unknown:
-            raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {min(unknown)!r}")
+            meant = nearest(min(unknown), keywords_of(type(self)))
+            raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {min(unknown)!r}.{meant}")
         round_to, min_channels = options.get("round_to", 1), options.get("min_channels", 0)
         check_strength(strength)
         check_rounding(1 if round_to == "auto" else round_to, min_channels)
