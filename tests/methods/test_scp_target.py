@@ -38,6 +38,35 @@ def test_only_the_likeliest_dead_are_pushed() -> None:
     assert sorted(pushed.tolist()) == sorted(chosen.tolist())
 
 
+class Sum(nn.Module):
+    """Two convolutions whose BatchNorms are added before the activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 8, 3) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = (norm(conv(x)) for norm, conv in zip(self.norms, self.convs, strict=True))
+        return self.head(F.relu(first + second).mean((2, 3)))
+
+
+def test_all_batchnorms_of_a_sum_are_pushed() -> None:
+    torch.manual_seed(0)
+    model = Sum()
+    spread_scales(model)
+    pruner = TargetSoftPruner(model, torch.randn(2, 3, 8, 8), ratio=0.5, strength=1.0)
+    extra = pruner.loss(torch.zeros(()))
+    betas, gammas = (torch.stack([getattr(norm, name) for norm in model.norms]) for name in ("bias", "weight"))
+    beta, gamma = betas.sum(0), gammas.square().sum(0).sqrt()
+    chosen = dead_probability(beta, gamma, MaskConfig()).argsort(descending=True)[:4]
+    torch.testing.assert_close(extra, sparsity_terms(beta, gamma, MaskConfig())[chosen].sum())
+    extra.backward()
+    for norm in model.norms:
+        assert sorted(norm.bias.grad.nonzero().flatten().tolist()) == sorted(chosen.tolist())
+
+
 def test_equals_are_chosen_over_the_whole_network() -> None:
     pruner = TargetSoftPruner(Chain(40, 40), batch()[0], ratio=0.5)
     pruner.loss(torch.zeros(())).backward()

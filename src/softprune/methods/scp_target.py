@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune.graph import ExampleLike
-from softprune.masks import MaskConfig, SoftGate, channel_words, sparsity_terms
+from softprune.masks import MaskConfig, SoftGate, channel_words, site_affine, sparsity_terms
 from softprune.methods.options import PrunerOptions
 from softprune.methods.ranking import check_ratio
 from softprune.methods.scp import SoftPruner
@@ -58,7 +58,7 @@ class TargetSoftPruner(SoftPruner):
         for bn in self._masked.values():
             gate = bn.gate
             assert isinstance(gate, SoftGate)
-            terms.append(sparsity_terms(bn.bias, bn.weight, gate.config, gate.activation))
+            terms.append(sparsity_terms(*site_affine(bn), gate.config, gate.activation))
             alive.append(gate.alive(bn).detach())
             dead.append(gate.dead(bn))
         # Untrained channels are all alike. In the order of the layers the first layers would be chosen whole.
