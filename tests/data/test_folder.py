@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 
-from softprune.data import BatchLoader, load_data
+from softprune.data import BatchLoader, load_data, loader
 from softprune.data.images import BrokenImage, _crop, normalised
 from softprune.errors import DataError
 
@@ -289,3 +289,12 @@ def test_a_small_file_does_not_choose_how_much_memory_is_used(root, size, says):
     item = load_data("folder", root, image_size=224).test[0, 0]
     assert isinstance(item, BrokenImage)
     assert says in item.reason
+
+
+def test_fewer_loader_processes_than_asked_for_are_logged_once(caplog):
+    loader._at_most_cores.cache_clear()
+    with caplog.at_level("INFO"):
+        counts = [loader._at_most_cores(100_000) for _ in range(3)]
+    assert len(set(counts)) == 1
+    assert counts[0] <= os.cpu_count()
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [f"using {counts[0]} loader processes"]

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -41,6 +42,15 @@ def _remove_worker_handler() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+@cache
+def _at_most_cores(workers: int) -> int:
+    """Return ``workers``, or the number of cores if that is less; cached, so that a run with many loaders logs once."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers > cores:
+        log.info("using %d loader processes, one per core available to this process, instead of %d", cores, workers)
+    return min(workers, cores)
+
+
 class _Order(Sampler[list[tuple[int, int]]]):
     """The batches of the next pass; changed in place, since the workers persist from pass to pass."""
 
@@ -61,10 +71,7 @@ class BatchLoader:
 
     def __init__(self, dataset: LoadedDataset, *, workers: int, device: torch.device | str = "cpu") -> None:
         self.dataset, self.device = dataset, torch.device(device)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if workers > cores:
-            log.info("using %d loader processes, one per core available to this process, instead of %d", cores, workers)
-            workers = cores
+        workers = _at_most_cores(workers)
         self._order = _Order()
         self._loader: DataLoader = DataLoader(
             dataset,
