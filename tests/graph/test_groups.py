@@ -104,6 +104,31 @@ def test_a_stream_enters_all_that_follow_at_the_sum_of_the_paddings() -> None:
     assert grouped(Stages(raw=True)) == {}
 
 
+def test_streams_that_enter_along_many_paths_are_found_once() -> None:
+    class Paths(nn.Module):
+        """Two branches a block, each with its own padded shortcut: 2 ** 24 paths from the first to the last stream."""
+
+        def __init__(self, blocks: int = 24) -> None:
+            super().__init__()
+            widths = range(2, 2 + blocks)
+            self.stem = nn.Sequential(conv(3, 2), nn.BatchNorm2d(2))
+            self.head = conv(2 + blocks, 2)
+            self.left, self.right = (
+                nn.ModuleList(nn.Sequential(conv(width, width + 1), nn.BatchNorm2d(width + 1)) for width in widths)
+                for _ in range(2)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            for left, right in zip(self.left, self.right, strict=True):
+                shortcut = F.pad(x, (0, 0, 0, 0, 0, 1))
+                x = (left(x) + shortcut) + (right(x) + shortcut)
+            return self.head(x)
+
+    streams = [site for site in trace(Paths(), IMAGE).with_kinds(["stream"]).sites if site.kind == "stream"]
+    assert [len(site.entering) for site in streams] == [*range(1, 25)]
+
+
 def test_what_no_batchnorm_writes_breaks_a_stream() -> None:
     class Raw(nn.Module):
         def __init__(self) -> None:

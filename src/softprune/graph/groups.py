@@ -13,7 +13,7 @@ A stream may *enter* a wider one through a shortcut that pads zero channels ("op
 channel of the wider stream is dead only if the channel that enters there is dead as well.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,8 @@ NO_ACTIVATION = "none"
 Point = frozenset[int]
 Entering = tuple[tuple[int, tuple[tuple[str, ...], ...]], ...]
 """Points of narrower streams, with the channel of the wider stream at which their first channel enters."""
+Entries = dict[tuple[int, int], None]
+"""Narrower streams, each with that channel; in order, once each."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def find_groups(ops: Sequence[Op], atoms: int, widths: Mapping[str, int], single
     broken = sums.broken_streams()
     found = {root: sums.points_of(numbers) for root, numbers in members.items()}
     for root, numbers in members.items():
-        sources = tuple(dict.fromkeys(sums.entering(root)))
+        sources = tuple(sums.entering(root))
         if all(names[number] in single for number in numbers) or not broken.isdisjoint([root, *dict(sources)]):
             continue
         points, activation = found[root]
@@ -126,13 +128,15 @@ class _Sums(ForwardAnalysis):
         """Return the streams that no mask of BatchNorms can make zero."""
         return {self.stream_of(number) for number in self._broken}
 
-    def entering(self, root: int, offset: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield the narrower streams whose channels are in the stream `root`, and where their first channels are."""
+    def entering(self, root: int, offset: int = 0, found: Entries | None = None) -> Entries:
+        """Return the narrower streams whose channels are in the stream `root`, and where their first channels are."""
+        found = {} if found is None else found
         for wide, narrow, first in sorted(self._entries):
-            if self.stream_of(wide) == root:
-                source = self.stream_of(narrow)
-                yield source, offset + first
-                yield from self.entering(source, offset + first)
+            place = self.stream_of(narrow), offset + first
+            if self.stream_of(wide) == root and place not in found:  # there may be many paths to it
+                found[place] = None
+                self.entering(*place, found)
+        return found
 
     def pure_points(self) -> dict[Point, set[str]]:
         """Return the points that one activation reads, of BatchNorms that nothing else reads -> the activation."""
