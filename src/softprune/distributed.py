@@ -126,7 +126,7 @@ def pick_device(device: str = "auto", local_rank: int = 0) -> torch.device:
     """Resolve ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` to the device of this process."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
+    if not re.fullmatch("cpu|cuda(:(0|[1-9][0-9]?))?", device):
         raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N. Got {device!r}.")
     chosen = torch.device(device)
     if chosen.type == "cuda":

@@ -81,6 +81,8 @@ def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
         (("tiny.toml", "--set", "method.options.gain=1"), "method.options must be options of scp"),
         (("tiny.toml", "--time-limit", "soon"), "--time-limit must be a number of seconds"),
         (("tiny.toml", "--device", "gpu"), "--device must be auto, cpu, cuda"),
+        (("tiny.toml", "--device", "cuda:01"), "--device must be auto, cpu, cuda"),
+        (("tiny.toml", "--device", "cuda:256"), "--device must be auto, cpu, cuda"),
         (("cifar10-vgg16-scp", "--data-dir", "nowhere"), "nowhere"),
         (("imagenet-resnet50-scp",), "--data-dir"),
     ],
