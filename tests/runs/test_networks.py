@@ -26,7 +26,8 @@ def test_weights_come_from_safetensors_and_state_dicts(tmp_path: Path) -> None:
     torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "ddp.pt")
     torch.save({"model_state_dict": state, "epoch": 3}, tmp_path / "nested.pt")
     torch.save({f"_orig_mod.{name}": value for name, value in state.items()}, tmp_path / "compiled.pt")
-    for file in ("w.safetensors", "plain.pt", "ddp.pt", "nested.pt", "compiled.pt"):
+    torch.save({f"_orig_mod.module.{name}": value for name, value in state.items()}, tmp_path / "both.pt")
+    for file in ("w.safetensors", "plain.pt", "ddp.pt", "nested.pt", "compiled.pt", "both.pt"):
         loaded = starting_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)[0].state_dict()
         assert all(torch.equal(loaded[name], state[name]) for name in state), file
 
@@ -52,8 +53,10 @@ def test_files_that_hold_no_state_dict_say_what_to_save(tmp_path: Path) -> None:
     network = starting_network(ModelConfig(), 10, 0)[0]
     torch.save(network, tmp_path / "module.pt")
     torch.save({"weights": network.state_dict(), "epoch": 3}, tmp_path / "nested.pt")
+    (tmp_path / "page.pt").write_text("<html>404</html>")
     for file, says in (
-        ("module.pt", r"module.pt, which holds other objects.*save model\.state_dict\(\) instead\.$"),
+        ("page.pt", "page.pt, which is damaged or holds other objects"),
+        ("module.pt", r"module.pt, which is damaged or holds other objects.*save model\.state_dict\(\) instead\.$"),
         ("nested.pt", "alone or under 'state_dict', 'model_state_dict' or 'model'. Got the keys epoch, weights in"),
     ):
         with pytest.raises(FileFormatError, match=says):

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -220,15 +221,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise FileFormatError(f"model.weights must be readable. Got {path}: {error}") from error
     except Exception as error:  # torch.load's refusals of unsafe pickles have no public common class
         raise FileFormatError(
-            f"model.weights must hold tensors only, so that reading it runs no code. Got {path}, which holds other "
-            "objects, a whole module for example; save model.state_dict() instead."
+            f"model.weights must hold tensors only, so that reading it runs no code. Got {path}, which is damaged "
+            "or holds other objects, a whole module for example; save model.state_dict() instead."
         ) from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     _check_state(content, path)
-    # The names that DDP and torch.compile write.
-    return {name.removeprefix("module.").removeprefix("_orig_mod."): value for name, value in content.items()}
+    # DDP and torch.compile write such names, in the order in which they wrap the network.
+    return {re.sub(r"^(_orig_mod\.)?(module\.)?(_orig_mod\.)?", "", name): value for name, value in content.items()}
 
 
 def _check_state(content: Any, path: Path) -> None:
