@@ -75,8 +75,8 @@ def non_finite(model: nn.Module) -> list[str]:
     if not tensors:
         return []
     device = next(iter(tensors.values())).device
-    # A sum is finite only if all of its terms are, and takes a tenth of the time. One transfer for all
-    # tensors, since each would synchronise with the device.
+    # A sum is finite only if all of its terms are, and needs no tensor of booleans. One transfer for all tensors, since
+    # each would synchronise with the device.
     sums = torch.stack([tensor.detach().sum().float().to(device) for tensor in tensors.values()]).isfinite().tolist()
     suspects = [name for name, finite in zip(tensors, sums, strict=True) if not finite]
     return [name for name in suspects if not tensors[name].isfinite().all()]

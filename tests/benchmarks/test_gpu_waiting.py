@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("PIL")
+pytest.importorskip("PIL", reason='the "vision" extra is not installed')
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 TINY = "--make 12 --model resnet20 --crop 16 --batch 4 --seconds 0.1 --block 1 --workers 1 --processes 2 --device cpu"
 

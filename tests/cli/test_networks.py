@@ -250,7 +250,7 @@ def test_facts_as_json(softprune, finished: Path) -> None:
 
 
 def test_predict_agrees_with_the_labels(softprune, finished: Path, tmp_path: Path) -> None:
-    Image = pytest.importorskip("PIL.Image")
+    Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
     test = sp.data.load_data("digits").test
     labels = []
     for index in range(20):

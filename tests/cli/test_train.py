@@ -143,7 +143,7 @@ def test_resuming_a_run_whose_result_cannot_be_read(
 
 def image_folder(root: Path) -> None:
     """Two classes of small images, in the ImageNet layout."""
-    Image = pytest.importorskip("PIL.Image")
+    Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
     for split in ("train", "val"):
         for name, shade in (("dark", 40), ("light", 200)):
             (root / split / name).mkdir(parents=True)

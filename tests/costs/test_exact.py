@@ -259,7 +259,7 @@ def test_contradictory_arguments(call: Callable[[], None], message: str) -> None
 
 @pytest.mark.parametrize("name", ["mobilenetv3_small_050", "efficientnet_b0", "convnext_atto", "regnetx_002"])
 def test_timm_networks_agree_with_torchs_own_counter(name: str) -> None:
-    timm = pytest.importorskip("timm")
+    timm = pytest.importorskip("timm", reason='the "timm" extra is not installed')
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.device("meta"):

@@ -70,7 +70,7 @@ def test_micro_batches_must_be_equal():
 
 
 def test_images_from_folders(tmp_path):
-    Image = pytest.importorskip("PIL.Image")
+    Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
     for split in ("train", "val"):
         for name in ("ant", "bee"):
             (tmp_path / split / name).mkdir(parents=True)

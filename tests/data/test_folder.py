@@ -13,7 +13,7 @@ from softprune.data import BatchLoader, load_data, loader
 from softprune.data.images import BrokenImage, _crop, normalised
 from softprune.errors import DataError
 
-Image = pytest.importorskip("PIL.Image")
+Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
 
 
 @pytest.fixture

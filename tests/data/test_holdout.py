@@ -25,7 +25,7 @@ def test_some_images_must_be_left(count):
 
 
 def test_images_in_folders_are_held_out_without_augmentation(tmp_path):
-    Image = pytest.importorskip("PIL.Image")
+    Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
     for split in ("train", "val"):
         for name in ("a", "b"):
             (tmp_path / split / name).mkdir(parents=True)

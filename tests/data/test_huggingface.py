@@ -10,7 +10,7 @@ import pytest
 from softprune.data import load_data
 from softprune.errors import DataError
 
-PIL_Image = pytest.importorskip("PIL.Image")
+PIL_Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
 
 
 class Image:

@@ -13,7 +13,7 @@ from softprune.data.images import BrokenImage
 from softprune.data.shards import expand_braces, write_shards
 from softprune.errors import ConfigError, DataError
 
-Image = pytest.importorskip("PIL.Image")
+Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
 
 
 @pytest.fixture

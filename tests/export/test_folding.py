@@ -83,7 +83,7 @@ def test_what_is_shared_or_depends_on_the_batch_stays() -> None:
 
 
 def test_timm_norms_keep_their_activation() -> None:
-    timm = pytest.importorskip("timm")
+    timm = pytest.importorskip("timm", reason='the "timm" extra is not installed')
     torch.manual_seed(0)
     model = timm.create_model("mobilenetv3_small_050").eval()
     randomise_(model, dead=0)

@@ -22,7 +22,9 @@ SoftPruning: Any = None
 def _imported() -> None:
     """Import Lightning for the first test that runs, and not while tests are collected: it takes seconds."""
     global L, Manual, Module, SoftPruning
-    pytest.importorskip("torchvision")  # torchmetrics, which Lightning imports, looks for it
+    pytest.importorskip(
+        "torchvision", reason='the "vision" extra is not installed'
+    )  # torchmetrics, which Lightning imports, looks for it
     L = pytest.importorskip("lightning.pytorch", reason='the "lightning" extra is not installed')
     from lightning_module import Manual, Module
 

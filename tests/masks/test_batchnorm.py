@@ -310,7 +310,7 @@ def test_synchronised_batches_without_samples_or_statistics(monkeypatch):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_timm_layers_keep_their_activation(training):
-    layers = pytest.importorskip("timm.layers")
+    layers = pytest.importorskip("timm.layers", reason='the "timm" extra is not installed')
     bn = make_bn(layers.BatchNormAct2d, act_layer=nn.SiLU, drop_layer=nn.Hardtanh).train(training)
     inner = make_bn()
     inner.load_state_dict(bn.state_dict())

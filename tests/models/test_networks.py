@@ -131,7 +131,7 @@ def test_forward_is_the_described_network(model: nn.Module, by_hand, shape) -> N
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_imagenet_resnets_take_torchvision_weights(name: str) -> None:
-    torchvision = pytest.importorskip("torchvision")
+    torchvision = pytest.importorskip("torchvision", reason='the "vision" extra is not installed')
     theirs = _randomise_norms_(getattr(torchvision.models, name)(num_classes=11))
     ours = models.build(name, 11).double().eval()
     ours.load_state_dict(theirs.state_dict())

@@ -54,7 +54,9 @@ def test_lines_are_found(options: dict[str, Any], lines: tuple[tuple[str, ...], 
 
 
 def test_mobilenet_has_a_line_in_every_block() -> None:
-    vision = pytest.importorskip("torchvision.models", exc_type=ImportError)
+    vision = pytest.importorskip(
+        "torchvision.models", exc_type=ImportError, reason='the "vision" extra is not installed'
+    )
     graph = read_graph(vision.mobilenet_v2(num_classes=10), torch.randn(1, 3, 64, 64))
     lines = coupled_sites(graph)
     assert len(lines) == 17

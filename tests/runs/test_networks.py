@@ -148,7 +148,7 @@ def test_trained_weights_of_torchvision_and_timm(tmp_path: Path, monkeypatch: py
 
 
 def test_a_torchvision_network_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torchvision = pytest.importorskip("torchvision")
+    torchvision = pytest.importorskip("torchvision", reason='the "vision" extra is not installed')
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     weights = torchvision.models.ShuffleNet_V2_X0_5_Weights.DEFAULT
     cache = tmp_path / "hub" / "checkpoints"

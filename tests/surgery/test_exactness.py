@@ -47,8 +47,10 @@ def test_topologies_with_everything_dead(name: str) -> None:
 def _foreign(name: str) -> nn.Module:
     library, _, model = name.partition(":")
     if library == "timm":
-        return pytest.importorskip("timm").create_model(model, num_classes=10)
-    torchvision = pytest.importorskip("torchvision")
+        return pytest.importorskip("timm", reason='the "timm" extra is not installed').create_model(
+            model, num_classes=10
+        )
+    torchvision = pytest.importorskip("torchvision", reason='the "vision" extra is not installed')
     return torchvision.models.get_model(model, weights=None, num_classes=10)
 
 

@@ -223,7 +223,7 @@ def test_a_run_waits_for_the_process_of_the_lost_worker(
 @pytest.fixture(scope="module")
 def cluster() -> Any:
     """Two nodes with room for one run each, and the second of them."""
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason='the "ray" extra is not installed')
     with ray_sweep.loopback_cluster() as (address, nodes):
         yield address, nodes[1]
 

@@ -24,7 +24,7 @@ from softprune.train.control import Listener
 from softprune.train.run import resume, start
 from softprune.train.trainer import Trainer
 
-Image = pytest.importorskip("PIL.Image")
+Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
 
 _STEPS = 4
 _NETWORK = """

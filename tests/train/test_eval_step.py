@@ -68,7 +68,7 @@ def test_a_network_with_equal_outputs_is_not_praised():
 
 
 def test_images_from_folders(tmp_path):
-    Image = pytest.importorskip("PIL.Image")
+    Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
     for split in ("train", "val"):
         for name in ("dark", "light"):
             (tmp_path / split / name).mkdir(parents=True)

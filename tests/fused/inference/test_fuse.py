@@ -299,7 +299,7 @@ def test_a_network_for_one_image_is_told_how() -> None:
 
 
 def test_learned_activations_of_timm_s_norms() -> None:
-    layers = pytest.importorskip("timm.layers")
+    layers = pytest.importorskip("timm.layers", reason='the "timm" extra is not installed')
     torch.manual_seed(0)
     norm = layers.BatchNormAct2d(8, act_layer=nn.PReLU)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 8, 1)).eval()
