@@ -70,6 +70,8 @@ OLD = tuple(f"superseded/finetune-cifar10-resnet56-{method}-s[0-9]" for method i
 KINDS = (
     ("ResNet-56, projection shortcuts: default", "site-kinds/site-kinds-resnet56-default-s*"),
     ("the same: sum, linear, stream", "site-kinds/site-kinds-resnet56-all-s*"),
+    ("ResNet-56, padded shortcuts: default", "site-kinds/site-kinds-resnet56_a-default-s*"),
+    ("the same: sum, linear, stream", "site-kinds/site-kinds-resnet56_a-all-s*"),
     ("MobileNetV2: default", "site-kinds/site-kinds-mobilenetv2-default-s*"),
     ("the same: sum, linear, stream", "site-kinds/site-kinds-mobilenetv2-all-s*"),
 )

@@ -3,14 +3,15 @@
     python benchmarks/gpu/jobs.py gpu-job/jobs.json --runs gpu-runs --only 'cifar100-*'
 
 The order is that of results/QUEUE.md: runs that were cut off come first, then what benchmarks/missing.py wants most. A
-dense network that several runs start from is trained once, by the first of them.
+dense network that several runs start from is trained once, by the first of them, and so is the training before a cut:
+runs that differ only in what follows it continue from a checkpoint of the first (fork.py).
 """
 
 import argparse
 import fnmatch
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -18,6 +19,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import missing  # noqa: E402
 import torch  # noqa: E402
+from fork import common_training  # noqa: E402
 from pack import LARGEST  # noqa: E402
 from run_jobs import Job  # noqa: E402
 
@@ -33,6 +35,8 @@ SETTINGS = ("train.precision=bf16", "train.channels_last=true", "records.checkpo
 FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 UNTIMED = 8.0
 """Minutes assumed for a network that was not timed."""
+STEPS = 782
+"""Optimizer steps of an epoch of CIFAR at batch 64."""
 LONG = 5.0
 """Minutes from which a run goes before shorter ones on the GPU, since it decides when everything ends."""
 
@@ -44,6 +48,7 @@ def jobs(wanted: list[tuple[str, int]], kept: Path | None = None, root: Path = R
         config = missing.RunFolder(path.parent).read_config()
         trained.setdefault(_key(config), str(root / "runs" / path.parent.relative_to(kept or path)))
     found = [_job(name, seed, root, kept, trained) for name, seed in wanted]
+    found = _fork(found)
     return sorted(found, key=lambda job: not job.needs or "config.toml" not in job.needs[-1])
 
 
@@ -81,6 +86,36 @@ def _job(name: str, seed: int, root: Path, kept: Path | None, trained: dict[str,
         resumable=_checkpoint_bytes(config) <= LARGEST,
         priority=0 if minutes >= LONG else 1,
     )
+
+
+def _fork(found: list[Job]) -> list[Job]:
+    """Let runs with fine-tuning continue from the first one with the same training, one epoch before its cut."""
+    first: dict[str, Job] = {}
+    result: dict[str, Job] = {job.name: job for job in found}
+    for job in found:
+        name, seed = job.name.rsplit("-s", 1)
+        config = missing.planned()[name].config.replace(seed=int(seed))
+        if not config.finetune.epochs or config.train.dense_baseline or job.needs[1:]:
+            continue
+        source = first.setdefault(json.dumps(config_to_dict(common_training(config)), sort_keys=True), job)
+        if source is job:
+            continue
+        before = config.train.epochs - 1
+        save = ["--set", f"records.checkpoint_epochs={before}", "--set", "records.checkpoint_seconds=0"]
+        result[source.name] = replace(source, command=[*source.command, *save], resumable=False)
+        recipe, *options = job.command[job.command.index("train") + 1 :]
+        out = options.index("--out")
+        options = [*options[:out], *options[out + 2 :], *save]
+        checkpoint = f"{source.folder}/checkpoints/step-{before * STEPS:010d}.ckpt"
+        result["fork-" + job.name] = Job(
+            name="fork-" + job.name,
+            command=["python3", "benchmarks/gpu/fork.py", source.folder, job.folder, recipe, *options],
+            needs=[checkpoint],
+            brief=True,
+        )
+        share = config.finetune.epochs / (config.train.epochs + config.finetune.epochs)
+        result[job.name] = replace(job, after=["fork-" + job.name], minutes=round(job.minutes * share, 1))
+    return list(result.values())
 
 
 def _key(dense: RunConfig) -> str:

@@ -47,6 +47,8 @@ class Job:
     """Time alone on the GPU. A job that would not end before the deadline is not started."""
     resumable: bool = False
     """Whether its checkpoint is small enough to be kept: it may start even if it cannot finish."""
+    brief: bool = False
+    """Takes seconds and hardly any GPU time: it starts at once, however many jobs run."""
     alone: bool = False
     """Run with nothing beside it, for measurements of time."""
     priority: int = 0
@@ -128,10 +130,12 @@ class Queue:
 
     def _to_start(self) -> Iterator[Job]:
         """Jobs that can finish first, then one that can at least be resumed later."""
-        while not self._stopped_at and len(self.running) < self.most:
-            if any(job.alone for _, job in self.running.values()):
+        while not self._stopped_at:
+            jobs = [job for _, job in self.running.values()]
+            if any(job.alone for job in jobs):
                 return
-            ready = [job for job in self.waiting if self._is_ready(job)]
+            full = sum(not job.brief for job in jobs) >= self.most
+            ready = [job for job in self.waiting if self._is_ready(job) and (job.brief or not full)]
             left = self.seconds - self.elapsed
             fitting = [job for job in ready if self.expected(job) <= left]
             partial = [job for job in ready if job.resumable and left >= SHORTEST]

@@ -84,6 +84,12 @@ def test_a_job_alone_has_nothing_beside_it(tmp_path: Path) -> None:
     assert log.index("end alone 0") < log.index("start a beside 0") < log.index("start b beside 1")
 
 
+def test_a_brief_job_does_not_wait_for_a_place(tmp_path: Path) -> None:
+    _, log = run([sh("long", "sleep 0.2"), sh("next"), sh("brief", brief=True)], tmp_path, most=1)
+    assert log[:2] == ["start long beside 0", "start brief beside 1"]
+    assert log.index("end long 0") < log.index("start next beside 0")
+
+
 def test_a_list_with_an_unknown_name_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.json"
     path.write_text(json.dumps([{"name": "a", "command": ["true"], "after": ["b"]}]))
