@@ -24,7 +24,6 @@ import contextlib
 import gc
 import itertools
 import json
-import multiprocessing
 import os
 import platform
 import signal
@@ -32,8 +31,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +38,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 import torch  # noqa: E402
+from decoders import decoders  # noqa: E402
+from jpeg_files import make_files  # noqa: E402
 
 import softprune  # noqa: E402
 from softprune import models  # noqa: E402
@@ -48,6 +47,7 @@ from softprune.data import EpochSampler, load_data  # noqa: E402
 from softprune.data.batches import LoaderBatches  # noqa: E402
 from softprune.data.loader import BatchLoader  # noqa: E402
 from softprune.data.shards import write_shards  # noqa: E402
+from softprune.hardware import seconds, synchronizer  # noqa: E402
 from softprune.methods import SoftPruner  # noqa: E402
 from softprune.methods.optimizer_hooks import undecayed_biases  # noqa: E402
 from softprune.train.optim import Schedule, make_sgd  # noqa: E402
@@ -172,10 +172,11 @@ def timed_steps(step: TrainStep, source: Source, epoch: int, options: argparse.N
     for _ in range(5 if source.resident is not None else ahead):
         next(positions)
     times: list[float] = []
+    wait = synchronizer(step.device)
     source.blocked = []
     began = time.perf_counter()
     while len(times) < 3 or time.perf_counter() - began < options.seconds:
-        times.append(1000 * timed(lambda: [next(positions) for _ in range(options.block)], step.device) / options.block)
+        times.append(1000 * seconds(lambda: next(positions), options.block, wait) / options.block)
     positions.close()
     # Of all the steps: where a worker delivers batches in bursts, a median of blocks would hide the waits.
     mean = statistics.mean(times)
@@ -193,12 +194,13 @@ def loader_alone(source: Source, options: argparse.Namespace) -> int:
     """Return images per second of the pipeline when nothing trains. It continues the epoch that was timed."""
     for _ in range(2 * max(options.workers)):
         source.before_step()
-    synchronise(source.device)
+    wait = synchronizer(source.device)
+    wait()
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < options.seconds / 2:
         source.before_step()
         count += 1
-    synchronise(source.device)
+    wait()
     return round(count * options.batch / (time.perf_counter() - began))
 
 
@@ -208,157 +210,15 @@ def shared_memory() -> int:
     return state.f_bavail * state.f_frsize
 
 
-def timed(function: Callable[[], Any], device: torch.device) -> float:
-    """Return the seconds of a call, up to the end of the device's work."""
-    synchronise(device)
-    began = time.perf_counter()
-    function()
-    synchronise(device)
-    return time.perf_counter() - began
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def make_files(case: str, count: int, root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Write JPEG files in the ImageNet layout; processes share the work."""
-    (width, height), _, _ = CASES[case]
-    classes = min(100, count)
-    for split, number in itertools.product(("train", "val"), range(classes)):
-        (root / split / f"class{number:03d}").mkdir(parents=True, exist_ok=True)
-    jobs = [
-        (root / split / f"class{number % classes:03d}" / f"{number:06d}.jpg", number, width, height)
-        for split, size in (("train", count), ("val", classes))
-        for number in range(size)
-    ]
-    began = time.perf_counter()
-    with multiprocessing.get_context("fork").Pool(options.processes) as pool:
-        sizes = pool.map(make_image, jobs, chunksize=max(1, len(jobs) // (4 * options.processes)))
-    seconds = round(time.perf_counter() - began, 1)
-    return {"images": count, "bytes_per_image": round(statistics.mean(sizes)), "seconds": seconds}
-
-
-def make_image(job: tuple[Path, int, int, int]) -> int:
-    """Write one JPEG file, and return its bytes. Noise of several scales has about the spectrum of a photograph."""
-    import numpy as np
-    from PIL import Image
-
-    path, seed, width, height = job
-    generator = np.random.default_rng(seed)
-    total = np.zeros((height, width, 3), np.float32)
-    for cells, weight in ((4, 0.35), (16, 0.3), (64, 0.2), (256, 0.15)):
-        columns, rows = min(cells, width), max(1, min(cells, width) * height // width)
-        noise = Image.fromarray(generator.integers(0, 256, (rows, columns, 3), dtype=np.uint8))
-        total += weight * np.asarray(noise.resize((width, height), Image.Resampling.BICUBIC), np.float32)
-    # About the bytes of Tiny-ImageNet's and of ImageNet's files, on which the time of decoding depends.
-    Image.fromarray(total.astype(np.uint8)).save(path, quality=75 if width <= 64 else 96)
-    return path.stat().st_size
-
-
-def decoders(case: str, root: Path, options: argparse.Namespace, report: Any) -> None:
-    """Measure the decoders one after the other. Processes come first: they must not fork from a CUDA context."""
-    from vision import import_torchvision
-
-    import_torchvision()
-    files = sorted(root.glob("train/*/*"))[: 4 * options.batch]
-    contents = [file.read_bytes() for file in files]
+def decode_speed(case: str, root: Path, options: argparse.Namespace, report: Any) -> None:
+    """Measure the decoders one after the other."""
+    contents = [file.read_bytes() for file in sorted(root.glob("train/*/*"))[: 4 * options.batch]]
     key = {"part": "decode", "files": case, "images": len(contents)}
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "Pillow, processes": lambda: in_processes(decode_pillow, contents, options),
-        "torchvision, processes": lambda: in_processes(decode_torchvision, contents, options),
-        "torchvision, threads": lambda: in_threads(contents, options),
-    }
-    if options.device.startswith("cuda"):
-        parts["torchvision on the GPU"] = lambda: on_gpu(contents, 0, options)
-        parts["torchvision on the GPU, then crop and resize"] = lambda: on_gpu(contents, CASES[case][1], options)
-    for name, part in parts.items():
+    for name, measured in decoders(contents, CASES[case][1], options).items():
         try:
-            report(key | {"decoder": name} | part())
+            report(key | {"decoder": name} | measured())
         except Exception as error:
             report(key | {"decoder": name} | failure(error))
-
-
-def decode_pillow(content: bytes) -> Any:
-    """Decode as softprune's workers do."""
-    from softprune.data.images import decode_image, image_tensor
-
-    return image_tensor(decode_image(content))
-
-
-def decode_torchvision(content: bytes) -> Any:
-    """Decode with torchvision on the CPU."""
-    from torchvision.io import ImageReadMode, decode_jpeg
-
-    return decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8), mode=ImageReadMode.RGB)
-
-
-def in_processes(decode: Callable[[bytes], Any], contents: list[bytes], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the rate of all processes together, each of which decodes all images again and again."""
-    decode(contents[0])
-    with multiprocessing.get_context("fork").Pool(options.processes) as pool:
-        arguments = [(decode, contents, number, options.decode_seconds) for number in range(options.processes)]
-        rates = pool.starmap(decode_loop, arguments, chunksize=1)
-    return {"processes": options.processes, "images_per_second": round(sum(rates))}
-
-
-def decode_loop(decode: Callable[[bytes], Any], contents: list[bytes], first: int, seconds: float) -> float:
-    """Return the images per second of one process."""
-    torch.set_num_threads(1)
-    turn = itertools.islice(itertools.cycle(contents), first, None)
-    count, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        decode(next(turn))
-        count += 1
-    return count / (time.perf_counter() - began)
-
-
-def in_threads(contents: list[bytes], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the rate of torchvision's decoder in threads of one process."""
-    decode_torchvision(contents[0])
-    threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(options.processes) as pool:
-            loops = [
-                pool.submit(decode_loop, decode_torchvision, contents, number, options.decode_seconds)
-                for number in range(options.processes)
-            ]
-            rate = sum(loop.result() for loop in loops)
-    finally:
-        torch.set_num_threads(threads)
-    return {"threads": options.processes, "images_per_second": round(rate)}
-
-
-def on_gpu(contents: list[bytes], crop: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the rate of nvJPEG by torchvision, in batches; with `crop`, to a batch of crops of that side."""
-    import torch.nn.functional as F
-    from torchvision.io import ImageReadMode, decode_jpeg
-
-    device = torch.device(options.device)
-    encoded = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
-    batches = [encoded[start : start + options.batch] for start in range(0, len(encoded), options.batch)]
-
-    def decode(batch: list[torch.Tensor]) -> None:
-        images = decode_jpeg(batch, mode=ImageReadMode.RGB, device=device)
-        if crop:
-            # The same share of each image: a random crop costs the same.
-            parts = [image[None, :, : image.shape[1] * 3 // 4, : image.shape[2] * 3 // 4] for image in images]
-            small = [F.interpolate(part.float(), (crop, crop), mode="bilinear", antialias=True) for part in parts]
-            torch.cat(small)
-
-    decode(batches[0])
-    rounds, seconds = 0, 0.0
-    while seconds < options.decode_seconds:
-        seconds += timed(lambda: [decode(batch) for batch in batches], device)
-        rounds += 1
-    rate = rounds * len(encoded) / seconds
-    return {
-        "batch": options.batch,
-        "images_per_second": round(rate),
-        "ms_per_batch": round(1e3 * options.batch / rate, 2),
-    }
 
 
 def failure(error: BaseException) -> dict[str, str]:
@@ -374,7 +234,8 @@ def measure(options: argparse.Namespace, report: Any) -> None:
         for case in options.size:
             try:
                 folder, shards = options.folder or work / case / "folder", work / case / "shards"
-                made = {} if options.folder else make_files(case, options.make or MAKE[case], folder, options)
+                count = options.make or MAKE[case]
+                made = {} if options.folder else make_files(folder, CASES[case][0], count, options.processes)
                 write_shards(folder, shards)
                 report({"part": "files", "files": case, **made})
                 ready[case] = {"folder": folder, "webdataset": shards}
@@ -383,7 +244,7 @@ def measure(options: argparse.Namespace, report: Any) -> None:
         # Before any call of CUDA, since processes are forked.
         for case, folders in ready.items():
             if options.decode:
-                decoders(case, folders["folder"], options, report)
+                decode_speed(case, folders["folder"], options, report)
         if options.device.startswith("cuda") and options.mode:
             report({"part": "device", "device": torch.cuda.get_device_name(options.device)})
         for (case, folders), mode in itertools.product(ready.items(), options.mode):
