@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _IMPLAUSIBLE = 1.5
 """Above this multiple of the MAC reduction a speed-up is reported with a remark, as it is below 1."""
+Columns = dict[str, tuple[str, ...]]
+"""The cells of a table by the head of their column."""
 
 
 def print_result(result: Result) -> None:
@@ -146,7 +148,8 @@ def compare(
 
         tables = paper_tables(rows)
         if as_json:
-            print_json([{"table": title, "rows": _records(heads, cells)} for title, heads, cells in tables])
+            records = [[dict(zip(heads, row, strict=True)) for row in cells] for _, heads, cells in tables]
+            print_json([{"table": table[0], "rows": rows} for table, rows in zip(tables, records, strict=True)])
         else:
             for table in tables:
                 print_table(*table)
@@ -190,11 +193,12 @@ def print_rows(rows: "Sequence[PaperRow]") -> None:
     heads, cells = table_cells(rows)
     where = {(row.data, row.model) for row in rows}
     title = printable("{1} on {0}".format(*where.pop())) if len(where) == 1 else ""
-    heads, cells = _without(heads, cells, _unneeded(heads, cells))
-    heads = ["FT" if head == "fine-tuned" else head for head in heads]
-    left_out = print_table(title, heads, cells, _optional(heads, cells))
+    columns = dict(zip(heads, zip(*cells, strict=True), strict=True))
+    unneeded = _unneeded(columns)
+    columns = {"FT" if head == "fine-tuned" else head: columns[head] for head in heads if head not in unneeded}
+    left_out = print_table(title, list(columns), list(zip(*columns.values(), strict=True)), _optional(columns))
     if left_out:
-        shown = {head.partition(", ")[0] for head in heads if head not in left_out}
+        shown = {head.partition(", ")[0] for head in columns if head not in left_out}
         bases = dict.fromkeys(head.partition(", ")[0] for head in left_out)
         names = ", ".join(f"{base} of the paper" if base in shown else base for base in bases)
         say(f"Not shown at this width: {names}. --csv FILE and --json have all columns.", wrap=True)
@@ -208,41 +212,26 @@ def _write(path: Path, text: str, *, quiet: bool) -> None:
         say(f"Table: {path}")
 
 
-def _records(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    return [dict(zip(heads, row, strict=True)) for row in cells]
-
-
-def _unneeded(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> set[int]:
+def _unneeded(columns: Columns) -> set[str]:
     """Columns that are the same everywhere, or the same as another one."""
-    same = {
-        i
-        for i, head in enumerate(heads)
-        if head in ("data", "model", "n", "fine-tuned", "front") and len({row[i] for row in cells}) == 1
-    }
-    if len({(row[0], row[1]) for row in cells}) > 1:
-        same -= {0, 1}
-    empty = {i for i in range(len(heads)) if all(row[i] == "-" for row in cells)}
-    compact, last = heads.index("compact"), heads.index("last")
-    repeated = {compact} if all(row[compact] in (row[last], "-") for row in cells) else set()
+    same = {head for head in ("data", "model", "n", "fine-tuned", "front") if len(set(columns[head])) == 1}
+    if not {"data", "model"} <= same:
+        same -= {"data", "model"}
+    empty = {head for head, cells in columns.items() if set(cells) == {"-"}}
+    pairs = zip(columns["compact"], columns["last"], strict=True)
+    repeated = {"compact"} if all(compact in (last, "-") for compact, last in pairs) else set()
     return same | empty | repeated
 
 
-def _optional(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+def _optional(columns: Columns) -> list[str]:
     """Columns that a narrow terminal can do without, the least important ones first."""
     order = ["minutes", "front", "channels cut", "FLOPs cut", "compact", "n", "baseline", "best"]
-    found = [head for name in order for head in reversed(heads) if head.partition(", ")[0] == name]
-    found += [head for head in heads if head.endswith(", paper") and head not in found]
-    names = [heads.index(head) for head in ("data", "model", "method", "FT") if head in heads]
-    rows = {tuple(row[i] for i in names) for row in cells}
-    found.append("run" if len(rows) == len(cells) else "method")  # one of the two says which row is which
-    return [*found, *(["data"] if "data" in heads and len({row[heads.index("data")] for row in cells}) == 1 else [])]
-
-
-def _without(
-    heads: Sequence[str], cells: Sequence[Sequence[str]], columns: set[int]
-) -> tuple[list[str], list[list[str]]]:
-    kept = [i for i in range(len(heads)) if i not in columns]
-    return [heads[i] for i in kept], [[row[i] for i in kept] for row in cells]
+    found = [head for name in order for head in reversed(columns) if head.partition(", ")[0] == name]
+    found += [head for head in columns if head.endswith(", paper") and head not in found]
+    names = [columns[head] for head in ("data", "model", "method", "FT") if head in columns]
+    distinct = len(set(zip(*names, strict=True))) == len(columns["method"])
+    found.append("run" if distinct else "method")  # one of the two says which row is which
+    return [*found, "data"] if len(set(columns.get("data", ()))) == 1 else found
 
 
 def _finished(given: Sequence[Path]) -> list[Path]:

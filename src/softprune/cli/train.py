@@ -137,7 +137,8 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
     network, pruner = begin.dense, begin.stage.pruner
     sites, frozen = (pruner.sites, pruner.graph.frozen) if pruner is not None else ((), ())
     cost = softprune.cost(network, data.example(1))
-    method = config.method
+    method, steps = config.method, max(len(data.train) // config.data.batch_size, 1)
+    folder = str(out or Path("runs") / config.name)
     if as_json:
         numbers = {
             "params": cost.params,
@@ -147,15 +148,14 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
             "train_images": len(data.train),
             "test_images": len(data.test),
             "classes": data.num_classes,
-            "steps_per_epoch": max(len(data.train) // config.data.batch_size, 1),
+            "steps_per_epoch": steps,
             "device": str(where),
-            "folder": str(out or Path("runs") / config.name),
+            "folder": folder,
         }
         print_json(numbers | {"config": config_to_dict(config)})
         return
     limits = ", ".join(f"{name} = {amount}" for name, amount in method.target.items())
     goal = f"target {limits}" if method.target else f"strength {method.strength:g}"
-    steps = max(len(data.train) // config.data.batch_size, 1)
     fine = f", then {config.finetune.epochs} of fine-tuning" if config.finetune.epochs else ""
     facts = {
         "network": f"{config.model.name}: {format_count(cost.params)} parameters, {format_count(cost.macs)} MACs",
@@ -165,7 +165,7 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
         "training": f"{config.train.epochs} epochs of {steps:,} steps{fine}",
         "method": method.name if method.name == "dense" else f"{method.name}, {goal}",
         "device": str(where),
-        "folder": str(out or Path("runs") / config.name),
+        "folder": folder,
     }
     for name, text in facts.items():
         say(f"{name:<9} {text}")

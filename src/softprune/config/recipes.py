@@ -198,12 +198,8 @@ def _parse_value(key: str, text: str, *, is_text: bool) -> Any:
     try:
         values = _parse(f"value = {text}")
     except ConfigError as error:
-        try:
-            tomllib.loads(f"value = {text}")
-        except tomllib.TOMLDecodeError:
+        if isinstance(error.__cause__, tomllib.TOMLDecodeError):
             return text  # without its quotes
-        except (ValueError, RecursionError):
-            pass
         raise ConfigError(f"{key} must be a value of TOML: {error} Got {show(text)}.") from None
     return values["value"] if len(values) == 1 else text
 

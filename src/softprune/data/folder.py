@@ -105,23 +105,19 @@ def _walk(root: Path) -> Iterator[tuple[str, bool]]:
     Links to folders are followed, except to a folder that was seen: folders that lead to each other would repeat their
     images without end. Only regular files are images: opening a fifo or a device would block.
     """
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"Every folder of images must be readable. Got {error.filename}: {error.strerror}.") from error
+
     seen: set[tuple[int, int]] = set()
-    folders = [str(root)]
-    while folders:
-        folder = folders.pop()
-        try:
-            info = os.stat(folder)
-            with os.scandir(folder) as entries:
-                ordered = sorted(entries, key=lambda entry: entry.name)
-        except OSError as error:
-            raise DataError(f"Every folder of images must be readable. Got {folder}: {error.strerror}.") from error
+    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=refuse):
+        info = os.stat(folder)
         if (info.st_dev, info.st_ino) in seen:
+            subfolders.clear()
             yield folder, False
             continue
         seen.add((info.st_dev, info.st_ino))
-        for entry in ordered:
-            # DirEntry's own methods raise for a link to itself.
-            if not os.path.isdir(entry.path):
-                suffix = os.path.splitext(entry.name)[1].lower()
-                yield entry.path, suffix in SUFFIXES and os.path.isfile(entry.path)
-        folders += [entry.path for entry in reversed(ordered) if os.path.isdir(entry.path)]
+        subfolders.sort()
+        for name in sorted(files):
+            path = os.path.join(folder, name)
+            yield path, os.path.splitext(name)[1].lower() in SUFFIXES and os.path.isfile(path)

@@ -25,11 +25,14 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, tor
 
 @dataclass(frozen=True)
 class Comparison:
-    """The largest difference between two computations."""
+    """The largest difference between a network and another runtime."""
 
     max_difference: float
+    """Over all outputs and inputs."""
     scale: float
+    """Largest |output| of the network."""
     inputs: tuple[str, ...]
+    """Shapes of the inputs."""
 
 
 def prepared(model: nn.Module, *, device: torch.device | str = "cpu") -> nn.Module:

@@ -22,11 +22,7 @@ from softprune.surgery.comparison import outputs_of
 
 logger = logging.getLogger(__name__)
 
-# fmt: off
-LAYERS = {
-    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear",
-}
-# fmt: on
+LAYERS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear"}
 
 
 def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from softprune.errors import ConfigError, ModelError, SoftpruneError, first_line
-from softprune.export.checking import compare_outputs, prepared, trials
+from softprune.export.checking import Comparison, compare_outputs, prepared, trials
 from softprune.export.folding import count_batch_norms, fold_batch_norms
 from softprune.graph import Example, ExampleLike
 from softprune.io import write_atomically
@@ -105,7 +105,7 @@ def export_error(model: nn.Module, error: BaseException) -> ModelError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportReport:
+class ExportReport(Comparison):
     """A file that was written and verified. Prints as one line."""
 
     path: Path
@@ -115,12 +115,6 @@ class ExportReport:
     """Size of the file."""
     runtime: str
     """The runtime of the verification, with its version."""
-    max_difference: float
-    """Largest |network - file| over all outputs and inputs."""
-    scale: float
-    """Largest |output| of the network."""
-    inputs: tuple[str, ...]
-    """Shapes of the inputs."""
     folded: int = 0
     """Number of BatchNorms folded into the layer before them."""
 
@@ -186,8 +180,6 @@ def write_checked(
         format=kind.suffix,
         bytes=len(content),
         runtime=kind.runtime,
-        max_difference=comparison.max_difference,
-        scale=comparison.scale,
-        inputs=comparison.inputs,
+        **vars(comparison),
         folded=count_batch_norms(network) - count_batch_norms(small),
     )
