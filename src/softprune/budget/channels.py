@@ -22,12 +22,7 @@ Masks = dict[str, Tensor]
 
 
 class ChannelState:
-    """Reads and writes what a budget needs of every site's channels, in place.
-
-    Args:
-        graph: The network's channel graph.
-        network: The network, its sites masked by :class:`SoftGate`.
-    """
+    """Reads and writes what a budget needs of the channels of a network's sites, which have a :class:`SoftGate`."""
 
     def __init__(self, graph: ChannelGraph, network: nn.Module) -> None:
         self.graph, self.network = graph, network
@@ -113,11 +108,7 @@ class ChannelState:
     def protection(self, scores: Masks, before: Masks | None, keep: Masks, most: float = 1.0) -> tuple[Masks, float]:
         """Return the factors that keep the channels of `keep` from dying, and the share of them that would.
 
-        Args:
-            scores: The scores now.
-            before: The scores at the last update, for the speed at which they fall.
-            keep: The channels that the target needs.
-            most: The largest size of their factors.
+        `before` are the scores at the last update, for the speed at which they fall; `most` bounds the factors.
         """
         factors, endangered, kept = {}, 0, 0
         for name, score in scores.items():

@@ -49,13 +49,7 @@ class Controller:
         self._speed: float | None = None
 
     def update(self, step: int, margin: float, endangered: float) -> float:
-        """Return the strength from `step` on.
-
-        Args:
-            step: Steps done.
-            margin: The margin of the most alive channel that must be removed.
-            endangered: The share of the channels to keep that would die soon.
-        """
+        """Return the strength from `step` on; `endangered` is the share of the channels to keep that would die soon."""
         done = step / self.total_steps
         if self._last is not None and done > self._last[0]:
             passed = done - self._last[0]

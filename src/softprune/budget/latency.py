@@ -101,13 +101,9 @@ class LatencyTable:
 def measure_latency(
     graph: ChannelGraph, network: nn.Module, example: ExampleLike, *, batch: int | None = None
 ) -> LatencyTable:
-    """Measure the layers of `network` where it is, in eval mode and in PyTorch's eager mode.
+    """Measure the layers of `network`, masked or not, where it is, in eval mode and in PyTorch's eager mode.
 
-    Args:
-        graph: The network's channel graph.
-        network: The network, masked or not; it is left as it was.
-        example: What it is called with.
-        batch: Samples per call; as many as `example` has by default.
+    `batch`: samples per call; as many as `example` has by default.
     """
     call = Example.of(example).to_model(network)
     if batch is not None:
@@ -198,7 +194,8 @@ class _Bench:
     def _layer_ms(
         self, record: LayerOp, module: nn.Module, shape: tuple[int, ...], inputs: int, outputs: int, groups: int
     ) -> float:
-        trial, kernel = copy.deepcopy(module), _kernel(module)
+        trial: Any = copy.deepcopy(module)
+        kernel = trial.weight.shape[2:]
         sides = (outputs, inputs // groups)
         if record.kind == "conv_transpose":
             sides = (inputs, outputs // groups)
@@ -206,7 +203,7 @@ class _Bench:
         if trial.bias is not None:
             trial.bias = nn.Parameter(torch.zeros(outputs, device=self.device))
         if record.kind != "linear":
-            trial.groups = groups  # type: ignore[assignment]
+            trial.groups = groups
         place = len(shape) - 1 - len(kernel)
         x = torch.randn(*shape[:place], inputs, *shape[place + 1 :], device=self.device)
         return time_ms(lambda: trial(x), self.device)
@@ -219,12 +216,6 @@ class _Bench:
             widths = _widths(shape[1])
             self._known[key] = _rising((1,), widths, [[time_ms(build(width, x), self.device) for width in widths]])
         return self._known[key]
-
-
-def _kernel(module: nn.Module) -> tuple[int, ...]:
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return tuple(weight.shape[2:])
 
 
 def _normalise(width: int, x: Tensor) -> Callable[[], object]:

@@ -49,13 +49,7 @@ class BudgetStatus:
 
 
 class Limit:
-    """A target for one network, with the measure and the search that meet it.
-
-    Args:
-        target: One quantity with its amount, such as ``{"macs": 0.5}``.
-        prunable: The network.
-        batch: Samples per call, for a latency target.
-    """
+    """A target for one network, with the measure and the search that meet it. `batch`: see :class:`Measure`."""
 
     def __init__(self, target: TargetLike, prunable: PrunableNetwork, *, batch: int | None = None) -> None:
         self.target = read_target(target)

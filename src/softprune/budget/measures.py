@@ -34,9 +34,7 @@ class PrunableNetwork:
 class Measure:
     """A figure of the network that given masks would leave, read from the exact plan.
 
-    Args:
-        prunable: The network.
-        batch: Samples per call, for measures that time the network.
+    `batch`: samples per call, for measures that time the network.
     """
 
     is_timed: ClassVar[bool] = False

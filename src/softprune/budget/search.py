@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Counts = tuple[int, ...]
-Cost = Callable[[Mapping[str, Tensor]], float]
+CostOf = Callable[[Mapping[str, Tensor]], float]
+"""The cost of given masks."""
 
 CLOSE = 0.01
 """How far under the limit a cut may end, as a share of it."""
@@ -31,17 +32,10 @@ class Cut:
 
 
 class CutSearch:
-    """Finds cuts at a limit, for the scores of one moment.
+    """Finds cuts at a limit, for the scores of one moment: within a site the channels with the largest scores are kept.
 
-    Args:
-        scores: The score of each channel, by site; channels with the largest are kept.
-        floors: The fewest channels that each site keeps.
-        round_to: Keep a multiple of this many channels.
-        cost: The cost of given masks.
-        limit: What must not be exceeded.
-        coupled: Groups of sites of which only the channels that all of them keep remain: they keep the same channels,
-            those with the largest of their smallest scores.
-        alive_only: Whether only channels with a score above 0 are kept, but for floors.
+    Coupled sites keep the same channels, those with the largest of their smallest scores. With `alive_only`, only
+    channels with a score above 0 are kept, but for floors.
     """
 
     def __init__(
@@ -49,7 +43,7 @@ class CutSearch:
         scores: Mapping[str, Tensor],
         floors: Mapping[str, int],
         round_to: int,
-        cost: Cost,
+        cost: CostOf,
         limit: float,
         coupled: Iterable[Sequence[str]] = (),
         *,
@@ -58,16 +52,13 @@ class CutSearch:
         groups = [tuple(group) for group in coupled]
         inside = {name for group in groups for name in group}
         self.units = [*groups, *((name,) for name in scores if name not in inside)]
-        columns = [
+        self.scores = columns = [
             np.min([scores[name].detach().double().cpu().numpy() for name in unit], axis=0) for unit in self.units
         ]
-        self.scores = columns
         self.widths = [len(column) for column in columns]
         self.floors = [max(floors[name] for name in unit) for unit in self.units]
         self.round_to, self.limit, self._cost = round_to, limit, cost
-        self.most = list(self.widths)
-        if alive_only:
-            self.most = [self._alive(unit) for unit in range(len(self.units))]
+        self.most = [self._alive(unit) for unit in range(len(self.units))] if alive_only else self.widths
         self._inner = [np.argsort(-column, kind="stable") for column in columns]
         row = np.concatenate(columns)
         self.order: NDArray[np.int64] = np.argsort(-row, kind="stable")
@@ -112,10 +103,8 @@ class CutSearch:
     def rank(self, near: int | None = None, *, within: int = 1, close: float = 0.0) -> int:
         """Return how many of the best channels fit into the limit, by bisection; 0 if none does.
 
-        Args:
-            near: The answer of a short while ago, which saves most of the search.
-            within: Stop when the answer is known up to this many channels.
-            close: Stop at a cost that is under the limit by this share of it at most.
+        `near`, the answer of a short while ago, saves most of the search. It ends when the answer is known up to
+        `within` channels, or the cost is under the limit by the share `close` of it at most.
         """
         low, high = 0, len(self.row) + 1
         if near is not None:

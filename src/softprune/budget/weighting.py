@@ -16,13 +16,7 @@ _REFRESH = 0.1
 
 
 class CostWeights:
-    """One factor per site: (what removing one of its channels frees) ** exponent, with mean 1 over the channels.
-
-    Args:
-        exponent: 0 for equal factors, 1 for factors proportional to the cost.
-        measure: What is freed.
-        widths: Channels of each site.
-    """
+    """One factor per site: (what removing one of its channels frees) ** exponent, with mean 1 over the channels."""
 
     def __init__(self, exponent: float, measure: Measure, widths: Mapping[str, int]) -> None:
         if isinstance(exponent, bool) or not isinstance(exponent, int | float) or not 0 <= exponent <= 1:
@@ -42,13 +36,11 @@ class CostWeights:
         whole = self.measure(network, keep)
         freed = {}
         for name, mask in keep.items():
-            last = torch.nonzero(mask)[-1:] if kept[name] > 1 else mask.new_zeros(0, dtype=torch.long)
-            if len(last) == 0:  # nothing to remove: as if one channel came back
-                first = torch.nonzero(~mask)[:1]
-                changed = mask.index_fill(0, first.flatten(), True) if len(first) else mask
-            else:
-                changed = mask.index_fill(0, last.flatten(), False)
-            freed[name] = max(abs(whole - self.measure(network, {**keep, name: changed})), 0.0)
+            removes = kept[name] > 1
+            # With nothing to remove: as if one channel came back.
+            chosen = torch.nonzero(mask)[-1:] if removes else torch.nonzero(~mask)[:1]
+            changed = mask.index_fill(0, chosen.flatten(), not removes)
+            freed[name] = abs(whole - self.measure(network, {**keep, name: changed}))
         raised = {name: value**self.exponent for name, value in freed.items()}
         self.factors = self._normalised(raised)
         self._kept = kept

@@ -10,11 +10,11 @@ from softprune.graph import ExampleLike
 from softprune.methods.options import RankingOptions, is_positive
 from softprune.methods.ranking import OneShotPruner, check_ratio, drop_lowest, ratio_or_target
 
-Count = Literal["scp", "pytorch", "torch"]
+CountRule = Literal["scp", "pytorch", "torch"]
 """How a ratio becomes a number of channels; see :func:`dropped_count`."""
 
 
-def dropped_count(ratio: float, total: int, count: Count = "scp") -> int:
+def dropped_count(ratio: float, total: int, count: CountRule = "scp") -> int:
     """How many of `total` channels go.
 
     "scp": all but int((1 - ratio) total), as in the SCP authors' port, whose numbers are in the paper's tables.
@@ -56,11 +56,11 @@ class SlimmingPruner(OneShotPruner):
         *,
         strength: float = 1e-4,
         ratio: float | None = None,
-        count: Count = "scp",
+        count: CountRule = "scp",
         initial_scale: float | None = None,
         **options: Unpack[RankingOptions],
     ) -> None:
-        check_choice("`count`", count, get_args(Count))
+        check_choice("`count`", count, get_args(CountRule))
         if initial_scale is not None and not is_positive(initial_scale):
             raise ConfigError(
                 f"`initial_scale` must be a number above 0, or None. Got {initial_scale!r}; the authors' is 0.5."

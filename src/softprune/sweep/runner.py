@@ -204,13 +204,7 @@ class Halving:
 
 
 class SweepRunner:
-    """Runs a sweep.
-
-    Args:
-        sweep: What to run.
-        executor: Where to run it; one process at a time on this machine by default.
-        data_dir: The folder of the data, if another than the recipes say.
-    """
+    """Runs a sweep, one process at a time on this machine by default. `data_dir` overrides the recipes'."""
 
     def __init__(self, sweep: Sweep, executor: Executor | None = None, *, data_dir: str | None = None) -> None:
         self.sweep, self.executor = sweep, executor or LocalPool()
