@@ -164,14 +164,19 @@ class Budget(Limit):
     def _finalise(self, step: int, scores: Masks) -> None:
         """Put the cut into force, with regrown channels where more have died than the target asks for."""
         regrows = step <= REGROW * self.total_steps
-        search = self.search(scores, alive_only=not regrows)
-        cut, masks = self._within_limit(search, search.fit(close=_NEAR_ENOUGH), self.network)
-        self._report(cut, step, scores, masks)
-        self.channels.allowed = masks
-        self.channels.in_force = True
+        masks = self._put_in_force(scores, self.network, step, alive_only=not regrows)
         self.finalised_step = step
         if regrows:
             self._regrow(step, masks, scores)
+
+    def _put_in_force(self, scores: Masks, network: nn.Module, step: int | None, *, alive_only: bool) -> Masks:
+        """Put the best cut within the limit into force, and return its masks."""
+        search = self.search(scores, network, alive_only=alive_only)
+        cut, masks = self._within_limit(search, search.fit(close=_NEAR_ENOUGH), network)
+        self._report(cut, step, scores, masks)
+        self.channels.allowed = masks
+        self.channels.in_force = True
+        return masks
 
     def _regrow(self, step: int, allowed: Masks, scores: Masks) -> None:
         dead = {name: allowed[name] & (score <= 0) for name, score in scores.items()}
@@ -208,15 +213,11 @@ class Budget(Limit):
 
         The cost of a cut can change while the weights learn: what folds into a bias depends on them.
         """
+        network = network or self.network
         if self.is_final:
-            self._fit(network or self.network)
-            return
-        scores = self.channels.scores(network)
-        search = self.search(scores, network, alive_only=True)
-        cut, masks = self._within_limit(search, search.fit(close=_NEAR_ENOUGH), network or self.network)
-        self._report(cut, None, scores, masks)
-        self.channels.allowed = masks
-        self.channels.in_force = True
+            self._fit(network)
+        else:
+            self._put_in_force(self.channels.scores(network), network, None, alive_only=True)
 
     def _fit(self, network: nn.Module, step: int | None = None, *, alive_only: bool = True) -> None:
         """Remove channels from the cut in force that died, if `alive_only`, and more if it does not fit."""

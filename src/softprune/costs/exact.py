@@ -3,8 +3,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from softprune.errors import ModelError
 from softprune.graph import check_is_module
 from softprune.graph.example import Example, ExampleLike, per_sample
 from softprune.graph.exported import ANALYSIS_BATCH
-from softprune.graph.recorder import Constants, values_known
+from softprune.graph.recorder import Constants, calls_reported_to, values_known
 from softprune.module_state import attributes_kept
 
 logger = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
                 values_known(),
                 fake_mode,
                 counter,
-                _calls_reported_to(counter, model),
+                calls_reported_to(counter, model),
             ):
                 torch.func.functional_call(model, {**parameters, **buffers}, call.args, call.kwargs)
         except Exception as error:
@@ -117,28 +116,6 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
     return counter.macs
 
 
-@contextmanager
-def _calls_reported_to(counter: "_MacCounter", model: nn.Module) -> Iterator[None]:
-    """Tell `counter` which module of `model` is running."""
-    names = {module: name for name, module in model.named_modules()}
-
-    def enter(module: nn.Module, args: Any) -> None:
-        counter.running.append(names[module])
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        counter.running.pop()
-
-    handles = []
-    try:
-        for module in names:
-            handles.append(module.register_forward_pre_hook(enter, prepend=True))
-            handles.append(module.register_forward_hook(leave))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 class _MacCounter(TorchDispatchMode):
     """Adds up MACs per sample, by the module that is running."""
 
@@ -147,14 +124,22 @@ class _MacCounter(TorchDispatchMode):
         self._constants = constants
         self.batch = batch
         self.macs: Counter[str] = Counter()
-        self.running: list[str] = [""]
+        self._running: list[str] = [""]
+
+    def entering(self, name: str) -> Callable[..., None]:
+        """Return the hook that runs before the forward of module `name`."""
+        return lambda module, args: self._running.append(name)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Run after the forward of a module."""
+        self._running.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = self._constants.run(func, args, kwargs or {})
         formula = _FORMULAS.get(func)
         if formula is not None:
             positions, weights = formula(*args[:7], out=out)
-            self.macs[self.running[-1]] += per_sample(positions, self.batch) * weights
+            self.macs[self._running[-1]] += per_sample(positions, self.batch) * weights
         return out
 
 

@@ -60,7 +60,7 @@ def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, st
             values_known(),
             mode,
             enable_python_dispatcher(),
-            _calls_reported_to(recorder, model),
+            calls_reported_to(recorder, model),
             recorder,
         ):
             output = torch.func.functional_call(model, fakes, call.args, call.kwargs)
@@ -136,8 +136,8 @@ def _holds_tensor(value: Any) -> bool:
 
 
 @contextmanager
-def _calls_reported_to(recorder: _Recorder, model: nn.Module) -> Iterator[None]:
-    """Tell `recorder` which module is running."""
+def calls_reported_to(recorder: Any, model: nn.Module) -> Iterator[None]:
+    """Tell `recorder`, by its methods `entering` and `leave`, which module is running."""
     handles = []
     try:
         for name, module in model.named_modules():

@@ -58,7 +58,14 @@ class ParameterCut:
     kept: Indices
 
 
-KINDS = ("conv", "conv_transpose", "linear", "norm", "select", "source")
+KINDS: dict[str, type[nn.Module]] = {
+    "conv": _ConvNd,
+    "conv_transpose": _ConvTransposeNd,
+    "linear": nn.Linear,
+    "norm": _BatchNorm,
+    "select": Select,
+    "source": ConstantOutput,
+}
 
 
 def check_cuts(
@@ -193,16 +200,8 @@ def _weight_fits(cut: ModuleCut, shape: tuple[int, ...]) -> bool:
 
 def is_of_kind(module: nn.Module, cut: ModuleCut) -> bool:
     """Return whether `module` is of the kind that `cut` was made for."""
-    match cut.kind:
-        case "conv":
-            return isinstance(module, _ConvNd) and not isinstance(module, _ConvTransposeNd)
-        case "conv_transpose":
-            return isinstance(module, _ConvTransposeNd)
-        case "linear":
-            return isinstance(module, nn.Linear)
-        case "norm":
-            return isinstance(module, _BatchNorm)
-        case "source":
-            return isinstance(module, ConstantOutput)
-        case _:
-            return isinstance(module, Select) and module.source_width == cut.width_in
+    if isinstance(module, _ConvTransposeNd):
+        return cut.kind == "conv_transpose"
+    if isinstance(module, Select):
+        return cut.kind == "select" and module.source_width == cut.width_in
+    return isinstance(module, KINDS[cut.kind])
