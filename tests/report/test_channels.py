@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softprune.report.channels import KEPT_ROWS, QUADRANTS, ROWS, Rule, decide, exemplar, tally, view_of
+from softprune.report.channels import KEPT_ROWS, QUADRANTS, ROWS, DropRule, decide, exemplar, tally, view_of
 from softprune.runs.result import SiteRecord
 
-RULE = Rule(delta=0.05, c=0.95)
+RULE = DropRule(delta=0.05, c=0.95)
 
 
 def made(beta: tuple[float, ...], gamma: tuple[float, ...], keep: tuple[bool, ...]) -> SiteRecord:
@@ -84,7 +84,7 @@ def test_a_channel_is_dropped_exactly_left_of_the_line(beta: float, gamma: float
 
 
 def test_the_slope_of_the_papers_line() -> None:
-    assert Rule(0.05, 0.95).z == pytest.approx(1.6449, abs=1e-4)
+    assert DropRule(0.05, 0.95).z == pytest.approx(1.6449, abs=1e-4)
 
 
 def test_the_four_cases_of_the_papers_figure() -> None:

@@ -5,12 +5,13 @@ their order and the range.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from softprune.report.scales import CANVASES, Scale, limits, num, quantile, ticks
+from softprune.report.scales import CANVASES, Canvas, Scale, limits, num, quantile, ticks
 from softprune.runs.reading import Run
 from softprune.runs.result import SiteRecord
 
@@ -19,7 +20,7 @@ RELU_LIKE = frozenset({"relu", "relu6"})
 
 
 @dataclass(frozen=True)
-class Rule:
+class DropRule:
     """The line beta + z |gamma| = delta in the plane of (beta, |gamma|)."""
 
     delta: float
@@ -61,19 +62,17 @@ class Decisions:
     """The recorded channels of a network, and the threshold at which Slimming drops as many as SCP."""
 
     channels: tuple[Channel, ...]
-    rule: Rule
+    rule: DropRule
     threshold: float
     recorded: bool
 
     @property
     def counts(self) -> dict[str, int]:
-        found = dict.fromkeys(QUADRANTS, 0)
-        for channel in self.channels:
-            found[channel.quadrant] += 1
-        return found
+        found = Counter(channel.quadrant for channel in self.channels)
+        return {quadrant: found[quadrant] for quadrant in QUADRANTS}
 
 
-def decide(sites: Sequence[SiteRecord], rule: Rule, recorded: bool) -> Decisions | None:
+def decide(sites: Sequence[SiteRecord], rule: DropRule, recorded: bool) -> Decisions | None:
     """Both decisions for every channel, or None if no site has recorded shifts and scales.
 
     With `recorded`, the decisions of SCP are the masks of the run, with its rounding and floors. Otherwise, for a run
@@ -135,7 +134,7 @@ class DrawnChannels:
     high: float
 
 
-def view_of(site: SiteRecord, rule: Rule) -> DrawnChannels:
+def view_of(site: SiteRecord, rule: DropRule) -> DrawnChannels:
     """Kept channels first, each kind from the most alive to the most dead, evenly thinned to the rows."""
     known = [index for index in range(site.width) if math.isfinite(site.beta[index] + site.gamma[index])]
     known.sort(key=lambda index: (rule.delta - site.beta[index]) / (abs(site.gamma[index]) + 1e-8))
@@ -151,7 +150,7 @@ def _thin(channels: list[int], rows: int) -> list[int]:
     return [channels[round(row * (len(channels) - 1) / (rows - 1))] for row in range(rows)]
 
 
-def _range(site: SiteRecord, known: list[int], rule: Rule) -> tuple[float, float]:
+def _range(site: SiteRecord, known: list[int], rule: DropRule) -> tuple[float, float]:
     """All curves but a few outliers. Dead channels may leave the plot on the left."""
     starts = [site.beta[index] - 3.2 * abs(site.gamma[index]) for index in known]
     ends = [site.beta[index] + 3.2 * abs(site.gamma[index]) for index in known]
@@ -194,18 +193,18 @@ def distributions(run: Run, decisions: Decisions) -> dict[str, Any]:
         "chosen": chosen,
         "rule": rule,
         "other_activations": sorted({site.activation for site in sites if site.activation not in RELU_LIKE}),
-        "drawings": [_frame(canvas.width, canvas.name, rule) for canvas in CANVASES],
+        "drawings": [_frame(canvas, rule) for canvas in CANVASES],
         "data": {"delta": rule.delta, "sites": layers},
     }
 
 
-def _frame(width: int, name: str, rule: Rule) -> dict[str, Any]:
-    split = 260.0 if name == "narrow" else 690.0
-    shares = Scale(0.0, 1.0, split + 16.0, width - 14.0)
-    values = [0.0, 1.0] if name == "narrow" else [0.0, 0.5, 1.0]
+def _frame(canvas: Canvas, rule: DropRule) -> dict[str, Any]:
+    split = 260.0 if canvas.narrow else 690.0
+    shares = Scale(0.0, 1.0, split + 16.0, canvas.width - 14.0)
+    values = [0.0, 1.0] if canvas.narrow else [0.0, 0.5, 1.0]
     return {
-        "name": name,
-        "width": width,
+        "name": canvas.name,
+        "width": canvas.width,
         "left": 6.0,
         "split": split,
         "top": 60.0,

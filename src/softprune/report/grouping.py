@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from softprune.config.recipes import config_to_dict, flat_settings
-from softprune.report.text import DOT
+from softprune.report.text import DOT, scientific
 from softprune.runs.reading import Run
 
 INCIDENTAL = frozenset(
@@ -67,24 +67,17 @@ def over(group: Experiment, get: Callable[[Run], float | None]) -> Spread:
 
 def distinct(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Return the newest run of each configuration and seed, and a sentence for each that is left out."""
-    newest: dict[tuple[str, int], Run] = {}
+    groups: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
-        key = experiment_key(run), run.seed
-        if key not in newest or _age(run) > _age(newest[key]):
-            newest[key] = run
-    kept: list[Run] = []
-    repeats: list[str] = []
-    for run in runs:
-        counted = newest[experiment_key(run), run.seed]
-        if run is counted:
-            kept.append(run)
-        else:
-            repeats.append(f"{run.path} has the configuration and seed of {counted.path}, which is newer.")
-    return kept, repeats
-
-
-def _age(run: Run) -> tuple[bool, str]:
-    return not run.in_progress, run.finished
+        groups.setdefault((experiment_key(run), run.seed), []).append(run)
+    newest = [max(group, key=lambda run: (not run.in_progress, run.finished)) for group in groups.values()]
+    repeats = [
+        f"{run.path} has the configuration and seed of {counted.path}, which is newer."
+        for group, counted in zip(groups.values(), newest, strict=True)
+        for run in group
+        if run is not counted
+    ]
+    return [run for run in runs if any(run is counted for counted in newest)], repeats
 
 
 def with_baselines(runs: Sequence[Run]) -> list[Run]:
@@ -219,7 +212,4 @@ def _written(value: Any) -> str:
     """Small strengths as 1e-4, since 0.0001 and 0.00012 are hard to tell apart."""
     if not isinstance(value, float):
         return str(value)
-    if value == 0 or abs(value) >= 1e-2:
-        return f"{value:.3g}"
-    digits, exponent = f"{value:.2e}".split("e")
-    return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return f"{value:.3g}" if value == 0 or abs(value) >= 1e-2 else scientific(value)

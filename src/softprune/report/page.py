@@ -53,17 +53,13 @@ def _environment() -> Environment:
     environment.filters |= {name: getattr(text, name) for name in names.split()}
     environment.filters |= {
         "flatten": lambda record: flat_settings(record.model_dump(mode="json")),
-        "n": _pixel,
+        "n": lambda value: num(value, 2),
         "exact": repr,
         "fixed": _fixed,
     }
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.globals |= {"cut": text.cut, "style_of": style_of, "line_path": line_path, "BELL": BELL}
     return environment
-
-
-def _pixel(value: float) -> str:
-    return num(value, 2)
 
 
 def _fixed(value: float, digits: int) -> str:

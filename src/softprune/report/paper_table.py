@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from softprune.report.grouping import Spread, distinct, experiment_key, shared, spread, tell_apart, with_baselines
+from softprune.report.pareto import Spot, front
 from softprune.report.text import cut, known_as
 from softprune.runs.reading import Run
 from softprune.runs.result import Moment, Totals
@@ -115,22 +116,18 @@ def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> 
         rows += [_row(*key, text, each) for text, each in zip(apart, members, strict=True)]
     order = {key: number for number, key in enumerate(dict.fromkeys((row.data, row.model) for row in rows))}
     rows.sort(key=lambda row: (order[row.data, row.model], row.method != "Dense"))
-    return [replace(row, on_front=_on_front(row, rows)) for row in rows]
+    spots: dict[tuple[str, str], list[Spot]] = {}
+    for row in rows:
+        spots.setdefault((row.data, row.model), []).extend(_spots(row))
+    best = {network: front(found) for network, found in spots.items()}
+    return [replace(row, on_front=any(spot in best[row.data, row.model] for spot in _spots(row))) for row in rows]
 
 
-def _on_front(row: PaperRow, rows: Sequence[PaperRow]) -> bool:
-    point = _point(row)
-    others = [_point(other) for other in rows if (other.data, other.model) == (row.data, row.model)]
-    return point is not None and not any(
-        other is not None and other != point and other[0] >= point[0] and other[1] >= point[1] for other in others
-    )
-
-
-def _point(row: PaperRow) -> tuple[float, float] | None:
-    """(MACs cut, accuracy) of a row; a dense network cuts none."""
+def _spots(row: PaperRow) -> list[Spot]:
+    """The row by the share of the MACs that it keeps; empty without it. A dense network keeps all."""
     accuracy = row.compact.mean if row.compact.mean is not None else row.last.mean
-    macs = 0.0 if row.method == "Dense" else row.macs.mean
-    return None if accuracy is None or macs is None else (macs, accuracy)
+    cut = 0.0 if row.method == "Dense" else row.macs.mean
+    return [] if accuracy is None or cut is None else [Spot(100 - cut, accuracy)]
 
 
 def _entries(run: Run) -> list[_Entry]:
@@ -179,7 +176,7 @@ def _row(
         flops=less(lambda totals: _first(totals.paper_flops, totals.macs)),
         macs=less(lambda totals: totals.macs),
         minutes=over(lambda entry: None if entry.seconds is None else entry.seconds / 60),
-        speed_up=Spread(None, None, 0) if dense else over(lambda entry: _speed_up(entry.run)),
+        speed_up=Spread(None, None, 0) if dense else over(lambda entry: entry.run.speed_up),
         paper=_figures(name, members[0].run),
     )
 
@@ -202,13 +199,6 @@ def _figures(name: str, run: Run) -> PaperFigures | None:
 def _drop(entry: _Entry) -> float | None:
     baseline = entry.run.dense_top1
     return None if baseline is None or entry.last is None else baseline - entry.last
-
-
-def _speed_up(run: Run) -> float | None:
-    dense, compact = run.variant("dense"), run.variant("compact")
-    if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
-        return None
-    return dense.latency_ms / compact.latency_ms
 
 
 def _first(*values: float | None) -> float | None:

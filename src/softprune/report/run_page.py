@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from softprune.io import write_atomically
-from softprune.report.channels import Rule, decide, distributions, plane
+from softprune.report.channels import DropRule, decide, distributions, plane
 from softprune.report.curves import ACCURACY, REMOVED, Mark, Series, curves, events_of
 from softprune.report.layers import ROWS_SHOWN, flows, segments, skylines
 from softprune.report.page import render_page
@@ -96,7 +96,7 @@ def render_run(
 
 def run_page(run: Run, titles: Mapping[str, str] | None = None, refresh: int = 0) -> str:
     """The HTML of the page."""
-    decisions = decide(run.sites, Rule(run.config.masks.delta, run.config.masks.c), recorded=run.method == "scp")
+    decisions = decide(run.sites, DropRule(run.config.masks.delta, run.config.masks.c), recorded=run.method == "scp")
     return render_page(
         "run.html",
         title=f"{run.name}: softprune report",
@@ -199,11 +199,10 @@ def _variants(run: Run) -> dict[str, Any]:
 
 def _latency(run: Run) -> dict[str, Any]:
     """The conditions of the latencies, and whether the compact network is not faster."""
-    dense, compact = run.variant("dense") or run.variant("masked"), run.variant("compact")
-    if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
+    if run.speed_up is None:
         return {"caption": "", "slow": False}
     device = run.environment.device if run.environment else "the device of the run"
-    slow = run.method != "dense" and compact.latency_ms > SAME_LATENCY * dense.latency_ms
+    slow = run.method != "dense" and run.speed_up < 1 / SAME_LATENCY
     return {"caption": f"Latency: one forward pass of {run.latency_batch} images on {device}.", "slow": slow}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from softprune.report.text import MINUS
+from softprune.report.text import MINUS, scientific
 
 WARPS: dict[str, Callable[[float], float]] = {
     "linear": lambda value: value,
@@ -77,8 +77,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 def tick_label(value: float, values: Sequence[float]) -> str:
     """The text of a tick, with as many decimals as the whole axis needs; tiny values with an exponent."""
     if 0 < max(map(abs, values)) < 1e-2 and value != 0:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}".replace("-", MINUS)
+        return scientific(value).replace("-", MINUS)
     digits = next((d for d in range(7) if all(abs(round(v, d) - v) < 1e-9 for v in values)), 6)
     return f"{value:,.{digits}f}".replace("-", MINUS)
 

@@ -77,6 +77,12 @@ def significant(value: float | None, digits: int = 3) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}g}".replace("-", MINUS)
 
 
+def scientific(value: float) -> str:
+    """``0.0001`` as ``1e-4``: a small number in up to three digits."""
+    digits, exponent = f"{value:.2e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
 def duration(seconds: float | None) -> str:
     if seconds is None:
         return UNKNOWN

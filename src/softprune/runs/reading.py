@@ -33,6 +33,14 @@ class Run(Result):
         return row.top1 if row and row.top1 is not None else self.baseline_top1
 
     @property
+    def speed_up(self) -> float | None:
+        """Latency of the dense network over that of the compact one; None where one was not measured."""
+        dense, compact = self.variant("dense"), self.variant("compact")
+        if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
+            return None
+        return dense.latency_ms / compact.latency_ms
+
+    @property
     def evaluated_on(self) -> str:
         """The images that each epoch is evaluated on: "test", or "held-out" ones of the training images."""
         return "held-out" if self.config.data.holdout else "test"
