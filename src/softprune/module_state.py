@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
@@ -67,17 +67,22 @@ def non_finite(model: nn.Module) -> list[str]:
 
     Other buffers may hold infinity on purpose, such as attention masks or the bounds of an observer.
     """
-    tensors = dict(model.named_parameters())
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
-            tensors.update(module.named_buffers(name, recurse=False))  # type: ignore[arg-type]
-    tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+            tensors.update(module.named_buffers(name, recurse=False))
+    # Eight-bit floats have no sum.
+    tensors = {
+        name: tensor.detach() if tensor.itemsize > 1 else tensor.detach().float()
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point()
+    }
     if not tensors:
         return []
     device = next(iter(tensors.values())).device
     # A sum is finite only if all of its terms are, and needs no tensor of booleans. One transfer for all tensors, since
     # each would synchronise with the device.
-    sums = torch.stack([tensor.detach().sum().float().to(device) for tensor in tensors.values()]).isfinite().tolist()
+    sums = torch.stack([tensor.sum().float().to(device) for tensor in tensors.values()]).isfinite().tolist()
     suspects = [name for name, finite in zip(tensors, sums, strict=True) if not finite]
     return [name for name in suspects if not tensors[name].isfinite().all()]
 

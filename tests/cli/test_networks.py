@@ -49,6 +49,11 @@ def test_inspect_a_run(softprune, finished: Path, tmp_path: Path) -> None:
     name, *found = softprune("inspect", str(finished), *OWN).output.splitlines()
     assert name.startswith("tiny_networks:tiny")
     assert found == softprune("inspect", "tiny_networks:tiny", "--input", "1x8x8").output.splitlines()
+    own = shutil.copytree(finished, tmp_path / "own")  # its data are the user's: the compact network has their shape
+    text = (own / "config.toml").read_text()
+    (own / "config.toml").write_text(text.replace('name = "digits"', 'name = "mine:images"', 1))
+    assert softprune("inspect", "own", *OWN).output.splitlines()[1:] == found
+    assert softprune("export", "own", *OWN, "--format", "pt2").exit_code == 0
     run = tmp_path / "unfinished"
     run.mkdir()
     text = '[model]\nname = "resnet18"\n[data]\nname = "folder"\nimage_size = 64\n[method]\nexclude = ["layer*"]\n'
@@ -67,12 +72,33 @@ def test_inspect_a_run(softprune, finished: Path, tmp_path: Path) -> None:
     assert "config.toml" in neither.stderr
 
 
+def test_inspect_takes_shape_and_classes_from_the_data_as_train_does(softprune, tmp_path: Path) -> None:
+    (tmp_path / "own_images.py").write_text(
+        "import torch\nfrom softprune.data import ArrayDataset\n"
+        "def images(image_size):\n"
+        "    constants = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)\n"
+        "    part = ArrayDataset(torch.zeros(8, 1, image_size, image_size), torch.arange(8) % 4, *constants)\n"
+        "    return part, part\n"
+    )
+    own = ("--data", "own_images:images", "--set", "data.image_size=8")
+    expected = softprune("inspect", "tiny_networks:tiny", "--input", "1x8x8", "--num-classes", "4").output
+    for named in (("tiny_networks:tiny",), OWN):
+        found = softprune("inspect", *named, *own)
+        assert found.exit_code == 0, found.stderr
+        assert found.output == expected
+    assert (
+        softprune("inspect", *OWN, "--data", "digits").output == softprune("inspect", *OWN, "--input", "1x8x8").output
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("vgg61",), "Did you mean"),
         (("runs/gone",), "module:factory of your own, or the folder of a run. Got 'runs/gone'"),
         (("tiny_networks:tiny",), "--input 3x224x224"),
+        (("tiny_networks:tiny", "--data-dir", "images"), "--data-dir must come with --data"),
+        (("digits_net", "--model", "tiny_networks:tiny"), "--model must come alone or with the folder of a run"),
         (("tiny_networks:tiny", "--input", "8x8"), "--input must be CHANNELSxHEIGHTxWIDTH"),
     ],
 )

@@ -251,10 +251,40 @@ def test_a_cut_in_inference_mode_can_be_trained() -> None:
 
 def test_a_state_of_another_method_or_network() -> None:
     state = pruner_of().state_dict()
-    with pytest.raises(CheckpointError, match="same method, sites and floors"):
+    with pytest.raises(CheckpointError, match="same method, sites, floors and settings"):
         pruner_of().load_state_dict({**state, "method": "sfp"})
-    with pytest.raises(CheckpointError, match="same method, sites and floors"):
+    with pytest.raises(CheckpointError, match="same method, sites, floors and settings"):
         pruner_of(exclude=[pruner_of().sites[0].name]).load_state_dict(state)
+
+
+def test_a_state_of_another_strength_says_both() -> None:
+    trained, ours = pruner_of(strength=2e-3), pruner_of(strength=1e-3)
+    with pytest.raises(CheckpointError, match=r"'strength' is 0\.001; got 0\.002\. .* or set pruner\.strength after"):
+        ours.load_state_dict(trained.state_dict())
+    trained.strength = 5e-3  # a schedule of one's own
+    again = pruner_of(strength=2e-3)
+    again.load_state_dict(trained.state_dict())
+    assert float(again.strength) == pytest.approx(5e-3)
+    older = {key: value for key, value in trained.state_dict().items() if key != "settings"}
+    ours.load_state_dict(older)
+    assert float(ours.strength) == pytest.approx(5e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "ours", "theirs", "said"),
+    [
+        ("l1", {"target": {"macs": 0.5}}, {"target": {"macs": 0.4}}, "'target' is 'macs = 0.5'; got 'macs = 0.4'"),
+        ("l1", {"ratio": 0.5}, {"ratio": 0.25}, r"is 0\.5; got 0\.25"),
+        ("scp", {"cost_weighting": 0.5}, {"cost_weighting": 0.25}, r"'cost_weighting' is 0\.5; got 0\.25"),
+        ("slimming", {"ratio": 0.5}, {"ratio": 0.25}, r"'ratio' is 0\.5; got 0\.25"),
+    ],
+)
+def test_a_state_of_other_settings(method: str, ours: dict, theirs: dict, said: str) -> None:
+    first, second = (
+        sp.methods.REGISTRY[method].build(CHAIN.build(), CHAIN.example(), **options) for options in (ours, theirs)
+    )
+    with pytest.raises(CheckpointError, match=said):
+        first.load_state_dict(second.state_dict())
 
 
 @pytest.mark.parametrize("floors", [{"round_to": 4}, {"min_channels": 2}])

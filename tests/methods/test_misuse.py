@@ -2,13 +2,14 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from method_networks import Chain, batch, sgd, train
-from torch import nn
+from torch import Tensor, nn
 
 from softprune.errors import ConfigError, ModelError
 from softprune.methods import L1Pruner, SoftPruner
@@ -133,6 +134,28 @@ def test_accumulated_losses_are_no_other_optimizer() -> None:
         for _ in range(3):
             pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1])).backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize("between", [lambda loss: loss, lambda loss: loss / 4, lambda loss: 8.0 * (loss / 4)])
+def test_a_loss_is_not_penalised_twice(between: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture) -> None:
+    pruner = SoftPruner(Chain(), batch()[0], strength=1.0)
+    sgd(pruner)
+    for _ in range(2):
+        once = between(pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1])))
+        assert pruner.loss(once) is once
+    assert caplog.text.count("called once for each task loss. Got what it returned before") == 1
+
+
+def test_losses_of_micro_batches_and_of_two_pruners_are_penalised_each(caplog: pytest.LogCaptureFixture) -> None:
+    pruners = [SoftPruner(Chain(), batch()[0], strength=1.0) for _ in range(2)]
+    for pruner in pruners:
+        sgd(pruner)
+    for _ in range(3):
+        task = sum(F.cross_entropy(pruner.model(batch()[0]), batch()[1]) for pruner in pruners)
+        total = pruners[1].loss(pruners[0].loss(task))
+        assert total.isclose(task + pruners[0].penalty + pruners[1].penalty)
+        total.backward()
+    assert "called once" not in caplog.text
 
 
 def test_a_head_replaced_after_the_pruner_was_made() -> None:

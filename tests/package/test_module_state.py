@@ -22,3 +22,12 @@ def test_parameters_and_statistics_that_are_not_finite_are_named(values):
         model[0].weight[0, : len(values)] = torch.tensor(values)
         model[1].running_var[: len(values)] = torch.tensor(values)
     assert non_finite(model) == ["0.weight", "1.running_var"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fn])
+def test_eight_bit_floats_are_read(dtype: torch.dtype) -> None:
+    layer = nn.Linear(3, 3)
+    layer.weight = nn.Parameter(torch.ones(3, 3).to(dtype), requires_grad=False)
+    assert non_finite(layer) == []
+    layer.weight = nn.Parameter(torch.full((3, 3), torch.nan).to(dtype), requires_grad=False)
+    assert non_finite(layer) == ["weight"]

@@ -7,16 +7,22 @@ import typer
 
 from softprune.cli.app import DataDir, DataName, Device, Input, Json, Model, Run, command, parse_shape
 from softprune.cli.output import format_percent, print_json, print_table, say
+from softprune.config.recipes import DEFAULT_RECIPE, load_recipe
 from softprune.errors import ConfigError, nearest
 
 
 @command
 def inspect(
     model: Annotated[
-        str, typer.Argument(help="A name from `softprune models`, module:factory, or the folder of a run.")
-    ] = "digits_net",
+        str | None,
+        typer.Argument(
+            help="A name from `softprune models`, module:factory, or the folder of a run. [default: digits_net]",
+            show_default=False,
+        ),
+    ] = None,
     num_classes: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="Classes of the network. [default: 10, or the run's]")
+        int | None,
+        typer.Option(min=1, max=1_000_000, help="Classes of the network. [default: those of the data, or 10]"),
     ] = None,
     input_shape: Input = "",
     include: Annotated[
@@ -25,7 +31,17 @@ def inspect(
     exclude: Annotated[
         list[str] | None, typer.Option(help="Freeze these BatchNorms (name with wildcards). Repeatable.")
     ] = None,
-    code: Annotated[str, typer.Option("--model", help="The network of a run whose model.name is module:factory.")] = "",
+    code: Annotated[
+        str, typer.Option("--model", help="The network, as in `train`; for a run whose model.name is module:factory.")
+    ] = "",
+    data: Annotated[
+        str, typer.Option("--data", help="The data set, as in `train`, which gives shape and classes.")
+    ] = "",
+    data_dir: DataDir = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="A setting, such as data.image_size=64. Repeatable."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show which BatchNorms can be pruned, and why others cannot.
@@ -35,34 +51,49 @@ def inspect(
     import torch
 
     import softprune
-    from softprune.cli.opened import dense_network, image_shape
+    from softprune.cli.opened import data_facts, dense_network, image_shape
     from softprune.models import REGISTRY
     from softprune.runs.folder import RunFolder
     from softprune.runs.networks import build_network, named_config
 
-    shape = parse_shape(input_shape)
-    if model not in REGISTRY and Path(model).is_dir():
-        config = named_config(RunFolder.open(Path(model)), code, needs_data=False)
-        name, network = config.model.name, dense_network(Path(model), config, num_classes)
-        shape = shape or image_shape(config)
-        include, exclude = include or [*config.method.include], exclude or [*config.method.exclude]
-    elif model not in REGISTRY and ":" not in model:
+    shape, asked = parse_shape(input_shape), model or code or "digits_net"
+    run = RunFolder(Path(asked)) if asked not in REGISTRY and Path(asked).is_dir() else None
+    if run is not None and settings:
+        raise ConfigError(f"--set must come with a network. Got it with {asked}, a run, which has its settings.")
+    if data_dir is not None and not data:
+        raise ConfigError(f"--data-dir must come with --data, such as folder. Got --data-dir {data_dir} alone.")
+    if run is None and model and code:
+        raise ConfigError(f"--model must come alone or with the folder of a run. Got {model!r} beside it; name one.")
+    if run is None and asked not in REGISTRY and ":" not in asked:
         raise ConfigError(
             "A network must be a name that `softprune models` lists, module:factory of your own, or the folder of a "
-            f"run. Got {model!r}.{nearest(model, REGISTRY)}"
+            f"run. Got {asked!r}.{nearest(asked, REGISTRY)}"
         )
-    elif not shape and ":" in model:
-        raise ConfigError(
-            f"A network of your own needs the shape of an image, such as --input 3x224x224. Got {model!r} without it."
-        )
+    if run is None:
+        named = [f"model.name={asked}", *([f"data.name={data}"] if data else [])]
+        config = load_recipe(DEFAULT_RECIPE, [*named, *(settings or [])])
     else:
-        name, network = model, build_network(model, 10 if num_classes is None else num_classes)
-        shape = shape or REGISTRY[model].input_shape
+        config = named_config(RunFolder.open(run.path), code, data, needs_data=False)
+        include, exclude = include or [*config.method.include], exclude or [*config.method.exclude]
+    if data and (not shape or num_classes is None):
+        found_shape, found_classes = data_facts(config, data_dir)
+        shape, num_classes = shape or found_shape, num_classes or found_classes
+    if run is not None:
+        network = dense_network(run.path, config, num_classes)
+        shape = shape or image_shape(config, run.compact)
+    elif shape or ":" not in asked:
+        network = build_network(asked, num_classes or 10, config.model.options)
+        shape = shape or REGISTRY[asked].input_shape
+    else:
+        raise ConfigError(
+            "A network of your own needs the shape of an image: from its data (--data folder --data-dir images), or "
+            f"--input 3x224x224. Got {asked!r} without it."
+        )
     found = softprune.inspect(network, torch.zeros(2, *shape), include=include or None, exclude=exclude or None)
     if as_json:
         print_json(
             {
-                "network": name,
+                "network": config.model.name,
                 "macs": found.macs,
                 "params": found.params,
                 "floor_macs": found.floor_macs,
@@ -74,8 +105,8 @@ def inspect(
             }
         )
         return
-    if name != model:
-        say(f"{name}, as pruned in {model}")
+    if run is not None:
+        say(f"{config.model.name}, as pruned in {asked}")
     say(str(found))
 
 

@@ -19,8 +19,8 @@ from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.models import REGISTRY
 from softprune.plan.plan import model_shapes
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, known_origin, named_config
-from softprune.surgery import LARGEST_INPUT, check_saved_shapes, load, read_plans, saved_path
+from softprune.runs.networks import build_network, named_config
+from softprune.surgery import LARGEST_INPUT, check_saved_shapes, load, read_origin, read_plans, saved_path
 from softprune.train.restore import refuse_dense
 from softprune.train.run import open_data
 
@@ -57,15 +57,17 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
             "The argument must be the folder of a finished run (with compact.safetensors) or the .safetensors file of "
             f"a compact network. Got {path}. For an unfinished run, run `softprune compact` first."
         )
-    origin = known_origin(compact) if config is None else None
-    name = config.model.name if config is not None else model or (origin.model if origin is not None else "")
+    origin = read_origin(compact) if config is None else None
+    # A module:factory is code of whoever wrote the file, and runs only when the user names it.
+    known = origin.model if origin is not None and origin.model in REGISTRY else ""
+    name = config.model.name if config is not None else model or known
     if not name:
         raise ConfigError(
             "A compact network outside its run needs --model, unless it was cut from one of softprune's own networks. "
             f"Got {path} without --model."
         )
     if not shape and config is not None:
-        shape = image_shape(config)
+        shape = image_shape(config, compact)
     if not shape and origin is not None and origin.model == name:
         shape = origin.input_shape
     if not shape and name not in REGISTRY:
@@ -77,9 +79,15 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
     return OpenedNetwork(compact.resolve(), dense.eval(), load(compact, dense), example)
 
 
-def image_shape(config: RunConfig) -> tuple[int, ...]:
-    """Return the shape of one image of a run's data set. Larger ones than a run may ask for need --input."""
+def image_shape(config: RunConfig, compact: Path) -> tuple[int, ...]:
+    """Return the shape of one image of a run's data set. Larger ones than a run may ask for need --input.
+
+    For a data set of the user's own it is the one noted in the run's compact network.
+    """
     entry, size = DATASETS.get(config.data.name), config.data.image_size
+    origin = read_origin(compact) if entry is None and compact.is_file() else None
+    if origin is not None and origin.model == config.model.name:
+        return origin.input_shape
     if entry is None:
         raise ConfigError(
             "A data set of your own needs the shape of an image, such as --input 3x224x224. Got data.name = "
@@ -92,6 +100,15 @@ def image_shape(config: RunConfig) -> tuple[int, ...]:
             f"there is memory for it, give the shape yourself: --input 3x{size}x{size}."
         )
     return shape
+
+
+def data_facts(config: RunConfig, data_dir: str | None) -> tuple[tuple[int, ...], int]:
+    """Return the shape of an image and the number of classes of a data set, which is opened if they depend on it."""
+    entry = DATASETS.get(config.data.name)
+    if entry is not None and entry.input_shape is not None and entry.num_classes is not None:
+        return entry.input_shape, entry.num_classes
+    data = open_data(config, torch.device("cpu"), data_dir, download=False)
+    return data.input_shape, data.num_classes
 
 
 def dense_network(run: Path, config: RunConfig, num_classes: int | None = None) -> nn.Module:

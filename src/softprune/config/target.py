@@ -42,6 +42,9 @@ class Target:
     amount: float
     is_share: bool
 
+    def __str__(self) -> str:
+        return f"{self.key} = {self.amount:.12g}{'' if self.is_share else f' {self.quantity.unit}'}"
+
     @property
     def quantity(self) -> Quantity:
         """What it limits."""

@@ -10,11 +10,12 @@ from torch.optim import Optimizer
 from softprune.budget import BudgetStatus, Limit
 from softprune.config.target import Target
 from softprune.costs import fastest_multiple, fitting_multiple
-from softprune.errors import CheckpointError, ConfigError, first_few, nearest
+from softprune.errors import ConfigError, first_few, nearest
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import Chain, Clock, Gate, draw_chain
 from softprune.masks.gates import check_rounding
 from softprune.methods.cutting import CuttableModel
+from softprune.methods.loop_checks import LoopChecks
 from softprune.methods.masked_model import MaskedModel
 from softprune.methods.optimizer_hooks import (
     OptimizerHooks,
@@ -26,6 +27,7 @@ from softprune.methods.optimizer_hooks import (
 from softprune.methods.options import (
     PrunerOptions,
     check_loss,
+    check_made_alike,
     check_state,
     check_strength,
     check_values,
@@ -36,12 +38,6 @@ from softprune.plan import coupled_sites, required_sites
 from softprune.selection import Globs, read_graph
 
 logger = logging.getLogger(__name__)
-
-_WITHOUT_LOSS = {
-    True: ("without pruner.loss(...)", "call loss = pruner.loss(task_loss) before loss.backward()"),
-    False: ("with the model in eval mode", "call model.train() before the forward pass"),
-}
-"""What is wrong with a step to which the method added nothing, and the remedy, by whether the model trains."""
 
 
 class Pruner(CuttableModel):
@@ -62,6 +58,8 @@ class Pruner(CuttableModel):
     """Whether the work around a step consists of in-place tensor operations, which a CUDA graph can record."""
     shifts_decide: ClassVar[bool] = False
     """Whether the decision depends on BatchNorm shifts, on which weight decay would then act."""
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Attributes with what the method was given, which a state to resume from must agree with."""
     updates_on_step: bool = True
     """Whether :meth:`update_strength` runs after every optimizer step."""
     _limit: Limit | None = None
@@ -100,12 +98,11 @@ class Pruner(CuttableModel):
         self.min_channels = min_channels
         self.certificate = None
         self.clock = Clock(options.get("seed", 0), device)
-        self._strength = torch.tensor(float(strength), device=device)
+        self._given_strength = float(strength)
+        self._strength = torch.tensor(self._given_strength, device=device)
         self._optimizer_hooks: OptimizerHooks | None = None
         self._begun = False
-        self._losses = 0
-        self._loss_called = self._loss_warned = False
-        self._foreign_steps = 0
+        self._checks = LoopChecks()
         self._network = MaskedModel(
             model,
             {site: self._gate(number, site) for number, site in enumerate(self.graph.sites)},
@@ -214,36 +211,23 @@ class Pruner(CuttableModel):
         check_loss(task)
         if not self.model.training or not torch.is_grad_enabled():
             return task
-        self._loss_called = True
-        if not torch.compiler.is_compiling():
-            self._network.check_in_place()
-            self._check_attached()
-        return self._total_loss(task)
+        self._checks.loss_called = True
+        if torch.compiler.is_compiling():
+            return self._total_loss(task)
+        self._network.check_in_place()
+        if self.updates_on_step:
+            self._checks.before_loss(self._optimizer_hooks)
+        if self._checks.contains_loss(task):
+            return task
+        total = self._total_loss(task)
+        if total is not task:
+            self._checks.mark_loss(total)
+        return total
 
     def _total_loss(self, task: Tensor) -> Tensor:
         """Return the task loss together with the method's own."""
         extra = self._extra_loss()
         return task if extra is None else task + extra.to(task.device)
-
-    def _check_attached(self) -> None:
-        """Steps are counted on the optimizer: without one the noise never changes and targets are never reached."""
-        if not self.updates_on_step:
-            return
-        if self._optimizer_hooks is None:
-            self._losses += 1
-            if self._losses == 2:
-                logger.warning(
-                    "softprune: no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before "
-                    "the first step"
-                )
-        elif self._optimizer_hooks.stepped_by_another():
-            self._foreign_steps += 1
-            # Loading a checkpoint changes the weights once; another optimizer does so between any two losses.
-            if self._foreign_steps > 1:
-                raise ConfigError(
-                    "a pruner counts the steps of the optimizer that it is attached to. Got weights that another one "
-                    "changes; after replacing the optimizer call pruner.release() and pruner.attach(new_optimizer)."
-                )
 
     def attach(self, optimizer: Optimizer) -> None:
         """Count the optimizer's steps, and run the method's work around each of them, through its hooks."""
@@ -279,14 +263,7 @@ class Pruner(CuttableModel):
         return undecayed_biases(self.model, weight_decay)
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._foreign_steps = 0
-        if self.penalised and self.updates_on_step and not self._loss_called and not self._loss_warned:
-            self._loss_warned = True
-            logger.warning(
-                "softprune: an optimizer step ran %s, so nothing was added to the task loss: %s",
-                *_WITHOUT_LOSS[self.model.training],
-            )
-        self._loss_called = False
+        self._checks.after_step(penalised=self.penalised and self.updates_on_step, training=self.model.training)
         # GradScaler calls a fused optimizer even when it skips the step; the flag is then on the optimizer.
         skipped = getattr(optimizer, "found_inf", None)
         self.after_step()
@@ -308,16 +285,24 @@ class Pruner(CuttableModel):
             "pruner.state_dict() and load it into a new pruner, or save pruner.compact()."
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to resume exactly, beside the model's and the optimizer's own state."""
+    def _made_with(self) -> dict[str, Any]:
+        """Return the part of the state that must be the same in the pruner that resumes from it."""
+        settings = {"strength": self._given_strength, "target": None if self.target is None else str(self.target)}
         return {
             "method": self.name,
             "sites": [site.name for site in self.sites],
+            "round_to": self.round_to,
+            "min_channels": self.min_channels,
+            "settings": settings | {name: getattr(self, name) for name in self.settings},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to resume exactly, beside the model's and the optimizer's own state."""
+        return {
+            **self._made_with(),
             "clock": self.clock.state_dict(),
             "strength": float(self.strength),
             "begun": self._begun,
-            "round_to": self.round_to,
-            "min_channels": self.min_channels,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -325,18 +310,7 @@ class Pruner(CuttableModel):
         check_state(state, {"clock", "strength", "begun"})
         check_state(state["clock"], set())
         check_strength(state["strength"])
-        expected = {
-            "method": self.name,
-            "sites": [site.name for site in self.sites],
-            "round_to": self.round_to,
-            "min_channels": self.min_channels,
-        }
-        for key, value in expected.items():
-            if state.get(key) != value:
-                raise CheckpointError(
-                    "a pruner's state must be of the same method, sites and floors. Its "
-                    f"{key!r} is {value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
-                )
+        check_made_alike(self._made_with(), state)
         self.clock.load_state_dict(state["clock"])
         self._set_strength(float(state["strength"]))
         self._begun = bool(state["begun"])

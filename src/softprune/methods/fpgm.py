@@ -40,6 +40,7 @@ class FpgmPruner(ZeroingPruner):
     """
 
     name = "fpgm"
+    settings = ("norm_ratios", "distance_ratios", "mask_gradients")
 
     def __init__(
         self,

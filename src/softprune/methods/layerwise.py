@@ -22,6 +22,8 @@ from softprune.selection import Globs
 class LayerwisePruner(OneShotPruner):
     """A one-shot method that removes the channels of lowest score from every site: a share `ratio` of each."""
 
+    settings = ("ratios",)
+
     def __init__(
         self, model: nn.Module, example: ExampleLike, *, ratio: Ratio | None = None, **options: Unpack[RankingOptions]
     ) -> None:

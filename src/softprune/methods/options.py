@@ -1,7 +1,8 @@
 """The options that every pruning method takes, declared once, and the checks of what a pruner is given."""
 
 import math
-from typing import Literal, TypedDict, get_args, get_type_hints
+from collections.abc import Iterator
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from torch import Tensor, nn
 
@@ -89,6 +90,27 @@ def check_state(state: object, keys: set[str]) -> None:
         raise CheckpointError(
             f"a pruner's state must be what state_dict() returned. Got {got}; pass that part of the checkpoint."
         )
+
+
+def check_made_alike(made: dict[str, Any], state: dict[str, Any]) -> None:
+    """Raise a CheckpointError unless a state is of a pruner that was `made` alike."""
+    state = {"settings": {}, **state}  # older states have none
+    for name, here, there in _differences("", made, {key: state.get(key) for key in made}):
+        later = ", or set pruner.strength after loading" if name == "settings.strength" else ""
+        raise CheckpointError(
+            "a pruner's state must be of the same method, sites, floors and settings. Its "
+            f"{name.removeprefix('settings.')!r} is {here!r}; got {there!r}. Make the pruner as that of the checkpoint "
+            f"was made{later}."
+        )
+
+
+def _differences(name: str, here: Any, there: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name and both values where two nested dictionaries differ, for what the second one has."""
+    if isinstance(here, dict) and isinstance(there, dict):
+        for key, value in there.items():
+            yield from _differences(f"{name}.{key}".lstrip("."), here.get(key), value)
+    elif here != there:
+        yield name, here, there
 
 
 def check_cut(round_to: int | None, gathers: bool) -> None:

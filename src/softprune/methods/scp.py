@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterable
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,7 @@ class SoftPruner(Pruner):
     name = "scp"
     penalised = True
     shifts_decide = True
+    settings: ClassVar[tuple[str, ...]] = ("cost_weighting",)
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class SoftPruner(Pruner):
         except BaseException:
             self.detach()
             raise
+        self.cost_weighting = float(cost_weighting)
 
     def _weigh_costs(self, exponent: float) -> None:
         self._cost_weights = CostWeights(
@@ -240,8 +242,11 @@ class SoftPruner(Pruner):
             budget.copy_to(network)
         return compact
 
+    def _made_with(self) -> dict[str, Any]:
+        return {**super()._made_with(), "masks": self.mask_config.model_dump()}
+
     def state_dict(self) -> dict[str, Any]:
-        state = {**super().state_dict(), "masks": self.mask_config.model_dump()}
+        state = super().state_dict()
         if self.budget is not None:
             state["budget"] = self.budget.state_dict()
         if self._cost_weights is not None:
@@ -257,7 +262,6 @@ class SoftPruner(Pruner):
                     f"Got one {'with' if key in state else 'without'} {_KEYS[key]}; make the pruner as that of the "
                     "checkpoint was made."
                 )
-        self._check_masks(state["masks"])
         if self.budget is not None:
             self.budget.check_state(state["budget"])
         super().load_state_dict(state)
@@ -267,15 +271,3 @@ class SoftPruner(Pruner):
         if self._cost_weights is not None:
             self._cost_weights.load_state_dict(state["cost_weights"])
             self._refresh_cost_weights()
-
-    def _check_masks(self, saved: dict[str, Any]) -> None:
-        """Raise a CheckpointError unless the saved masks are these: a training resumes with the masks it began with."""
-        if not isinstance(saved, dict):
-            raise CheckpointError(f"a pruner's state must be what state_dict() returned. Got {saved!r} for its masks.")
-        here = self.mask_config.model_dump()
-        for name, value in saved.items():
-            if here.get(name) != value:
-                raise CheckpointError(
-                    f"a pruner's state must be of the same masks. Their {name!r} is {here.get(name)!r}; got {value!r}. "
-                    "Make the pruner with the MaskConfig of the checkpoint's."
-                )

@@ -31,6 +31,7 @@ class TargetSoftPruner(SoftPruner):
     """
 
     name = "scp-target"
+    settings = (*SoftPruner.settings, "ratio")
 
     def __init__(
         self,

@@ -99,6 +99,7 @@ class SfpPruner(ZeroingPruner):
     """
 
     name = "sfp"
+    settings = ("ratios",)
 
     def __init__(
         self,

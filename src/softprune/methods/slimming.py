@@ -47,6 +47,7 @@ class SlimmingPruner(OneShotPruner):
     """
 
     name = "slimming"
+    settings = ("ratio", "count")
     penalised = True
 
     def __init__(

@@ -172,6 +172,7 @@ class SssPruner(AffinePruner):
     """
 
     name = "sss"
+    settings = ("structure",)
     penalised = True
 
     def __init__(

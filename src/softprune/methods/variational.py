@@ -67,6 +67,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
     """
 
     name = "variational"
+    settings = ("mu_below", "sigma_below")
     penalised = True
 
     def __init__(
@@ -83,7 +84,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
         for key, value in (("mu_below", mu_below), ("sigma_below", sigma_below), ("sigma", sigma)):
             if not is_positive(value):
                 raise ConfigError(f"`{key}` must be a number above 0. Got {value!r}.")
-        self.mu_below, self.sigma_below, self._sigma = mu_below, sigma_below, sigma
+        self.mu_below, self.sigma_below, self._sigma = float(mu_below), float(sigma_below), float(sigma)
         self.extras: dict[str, LearnedVector] = {}
         super().__init__(model, example, strength=strength, **options)
 

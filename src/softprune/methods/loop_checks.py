@@ -1,0 +1,87 @@
+"""Mistakes in a training loop that a pruner can notice while it trains: a loss left out or added twice, other steps."""
+
+import logging
+from typing import Any
+
+from torch import Tensor
+
+from softprune.errors import ConfigError
+from softprune.methods.optimizer_hooks import OptimizerHooks
+
+logger = logging.getLogger(__name__)
+
+_WITHOUT_LOSS = {
+    True: ("without pruner.loss(...)", "call loss = pruner.loss(task_loss) before loss.backward()"),
+    False: ("with the model in eval mode", "call model.train() before the forward pass"),
+}
+"""What is wrong with a step to which the method added nothing, and the remedy, by whether the model trains."""
+_DEPTH = 4
+"""Operations between one call of pruner.loss and another in which the first is found: a division, a scaler's factor."""
+
+
+class LoopChecks:
+    """What the training loop of one pruner has called so far. A mistake is logged once, or raises a ConfigError."""
+
+    def __init__(self) -> None:
+        self.loss_called = False
+        self._losses = self._foreign_steps = 0
+        self._left_out_said = self._twice_said = False
+
+    def before_loss(self, hooks: OptimizerHooks | None) -> None:
+        """Steps are counted on the optimizer: without one the noise never changes and targets are never reached."""
+        if hooks is None:
+            self._losses += 1
+            if self._losses == 2:
+                logger.warning(
+                    "softprune: no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before "
+                    "the first step"
+                )
+        elif hooks.stepped_by_another():
+            self._foreign_steps += 1
+            # Loading a checkpoint changes the weights once; another optimizer does so between any two losses.
+            if self._foreign_steps > 1:
+                raise ConfigError(
+                    "a pruner counts the steps of the optimizer that it is attached to. Got weights that another one "
+                    "changes; after replacing the optimizer call pruner.release() and pruner.attach(new_optimizer)."
+                )
+
+    def contains_loss(self, task: Tensor) -> bool:
+        """Return whether a loss was computed from one that is marked; losses of micro-batches are not."""
+        node = task.grad_fn
+        for _ in range(_DEPTH):
+            if node is None:
+                return False
+            if _notes(node).get("softprune") == id(self):
+                break
+            node = node.next_functions[0][0] if node.next_functions else None
+        else:
+            return False
+        if not self._twice_said:
+            self._twice_said = True
+            logger.warning(
+                "softprune: pruner.loss(...) is called once for each task loss. Got what it returned before, to which "
+                "nothing is added again: leave one of the calls out (the callbacks for Lightning and transformers "
+                "contain one)"
+            )
+        return True
+
+    def mark_loss(self, total: Tensor) -> None:
+        """Mark a loss that contains the method's own."""
+        if total.grad_fn is not None:
+            _notes(total.grad_fn)["softprune"] = id(self)
+
+    def after_step(self, *, penalised: bool, training: bool) -> None:
+        """Note that the attached optimizer has made a step. `penalised`: the method adds to the loss."""
+        self._foreign_steps = 0
+        if penalised and not self.loss_called and not self._left_out_said:
+            self._left_out_said = True
+            logger.warning(
+                "softprune: an optimizer step ran %s, so nothing was added to the task loss: %s",
+                *_WITHOUT_LOSS[training],
+            )
+        self.loss_called = False
+
+
+def _notes(node: Any) -> dict[str, Any]:
+    """Return what may be noted on a node of autograd, which lives as long as the graph of a loss."""
+    return node.metadata  # type: ignore[no-any-return]
