@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,90 +92,102 @@ def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data
         check_choice("A key of a sweep", key, _TOP)
     name = check_folder_name(values.get("name", path.stem), "A sweep's name")
     folder = check_not_url(out) if out is not None else Path("runs") / name
-    runs = values.get("run")
-    if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+    tables = values.get("run")
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise ConfigError("A sweep must have at least one [[run]] with a recipe. Got none.")
-    cells: list[Cell] = []
     search = read_search(values.get("search"))
-    for run in runs:
-        for key in run:
-            check_choice("A key of [[run]]", key, _RUN)
-        cells += _cells_of(run, values.get("grid", {}), search, path.parent, folder, data_dir, cells)
-    return Sweep(name, folder, tuple(cells), search)
+    grid = _checked_grid(values.get("grid", {}))
+    cells: dict[str, Cell] = {}
+    for table in tables:
+        run, earlier = _read_run(table, grid, search, path.parent), tuple(cells.values())
+        for cell in _cells_of(run, search, folder, data_dir, earlier):
+            if cell.name in cells:
+                other_run = search is None or cells[cell.name] in earlier
+                remedy = "give one of them `name`" if other_run else "lower search.trials, widen a range or add choices"
+                raise ConfigError(f"The runs of a sweep must have different names. Got {cell.name!r} twice; {remedy}.")
+            _check_started(cell)
+            cells[cell.name] = cell
+    return Sweep(name, folder, tuple(cells.values()), search)
 
 
-def _cells_of(
-    run: Mapping[str, Any],
-    grid: Any,
-    search: Search | None,
-    base: Path,
-    folder: Path,
-    data_dir: str | None,
-    earlier: Sequence[Cell],
-) -> list[Cell]:
-    recipe = run.get("recipe")
+@dataclass(frozen=True)
+class _Run:
+    """A [[run]] of the file."""
+
+    label: str
+    recipe: Path
+    settings: dict[str, Any]
+    axes: dict[str, list[Any]]
+    """Its own grid and that of the file."""
+    after: Any
+
+
+def _read_run(table: Mapping[str, Any], grid: Mapping[str, list[Any]], search: Search | None, base: Path) -> _Run:
+    for key in table:
+        check_choice("A key of [[run]]", key, _RUN)
+    recipe = table.get("recipe")
     if not isinstance(recipe, str):
         raise ConfigError(f"Every [[run]] must have a recipe: its name or a TOML file. Got {recipe!r}.")
     beside = base / recipe
     found = find_recipe(str(beside) if beside.suffix == ".toml" and beside.is_file() else recipe)
-    label = check_folder_name(run.get("name", found.stem), "A run's name")
-    cells: list[Cell] = []
-    taken = {cell.name for cell in earlier}
-    content = read_toml(found)
-    axes = {**_checked_grid(grid), **_checked_grid(run.get("grid", {}))}
-    trials: list[Point] = [{}] if search is None else search.points()
+    label = check_folder_name(table.get("name", found.stem), "A run's name")
+    settings = table.get("set", {})
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"`set` must be a table of settings with a value each. Got {settings!r}.")
+    axes = {**grid, **_checked_grid(table.get("grid", {}))}
     for key in () if search is None else search.space:
-        if key in axes or key in _checked_set(run.get("set", {})):
+        if key in axes or key in settings:
             raise ConfigError(
                 f"A setting must have its values in one place. Got {key} in [search.space] and in `grid` or `set`; "
                 "remove one."
             )
-    count = len(earlier) + math.prod(map(len, axes.values())) * len(trials)
+    return _Run(label, found, dict(settings), axes, table.get("after"))
+
+
+def _cells_of(
+    run: _Run, search: Search | None, folder: Path, data_dir: str | None, earlier: Sequence[Cell]
+) -> Iterator[Cell]:
+    """Yield a cell for each point of the grid and each trial of the search."""
+    trials: list[Point] = [{}] if search is None else search.points()
+    count = len(earlier) + math.prod(map(len, run.axes.values())) * len(trials)
     if count > LARGEST:
         raise ConfigError(f"A sweep can have at most {LARGEST:,} runs. Got {count:,}; split it into several files.")
-    find_after = _finder(run.get("after"), (*axes, *trials[0]), earlier)
-    for point in ({**point, **trial} for point in _points(axes) for trial in trials):
+    content = read_toml(run.recipe)
+    find_after = _finder(run.after, (*run.axes, *trials[0]), earlier)
+    for point in ({**point, **trial} for point in _points(run.axes) for trial in trials):
         after = find_after(point)
-        values = {**_checked_set(run.get("set", {})), **point}
+        values = {**run.settings, **point}
         # Runs that differ only in their seed are repetitions and share a name.
-        shared = {key: value for key, value in point.items() if key != "seed"}
-        values["name"] = label + _suffix(shared)
+        values["name"] = run.label + _suffix({key: value for key, value in point.items() if key != "seed"})
         if data_dir is not None:
             values["data.dir"] = str(Path(data_dir).expanduser().resolve())
         values = {key: _filled_in(key, value, after) for key, value in values.items()}
-        config = resolve_recipe(found, copy.deepcopy(content), values.items())
-        check_method(config.method, compact_at=config.train.compact_at)
-        check_name("model.name", config.model.name, models.REGISTRY)
-        check_name("data.name", config.data.name, DATASETS)
-        if search is not None:
-            _check_first_epoch(search, config.train.epochs)
-        if after is None and config.model.weights:
-            check_weights_exist(Path(config.model.weights).expanduser())
-        cell = Cell(
-            name=label + _suffix(point),
-            recipe=found.stem if found in recipe_files().values() else str(found),
+        config = resolve_recipe(run.recipe, copy.deepcopy(content), values.items())
+        _check_config(config, search, after)
+        name = run.label + _suffix(point)
+        if name == LOGS:
+            raise ConfigError(f"{LOGS!r} is the folder of the runs' logs. Got a run of that name; choose another.")
+        yield Cell(
+            name=name,
+            recipe=run.recipe.stem if run.recipe in recipe_files().values() else str(run.recipe),
             settings=tuple(f"{key}={inline_toml(value)}" for key, value in values.items()),
-            folder=RunFolder(folder / (label + _suffix(point))),
+            folder=RunFolder(folder / name),
             config=config,
             point=point,
             after=None if after is None else after.name,
-            run=label,
+            run=run.label,
         )
-        if cell.name == LOGS:
-            raise ConfigError(f"{LOGS!r} is the folder of the runs' logs. Got a run of that name; choose another.")
-        if cell.name in taken:
-            other_run = search is None or cell.name not in {each.name for each in cells}
-            remedy = "give one of them `name`" if other_run else "lower search.trials, widen a range or add choices"
-            raise ConfigError(f"The runs of a sweep must have different names. Got {cell.name!r} twice; {remedy}.")
-        _check_started(cell)
-        cells.append(cell)
-        taken.add(cell.name)
-    return cells
 
 
-def _check_first_epoch(search: Search, epochs: int) -> None:
-    """Raise a ConfigError if a search is told to drop trials after an epoch that they never reach."""
-    if search.factor and "first_epoch" in search.model_fields_set and search.first_epoch >= epochs:
+def _check_config(config: RunConfig, search: Search | None, after: Cell | None) -> None:
+    """Raise what the run itself would raise before training, apart from what the data shows."""
+    check_method(config.method, compact_at=config.train.compact_at)
+    check_name("model.name", config.model.name, models.REGISTRY)
+    check_name("data.name", config.data.name, DATASETS)
+    if after is None and config.model.weights:
+        check_weights_exist(Path(config.model.weights).expanduser())
+    epochs = config.train.epochs
+    if search and search.factor and "first_epoch" in search.model_fields_set and search.first_epoch >= epochs:
         raise ConfigError(
             f"search.first_epoch must be below train.epochs. Got {search.first_epoch} and {epochs}; lower it, or set "
             "search.factor = 0 to let all trials finish."
@@ -193,12 +205,6 @@ def _check_started(cell: Cell) -> None:
             f"{cell.folder.path} holds a run with other settings than {cell.name!r} has now. Got a changed sweep or "
             "recipe; give the run another name, the sweep another folder (--out), or remove the old run."
         )
-
-
-def _checked_set(settings: Any) -> dict[str, Any]:
-    if not isinstance(settings, Mapping):
-        raise ConfigError(f"`set` must be a table of settings with a value each. Got {settings!r}.")
-    return dict(settings)
 
 
 def _checked_grid(grid: Any) -> dict[str, list[Any]]:
