@@ -92,7 +92,8 @@ def collect(packed: Path, runs: Path, results: Path = RESULTS) -> list[str]:
     for run in sorted((runs / ".packed" / "runs").iterdir()):
         if (run / "result.json").is_file():
             target = results / run.name
-            target.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)  # an earlier record's network does not belong to this one
+            target.mkdir(parents=True)
             for name in ("config.toml", "result.json"):
                 shutil.copy(run / name, target / name)
             records.append(run.name)
