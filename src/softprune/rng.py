@@ -43,10 +43,8 @@ class Clock:
 
     step: Tensor
     """Optimizer steps taken."""
-
     forward: Tensor
     """Root training forwards begun since the last step; the first one of a step is number 1."""
-
     reading: Tensor
     """``forward`` as the forward in progress has read it: what its noise depends on. Between two steps it is
     ``forward`` itself: a tensor that stays, because a CUDA graph of a step goes on reading where it has read first."""

@@ -12,12 +12,14 @@ from softprune.cli.output import print_json, print_table, say
 from softprune.errors import ConfigError
 from softprune.io import write_atomically
 
-Target = Annotated[Path, typer.Argument(help="Folder of a finished run, or a compact network.", show_default=False)]
+NetworkPath = Annotated[
+    Path, typer.Argument(help="Folder of a finished run, or a compact network.", show_default=False)
+]
 
 
 @command
 def export(
-    path: Target,
+    path: NetworkPath,
     format: Annotated[str, typer.Option("--format", "-f", help="onnx, or pt2 for torch.export.")] = "onnx",
     fold_bn: Annotated[bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them.")] = False,
     out: Annotated[
@@ -63,7 +65,7 @@ def export(
 
 @command
 def bench(
-    path: Target,
+    path: NetworkPath,
     backend: Annotated[
         str, typer.Option("--backend", "-b", help="eager, compile, fused, onnxruntime, or a list of them.")
     ] = "eager",

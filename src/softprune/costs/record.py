@@ -10,16 +10,12 @@ class ModuleCost:
 
     kind: str
     """Name of the module's class."""
-
     macs: int = 0
     """Multiply-accumulates of convolutions and linear layers."""
-
     params: int = 0
     """Parameters; a tensor shared by several modules counts at the first of them only."""
-
     flops: int = 0
     """Floating-point operations by the requested rule."""
-
     channels: int = 0
     """Width of a BatchNorm, 0 for other modules."""
 
@@ -30,19 +26,14 @@ class Cost:
 
     counting: str
     """The requested rule: "exact" or "paper"."""
-
     macs: int
     """Multiply-accumulates of convolutions and linear layers."""
-
     params: int
     """Parameters, shared ones once."""
-
     channels: int
     """Sum of the widths of all BatchNorms; with masks, of the channels that are kept."""
-
     flops: int
     """Twice the MACs (exact), or the authors' FLOPs (paper)."""
-
     by_module: Mapping[str, ModuleCost] = field(repr=False)
     """Every module with parameters or MACs of its own, by name, in the model's order."""
 

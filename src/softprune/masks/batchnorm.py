@@ -25,13 +25,10 @@ class Folded(NamedTuple):
 
     n: Tensor
     """The sample, one for each channel."""
-
     weight: Tensor
     """``n * gamma``."""
-
     bias: Tensor
     """``n * beta``."""
-
     on: Tensor
     """``n > 1/2``: channels whose running statistics move."""
 
@@ -51,16 +48,12 @@ class MaskedBatchNorm(_BatchNorm):
     gate: Gate
     folded: Folded | None
     """The sample of the forward in progress, if a :class:`MaskBank` has drawn it for the whole model."""
-
     coupled: "tuple[MaskedBatchNorm, ...]"
     """The BatchNorms coupled to it: only channels that all of them keep are left."""
-
     group: "tuple[tuple[MaskedBatchNorm, ...], ...]"
     """The BatchNorms that share its mask, itself included, by points; empty where it has a mask of its own."""
-
     entering: EnteringPoints
     """BatchNorms of narrower streams that are added to that of `group`, with the channel of their first one there."""
-
     plain_class: type[_BatchNorm]
     """The class that :func:`unmask_` gives back."""
 

@@ -75,10 +75,8 @@ class SoftGate:
 
     allowed: Tensor | None
     """Channels that a budget allows while its decision is in force; all others are off, in training too."""
-
     decision: MaskDecision | None
     """Says whether `allowed` is in force."""
-
     weight: Tensor | None
     """Factor of each channel's sparsity loss; None for 1. Changes in place."""
 

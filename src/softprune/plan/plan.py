@@ -42,7 +42,6 @@ class PrunePlan:
     dense_params: int = 0
     floored: tuple[str, ...] = ()
     """Modules that keep one channel although nothing reads it, since a module cannot be empty."""
-
     constants: dict[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
     """Constant inputs of layers that fold them, constant outputs of void layers, at the weights the plan was made for.
     Not stored: in the weights of a saved network they are folded already."""

@@ -36,7 +36,7 @@ from softprune.report.training import (
 from softprune.runs.reading import Run, load_run
 from softprune.runs.result import Epoch, Totals, Variant
 
-LARGEST = 14
+MODULES_SHOWN = 14
 """Modules in the open table of MACs; all of them are in a folded one."""
 SAME_LATENCY = 0.97
 """Above this share of the dense latency the compact network counts as not faster."""
@@ -45,7 +45,7 @@ MEANINGS = {
     "masked": "dropped channels multiplied by zero",
     "compact": "dropped channels removed",
 }
-KINDS = (
+QUADRANT_TEXTS = (
     ("keep", "Both keep", "It varies, and much of it passes the activation."),
     ("scp", "Only SCP drops", "It varies, but almost all of it lies below δ, where the activation is zero."),
     ("slimming", "Only Slimming drops", "Its scale is small, but its shift carries it through the activation."),
@@ -116,7 +116,7 @@ def run_page(run: Run, titles: Mapping[str, str] | None = None, refresh: int = 0
         decisions=decisions,
         distributions=distributions(run, decisions) if decisions else None,
         plane=plane(run, decisions) if decisions else None,
-        kinds=KINDS,
+        kinds=QUADRANT_TEXTS,
     )
 
 
@@ -273,5 +273,5 @@ def _macs(run: Run) -> dict[str, Any] | None:
         share = 100 * (saved["before"] - saved["after"]) / (before - after)
         lead += f" The largest part of the reduction, {percent(share, 0)}, is in {saved['name']}."
     modules.sort(key=lambda module: -module.macs_dense)
-    shown = modules[:LARGEST] if len(modules) > LARGEST + 4 else modules
+    shown = modules[:MODULES_SHOWN] if len(modules) > MODULES_SHOWN + 4 else modules
     return {"lead": lead, "before": before, "flows": flows(parts), "modules": modules, "shown": shown}
