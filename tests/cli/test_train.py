@@ -246,7 +246,7 @@ def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
     assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
     for arguments, text in (
         (("--model", "vgg166"), "vgg16"),
-        (("--model", "resnet20"), "must accept the images of the data set. Got resnet20 and images of shape 1x8x8"),
+        (("--model", "resnet20"), "The network resnet20 must accept the images of the data set, of shape 1x8x8"),
         (("--set", "method.target.macs=0.000001"), "target"),
     ):
         result = softprune("train", "tiny.toml", "--dry-run", *arguments)

@@ -8,6 +8,8 @@ import tarfile
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from softprune.errors import DataError, first_line
@@ -20,37 +22,38 @@ def fetch_archive(url: str, sha256: str, folder: str, root: Path) -> Path:
 
     The work is done in a temporary folder under `root`, so an interruption leaves nothing that looks complete.
     """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".softprune-download-", dir=root) as work:
-            archive = Path(work, "archive")
-            log.info("downloading %s", url)
-            _download(url, archive)
-            _check(archive, sha256, url)
-            unpacked = Path(work, "unpacked")
-            _unpack(archive, unpacked)
-            if not (unpacked / folder).is_dir():
-                raise DataError(f"The archive {url} must hold a folder {folder}. Got none.")
-            goal = root / folder
-            if goal.exists():  # it is incomplete, or there would have been no download
-                goal.rename(Path(work, "replaced"))
-            (unpacked / folder).rename(goal)
-    except OSError as error:
-        raise DataError(f"{url} could not be stored under {root}: {error}.") from error
+    goal = root / folder
+    with _downloaded(url, root) as archive:
+        _check(archive, sha256, url)
+        unpacked = archive.with_name("unpacked")
+        _unpack(archive, unpacked)
+        if not (unpacked / folder).is_dir():
+            raise DataError(f"The archive {url} must hold a folder {folder}. Got none.")
+        if goal.exists():  # it is incomplete, or there would have been no download
+            goal.rename(archive.with_name("replaced"))
+        (unpacked / folder).rename(goal)
     log.info("unpacked into %s", goal)
     return goal
 
 
 def fetch_file(url: str, path: Path) -> None:
     """Download `url` to `path`, as a whole or not at all."""
+    with _downloaded(url, path.parent) as file:
+        file.replace(path)
+
+
+@contextmanager
+def _downloaded(url: str, root: Path) -> Iterator[Path]:
+    """Yield the file at `url` in a temporary folder under `root`."""
     log.info("downloading %s", url)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".softprune-download-", dir=path.parent) as work:
-            _download(url, Path(work, "file"))
-            Path(work, "file").replace(path)
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".softprune-download-", dir=root) as work:
+            file = Path(work, "file")
+            _download(url, file)
+            yield file
     except OSError as error:
-        raise DataError(f"{url} could not be stored as {path}: {error}.") from error
+        raise DataError(f"{url} could not be stored under {root}: {error}.") from error
 
 
 def _download(url: str, archive: Path) -> None:

@@ -53,7 +53,7 @@ class BrokenImage:
 
 
 class LoadedDataset(torch.utils.data.Dataset[Any]):
-    """Images that worker processes load. An item is (image (C, H, W), label), or BrokenImage.
+    """Images (C, H, W) that worker processes load. An item is (image, label), or BrokenImage.
 
     Items are requested as (index, draw), where `draw` counts the images requested since training began. Seed and draw
     alone determine what is random, so there is no generator whose state must be saved.
@@ -68,6 +68,23 @@ class LoadedDataset(torch.utils.data.Dataset[Any]):
 
     def __len__(self) -> int:
         raise NotImplementedError
+
+    def load(self, index: int, draw: int) -> tuple[Tensor, int]:
+        """Return an image, as loaded, and its label."""
+        raise NotImplementedError
+
+    def source(self, index: int) -> str:
+        """Return where an image is, for messages."""
+        return f"item {index} of {type(self).__name__}"
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int] | BrokenImage:
+        index, draw = item
+        try:
+            return self.load(index, draw)
+        except MemoryError:
+            raise  # not the image's fault
+        except Exception as error:  # decoders raise nearly anything, resizing at odd shapes
+            return BrokenImage(self.source(index), str(error) or type(error).__name__)
 
     def constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation as tensors of shape (C, 1, 1)."""
@@ -118,10 +135,6 @@ class EncodedDataset(LoadedDataset):
         """Return the encoded image."""
 
     @abstractmethod
-    def source(self, index: int) -> str:
-        """Return where the image is, for messages."""
-
-    @abstractmethod
     def select(self, indices: np.ndarray, labels: Tensor, crops: Crops) -> Self:
         """Return the images with these indices, which have these labels."""
 
@@ -132,19 +145,13 @@ class EncodedDataset(LoadedDataset):
         crops = replace(self.crops, augment=self.crops.augment and augment)
         return self.select(indices.numpy(), self.labels[indices], crops)
 
-    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int] | BrokenImage:
-        index, draw = item
-        try:
-            image = decode_image(self.read(index))
-            if self.crops.augment:
-                pixels = self._augmented(image, random.Random((self.crops.seed << 64) + draw))
-            else:
-                pixels = image_tensor(evaluation_crop(image, self.crops.size))
-            return pixels, int(self.labels[index])
-        except MemoryError:
-            raise  # not the image's fault
-        except Exception as error:  # decoders raise nearly anything, resizing at odd shapes
-            return BrokenImage(self.source(index), str(error) or type(error).__name__)
+    def load(self, index: int, draw: int) -> tuple[Tensor, int]:
+        image = decode_image(self.read(index))
+        if self.crops.augment:
+            pixels = self._augmented(image, random.Random((self.crops.seed << 64) + draw))
+        else:
+            pixels = image_tensor(evaluation_crop(image, self.crops.size))
+        return pixels, int(self.labels[index])
 
     def _augmented(self, image: Image, chance: random.Random) -> Tensor:
         from PIL.Image import Resampling, Transpose

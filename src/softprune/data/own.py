@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softprune.data.datasets import ArrayDataset, DataBundle
-from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, BrokenImage, LoadedDataset, image_tensor, seeded
+from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, LoadedDataset, image_tensor, seeded
 from softprune.errors import DataError
 from softprune.factories import import_factory
 
@@ -23,7 +23,7 @@ class TorchDataset(LoadedDataset):
 
     def __init__(self, dataset: Any, *, seed: int = 0) -> None:
         self.dataset, self.seed = dataset, seed
-        image = self._load(0, 0)[0]
+        image = self.load(0, 0)[0]
         self.input_shape, self.dtype = tuple(image.shape), image.dtype
         channels = len(image)
         if self.dtype != torch.uint8:
@@ -36,16 +36,10 @@ class TorchDataset(LoadedDataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int] | BrokenImage:
-        index, draw = item
-        try:
-            return self._load(index, draw)
-        except MemoryError:
-            raise  # not the image's fault
-        except Exception as error:
-            return BrokenImage(f"item {index} of {type(self.dataset).__name__}", str(error) or type(error).__name__)
+    def source(self, index: int) -> str:
+        return f"item {index} of {type(self.dataset).__name__}"
 
-    def _load(self, index: int, draw: int) -> tuple[Tensor, int]:
+    def load(self, index: int, draw: int) -> tuple[Tensor, int]:
         with seeded((self.seed << 40) + draw):
             item = self.dataset[index]
         image, label = item

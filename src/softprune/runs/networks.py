@@ -18,6 +18,7 @@ from softprune.config.settings import BASELINE, ModelConfig, RunConfig
 from softprune.data import DataBundle
 from softprune.errors import ConfigError, FileFormatError, first_few
 from softprune.factories import check_name, import_factory, is_factory_name
+from softprune.module_state import evaluating
 from softprune.runs.checkpoint import load_tensors, read_newest, restoring
 from softprune.runs.folder import RunFolder
 from softprune.surgery import Origin, read_origin
@@ -93,6 +94,25 @@ def known_origin(compact: Path) -> Origin | None:
     """
     origin = read_origin(compact)
     return origin if origin is not None and origin.model in models.REGISTRY else None
+
+
+def check_outputs(network: nn.Module, data: DataBundle, what: str, remedy: str) -> None:
+    """Raise a ConfigError unless the network maps images of the data set to one number per class."""
+    example = data.example(2, next(network.parameters(), torch.empty(0)).device)
+    try:
+        with evaluating(network), torch.no_grad():
+            found = network(example)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} must accept the images of the data set, of shape {'x'.join(map(str, data.input_shape))}. Got "
+            f"{type(error).__name__}: {error}; {remedy}."
+        ) from error
+    shape = tuple(found.shape) if isinstance(found, Tensor) else None
+    if shape != (2, data.num_classes):
+        raise ConfigError(
+            f"{what} must return one number per class, a tensor of shape (batch, {data.num_classes}). Got "
+            f"{shape or type(found).__name__} for 2 images; {remedy}, or use the argument num_classes of the factory."
+        )
 
 
 def starting_network(config: ModelConfig, num_classes: int, seed: int) -> tuple[nn.Module, bool]:

@@ -17,14 +17,13 @@ from softprune.config.settings import RunConfig
 from softprune.data import BatchSource, DataBundle, EpochSampler, make_batches
 from softprune.data.mixing import Mixing
 from softprune.distributed import World, broadcast_from_rank0_
-from softprune.errors import ConfigError
 from softprune.masks import Clock
 from softprune.methods import Pruner
 from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.module_state import evaluating
 from softprune.plan import PrunePlan
 from softprune.runs.checkpoint import random_state, restoring
-from softprune.runs.networks import build_network, starting_network
+from softprune.runs.networks import build_network, check_outputs, starting_network
 from softprune.runs.resume import load_unsaved_buffers
 from softprune.surgery import apply_plan
 from softprune.train.method import make_pruner
@@ -192,30 +191,9 @@ def first_stage(config: RunConfig, data: DataBundle, world: World) -> StartingPo
     """Build the network and the pruner of a new run. Errors in either are raised here."""
     network, is_trained = starting_network(config.model, data.num_classes, config.seed)
     dense = copy.deepcopy(network)
-    _check_output(dense, data, config)
+    check_outputs(dense, data, f"The network {config.model.name}", "choose another model.name, data.name or image_size")
     stage = Stage(config, network, data, world)
     return StartingPoint(dense, stage, random_state(world.device), is_trained)
-
-
-def _check_output(network: nn.Module, data: DataBundle, config: RunConfig) -> None:
-    """Raise a ConfigError unless the network maps images of the data set to one number per class."""
-    example = data.example(2)
-    try:
-        with evaluating(network), torch.no_grad():
-            found = network(example)
-    except Exception as error:
-        raise ConfigError(
-            f"The network must accept the images of the data set. Got {config.model.name} and images of shape "
-            f"{'x'.join(map(str, example.shape[1:]))}, and {type(error).__name__}: {error}. Choose another model.name, "
-            "data.name or data.image_size."
-        ) from error
-    shape = tuple(found.shape) if isinstance(found, torch.Tensor) else None
-    if shape != (2, data.num_classes):
-        raise ConfigError(
-            f"The network must return one number per class, a tensor of shape (batch, {data.num_classes}). Got "
-            f"{shape or type(found).__name__} from {config.model.name} for 2 images; use the argument num_classes of "
-            "the factory."
-        )
 
 
 def restored_stage(config: RunConfig, data: DataBundle, world: World, state: dict[str, Any]) -> StartingPoint:

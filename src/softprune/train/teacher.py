@@ -16,7 +16,7 @@ from softprune.distributed import World
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.runs.checkpoint import read_newest, restoring
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, read_weights
+from softprune.runs.networks import build_network, check_outputs, read_weights
 from softprune.train.optim import WeightAverage
 
 
@@ -59,7 +59,7 @@ def load_teacher(config: RunConfig, folder: RunFolder | None, data: DataBundle, 
     network = network.eval().requires_grad_(False).to(world.device)
     if config.train.channels_last:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    _check_outputs(network, data, world, path)
+    check_outputs(network, data, f"distill.teacher, {path},", "name a network that was trained on this data set")
     return Teacher(network, config.distill.weight, config.distill.temperature, _checksum(network))
 
 
@@ -118,22 +118,6 @@ def _file_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
 def _built(model: ModelConfig, data: DataBundle) -> nn.Module:
     with torch.random.fork_rng(devices=[]):  # the run's own start must not depend on its teacher
         return build_network(model.name, data.num_classes, model.options)
-
-
-def _check_outputs(network: nn.Module, data: DataBundle, world: World, path: Path) -> None:
-    try:
-        with torch.no_grad():
-            outputs = network(data.example(2, world.device))
-    except RuntimeError as error:
-        raise ConfigError(
-            f"distill.teacher must take images of shape {data.input_shape}. Got {path}: {error}"
-        ) from error
-    if not isinstance(outputs, Tensor) or outputs.shape != (2, data.num_classes):
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ConfigError(
-            f"distill.teacher must return one output for each of the {data.num_classes} classes. Got {got} from {path} "
-            "for 2 images."
-        )
 
 
 def _checksum(network: nn.Module) -> str:
