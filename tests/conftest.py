@@ -1,5 +1,6 @@
 """Import paths, threads and the fixtures that tests of several packages share."""
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -56,3 +57,27 @@ def forking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the environment of a fork server, which imports the modules of its children from PYTHONPATH."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", f"{_HERE.parent / 'src'}{os.pathsep}{_SUPPORT}")
+
+
+@pytest.fixture
+def smaller_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `digits_net` have a quarter of its channels, and torchvision's ResNet-18 half of its blocks.
+
+    For documents and examples, which name these networks, and whose code is what is tested.
+    """
+    from softprune.models.registry import REGISTRY
+    from softprune.models.vgg import VGG
+
+    def digits_net(num_classes: int = 10) -> VGG:
+        return VGG([[8] * 2, [16] * 2, [32] * 2], num_classes, in_channels=1)
+
+    monkeypatch.setitem(REGISTRY, "digits_net", dataclasses.replace(REGISTRY["digits_net"], build=digits_net))
+    try:
+        from torchvision.models import resnet
+    except ImportError:
+        return
+
+    def resnet18(*, weights: None = None, num_classes: int = 1000) -> "resnet.ResNet":
+        return resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes)
+
+    monkeypatch.setattr("torchvision.models.resnet18", resnet18)

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import pytest
+from commands import named_pipe
 from tiny import metrics, tiny_recipe
 
 from softprune.cli.app import app
@@ -25,30 +27,34 @@ def begin(folder: Path, *arguments: str, **streams: int) -> subprocess.Popen[str
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, **streams)
 
 
+@pytest.mark.filterwarnings("default")  # of the child, not of this process
+@pytest.mark.usefixtures("forking")
 def test_a_run_continues_when_its_reader_has_gone(tmp_path: Path) -> None:
     tiny_recipe(tmp_path)
-    with begin(tmp_path, *TRAIN, "train.epochs=2", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        said = process.stderr.read()
-    assert process.returncode == 0, said
+    errors = tmp_path / "errors"
+    process = commands.begin(tmp_path, *TRAIN, "train.epochs=2", out=named_pipe(tmp_path / "out"), errors=errors)
+    with open(tmp_path / "out") as reader:
+        reader.readline()
+    process.join(120)
+    said = errors.read_text()
+    assert process.exitcode == 0, said
     assert said.count("cannot write to standard output (Broken pipe); the run continues") == 1
     assert "Traceback" not in said
     assert len(metrics(tmp_path / "run")) == 2
     assert (tmp_path / "run" / "report.html").is_file()
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
 def test_a_run_without_readers_of_both_streams_still_stops_on_a_signal(tmp_path: Path) -> None:
     tiny_recipe(tmp_path)
-    with begin(tmp_path, *TRAIN, "train.epochs=100000", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        assert process.stdout is not None
-        while not process.stdout.readline().startswith("epoch 1/"):
-            assert process.poll() is None
-        process.stdout.close()
-        process.send_signal(signal.SIGINT)
-    assert process.returncode == 75
+    process = commands.begin(tmp_path, *TRAIN, "train.epochs=100000", out=named_pipe(tmp_path / "out"))
+    with open(tmp_path / "out") as reader:
+        while not reader.readline().startswith("epoch 1/"):
+            assert process.is_alive()
+    os.kill(process.pid, signal.SIGINT)
+    process.join(120)
+    assert process.exitcode == 75
     assert list((tmp_path / "run" / "checkpoints").glob("*.ckpt"))
 
 

@@ -1,20 +1,16 @@
 """`train` and `resume`: what is printed, what exit codes mean, and which mistakes are answered."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import commands
 import pytest
+from limits import file_size_limit
 from tiny import metrics, tiny_recipe
 
 from softprune.runs.folder import RunFolder
-
-ROOT = Path(__file__).parents[2]
 
 OWN = ("--model", "tiny_networks:tiny")
 """The network of the tiny run, whose folder alone may not name code."""
@@ -50,19 +46,20 @@ def test_stopped_by_the_time_limit_and_resumed(softprune, tmp_path: Path) -> Non
     assert "compact" in again.output
 
 
+@pytest.mark.filterwarnings("default")  # of the child, not of this process
+@pytest.mark.usefixtures("forking")
 def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
     tiny_recipe(tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "softprune", "train", "tiny.toml", "--set", "train.epochs=100000", "--out", "run"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "run" / "checkpoints").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 75
-    assert "Stopped by SIGTERM; everything is saved. Resume: softprune resume run" in output
+    out = tmp_path / "out"
+    process = commands.begin(tmp_path, "train", "tiny.toml", "--set", "train.epochs=100000", "--out", "run", out=out)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "checkpoints").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.terminate()
+    process.join(60)
+    assert process.exitcode == 75
+    assert "Stopped by SIGTERM; everything is saved. Resume: softprune resume run" in out.read_text()
 
 
 @pytest.mark.parametrize(
@@ -207,17 +204,13 @@ def test_an_empty_class_and_a_missing_split_are_named(softprune, images: Path) -
     assert str(images / "val") in result.stderr
 
 
-def test_a_full_disk_ends_in_one_message_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_ends_in_one_message_and_loses_nothing(softprune, tmp_path: Path) -> None:
     """The kernel refuses files above a size, which a checkpoint passes and the configuration does not."""
-    tiny_recipe(tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000));"
-    limited += "sys.argv[0] = 'softprune'; from softprune.cli import main; main()"
-    command = [sys.executable, "-B", "-c", limited, "train", "tiny.toml", "--set", "train.epochs=1", "--out", "run"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert "make room, then run `softprune resume`" in done.stderr
-    assert "Traceback" not in done.stderr
+    with file_size_limit(12_000):
+        result = softprune("train", "tiny.toml", "--set", "train.epochs=1", "--out", "run")
+    assert result.exit_code == 2, result.output
+    assert "make room, then run `softprune resume`" in result.stderr
+    assert "Traceback" not in result.stderr
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 

@@ -65,6 +65,7 @@ def python_blocks(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.usefixtures("smaller_networks")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if "own-model" in name else ()) for name in DOCUMENTS]
 )
@@ -123,6 +124,7 @@ def test_commands_in_documents_are_valid() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("smaller_networks")
 def test_the_commands_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in NEEDS["docs/own-model.md"]:
         pytest.importorskip(package)

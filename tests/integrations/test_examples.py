@@ -21,7 +21,7 @@ def _load(name: str) -> ModuleType:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smaller_networks: None) -> Path:
     """Examples write where they are run."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

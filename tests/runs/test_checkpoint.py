@@ -4,13 +4,13 @@ import errno
 import logging
 import os
 import random
-import resource
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from limits import file_size_limit
 
 from softprune import io
 from softprune.errors import CheckpointError
@@ -110,13 +110,9 @@ def test_nothing_whole_is_the_same_error_every_time(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     size = (tmp_path / "step-0000000001.ckpt").stat().st_size
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, hard))  # the kernel then refuses the second half
-    try:
-        with pytest.raises(CheckpointError, match="make room, then run `softprune resume`"):
-            checkpoint.save_checkpoint(tmp_path, 2, _state(2))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    refused = pytest.raises(CheckpointError, match="make room, then run `softprune resume`")
+    with file_size_limit(size // 2), refused:
+        checkpoint.save_checkpoint(tmp_path, 2, _state(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.ckpt"]
     assert checkpoint.read_newest(tmp_path)[1]["step"] == 1
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import softprune
+from softprune.cli import main
 from softprune.data import load_data
 from softprune.data.batches import EpochSampler, make_batches
 from softprune.export import to_torch_export
@@ -26,11 +27,34 @@ from softprune.train.stage import recalibrate
 torch.export.export(nn.Identity(), (torch.zeros(1),))
 
 
+def run_command(folder: str, arguments: tuple[str, ...], out: str, errors: str | None) -> None:
+    """`softprune ARGUMENTS` in ``folder``, which writes to the files ``out`` and ``errors``, or all to the first."""
+    os.chdir(folder)
+    standard_output = os.open(out, os.O_WRONLY | os.O_CREAT)
+    os.dup2(standard_output, 1)
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT) if errors else standard_output, 2)
+    os.close(standard_output)
+    sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))  # noqa: SIM115
+    sys.argv = ["softprune", *arguments]
+    sys.path.insert(0, "")
+    main()
+
+
+def command_in_two(folder: str, arguments: tuple[str, ...], out: str, rank: int, port: int) -> None:
+    """`softprune ARGUMENTS` on one of two nodes of one process each, as torchrun would set them up."""
+    _join_two(rank, port, local_rank=0)
+    run_command(folder, arguments, out, None)
+
+
+def _join_two(rank: int, port: int, local_rank: int) -> None:
+    world = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    os.environ.update({key: str(value) for key, value in world.items()})
+
+
 def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limit: float | None) -> None:
     """One of two processes that start the run ``name`` or resume it, as torchrun would set them up."""
     os.chdir(work)
-    world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    os.environ.update({key: str(value) for key, value in world.items()})
+    _join_two(rank, port, local_rank=rank)
     path = Path(name)
     if (path / "config.toml").exists():
         resume(path, time_limit=time_limit)

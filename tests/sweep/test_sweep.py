@@ -1,7 +1,6 @@
 """Sweeps: how a file becomes runs, what is refused before any of them starts, and how they are worked off."""
 
 import dataclasses
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,10 @@ from typing import Any
 
 import pytest
 from tiny import tiny_recipe
+from typer.testing import CliRunner
 
+import softprune.cli.sweep  # noqa: F401  (registers the command)
+from softprune.cli.app import app
 from softprune.config.recipes import dump_config, sweep_files, title_of
 from softprune.errors import CheckpointError, ConfigError
 from softprune.runs.folder import RunFolder
@@ -261,23 +263,23 @@ def test_a_run_that_outlived_its_sweep_is_waited_for(tmp_path: Path, monkeypatch
         time.sleep(0.05)
 
 
-def test_signals_reach_the_runs_through_the_sweep(write: Any, tmp_path: Path) -> None:
+def test_signals_reach_the_runs_through_the_sweep(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole command: SIGTERM, exit code 75, and the same command resumes it."""
     bad = "[[run]]\nrecipe = 'tiny.toml'\nname = 'bad'\nset = {'model.name' = 'tiny_networks:gone'}"
     file = write(f"[[run]]\nrecipe = 'tiny.toml'\n{bad}")
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "softprune", "sweep", str(file), "--jobs", "2", "--device", "cpu"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "runs/my-sweep/tiny/config.toml").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = ["sweep", str(file), "--jobs", "1", "--device", "cpu"]
+    with POPEN([sys.executable, "-m", "softprune", *command], stdout=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "runs/my-sweep/tiny/config.toml").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=120)
     assert process.returncode == 75, output
     assert not (tmp_path / "runs/my-sweep/tiny/result.json").exists()
-    again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert again.returncode == 1, again.stdout + again.stderr
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 1, again.output
     assert (tmp_path / "runs/my-sweep/tiny/result.json").is_file()
     assert "1 of 2 runs done" in again.stdout
     assert "bad failed" in again.stderr

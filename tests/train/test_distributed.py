@@ -1,10 +1,7 @@
 """Two gloo processes against one process that normalises each half of the batch by itself."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from forked import train_on_restarting_node, train_or_resume_in_two
+from forked import command_in_two, train_on_restarting_node, train_or_resume_in_two
 from killing import fork_server
 from tiny import assert_same, final_state, metrics, tiny_config, tiny_recipe
 
@@ -30,29 +27,6 @@ from softprune.train.method import make_pruner
 from softprune.train.optim import make_sgd
 from softprune.train.run import resume, start
 from softprune.train.stage import learning_rate
-
-ROOT = Path(__file__).parents[2]
-
-
-def torchrun_on_two_nodes(folder: Path, *arguments: str) -> list[str]:
-    """The command line on two nodes of one process each, as a user would start it. Return what each printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    nodes = [
-        subprocess.Popen(
-            [*command, "--node-rank", str(rank), "-m", "softprune", *arguments],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    printed = [node.communicate(timeout=180)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], printed
-    return printed
 
 
 def free_port() -> int:
@@ -100,13 +74,16 @@ def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torc
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
 def test_two_processes_train_like_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     config = tiny_config(tmp_path)
-    printed = torchrun_on_two_nodes(tmp_path, "train", "tiny.toml", "--out", "two")
-    assert "".join(printed).count("epoch 1/4") == 1, "one process speaks"
+    printed, port = [tmp_path / "first", tmp_path / "second"], free_port()
+    command = ("train", "tiny.toml", "--out", "two")
+    run_together([(command_in_two, (str(tmp_path), command, str(printed[rank]), rank, port)) for rank in range(2)])
+    assert ["epoch 1/4" in path.read_text() for path in printed] == [True, False], "one process speaks"
     rows, masks = reference(config)
     torch.set_num_threads(threads)
     for ours, theirs in zip(metrics(tmp_path / "two"), rows, strict=True):

@@ -7,7 +7,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch._dynamo import lookup_backend
 
 from softprune.config.settings import Mode
 from softprune.errors import check_choice
@@ -44,6 +43,8 @@ class StepCompiler:
     """
 
     def __init__(self, backend: str, options: dict[str, Any], device: torch.device, *, fit_convolutions: bool) -> None:
+        from torch._dynamo import lookup_backend  # a second to import, which only compiling needs
+
         if backend == "inductor" and device.type == "cuda":
             options = {**_INDUCTOR_ON_CUDA, **options}
         self._patches = {"config_patches": options} if options else {}
