@@ -65,6 +65,8 @@ class Inspection:
         )
         return "\n".join(lines)
 
+    __repr__ = __str__  # what a notebook shows
+
 
 def _described(site: Site, name: str, required: frozenset[str]) -> str:
     if name != site.name:

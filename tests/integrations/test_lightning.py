@@ -70,6 +70,17 @@ def test_prunes_and_cuts(as_dict: bool, tmp_path: Path) -> None:
     assert "training_step" not in vars(module)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_averaged_weights_are_evaluated_and_cut(first: bool, tmp_path: Path) -> None:
+    module, pruning = Module(), SoftPruning(torch.randn(2, 1, 6, 6), target={"macs": 0.5})
+    average = L.callbacks.WeightAveraging(use_buffers=True)
+    callbacks = [average, pruning] if first else [pruning, average]
+    _trainer(tmp_path, enable_checkpointing=False, callbacks=callbacks).fit(module, _loader())
+    compact = pruning.compact().eval()
+    x = torch.randn(3, 1, 6, 6)
+    torch.testing.assert_close(compact(x), module.eval().model(x))
+
+
 def test_resumes_from_lightnings_checkpoint(tmp_path: Path) -> None:
     def fit(epochs: int, checkpoint: Path | None = None) -> tuple[Module, SoftPruning, L.Trainer]:
         module, pruning = Module(), SoftPruning(torch.randn(2, 1, 6, 6), strength=1e-2, seed=3)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from method_networks import Chain, batch, sgd, train
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from softprune.errors import ConfigError, ModelError
 from softprune.methods import L1Pruner, SoftPruner
@@ -172,6 +173,79 @@ def test_a_pruner_is_not_pickled(dump: object) -> None:
     pruner = SoftPruner(Chain(), batch()[0])
     with pytest.raises(TypeError, match=r"Save pruner.state_dict\(\)"):
         dump(pruner)  # type: ignore[operator]
+
+
+def test_what_holds_model_and_pruner_may_be_copied() -> None:
+    holder = nn.Module()  # as a LightningModule whose average is kept
+    holder.model = Chain()
+    holder.pruner = SoftPruner(holder.model, batch()[0])  # type: ignore[assignment]
+    copied = copy.deepcopy(holder)
+    assert copied.pruner is holder.pruner
+    assert copied.model is not holder.model
+
+
+class _Wrapper(torch.optim.Optimizer):
+    """As Accelerate's: an Optimizer that has not been initialised, with the real one inside."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:  # type: ignore[override]
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        self.optimizer.zero_grad()
+
+
+def test_a_wrapped_optimizer_is_attached_once() -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    wrapped = _Wrapper(torch.optim.SGD(pruner.parameter_groups(), lr=0.1))
+    pruner.attach(wrapped)
+    pruner.attach(wrapped.optimizer)  # a cell of a notebook that is run again
+    step(pruner, wrapped)
+    assert int(pruner.clock.step) == 1
+    with pytest.raises(ConfigError, match="Got a second one"):
+        pruner.attach(torch.optim.SGD(pruner.parameter_groups(), lr=0.1))
+
+
+def test_the_losses_of_a_closure_are_of_one_step() -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    optimizer = torch.optim.LBFGS(pruner.model.parameters(), lr=1e-3, max_iter=4, tolerance_grad=0, tolerance_change=0)
+    pruner.attach(optimizer)
+    losses = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        losses.append(pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1])))
+        losses[-1].backward()
+        return losses[-1]
+
+    optimizer.step(closure)
+    assert len(losses) > 3
+    assert int(pruner.clock.step) == 1
+
+
+def test_a_compiled_step_leaves_the_work_after_it_to_python() -> None:
+    pruner = SoftPruner(Chain(), batch()[0], target={"macs": 0.5}, total_steps=4)
+    optimizer = sgd(pruner)
+    frames = CompileCounter()
+
+    pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1])).backward()
+    compiled = torch.compile(lambda: optimizer.step(), backend=frames)
+    for _ in range(4):
+        compiled()
+    assert pruner.budget is not None
+    assert pruner.budget.finalised_step is not None
+    assert frames.frame_count < 10
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_copy_without_masks_is_cut_with_a_warning(masked: bool, caplog: pytest.LogCaptureFixture) -> None:
+    model = Chain()
+    before = torch.optim.swa_utils.AveragedModel(model)
+    pruner = SoftPruner(model, batch()[0])
+    pruner.compact(torch.optim.swa_utils.AveragedModel(model) if masked else before)
+    assert ("a copy without masks" in caplog.text) == (not masked)
 
 
 def test_the_penalty_is_what_the_loss_adds() -> None:

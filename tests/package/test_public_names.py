@@ -4,6 +4,8 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
+import torch
+
 import softprune
 
 ROOT = Path(softprune.__file__).parent
@@ -44,3 +46,10 @@ def test_every_module_has_a_docstring() -> None:
     texts = {file: file.read_text() for file in ROOT.rglob("*.py")}
     missing = [str(file) for file, text in texts.items() if text and ast.get_docstring(ast.parse(text)) is None]
     assert not missing
+
+
+def test_tables_show_as_the_value_of_a_notebook_cell() -> None:
+    model, example = softprune.models.build("digits_net", 10), torch.zeros(2, 1, 8, 8)
+    for value in (softprune.inspect(model, example), softprune.cost(model, example)):
+        assert repr(value) == str(value)
+        assert "\n" in repr(value)

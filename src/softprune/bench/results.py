@@ -150,6 +150,8 @@ class BenchReport:
             lines.append(f"{head}{row.dense!s:<28} {row.compact!s:<28} {faster:<22} {row.realised:.2f}")
         return "\n".join([*lines, *self.advice])
 
+    __repr__ = __str__  # what a notebook shows
+
 
 def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
     """Return a sentence for each likely cause that made `compact` slower than the dense network in a row."""

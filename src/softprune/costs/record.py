@@ -55,6 +55,8 @@ class Cost:
         rows = [(name or "(root)", part.kind, *_figures(part)) for name, part in self.by_module.items()]
         return _table(heading, rows, ("total", f"{self.counting} counting", *_figures(self)))
 
+    __repr__ = __str__  # what a notebook shows
+
 
 def _figures(part: ModuleCost | Cost) -> tuple[str, str, str, str]:
     return f"{part.macs:,}", f"{part.params:,}", f"{part.channels:,}", f"{part.flops:,}"

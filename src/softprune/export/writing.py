@@ -125,6 +125,8 @@ class ExportReport(Comparison):
             f"{self.max_difference:.1e} at output scale {self.scale:.1e} (inputs {'; '.join(self.inputs)})"
         )
 
+    __repr__ = __str__  # what a notebook shows
+
 
 Runtime = Callable[[Example], Sequence[Tensor]]
 """Runs a file on an input and returns its outputs."""

@@ -17,13 +17,7 @@ from softprune.masks.gates import check_rounding
 from softprune.methods.cutting import CuttableModel
 from softprune.methods.loop_checks import LoopChecks
 from softprune.methods.masked_model import MaskedModel
-from softprune.methods.optimizer_hooks import (
-    OptimizerHooks,
-    check_optimizer,
-    check_trains,
-    undecayed_biases,
-    warn_of_decay,
-)
+from softprune.methods.optimizer_hooks import OptimizerHooks, check_trains, countable, undecayed_biases, warn_of_decay
 from softprune.methods.options import (
     PrunerOptions,
     check_loss,
@@ -231,9 +225,11 @@ class Pruner(CuttableModel):
 
     def attach(self, optimizer: Optimizer) -> None:
         """Count the optimizer's steps, and run the method's work around each of them, through its hooks."""
-        check_optimizer(optimizer)
+        optimizer = countable(optimizer)
         self._network.check_in_place()
         if self._optimizer_hooks is not None:
+            if self._optimizer_hooks.optimizer is optimizer:
+                return  # a cell of a notebook that is run again
             raise ConfigError(
                 "a pruner is attached to one optimizer. Got a second one; attach the optimizer that steps the "
                 "BatchNorms, once, or release() the first one before."
@@ -278,6 +274,12 @@ class Pruner(CuttableModel):
         """Return the plain model with its weights as they are now. The pruner can no longer be used."""
         self.release()
         return self._network.detach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Pruner":
+        # A copy of what holds both the model and its pruner, such as an EMA of a LightningModule, keeps this pruner.
+        if id(self.model) not in memo:
+            self.__reduce__()
+        return self
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.budget import PrunableNetwork
 from softprune.graph import ChannelGraph, Site
 from softprune.graph.example import Example
-from softprune.masks import MaskedBatchNorm, norms_of
+from softprune.masks import MaskedBatchNorm, is_masked, norms_of
 from softprune.methods.masked_model import MaskedModel
 from softprune.methods.options import check_cut, check_values
 from softprune.plan import PrunePlan, make_plan
@@ -100,6 +100,8 @@ class Summary:
         if self.filled:
             lines.append(f"kept one channel that a shape needs: {', '.join(self.filled)}")
         return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook shows
 
 
 logger = logging.getLogger(__name__)
@@ -216,6 +218,11 @@ class CuttableModel:
             gathers: Whether layers may read a part of a shared stream (a residual sum, a concatenation) through an
                 index. False reads the whole stream: fewer, larger operations, which small batches may prefer.
         """
+        if not any(is_masked(module) for module in self._network_of(model).modules()):
+            logger.warning(
+                "softprune: `model` is a copy without masks, so evaluating it has not shown what is cut: evaluate the "
+                "compact network, or copy the network (for an EMA) after the pruner is made"
+            )
         network, masks = self._prepare_cut(model, round_to, gathers)
         plan = self._plan_of(network, masks, round_to, gathers)
         self.certificate = verify_plan(plan, network, masks, self.example)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -30,25 +31,34 @@ class OptimizerHooks:
         self.optimizer = optimizer
         self._trained = trained
         self._version = trained._version
+        self._stepping = False
         self._handles = [
-            optimizer.register_step_pre_hook(self._hook(lambda _: before())),
+            optimizer.register_step_pre_hook(self._hook(lambda _: self._before(before))),
             optimizer.register_step_post_hook(self._hook(lambda stepped: self._after(stepped, after))),
         ]
 
+    def _before(self, before: Callable[[], None]) -> None:
+        before()
+        self._stepping = True
+
     def _after(self, optimizer: Optimizer, after: Callable[[Optimizer], None]) -> None:
         after(optimizer)
-        self._version = self._trained._version
+        self._version, self._stepping = self._trained._version, False
 
     def stepped_by_another(self) -> bool:
-        """Return whether the weights have changed since the last call other than in a step of the optimizer."""
+        """Return whether the weights have changed since the last call other than in a step of the optimizer.
+
+        An optimizer with a closure, such as LBFGS, computes several losses in one step.
+        """
         before, self._version = self._version, self._trained._version
-        return before != self._version
+        return before != self._version and not self._stepping
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
 
     def _hook(self, work: Callable[[Optimizer], None]) -> Callable[[Optimizer, Any, Any], None]:
+        @torch.compiler.disable  # in a compiled step, Dynamo would trace what runs on the host, for minutes
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if any(each is self._trained for group in optimizer.param_groups for each in group["params"]):
                 work(optimizer)
@@ -58,13 +68,17 @@ class OptimizerHooks:
         return hook
 
 
-def check_optimizer(optimizer: object) -> None:
-    """Raise a ConfigError unless the optimizer's steps can be counted."""
-    if not hasattr(optimizer, "register_step_post_hook"):
+def countable(optimizer: Any) -> Optimizer:
+    """Return the optimizer whose steps can be counted: of a wrapper such as Accelerate's, the one inside."""
+    inner = optimizer
+    while not hasattr(inner, "_optimizer_step_post_hooks") and hasattr(inner, "optimizer"):
+        inner = inner.optimizer
+    if not hasattr(inner, "register_step_post_hook"):
         raise ConfigError(
             f"a pruner is attached to a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach what calls "
             "step() on the weights (of a wrapper, the optimizer inside)."
         )
+    return inner  # type: ignore[no-any-return]
 
 
 def check_trains(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) -> None:
