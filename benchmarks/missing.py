@@ -18,7 +18,8 @@ from softprune.runs.folder import RunFolder
 from softprune.sweep.grid import read_sweep
 
 RESULTS = Path(__file__).parents[1] / "results"
-SETTINGS = "--set train.precision=bf16 --set train.channels_last=true"
+SETTINGS = ("train.precision=bf16", "train.channels_last=true")
+"""Of all runs, unless one sets another value."""
 MINUTES = {"vgg16": 2.0, "vgg19": 2.5, "resnet56": 5.6, "resnet56_a": 5.6, "densenet40": 6.3, "resnet164": 15.8}
 """Of 160 epochs of CIFAR at batch 64, alone on one H200."""
 STARTS = {
@@ -29,8 +30,14 @@ STARTS = {
 """Runs of dense networks that recipes with open weights start from."""
 SWEEPS = ("paper-table-6", "paper-table-7", "finetune-cifar10-resnet56")
 """Sweeps that vary settings of a recipe."""
-TRIALS = {"cifar100-vgg16-scp-high": "1.64e-4", "cifar100-vgg19-scp": "4.35e-5", "cifar100-vgg19-scp-high": "9.2e-5"}
+STRENGTHS = {"cifar100-vgg16-scp-high": "1.64e-4", "cifar100-vgg19-scp": "4.35e-5", "cifar100-vgg19-scp-high": "9.2e-5"}
 """Strengths to try next: one more secant step towards the paper's cut."""
+VARIANTS = {"float32": "train.precision=fp32", "queue": "data.sampling=queue"}
+"""Changes of cifar100-vgg16-scp that might explain the distance to the paper."""
+TRIALS = {f"{recipe}-strength{value}": (recipe, f"method.strength={value}") for recipe, value in STRENGTHS.items()} | {
+    f"cifar100-vgg16-scp-{name}": ("cifar100-vgg16-scp", setting) for name, setting in VARIANTS.items()
+}
+"""Name, recipe and setting of single runs."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,12 @@ QUEUE = (
     Wanted(
         "VGG on CIFAR-100 at fixed strengths",
         "The second secant step. Where the cut is nearer to the paper's, the recipe takes over the strength.",
-        tuple((f"{recipe}-strength{strength}", (0,)) for recipe, strength in TRIALS.items()),
+        tuple((f"{recipe}-strength{strength}", (0,)) for recipe, strength in STRENGTHS.items()),
+    ),
+    Wanted(
+        "VGG-16 on CIFAR-100: precision and order of the images",
+        "Whether float32, or the authors' way to draw images, explains the distance to the paper.",
+        tuple((f"cifar100-vgg16-scp-{name}", (0,)) for name in VARIANTS),
     ),
     Wanted(
         "Tables 6 and 7: DenseNet-40 on CIFAR-100",
@@ -142,9 +154,9 @@ class Planned:
 
     @property
     def command(self) -> str:
-        """The command, without seed, data and precision."""
+        """The command, without seed and data."""
         start = () if self.start is None else (f"model.weights=runs/{self.start}",)
-        settings = (f"--set {shlex.quote(setting)}" for setting in (*self.settings, *start))
+        settings = (f"--set {shlex.quote(setting)}" for setting in (*SETTINGS, *self.settings, *start))
         return " ".join(["softprune train", self.recipe, *settings])
 
     @property
@@ -164,9 +176,9 @@ def planned() -> dict[str, Planned]:
         # The queue gives the seed, and the weights to start from.
         settings = tuple(each for each in cell.settings if not each.startswith(("seed=", "model.weights=")))
         runs.setdefault(cell.config.name, Planned(cell.config, cell.recipe, settings))
-    for recipe, strength in TRIALS.items():
-        trial = (f"method.strength={strength}", f'name="{recipe}-strength{strength}"')
-        runs[f"{recipe}-strength{strength}"] = Planned(load_recipe(recipe, trial), recipe, trial)
+    for name, (recipe, setting) in TRIALS.items():
+        settings = (setting, f'name="{name}"')
+        runs[name] = Planned(load_recipe(recipe, settings), recipe, settings)
     return runs
 
 
@@ -247,7 +259,7 @@ def queue_page(there: set[tuple[str, int]]) -> str:
 def _line(title: str, name: str, seed: int = 0) -> str:
     run = planned()[name]
     minutes = "-" if run.minutes is None else f"{run.minutes:.1f}"
-    return f"| {title} | {minutes} | `{run.command} --seed {seed} --data-dir data {SETTINGS}` |"
+    return f"| {title} | {minutes} | `{run.command} --seed {seed} --data-dir data` |"
 
 
 if __name__ == "__main__":

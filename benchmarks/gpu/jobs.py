@@ -31,7 +31,7 @@ from softprune.train.run import dense_config  # noqa: E402
 
 ROOT = Path("/tmp/g")
 """The folder on the GPU machine. Runs name it in their configuration, so it stays the same."""
-SETTINGS = ("train.precision=bf16", "train.channels_last=true", "records.checkpoint_seconds=200")
+SETTINGS = (*missing.SETTINGS, "records.checkpoint_seconds=200")
 FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 UNTIMED = 8.0
 """Minutes assumed for a network that was not timed."""
@@ -60,7 +60,7 @@ def _job(name: str, seed: int, root: Path, kept: Path | None, trained: dict[str,
     images = data / FOLDERS.get(config.data.name, name.partition("-")[0])
     data_dir = data if config.data.name in FOLDERS else images
     needs, minutes = [str(images)], planned.minutes or UNTIMED * (config.train.epochs + config.finetune.epochs) / 60
-    settings = [*planned.settings, *SETTINGS]
+    settings = [*SETTINGS, *planned.settings]
     if planned.start is not None:
         settings.append(f"model.weights={root / 'runs' / planned.start}")
         needs.append(f"{root / 'runs' / planned.start}/result.json")

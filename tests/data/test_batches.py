@@ -119,6 +119,29 @@ def test_depends_on_seed_and_epoch_alone():
     assert not torch.equal(first, EpochSampler(size=100, batch_size=10, seed=2).indices(3))
 
 
+@pytest.mark.parametrize(("size", "batch"), [(10, 4), (3, 8), (7, 1)])
+def test_a_queue_is_a_buffer_that_is_refilled_in_order(size, batch):
+    sampler = EpochSampler(size=size, batch_size=batch, seed=3, queue=True)
+    buffer, read = list(range(size)), 0
+    for epoch in range(12):
+        drawn = []
+        for place in sampler._places(epoch, CPU).tolist():
+            drawn.append(buffer[place])
+            buffer[place] = read % size
+            read += 1
+        assert sampler.indices(epoch).flatten().tolist() == drawn
+
+
+def test_an_epoch_of_a_queue_misses_images_and_training_uses_all_equally():
+    sampler = EpochSampler(size=1000, batch_size=50, queue=True)
+    epochs = [sampler.indices(epoch).flatten() for epoch in range(30)]
+    missed = [1 - len(epoch.unique()) / 1000 for epoch in epochs[5:]]
+    assert 0.25 < sum(missed) / len(missed) < 0.31
+    counts = torch.cat(epochs).bincount(minlength=1000)
+    assert counts.sum() == 30_000
+    assert counts.float().std() < 2.0  # independent draws have 5.5
+
+
 def test_permutations_look_random():
     sampler = EpochSampler(size=1000, batch_size=10)
     permutation = sampler.permutation(0)

@@ -87,6 +87,9 @@ class DataConfig(Section, section="data"):
     holdout: Count = 0
     """Training images that are left out of training; 0 for none. Every epoch is evaluated on them, and the best one is
     chosen on them; the test images are used once, for the final table. They are drawn at random from `seed`."""
+    sampling: Literal["permutation", "queue"] = "permutation"
+    """Order of the training images: `permutation` takes each once per pass; `queue` draws from a buffer of all images
+    that is refilled in order, like TensorFlow's shuffle queue, so that an epoch misses more than a quarter of them."""
     augment: bool = True
     """Random crops and flips as is usual for the data set."""
     mixup: Amount = 0.0

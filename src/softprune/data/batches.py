@@ -11,7 +11,7 @@ from softprune.data.images import normalised
 from softprune.data.loader import BatchLoader
 from softprune.data.mixing import DRAWS, erased_pixels
 from softprune.errors import ConfigError
-from softprune.rng import Clock, channel_words, hashed_permutation, uniform_noise
+from softprune.rng import Clock, channel_words, hashed_permutation, hashed_uniform, uniform_noise
 
 # Takes the place of a site's number; far above any of them, so that masks and images never share their noise.
 _IMAGES = 0x696D6167
@@ -57,15 +57,15 @@ def augmented_batch(
 
 # Takes the place of a site's number; far above any of them, so that masks and order never share their noise.
 _ORDER = 0x6F726465
+_QUEUE = 0x71756575
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochSampler:
-    """Batches of image indices, all of them full.
+    """Batches of image indices, all of them full: an epoch has ceil(size / batch_size) steps.
 
-    They are cut from an endless sequence of permutations, like the authors' queue: an epoch has
-    ceil(size / batch_size) steps, and if it ends inside a permutation, the next epoch continues there. In the long run
-    every image is used equally often.
+    They are cut from an endless sequence: of permutations, or of draws from a queue. If an epoch ends inside a
+    permutation, the next one continues there. In the long run every image is used equally often.
 
     With several processes each takes its slice of every batch, so that together they process the same batches as one.
     """
@@ -80,6 +80,8 @@ class EpochSampler:
     """Rank of this process."""
     world_size: int = 1
     """Number of processes."""
+    queue: bool = False
+    """Draw from a queue instead of permutations."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.batch_size < 1:
@@ -117,11 +119,38 @@ class EpochSampler:
 
     def indices(self, epoch: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the images of the epoch's batches, (steps, local_batch), the same on every device."""
+        order = self._from_queue(epoch, device) if self.queue else self._from_permutations(epoch, device)
+        return order.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
+
+    def _from_permutations(self, epoch: int, device: torch.device | str) -> Tensor:
         length = self.steps * self.batch_size
         first, start = divmod(epoch * length, self.size)
         passes = range(first, first - (-(start + length) // self.size))
-        order = torch.cat([self.permutation(number, device) for number in passes])[start : start + length]
-        return order.view(self.steps, self.batch_size)[:, self.local_slice].contiguous()
+        return torch.cat([self.permutation(number, device) for number in passes])[start : start + length]
+
+    def _from_queue(self, epoch: int, device: torch.device | str) -> Tensor:
+        """Draw random places of a buffer that holds all images at first; draw t refills its place with image t % size.
+
+        A place therefore holds the image of the last draw that took this place.
+        """
+        length = self.steps * self.batch_size
+        places = self._places(epoch, device)
+        last = torch.full((self.size,), -1, device=device)
+        for before in reversed(range(epoch)):
+            if (last >= 0).all():
+                break
+            numbers = torch.arange(before * length, (before + 1) * length, device=device)
+            # `last` holds later draws, which stay.
+            last = last.scatter_reduce(0, self._places(before, device), numbers, "amax")
+        order = places.argsort(stable=True)
+        repeated = places[order].diff() == 0
+        taken = last[places]
+        taken[order[1:][repeated]] = epoch * length + order[:-1][repeated]
+        return torch.where(taken < 0, places, taken % self.size)
+
+    def _places(self, epoch: int, device: torch.device | str) -> Tensor:
+        uniform = hashed_uniform(self.steps * self.batch_size, self.seed, _QUEUE, epoch, device)
+        return (uniform * self.size).to(torch.int64).clamp_(max=self.size - 1)
 
     def permutation(self, number: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the permutation with this number: the images sorted by a hash."""

@@ -249,6 +249,7 @@ def _sampler(config: RunConfig, data: DataBundle, world: World) -> EpochSampler:
         seed=config.seed,
         rank=world.rank,
         world_size=world.size,
+        queue=config.data.sampling == "queue",
     )
 
 
