@@ -44,10 +44,11 @@ def pytest_collection() -> None:
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[..., RunConfig]]":
     """Return a function that makes the configuration of a tiny run, in a folder that has the network's module."""
     import torch
-    from tiny import tiny_config
+    from tiny import time_once, tiny_config
 
     threads = torch.get_num_threads()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("softprune.train.evaluate.time_ms", time_once)
     yield lambda *overrides: tiny_config(tmp_path, *overrides)
     torch.set_num_threads(threads)
 

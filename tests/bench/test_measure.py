@@ -1,6 +1,7 @@
 """Dense against compact: every backend is measured as asked, and nothing is left changed."""
 
 import copy
+import functools
 import json
 
 import pytest
@@ -42,7 +43,9 @@ def test_eager_and_onnx_runtime_rows() -> None:
     assert record[0]["compact"]["low_ms"] <= record[0]["compact"]["median_ms"]
 
 
-def test_compiled_networks_are_measured() -> None:
+def test_compiled_networks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a backend that is quick; test_what_survives.py compiles a compact network with the default one."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     report = compare_latency(model, model, torch.randn(1, 4), backends=("compile",), batches=(2,), repeats=2)

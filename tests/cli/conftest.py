@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_recipe
+from tiny import time_once, tiny_config, tiny_recipe
 from typer.testing import CliRunner, Result
 
 from softprune.cli.app import COMMANDS, app
+from softprune.train.run import start
 
 Command = Callable[..., Result]
 
@@ -21,6 +22,7 @@ for _module in COMMANDS:
 def softprune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
     """Return a function that runs a command line. Errors other than softprune's own are raised."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("softprune.train.evaluate.time_ms", time_once)
     tiny_recipe(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -35,10 +37,6 @@ def softprune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comma
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a finished tiny run with its baseline. Tests must not change it."""
-    from tiny import tiny_config
-
-    from softprune.train.run import start
-
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

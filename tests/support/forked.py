@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from dying import Death, FileOperations
-from tiny import tiny_config
+from tiny import time_once, tiny_config
 from torch import nn
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -20,11 +20,13 @@ from softprune.data.batches import EpochSampler, make_batches
 from softprune.export import to_torch_export
 from softprune.report import render_run
 from softprune.runs.folder import RunFolder
+from softprune.train import evaluate
 from softprune.train.run import resume, start
 from softprune.train.stage import recalibrate
 
 # Tracing imports a thousand modules when it is first used: once here, in the server, not in every child.
 torch.export.export(nn.Identity(), (torch.zeros(1),))
+evaluate.time_ms = time_once
 
 
 def run_command(folder: str, arguments: tuple[str, ...], out: str, errors: str | None) -> None:
@@ -127,7 +129,7 @@ def _train(path: Path, overrides: tuple[str, ...]) -> None:
     if (path / "config.toml").exists():
         resume(path)
     else:
-        settings = ("train.epochs=4", "records.checkpoint_steps=7", *overrides)
+        settings = ("train.epochs=4", "data.batch_size=96", "records.checkpoint_steps=4", *overrides)
         start(tiny_config(Path(), *settings), path)
 
 

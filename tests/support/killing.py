@@ -91,8 +91,6 @@ def kill_and_repeat(action: str, work: Path, kills: int, seed: int = 0, override
         _finish(server, "train", work, "trained", SETTINGS["train"])
     folders = Folders(action, work)
     whole = folders.fresh(WHOLE)
-    _finish(server, action, work, WHOLE, settings)  # the server itself starts with its first child
-    whole = folders.fresh(WHOLE)
     began = time.monotonic()
     counts = _finish(server, action, work, WHOLE, settings)
     duration = time.monotonic() - began

@@ -8,6 +8,7 @@ import torch
 
 from softprune.config.recipes import load_recipe
 from softprune.config.settings import RunConfig
+from softprune.hardware import Call, time_ms
 from softprune.runs.checkpoint import read_newest
 
 _NETWORK = """
@@ -48,6 +49,11 @@ def tiny_recipe(folder: Path) -> Path:
     path = folder / "tiny.toml"
     path.write_text(_RECIPE)
     return path
+
+
+def time_once(call: Call, device: torch.device, **options: Any) -> float:
+    """Instead of `time_ms` for the table of a run: one round."""
+    return time_ms(call, device, rounds=1)
 
 
 def tiny_config(folder: Path, *overrides: str) -> RunConfig:

@@ -114,9 +114,9 @@ ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.01")
 def test_stopping_and_going_on_changes_nothing(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
-    config = tiny(*overrides)
+    config = tiny(*overrides, "data.batch_size=96")
     whole = start(config, tmp_path / "whole")
-    pieces = run_in_pieces(config, tmp_path / "pieces", [9, 55, 49], monkeypatch)
+    pieces = run_in_pieces(config, tmp_path / "pieces", [4, 28, 24], monkeypatch)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "pieces"))
     assert whole.result is not None
