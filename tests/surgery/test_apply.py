@@ -6,10 +6,10 @@ import time
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softprune.plan import ModuleCut
-from softprune.surgery.apply import slice_tensor
+from softprune.surgery.apply import duplicated, slice_tensor, take
 
 
 def by_hand(weight: Tensor, cut: ModuleCut, groups: int) -> Tensor:
@@ -61,3 +61,48 @@ def test_a_wide_depthwise_weight_takes_no_longer_than_a_selection() -> None:
     begun = time.perf_counter()
     slice_tensor(cut, "weight", weight)
     assert time.perf_counter() - begun < 0.25  # group by group it took most of a second
+
+
+def test_a_range_of_channels_is_a_new_tensor() -> None:
+    weight = torch.randn(6, 4)
+    for kept in (range(6), range(2, 5), (0, 3)):
+        part = take(weight, 0, tuple(kept))
+        assert torch.equal(part, weight[list(kept)])
+        assert part.untyped_storage().data_ptr() != weight.untyped_storage().data_ptr()
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, which a list holds as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.listed = [self.first.weight, self.first.bias]
+
+
+@pytest.mark.parametrize("change_", [None, nn.Module.double], ids=["as it is", "converted"])
+def test_a_copy_has_its_own_memory(change_: object) -> None:
+    model = Tied()
+    model.first.bias.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    copy = duplicated(model, change_)  # type: ignore[arg-type]
+    assert copy.listed[0] is copy.first.weight is copy.second.weight
+    assert copy.listed[1] is copy.first.bias
+    assert not copy.first.bias.requires_grad
+    for name, parameter in copy.named_parameters():
+        assert torch.equal(parameter, before[name].to(parameter.dtype))
+        parameter.data.zero_()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_what_a_change_replaces_but_something_holds_has_its_own_memory() -> None:
+    model = Tied()
+    before = model.first.bias.detach().clone()
+
+    def replace_(copy: nn.Module) -> None:
+        copy.first.bias = nn.Parameter(torch.zeros(4))
+
+    copy = duplicated(model, replace_)
+    copy.listed[1].data.zero_()
+    assert torch.equal(model.first.bias, before)

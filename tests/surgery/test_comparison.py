@@ -73,10 +73,25 @@ def test_all_groups_at_once_are_the_convolution(inputs: int, outputs: int, group
     torch.manual_seed(0)
     model = torch.nn.Conv2d(inputs, outputs, (3, 5), groups=groups, **options).double()
     example = Example.of(torch.randn(2, inputs, 9, 11).double())
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         (quick,) = quick_outputs_of(model, example)
     assert "aten::im2col" in {event.key for event in profile.key_averages()}
     torch.testing.assert_close(quick, outputs_of(model, example)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layer", "space"),
+    [
+        (torch.nn.Conv2d(16, 16, (3, 5), groups=16, stride=(1, 2), padding=(2, 1), dilation=(1, 2)), (19, 33)),
+        (torch.nn.Conv2d(16, 16, 3, groups=16, bias=False), (20, 14)),
+        (torch.nn.Conv2d(16, 24, 1), (2, 3)),
+        (torch.nn.Conv2d(16, 24, 1, stride=2, bias=False), (2, 3)),
+    ],
+)
+def test_quick_convolutions_are_the_convolution(layer: torch.nn.Conv2d, space: tuple[int, int]) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 1, groups=16), layer).double()
+    example = Example.of(torch.randn(3, 16, *space).double())
+    torch.testing.assert_close(quick_outputs_of(model, example), outputs_of(model, example), rtol=0, atol=1e-12)
 
 
 def test_a_convolution_that_does_not_fit_is_refused_as_by_torch() -> None:
@@ -90,7 +105,7 @@ def test_large_images_are_not_unfolded(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Conv2d(16, 16, 3, groups=16).double()
     example = Example.of(torch.randn(2, 16, 9, 9).double())
     monkeypatch.setattr("softprune.surgery.comparison.LARGEST_UNFOLDED", 2 * 16 * 9 * 7 * 7 - 1)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         (quick,) = quick_outputs_of(model, example)
     assert "aten::im2col" not in {event.key for event in profile.key_averages()}
     assert torch.equal(quick, outputs_of(model, example)[0])

@@ -65,9 +65,10 @@ class ChannelSets:
         for root in np.unique(self.find(atoms.ravel())).tolist():
             self._reasons.setdefault(root, reason)
 
-    def pinned_because(self, atom: int) -> str | None:
-        """Why the class of `atom` is pinned, or None."""
-        return self._reasons.get(self._root(atom))
+    def pinned_because(self, atoms: IntArray) -> str | None:
+        """Why all classes of `atoms` are pinned, by the first of them; None where one is not."""
+        reasons = [self._reasons.get(root) for root in self.find(atoms).tolist()]
+        return reasons[0] if all(reasons) else None
 
     def pinned(self) -> IntArray:
         """The classes that are always kept."""

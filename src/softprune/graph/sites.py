@@ -115,5 +115,5 @@ def _unheard_because(builder: GraphBuilder, name: str) -> str | None:
 
 def _bound_because(builder: GraphBuilder, name: str) -> str | None:
     """Why none of its channels can be cut."""
-    reasons = [builder.table.pinned_because(atom) for atom in builder.norms[name].outputs.tolist()]
-    return f"its channels cannot be cut: {reasons[0]}" if all(reasons) else None
+    reason = builder.table.pinned_because(builder.norms[name].outputs)
+    return None if reason is None else f"its channels cannot be cut: {reason}"

@@ -170,7 +170,8 @@ def _cut_layer(layer: LayerOp, live: Liveness) -> ModuleCut:
         groups = len(kept)
     else:
         kept, groups = _grouped_inputs(layer, live)
-    missing = np.setdiff1d(np.arange(len(layer.inputs)), kept)
+    missing = np.ones(len(layer.inputs), dtype=bool)
+    missing[kept] = False
     constant = live.values[layer.inputs[missing]]
     selects = len(kept) != len(come)
     return ModuleCut(

@@ -168,10 +168,13 @@ class _Bottlenecks(ForwardAnalysis):
         return met
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        self.through[use.outputs] = per_group(op, use, self.common)
+        if op.groups == len(use.inputs):
+            self.through[use.outputs] = np.repeat(self.through[use.inputs], len(use.outputs) // op.groups)
+        else:
+            self.through[use.outputs] = per_group(op, use, self.common)
 
     def norm(self, op: NormOp, use: Use) -> None:
-        self.through[use.outputs] = [mask | self._norm_bits.get(op.name, 0) for mask in self.through[use.inputs]]
+        self.through[use.outputs] = self.through[use.inputs] | self._norm_bits.get(op.name, 0)
 
     def binary(self, op: BinaryOp) -> None:
         left, right = self.through[op.left], self.through[op.right]

@@ -1,7 +1,8 @@
 """Cut a network: a new module of the same class, with the channels of a plan removed."""
 
 import copy
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -26,17 +27,30 @@ def plans_of(model: nn.Module) -> tuple[PrunePlan, ...]:
     return getattr(model, HISTORY, ())
 
 
-def plain_copy(model: nn.Module) -> nn.Module:
-    """A deep copy of `model` without masks: the network as its class defines it."""
-    duplicate = duplicated(model)
-    unmask_model_(duplicate)
-    return duplicate
+Change = Callable[[nn.Module], object]
+"""Changes a network in place. It may give parameters new memory, but does not write to the memory that they have."""
 
 
-def duplicated(model: nn.Module) -> nn.Module:
-    """A deep copy of `model` as it is."""
+def plain_copy(model: nn.Module, change_: Change | None = None) -> nn.Module:
+    """A deep copy of `model` without masks: the network as its class defines it. `change_` as in :func:`duplicated`."""
+
+    def unmask_and_change_(duplicate: nn.Module) -> None:
+        unmask_model_(duplicate)
+        if change_ is not None:
+            change_(duplicate)
+
+    return duplicated(model, unmask_and_change_)
+
+
+def duplicated(model: nn.Module, change_: Change | None = None) -> nn.Module:
+    """A deep copy of `model` as it is, then changed by `change_`. What that replaces is never copied."""
+    # Subclasses and tensors of inference mode copy themselves in their own way.
+    plain = [p for p in model.parameters() if type(p) is nn.Parameter and p.layout == torch.strided]
+    plain = [p for p in plain if not p.is_inference()]
+    memo = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in plain}
+    shared = [(parameter, weakref.ref(memo[id(parameter)])) for parameter in plain]
     try:
-        duplicate: nn.Module = copy.deepcopy(model)
+        duplicate: nn.Module = copy.deepcopy(model, memo)
     except Exception as error:
         raise ModelError(
             f"softprune works on copies of a model, so that copy.deepcopy must take it. Got {type(error).__name__} "
@@ -46,6 +60,13 @@ def duplicated(model: nn.Module) -> nn.Module:
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in duplicate.named_modules():  # torch.fx's copies of itself come back in training mode
         module.training = modes.get(name, module.training)
+    if change_ is not None:
+        change_(duplicate)
+    del memo
+    for original, reference in shared:
+        parameter = reference()
+        if parameter is not None and parameter.untyped_storage().data_ptr() == original.untyped_storage().data_ptr():
+            parameter.data = parameter.data.clone()
     return duplicate
 
 
@@ -65,9 +86,7 @@ def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
             "pass what pruner.plan() or PrunePlan.from_json() returned."
         )
     plan.check_fits(model)
-    compact = plain_copy(model)
-    cut_(plan, compact)
-    return compact
+    return plain_copy(model, lambda compact: cut_(plan, compact))
 
 
 def cut_(plan: PrunePlan, compact: nn.Module) -> None:
@@ -217,8 +236,14 @@ def _add_bias(module: nn.Module, correction: Tensor) -> None:
 
 def take(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
     """The entries `kept` of `tensor` along `dim`, as a new tensor."""
-    if len(kept) == tensor.shape[dim]:
-        return tensor.detach().clone()
+    part = _part(tensor, dim, kept)
+    return part.clone() if part._is_view() else part
+
+
+def _part(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
+    """The entries `kept` of `tensor` along `dim`; a view where they are a range."""
+    if len(kept) and tuple(kept) == tuple(range(kept[0], kept[0] + len(kept))):
+        return tensor.detach().narrow(dim, kept[0], len(kept))
     index = torch.tensor(kept, dtype=torch.long, device=tensor.device)
     return tensor.detach().index_select(dim, index)
 
@@ -242,7 +267,7 @@ def _slice_weight(cut: ModuleCut, weight: Tensor) -> Tensor:
     columns_wide = cut.width_out if transposed else cut.width_in
     groups = columns_wide // weight.shape[1]
     if groups == 1:
-        return take(take(weight, 0, rows), 1, columns)
+        return take(_part(weight, 0, rows), 1, columns)
     row_size, column_size = weight.shape[0] // groups, weight.shape[1]
     if column_size == 1:  # a group that stays keeps its one column
         return take(weight, 0, rows)
@@ -252,7 +277,7 @@ def _slice_weight(cut: ModuleCut, weight: Tensor) -> Tensor:
     own_columns: dict[int, list[int]] = {group: [] for group in own_rows}
     for column in columns:
         own_columns[column // column_size].append(column % column_size)
-    return torch.cat([take(take(weight, 0, own_rows[group]), 1, own_columns[group]) for group in own_rows])
+    return torch.cat([take(_part(weight, 0, own_rows[group]), 1, own_columns[group]) for group in own_rows])
 
 
 def _as_before(before: Tensor, after: Tensor) -> Tensor:

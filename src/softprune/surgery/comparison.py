@@ -21,6 +21,10 @@ FAINT = 1e-5
 
 MANY_GROUPS = 8
 """From this number of groups on, all groups of a convolution are computed at once."""
+FEW_POSITIONS = 8
+"""Positions up to which a convolution of size 1 takes all samples at once."""
+MANY_POSITIONS = 128
+"""Positions from which on a depthwise convolution is added up over its kernel, which needs less memory."""
 LARGEST_UNFOLDED = 2**25
 """Elements of an unfolded input (256 MiB in float64) up to which they are computed at once."""
 
@@ -150,7 +154,7 @@ def _has_many_groups(model: nn.Module) -> bool:
 
 
 class _GroupsAtOnce(TorchFunctionMode):
-    """Computes grouped 2-D convolutions on a CPU as one product with the unfolded input."""
+    """Computes 2-D convolutions with many groups, or on few positions, in a few operations on a CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return (_conv2d if func is torch.conv2d else func)(*args, **(kwargs or {}))
@@ -170,20 +174,46 @@ def _conv2d(
     # What torch refuses is left to torch: other types, a bias of another length.
     alike = all(each.dtype == weight.dtype for each in (input, weight if bias is None else bias))
     alike = alike and (bias is None or bias.shape == weight.shape[:1])
-    if groups < MANY_GROUPS or isinstance(padding, str) or not (fits and usual and alike):
+    if isinstance(padding, str) or not (fits and usual and alike):
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
     size, (padded, strided, dilated) = weight.shape[2:], (_pair(each) for each in (padding, stride, dilation))
     space = [(input.shape[2 + d] + 2 * padded[d] - dilated[d] * (size[d] - 1) - 1) // strided[d] + 1 for d in range(2)]
-    if input.shape[0] * input.shape[1] * math.prod(size) * math.prod(space) > LARGEST_UNFOLDED:
-        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    columns = F.unfold(input, size, dilated, padded, strided).view(len(input), groups, -1, math.prod(space))
-    kernels = weight.reshape(groups, len(weight) // groups, -1)
-    if len(weight) == groups:
-        output = (columns * kernels[:, 0, :, None]).sum(2)
+    positions = math.prod(space) if min(space) > 0 else 0
+    if MANY_GROUPS <= groups == len(weight) == input.shape[1] and positions >= MANY_POSITIONS:
+        output = _depthwise(input, weight, strided, padded, dilated, space)
+    elif groups >= MANY_GROUPS and input.shape[0] * input.shape[1] * math.prod(size) * positions <= LARGEST_UNFOLDED:
+        columns = F.unfold(input, size, dilated, padded, strided).view(len(input), groups, -1, positions)
+        kernels = weight.reshape(groups, len(weight) // groups, -1)
+        output = (columns * kernels[:, 0, :, None]).sum(2) if len(weight) == groups else kernels @ columns
+        output = output.reshape(len(input), len(weight), *space)
+    elif groups == math.prod(size) == 1 and tuple(space) == input.shape[2:] and positions <= FEW_POSITIONS:
+        # torch multiplies sample by sample, and reads all weights for each.
+        product = weight.flatten(1) @ input.flatten(2).transpose(0, 1).flatten(1)
+        output = product.view(len(weight), len(input), *space).transpose(0, 1).contiguous()
     else:
-        output = kernels @ columns
-    output = output.reshape(len(input), len(weight), *space)
+        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
     return output if bias is None else output + bias[:, None, None]
+
+
+def _depthwise(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    space: Sequence[int],
+) -> Tensor:
+    """Return a depthwise convolution as a sum over the positions of the kernel."""
+    above, left = padding
+    rows = F.pad(input.permute(0, 2, 3, 1).contiguous(), (0, 0, left, left, above, above))
+    sample, down, right, channel = rows.stride()
+    steps = (down * dilation[0], right * dilation[1], sample, down * stride[0], right * stride[1], channel)
+    windows = rows.as_strided((*weight.shape[2:], len(input), *space, len(weight)), steps)
+    output = rows.new_zeros(len(input), *space, len(weight))
+    for at_y, kernels in zip(windows.unbind(0), weight[:, 0].permute(1, 2, 0).contiguous().unbind(0), strict=True):
+        for values, kernel in zip(at_y.unbind(0), kernels.unbind(0), strict=True):
+            output.addcmul_(values, kernel)
+    return output.permute(0, 3, 1, 2).contiguous()
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
@@ -242,10 +272,17 @@ class _StorageReads(TorchDispatchMode):
         self.pointers: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for leaf in pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-                self.pointers.add(leaf.untyped_storage().data_ptr())
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        self._note((args, *kwargs.values()))
+        return func(*args, **kwargs)
+
+    def _note(self, values: Sequence[Any]) -> None:
+        for value in values:  # operators take tensors and lists of them, so that pytree's generality is not needed
+            if isinstance(value, Tensor):
+                if value.layout == torch.strided:
+                    self.pointers.add(value.untyped_storage().data_ptr())
+            elif isinstance(value, (list, tuple)):
+                self._note(value)
 
 
 def compare(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[float, float]:

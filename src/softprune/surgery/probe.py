@@ -187,7 +187,7 @@ class _Probe:
 
     def use_float64(self) -> None:
         """Continue in float64, if the network runs in it."""
-        wide = plain_copy(self._copy).double()
+        wide = plain_copy(self._copy, nn.Module.double)
         example = self._input.to_model(wide)
         with contextlib.suppress(Exception):
             quick_outputs_of(wide, example)

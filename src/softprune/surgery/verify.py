@@ -83,7 +83,7 @@ def _both(
     plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, nn.Module]:
     """Return the network with masks, and the cut network."""
-    reference = plain_copy(network).to(dtype).eval() if dtype is not None else plain_copy(network).eval()
+    reference = plain_copy(network, lambda copy: copy.eval() if dtype is None else copy.to(dtype).eval())
     candidate = apply_plan(plan, reference)
     mask_sites_(reference, {**plan.masks(), **masks})  # a site's mask holds for all of its BatchNorms
     return reference, candidate
@@ -96,8 +96,7 @@ def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 
 
 def _copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    duplicate = duplicated(model).eval()
-    return duplicate if dtype is None else duplicate.to(dtype)
+    return duplicated(model, lambda copy: copy.eval() if dtype is None else copy.to(dtype).eval())
 
 
 class _WrongDtype(Exception):
