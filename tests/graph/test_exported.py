@@ -1,6 +1,8 @@
 """A network or an example that cannot be read: the error says where and what to pass instead, in a sentence."""
 
 import logging
+import sys
+import threading
 import warnings
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.errors import ModelError
+from softprune.graph.exported import _quiet
 
 CHAIN = TOPOLOGIES["chain"]
 
@@ -60,6 +63,44 @@ def test_logs_and_warnings_are_as_before_after_a_failure() -> None:
     with pytest.raises(ModelError):
         sp.inspect(Branching(), torch.randn(2, 3, 8, 8))
     assert (logging.root.manager.disable, list(warnings.filters)) == before
+
+
+def test_torch_is_muted_in_its_own_thread_alone(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def speak(where: str) -> None:
+        logging.getLogger("torch.export").error("torch %s", where)
+        logging.getLogger("mine").error("mine %s", where)
+        print(f"stderr {where}", file=sys.stderr)
+
+    with _quiet():
+        speak("here")
+        other = threading.Thread(target=speak, args=("elsewhere",))
+        other.start()
+        other.join()
+    speak("afterwards")
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["mine here", "torch elsewhere", "mine elsewhere", "torch afterwards", "mine afterwards"]
+    printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stderr")]
+    assert printed == ["stderr elsewhere", "stderr afterwards"]
+
+
+def test_a_thread_that_ends_last_mutes_none_that_ended_before(capsys: pytest.CaptureFixture[str]) -> None:
+    within, leave = threading.Event(), threading.Event()
+
+    def inspects() -> None:
+        with _quiet():
+            within.set()
+            leave.wait()
+
+    other = threading.Thread(target=inspects)
+    with _quiet():
+        other.start()
+        within.wait()
+    leave.set()
+    other.join()
+    print("heard", file=sys.stderr)
+    assert capsys.readouterr().err == "heard\n"
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 import io
 import logging
 import operator
+import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,17 +56,42 @@ class Capture:
         return {name for name, parameter in model.named_parameters() if id(parameter) not in used}
 
 
+class _Muted:
+    """A stream, or a filter of torch's messages, that drops what the thread that made it writes, until `ended`."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._thread, self.ended = stream, threading.get_ident(), False
+
+    def _drops(self) -> bool:
+        # Two threads may end in any order, so that one of them leaves this object in place of stderr.
+        return not self.ended and threading.get_ident() == self._thread
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.name.partition(".")[0] == "torch" and self._drops())
+
+    def write(self, text: str) -> int:
+        return len(text) if self._drops() else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Mute torch, which writes whole graphs and tracebacks to stderr where it fails; `_explain` says why."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    """Mute torch in this thread: it writes graphs and tracebacks to stderr where it fails; `_explain` says why."""
+    loggers = [logging.root, *(each for each in logging.root.manager.loggerDict.values() if hasattr(each, "handlers"))]
+    handlers = {handler for each in loggers for handler in (*each.handlers, logging.lastResort) if handler is not None}
+    muted = _Muted(sys.stderr or io.StringIO())
+    for handler in handlers:
+        handler.addFilter(muted)
     try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings(), redirect_stderr(muted):  # type: ignore[type-var]
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        muted.ended = True
+        for handler in handlers:
+            handler.removeFilter(muted)
 
 
 def _export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:
