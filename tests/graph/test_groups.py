@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
-from topologies import GROUPED, TOPOLOGIES, conv
+from topologies import GROUPED, TOPOLOGIES, PaddedStreams, conv
 from torch import Tensor, nn
 
+import softprune as sp
 from softprune.graph import ChannelGraph, trace
 from softprune.graph.sites import KINDS
 
@@ -76,6 +79,40 @@ def test_a_stream_between_zero_channels_enters_the_next_one(name: str, offset: i
     assert (second.width, second.points) == (8, (("bn4",), ("bn6",)))
     assert second.entering == ((offset, (("bn",), ("bn2",))),)
     assert {first.activation, second.activation} == {"relu"}
+
+
+def zeros_beside(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape[0], 4, *x.shape[2:])
+
+
+@pytest.mark.parametrize(
+    ("widen", "width"),
+    [
+        # Four channels follow the first stage's, and go with them.
+        pytest.param(lambda x: torch.cat((x, x.mul(0)), 1), 4, id="mul(0)"),
+        pytest.param(lambda x: torch.cat([x, 0.0 * x], dim=1), 4, id="0 *"),
+        pytest.param(lambda x: torch.cat([x, torch.zeros_like(x)], 1), 4, id="zeros_like"),
+        # Four channels are a literal, as in F.pad.
+        pytest.param(lambda x: torch.cat([x, x.new_zeros(len(x), 4, *x.shape[2:])], 1), 6, id="new_zeros"),
+        pytest.param(lambda x: torch.cat([x, zeros_beside(x)], 1), 6, id="zeros"),
+    ],
+)
+def test_zeros_that_are_concatenated_are_padding(widen: Callable[[Tensor], Tensor], width: int) -> None:
+    class Concatenated(PaddedStreams):
+        def widened(self, x: Tensor) -> Tensor:
+            return widen(x)
+
+    model = Concatenated(0)
+    pruner = sp.SoftPruner(model, IMAGE, site_kinds=["stream"])
+    padded = trace(GROUPED["zero channels after a stream"].build(), IMAGE).with_kinds(["stream"])
+    assert pruner.sites == padded.sites
+    with torch.no_grad():
+        for name, dead in {"bn": 0, "bn2": 0, "bn4": 4, "bn6": 4}.items():
+            bias = model.get_submodule(name).bias
+            bias.fill_(3.0)
+            bias[[0, 2]] = bias[[dead, dead + 2]] = -9.0  # type: ignore[index]
+    compact = pruner.compact()
+    assert (compact.conv2.out_channels, compact.conv6.out_channels) == (2, width)
 
 
 def test_a_stream_enters_all_that_follow_at_the_sum_of_the_paddings() -> None:

@@ -199,10 +199,12 @@ class PaddedStreams(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn(self.stem(x)))
         x = F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
-        shortcut = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.before, 4 - self.before))
-        x = F.relu(shortcut + self.bn4(self.conv4(F.relu(self.bn3(self.conv3(x))))))
+        x = F.relu(self.widened(x[:, :, ::2, ::2]) + self.bn4(self.conv4(F.relu(self.bn3(self.conv3(x))))))
         x = F.relu(x + self.bn6(self.conv6(F.relu(self.bn5(self.conv5(x))))))
         return self.fc(pooled(x))
+
+    def widened(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, 0, self.before, 4 - self.before))
 
 
 class PreActivation(nn.Module):

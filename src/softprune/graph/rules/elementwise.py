@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from softprune.graph.builder import GraphBuilder, Value
-from softprune.graph.channels import IntArray
+from softprune.graph.channels import PAD, IntArray
 from softprune.graph.ops import BinaryOp, ChannelwiseOp, Evaluate, identity
 from softprune.graph.rules.registry import OPERATORS, activation_of, argument, operator_name, rule
 
@@ -80,10 +80,18 @@ def copies(builder: GraphBuilder, node: Node) -> Any:
 
 @rule("fill")
 def fills(builder: GraphBuilder, node: Node) -> Any:
-    """A constant in the shape of a tensor: no input reaches an output through it."""
+    """A constant in the shape of a tensor: its channels follow the tensor's, its values come from zero padding."""
     output = builder.followed_value(node, builder.value(node.args[0]).atoms)
-    builder.constants.append(output.atoms.ravel())
+    builder.ops.append(ChannelwiseOp(np.full_like(output.atoms, PAD), output.atoms, _apply(node)))
     return output
+
+
+@rule("zeros")
+def zeros(builder: GraphBuilder, node: Node) -> Any:
+    """Zeros in a shape of their own: padding, once they are joined to channels."""
+    builder.answer_for(node)  # of a tensor, dtype and device alone are taken
+    shape = tuple(node.meta["val"].shape)
+    return Value(shape, np.full((1,) * len(shape), PAD))
 
 
 @rule("random")
@@ -184,6 +192,8 @@ def arithmetic(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(tensors[0])
     if not isinstance(value, Value):
         return None
+    if operator_name(node) == "mul" and any(isinstance(each, (int, float)) and each == 0 for each in node.args):
+        return fills(builder, node)
     return _record(builder, node, value, _apply(node, list(node.args).index(tensors[0])))
 
 

@@ -93,6 +93,7 @@ _add(
 )
 _add("copy", "clone", "to", "_to_copy", "type_as", "alias", "detach", "lift_fresh_copy", transparent=True)
 _add("fill", "zeros_like", "ones_like", "full_like")
+_add("zeros", "zeros", "new_zeros")
 _add(
     "random", "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout",
     transparent=True,
