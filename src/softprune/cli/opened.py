@@ -19,8 +19,8 @@ from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.models import REGISTRY
 from softprune.plan.plan import model_shapes
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, named_config
-from softprune.surgery import LARGEST_INPUT, check_saved_shapes, load, read_origin, read_plans, saved_path
+from softprune.runs.networks import build_network, locate_compact, named_config
+from softprune.surgery import LARGEST_INPUT, check_saved_shapes, load, read_origin, read_plans
 from softprune.train.restore import refuse_dense
 from softprune.train.run import open_data
 
@@ -46,12 +46,10 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
     The dense network is ``model``, or else the one that the configuration of the file's run names, or else the origin
     noted in the file.
     """
-    run = path if (path / "config.toml").is_file() else path.parent
-    compact = RunFolder(run).compact if run == path else saved_path(path)
-    in_run = (run / "config.toml").is_file()
-    config = named_config(RunFolder(run), model, needs_data=False) if in_run else None
+    run, compact = locate_compact(path)
+    config = None if run is None else named_config(run, model, needs_data=False)
     if not compact.is_file():
-        if config is not None and run == path:
+        if run is not None and config is not None and run.path == path:
             refuse_dense(config, path)
         raise ConfigError(
             "The argument must be the folder of a finished run (with compact.safetensors) or the .safetensors file of "

@@ -21,7 +21,7 @@ from softprune.factories import check_name, import_factory, is_factory_name
 from softprune.module_state import evaluating
 from softprune.runs.checkpoint import load_tensors, read_newest, restoring
 from softprune.runs.folder import RunFolder
-from softprune.surgery import Origin, read_origin
+from softprune.surgery import Origin, read_origin, saved_path
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +85,14 @@ def own_code(config: RunConfig) -> list[str]:
 def origin_of(config: RunConfig, data: DataBundle) -> Origin:
     """Return the origin that a run stores in its compact networks."""
     return Origin(config.model.name, config.data.name, data.input_shape)
+
+
+def locate_compact(path: Path) -> tuple[RunFolder | None, Path]:
+    """Return the run that ``path`` is or lies in, if there is one, and the file of the compact network."""
+    run, around = RunFolder(path), RunFolder(path.parent)
+    if run.config.is_file():
+        return run, run.compact
+    return around if around.config.is_file() else None, saved_path(path)
 
 
 def known_origin(compact: Path) -> Origin | None:

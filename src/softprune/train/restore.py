@@ -8,8 +8,8 @@ from softprune.distributed import join_world
 from softprune.errors import ConfigError
 from softprune.runs.checkpoint import newest_path, read_newest
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, known_origin, named_config, origin_of
-from softprune.surgery import load, save, saved_path
+from softprune.runs.networks import build_network, known_origin, locate_compact, named_config, origin_of
+from softprune.surgery import load, save
 from softprune.train.evaluate import EvalTotals, Evaluator
 from softprune.train.run import open_data, set_arithmetic
 from softprune.train.stage import Stage, recalibrate, restored_stage
@@ -23,22 +23,21 @@ def evaluate_folder(
     A compact network inside its run takes the model and the data from the run's configuration. Elsewhere they come
     from its record of its origin, or from ``model`` and ``data``.
     """
-    is_run = (path / "config.toml").is_file()
-    compact = RunFolder(path).compact if is_run else saved_path(path)
+    run, compact = locate_compact(path)
+    is_run = run is not None and run.path == path
     if not is_run and not compact.is_file():
         raise ConfigError(
             "`softprune evaluate` takes the folder of a run (with config.toml) or the .safetensors file of a compact "
             f"network. Got {path}, which is neither."
         )
-    config = _config_for(compact, model, data, data_dir)
+    config = _config_for(run, compact, model, data, data_dir)
     world = join_world(device)
     set_arithmetic(config, world.device)
     images = open_data(config, world.device, download=False)
     evaluator = Evaluator(images, config, world)
     found = {}
-    folder = RunFolder(path)
-    if is_run and newest_path(folder.checkpoints) is not None:
-        stage = restored_stage(config, images, world, read_newest(folder.checkpoints)[1]).stage
+    if run is not None and is_run and newest_path(run.checkpoints) is not None:
+        stage = restored_stage(config, images, world, read_newest(run.checkpoints)[1]).stage
         with stage.eval_weights() as network:
             name = "masked" if stage.pruner is not None else "trained"
             found[name] = evaluator(network, on_test=True)
@@ -50,13 +49,12 @@ def evaluate_folder(
     return found
 
 
-def _config_for(compact: Path, model: str, data: str, data_dir: str | None) -> RunConfig:
-    run = compact.parent
-    origin = None if (run / "config.toml").is_file() else known_origin(compact)
+def _config_for(run: RunFolder | None, compact: Path, model: str, data: str, data_dir: str | None) -> RunConfig:
+    origin = known_origin(compact) if run is None else None
     if origin is not None:
         model, data = model or origin.model, data or origin.data
-    if (run / "config.toml").is_file():
-        config = named_config(RunFolder(run), model, data)
+    if run is not None:
+        config = named_config(run, model, data)
     elif model and data:
         config = RunConfig(model=ModelConfig(name=model), data=DataConfig(name=data))
     else:
