@@ -9,6 +9,7 @@ from torch import nn
 import softprune as sp
 from softprune.budget import LatencyTable, measure_latency
 from softprune.budget.latency import Grid
+from softprune.errors import ConfigError
 from softprune.graph import Example, trace
 from softprune.plan import make_plan
 
@@ -122,6 +123,18 @@ def test_the_report_times_forwards_alone_and_leaves_every_mode_as_it_was():
     assert compact.training
     assert compact[4].training
     assert not compact[1].training
+
+
+@pytest.mark.parametrize("rest_ms", [20.0, 0.5])
+def test_a_target_out_of_reach_on_a_busy_machine_says_so(monkeypatch, rest_ms):
+    def table(graph, model, example, *, batch):
+        floor = Grid((1, 16), (1, 24), ((0.9, 1.0), (1.0, 1.0)))
+        return made_up_table(layers={"3": floor}, norms={}, dense_ms=1.0 + rest_ms, rest_ms=rest_ms)
+
+    monkeypatch.setattr("softprune.budget.measures.measure_latency", table)
+    with pytest.raises(ConfigError, match="must be within reach") as refused:
+        sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.5}, total_steps=10)
+    assert ("No layer accounts for 20 ms of the dense 21 ms" in str(refused.value)) == (rest_ms == 20.0)
 
 
 def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, caplog):

@@ -1,5 +1,6 @@
 """Where a run's network and its first weights come from."""
 
+import argparse
 import pickle
 import zipfile
 from pathlib import Path
@@ -30,6 +31,29 @@ def test_weights_come_from_safetensors_and_state_dicts(tmp_path: Path) -> None:
     for file in ("w.safetensors", "plain.pt", "ddp.pt", "nested.pt", "compiled.pt", "both.pt"):
         loaded = starting_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)[0].state_dict()
         assert all(torch.equal(loaded[name], state[name]) for name in state), file
+
+
+def test_weights_come_from_the_checkpoints_of_other_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    network = starting_network(ModelConfig(), 10, 5)[0]
+    state = network.state_dict()
+    lightning = {f"model.{name}": value for name, value in state.items()}
+    files = {
+        "average.pt": torch.optim.swa_utils.AveragedModel(network).state_dict(),
+        "lightning.pt": {"state_dict": lightning | {"loss.weight": torch.ones(3)}, "epoch": 3},
+        "timm.pt": {"state_dict": state, "args": argparse.Namespace(lr=0.1)},
+    }
+    for file, content in files.items():
+        torch.save(content, tmp_path / file)
+        with caplog.at_level("INFO"):
+            loaded = starting_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)[0].state_dict()
+        assert all(torch.equal(loaded[name], state[name]) for name in state), file
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"of {tmp_path / 'lightning.pt'} only 'model' is used, not loss.weight"]
+    torch.save(lightning | {f"teacher.{name}": value for name, value in state.items()}, tmp_path / "two.pt")
+    with pytest.raises(
+        FileFormatError, match=r"hold the network once. Got .*two.pt with it under 'model.', 'teacher.'"
+    ):
+        starting_network(ModelConfig(weights=str(tmp_path / "two.pt")), 10, 0)
 
 
 def test_weights_unpack_to_no_more_than_the_file(tmp_path: Path) -> None:

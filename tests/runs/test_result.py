@@ -189,6 +189,8 @@ def test_files_that_are_not_there(make_run: Make, tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=r"must hold result\.json, or metrics\.jsonl"):
         load_run(tmp_path / "nothing")
     folder, _ = make_run()
+    with pytest.raises(FileFormatError, match=r"It holds several runs: .* use `softprune compare "):
+        load_run(folder.parent)
     (folder / "result.json").unlink()
     (folder / "metrics.jsonl").write_text("")
     with pytest.raises(FileFormatError, match="at least one finished epoch"):

@@ -360,3 +360,11 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"must be writable\. Got File exists at .*file/small"):
         sp.save(small, tmp_path / "file" / "small")
+
+
+def test_a_folder_or_another_file_in_place_of_a_network_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "weights.pth").touch()
+    for name, said in (("run", r"is a folder; pass the file in it, 'compact"), ("weights.pth", r"is no file of")):
+        with pytest.raises(FileFormatError, match=f"No such file or directory. '{tmp_path / name}' {said}"):
+            sp.load(tmp_path / name, nn.Linear(1, 1))

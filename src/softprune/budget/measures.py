@@ -58,6 +58,10 @@ class Measure:
     def report(self, plan: PrunePlan, compact: nn.Module, example: Example) -> None:
         """Log how the compact network compares with the figure, where it can be measured."""
 
+    def floor_hint(self) -> str:
+        """Return what else may be the reason that a target is out of reach."""
+        return ""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what another instance needs to give the same figures."""
         return {}
@@ -111,6 +115,15 @@ class Latency(Measure):
 
     def report(self, plan: PrunePlan, compact: nn.Module, example: Example) -> None:
         self.table.report(plan, compact, example)
+
+    def floor_hint(self) -> str:
+        rest = self.table.rest_ms
+        if rest < self.table.dense_ms / 2:
+            return ""
+        return (
+            f" No layer accounts for {rest:.4g} ms of the dense {self.table.dense_ms:.4g} ms: measure on an idle "
+            "machine, or give a larger latency_batch, in which layers take a larger share."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         # Another measurement would differ a little.

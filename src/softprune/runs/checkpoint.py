@@ -4,6 +4,7 @@ A file is what ``torch.save`` writes, with a checksum as the comment of its ZIP 
 Python values only, so that ``torch.load(path, weights_only=True)`` opens it.
 """
 
+import argparse
 import contextlib
 import hashlib
 import io
@@ -107,7 +108,9 @@ def load_tensors(file: Path | io.BytesIO) -> Any:
                     raise ValueError("a bytearray, which is no tensor")
     if isinstance(file, io.BytesIO):
         file.seek(0)
-    return torch.load(file, map_location="cpu", weights_only=True)
+    # The training scripts of timm and torchvision store their arguments in it. It is a record without code.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, Any]]:

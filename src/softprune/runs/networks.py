@@ -4,7 +4,7 @@ import inspect
 import logging
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,7 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     ``source`` says where ``state`` is from, for messages.
     """
     expected = network.state_dict()
+    state = _own_part(state, expected.keys(), source)
     missing = [name for name in expected if name not in state]
     extra = [name for name in state if name not in expected]
     wrong = [name for name in expected if name in state and state[name].shape != expected[name].shape]
@@ -206,6 +207,27 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
             ", ".join(head),
         )
     return not head
+
+
+def _own_part(state: Mapping[str, Tensor], names: Collection[str], source: str) -> dict[str, Tensor]:
+    """Return the part of a state_dict that has the ``names`` of a network, without what is put before them.
+
+    DDP, torch.compile, averages of weights and modules that hold the network, such as a LightningModule, do so.
+    """
+    first = next(iter(names), "")
+    found = [key.removesuffix(first) for key in state if f".{key}".endswith(f".{first}")]
+    found = [prefix for prefix in found if all(prefix + name in state for name in names)]
+    if len(found) > 1:
+        raise FileFormatError(
+            f"The weights must hold the network once. Got {source} with it under {first_few([*map(repr, found)])}; "
+            "save the state_dict of the one that is meant."
+        )
+    if not found:  # the names as far as they can be told, for the message
+        return {re.sub(r"^(_orig_mod\.)?(module\.)?(_orig_mod\.)?", "", name): value for name, value in state.items()}
+    left = [name for name in state if not name.startswith(found[0]) and name != "n_averaged"]
+    if left:
+        logger.info("of %s only '%s' is used, not %s", source, found[0].removesuffix("."), first_few(left))
+    return {name.removeprefix(found[0]): value for name, value in state.items() if name.startswith(found[0])}
 
 
 def _is_head(network: nn.Module, name: str, tensor: Tensor, num_classes: int) -> bool:
@@ -256,8 +278,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     _check_state(content, path)
-    # DDP and torch.compile write such names, in the order in which they wrap the network.
-    return {re.sub(r"^(_orig_mod\.)?(module\.)?(_orig_mod\.)?", "", name): value for name, value in content.items()}
+    return content  # type: ignore[no-any-return]
 
 
 def _check_state(content: Any, path: Path) -> None:

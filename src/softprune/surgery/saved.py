@@ -231,8 +231,15 @@ def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
             stream.seek(0)
             content = stream.read() if whole else b""
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise FileFormatError(f"a saved network must be a file that can be read. Got '{file}': {reason}.") from error
+        reason, given = getattr(error, "strerror", None) or error, file.with_suffix("")
+        hint = ""
+        if given.is_dir():
+            hint = f" '{given}' is a folder; pass the file in it, 'compact{SUFFIX}' for that of a run."
+        elif given.is_file():
+            hint = f" '{given}' is no file of softprune.save: their names end in {SUFFIX}."
+        raise FileFormatError(
+            f"a saved network must be a file that can be read. Got '{file}': {reason}.{hint}"
+        ) from error
     header = _json(text, file)
     metadata = header.get("__metadata__")
     if not isinstance(metadata, dict) or not isinstance(metadata.get(DOCUMENT), str):

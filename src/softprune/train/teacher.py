@@ -13,10 +13,10 @@ from softprune.config.settings import BASELINE, START, ModelConfig, RunConfig
 from softprune.data import DataBundle
 from softprune.distillation import distillation_loss
 from softprune.distributed import World
-from softprune.errors import CheckpointError, ConfigError, SoftpruneError
+from softprune.errors import CheckpointError, ConfigError, FileFormatError, SoftpruneError
 from softprune.runs.checkpoint import read_newest, restoring
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, check_outputs, read_weights
+from softprune.runs.networks import build_network, check_outputs, load_weights, read_weights
 from softprune.train.optim import WeightAverage
 
 
@@ -111,7 +111,11 @@ def _file_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
             "which does not exist."
         )
     network = _built(config.model, data)
-    network.load_state_dict(read_weights(path))
+    if not load_weights(network, read_weights(path), str(path), data.num_classes):
+        raise FileFormatError(
+            f"A teacher must have the {data.num_classes} classes of the run. Got {path} with others; train its "
+            "classifier on this data first."
+        )
     return network
 
 
