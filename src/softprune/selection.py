@@ -32,13 +32,8 @@ def read_graph(
 ) -> ChannelGraph:
     """Return the channel graph of `model` after a trial cut, with the sites that the globs select.
 
-    Args:
-        model: The network. It is left as it was.
-        example: What the model is called with.
-        include: Only these BatchNorms.
-        exclude: Not these BatchNorms.
-        every_norm: Also BatchNorms that no activation follows, for methods that do not ask about it.
-        kinds: Kinds of sites to add: "sum", "linear", "stream"; see :mod:`softprune.graph.groups`.
+    `every_norm` adds BatchNorms that no activation follows, for methods that do not ask about it, and `kinds` adds
+    sites of the kinds "sum", "linear" and "stream"; see :mod:`softprune.graph.groups`.
     """
     if isinstance(model, nn.Module):  # what is none is refused below
         check_unmasked(model, "a new pruner")

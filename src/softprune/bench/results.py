@@ -46,14 +46,9 @@ def alternate(
     finish: Call = lambda: None,
     block_seconds: float = BLOCK_SECONDS,
 ) -> dict[str, Timing]:
-    """Time every call in `repeats` blocks in turns: A B, B A, A B, ...
+    """Time every call, after `warm_up` untimed ones, in `repeats` blocks in turns: A B, B A, A B, ...
 
-    Args:
-        calls: The calls by name.
-        repeats: Blocks per call.
-        warm_up: Untimed calls of each.
-        finish: Called before the clock is read, to synchronise with a GPU.
-        block_seconds: Approximate length of a block.
+    `finish` is called before the clock is read, to synchronise with a GPU.
     """
     for call in calls.values():
         for _ in range(warm_up):

@@ -51,15 +51,7 @@ class Budget(Limit):
     decision is within the limit (see `EARLIEST`), and at `final_at` in any case: the removed channels are off from
     there on, in training as in evaluation. The kept ones are sampled as before, under a lower strength. In the last
     tenth (`TRIM`) channels are only removed. A kept channel is never dead by the method's own rule, except where a
-    floor or a multiple needs one.
-
-    Args:
-        target: One quantity with its amount, such as ``{"macs": 0.5}``.
-        total_steps: Optimizer steps of the whole training.
-        prunable: The network, with masked sites.
-        final_at: The share of the training after which the cut is final, at the latest.
-        batch: Samples per call, for a latency target.
-        cost_weighting: See :class:`softprune.SoftPruner`.
+    floor or a multiple needs one. :class:`softprune.SoftPruner` explains the arguments.
     """
 
     def __init__(

@@ -188,16 +188,7 @@ def _runs_again_with_a_graph_of_its_own() -> bool:
 
 
 def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
-    """Turn a BatchNorm into a masked one, in place.
-
-    Args:
-        bn: A BatchNorm1d, 2d, 3d, SyncBatchNorm, or timm's BatchNormAct2d or SyncBatchNormAct, with affine
-            parameters.
-        gate: Decides about its channels; moved to the BatchNorm's device.
-
-    Returns:
-        The same module.
-    """
+    """Turn a BatchNorm with scale and shift into a masked one, in place, and return it. The gate follows its device."""
     if isinstance(bn, MaskedBatchNorm):
         raise ModelError(f"A BatchNorm can be masked once. Got {bn}. Use unmask_ on it first.")
     if not can_mask(bn):
@@ -227,15 +218,9 @@ def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
 
 
 def mask_group_(points: Sequence[Sequence[_BatchNorm]], gate: Gate, entering: EnteringPoints = ()) -> MaskedBatchNorm:
-    """Turn BatchNorms that share one mask into masked ones, in place.
+    """Turn BatchNorms that share one mask into masked ones, in place, and return the first of them.
 
-    Args:
-        points: The BatchNorms, by the sums that they are added up in; see :mod:`softprune.masks.sites`.
-        gate: Decides about the channels of all of them.
-        entering: BatchNorms without this mask that enter their sums between zero channels.
-
-    Returns:
-        The first of them.
+    :mod:`softprune.masks.sites` says what points are, and what enters them.
     """
     widths = {bn.num_features for point in points for bn in point}
     if len(widths) != 1:

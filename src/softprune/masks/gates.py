@@ -64,13 +64,7 @@ class MaskDecision:
 class SoftGate:
     """SCP's gate: the BatchNorm's own shift and scale say how likely each channel is dead.
 
-    Args:
-        config: The constants of the masks.
-        clock: Shared by all gates of a model; drives the noise.
-        site: Number of the site in the model, a part of the noise's key.
-        activation: What follows the BatchNorm, by name; see ``activations.py``.
-        round_to: Keep a multiple of this many channels.
-        min_channels: Keep at least this many channels.
+    The clock, which all gates of a model share, and the number of the site drive the noise.
     """
 
     allowed: Tensor | None
@@ -118,12 +112,8 @@ class SoftGate:
     def hard(self, bn: _BatchNorm, coupled: Sequence[tuple[SoftGate, _BatchNorm]] | None = None) -> Tensor:
         """Return the kept channels: those alive, filled up to the floor and to a multiple of `round_to`.
 
-        While a budget's decision is in force, only channels that it allows are kept.
-
-        Args:
-            bn: The BatchNorm.
-            coupled: The other BatchNorms coupled to this one, with their gates: only channels that all keep are left.
-                By default those that `bn` knows. All of them have the same `min_channels`.
+        While a budget's decision is in force, only channels that it allows are kept. Of `coupled` BatchNorms, by
+        default those that `bn` knows, only channels that all keep are left; all have the same `min_channels`.
         """
         keep = self._among_allowed(~self.dead(bn), False)
         if self.round_to == 1 and self.min_channels == 0:
@@ -180,11 +170,9 @@ class SoftGate:
 
 
 class FixedGate:
-    """A stored mask, for methods that decide elsewhere, and for evaluating a decision already made.
+    """A stored mask (True where a channel is kept), for methods that decide elsewhere, or have decided.
 
-    Args:
-        mask: Booleans, True where the channel is kept.
-        masked_training: Whether training uses the mask too, or a plain BatchNorm.
+    Without `masked_training` the BatchNorm trains as a plain one.
     """
 
     gate_statistics: GateStatistics = "none"

@@ -21,18 +21,12 @@ from softprune.plan.plan import PrunePlan, class_name, model_shapes
 def make_plan(
     graph: ChannelGraph, model: nn.Module, masks: Mapping[str, Tensor], *, round_to: int = 1, gathers: bool = True
 ) -> PrunePlan:
-    """Decide what every module keeps, given the hard mask (True = keep) of each site.
+    """Decide what every module keeps, given the hard mask (True = keep) of each site; without one it keeps everything.
 
-    The plan is exact: it removes no channel that affects an output.
-
-    Args:
-        graph: The channel graph of `model`.
-        model: The dense model with its current weights. A dropped channel after a second BatchNorm is a constant that
-            depends on them.
-        masks: The masks by site. Sites without a mask keep everything.
-        round_to: Widths are filled up to this multiple with dead channels.
-        gathers: Whether a layer may read a part of a shared stream through a op. Otherwise it reads all of it, and
-            masked channels are zeroed.
+    The plan is exact: it removes no channel that affects an output. It holds for the weights that `model` has now: a
+    dropped channel after a second BatchNorm is a constant that depends on them. Widths are filled up to multiples of
+    `round_to` with dead channels. Without `gathers` a layer reads the whole of a shared stream, and masked channels
+    are zeroed.
     """
     hard = _checked_masks(graph, masks)
     values = constants(graph, model, hard)
