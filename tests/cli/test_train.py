@@ -236,7 +236,12 @@ def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     for text in ("tiny_networks:tiny", "1,437 training", "BatchNorms", "target macs = 0.5", "runs/tiny"):
         assert text in result.output
+    assert "epochs of 30 steps" in result.output  # 1,437 images in batches of 48
     assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
+    result = softprune(
+        "train", "tiny.toml", "--dry-run", "--set", "method.name=l1", "--set", "method.options.ratio=0.3"
+    )
+    assert "method    l1, ratio = 0.3\n" in result.output  # no strength, which it does not use
     for arguments, text in (
         (("--model", "vgg166"), "vgg16"),
         (("--model", "resnet20"), "The network resnet20 must accept the images of the data set, of shape 1x8x8"),

@@ -137,7 +137,7 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
     network, pruner = begin.dense, begin.stage.pruner
     sites, frozen = (pruner.sites, pruner.graph.frozen) if pruner is not None else ((), ())
     cost = softprune.cost(network, data.example(1))
-    method, steps = config.method, max(len(data.train) // config.data.batch_size, 1)
+    method, steps = config.method, begin.stage.step.steps
     folder = str(out or Path("runs") / config.name)
     if as_json:
         numbers = {
@@ -154,8 +154,10 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
         }
         print_json(numbers | {"config": config_to_dict(config)})
         return
-    limits = ", ".join(f"{name} = {amount}" for name, amount in method.target.items())
-    goal = f"target {limits}" if method.target else f"strength {method.strength:g}"
+    limits = [f"target {name} = {amount}" for name, amount in method.target.items()]
+    if pruner is not None and pruner.penalised and not limits:
+        limits = [f"strength = {method.strength:g}"]
+    limits += [f"{name} = {value}" for name, value in method.options.items()]
     fine = f", then {config.finetune.epochs} of fine-tuning" if config.finetune.epochs else ""
     facts = {
         "network": f"{config.model.name}: {format_count(cost.params)} parameters, {format_count(cost.macs)} MACs",
@@ -163,7 +165,7 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
         "data": f"{config.data.name}: {len(data.train):,} training and {len(data.test):,} test images, "
         f"{data.num_classes} classes",
         "training": f"{config.train.epochs} epochs of {steps:,} steps{fine}",
-        "method": method.name if method.name == "dense" else f"{method.name}, {goal}",
+        "method": ", ".join([method.name, *limits]),
         "device": str(where),
         "folder": folder,
     }
