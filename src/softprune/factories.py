@@ -12,7 +12,7 @@ from softprune.errors import ConfigError, SoftpruneError, first_line, nearest
 def is_factory_name(name: str) -> bool:
     """Return whether ``name`` reads as ``module:factory``. Imports nothing."""
     module, colon, factory = name.partition(":")
-    return bool(colon and factory and "/" not in name and all(module.split(".")))
+    return bool(colon and factory and "/" not in name and all(module.split(".")) and not module.endswith(".py"))
 
 
 def check_name(key: str, name: str, registry: Collection[str], error: type[SoftpruneError] = ConfigError) -> None:
@@ -20,8 +20,16 @@ def check_name(key: str, name: str, registry: Collection[str], error: type[Softp
     if name not in registry and not is_factory_name(name):
         raise error(
             f"{key} must be one of {', '.join(registry)}, or module:factory of your own. Got {name!r}."
-            f"{nearest(name, registry)}"
+            f"{nearest(name, registry) or _as_factory(name)}"
         )
+
+
+def _as_factory(name: str) -> str:
+    """Return a suggestion for the path of a file, or a dotted name, in place of ``module:factory``."""
+    path, _, factory = name.rpartition(":" if ":" in name else ".")
+    module = path.removeprefix("./").removesuffix(".py").replace("/", ".")
+    meant = f"{module}:{factory}"
+    return f" Did you mean {meant!r}?" if is_factory_name(meant) else ""
 
 
 def import_factory(name: str, key: str) -> Callable[..., Any]:

@@ -48,6 +48,49 @@ def one():
 def needs(something):
     return made(4), made(4)
 
+class Items(torch.utils.data.Dataset):
+    classes = ["cat", "dog", "cow"]
+    def __init__(self, *items):
+        self.items = items
+    def __len__(self):
+        return len(self.items)
+    def __getitem__(self, index):
+        return self.items[index]
+
+IMAGE = torch.zeros(3, 8, 8)
+
+def dicts():
+    return (Items({"image": IMAGE, "label": 1}),) * 2
+
+def triples():
+    return (Items((IMAGE, 1, "path")),) * 2
+
+def maps():
+    return (Items((IMAGE, torch.zeros(8, 8))),) * 2
+
+def loaders():
+    return (torch.utils.data.DataLoader(made(4)),) * 2
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield IMAGE, 1
+
+def streams():
+    return Stream(), Stream()
+
+def three():
+    return (made(4),) * 3
+
+def labels():
+    return (Items((IMAGE, 0), (IMAGE, 3)),) * 2
+
+class Classed(ArrayDataset):
+    classes = ["cat", "dog"]
+
+def far():
+    part = Classed.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4))
+    return part, part
+
 def numbers():
     return [1, 2], [3]
 """
@@ -85,12 +128,36 @@ def test_bundles_and_arrays_are_taken_as_they_are(own):
         ("one", DataError, r"must return \(train, test\)"),
         ("needs", DataError, "called with those of root, image_size, seed, augment"),
         ("numbers", DataError, r"items \(image, label\)"),
+        ("dicts", DataError, r"must be \(image, label\). Got a dict with the keys image, label\.$"),
+        ("triples", DataError, r"must be \(image, label\). Got a tuple of 3\.$"),
+        ("maps", DataError, r"number of a class. Got a tensor of shape \(8, 8\); for other tasks"),
+        ("loaders", DataError, r"it is no DataLoader and no IterableDataset. Got DataLoader"),
+        ("streams", DataError, r"it is no DataLoader and no IterableDataset. Got Stream"),
+        ("three", DataError, r"must return \(train, test\).*Got a tuple of 3 from"),
+        ("far", DataError, r"Labels must be from 0 to 1, as there are classes. Got 0 to 3"),
         ("missing", ConfigError, "must name something in the module"),
     ],
 )
 def test_what_a_factory_must_return(own, factory, error, message):
     with pytest.raises(error, match=message):
         load_data(f"my_own_data:{factory}")
+
+
+def test_a_label_beyond_the_classes_is_named_with_its_item(own):
+    data = load_data("my_own_data:labels")
+    assert data.train[0, 0][1] == 0
+    broken = data.train[1, 0]
+    assert isinstance(broken, BrokenImage)
+    assert (broken.path, broken.reason) == (
+        "item 1 of Items",
+        "A label must be from 0 to 2, as there are classes. Got 3.",
+    )
+
+
+@pytest.mark.parametrize("name", ["./my_own_data.py:pair", "my_own_data.py:pair", "my_own_data.pair"])
+def test_a_path_or_a_dotted_name_in_place_of_a_factory(own, name):
+    with pytest.raises((ConfigError, DataError), match=r"Did you mean 'my_own_data:pair'"):
+        load_data(name)
 
 
 class _Random(torch.utils.data.Dataset):

@@ -21,6 +21,9 @@ class TorchDataset(LoadedDataset):
     resumed run sees the same images.
     """
 
+    num_classes = 0
+    """Labels must be below this, once it is known."""
+
     def __init__(self, dataset: Any, *, seed: int = 0) -> None:
         self.dataset, self.seed = dataset, seed
         image = self.load(0, 0)[0]
@@ -42,6 +45,8 @@ class TorchDataset(LoadedDataset):
     def load(self, index: int, draw: int) -> tuple[Tensor, int]:
         with seeded((self.seed << 40) + draw):
             item = self.dataset[index]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DataError(f"An item of a data set must be (image, label). Got {_described(item)}.")
         image, label = item
         if not isinstance(image, Tensor):
             image = image_tensor(image)
@@ -49,6 +54,15 @@ class TorchDataset(LoadedDataset):
             raise DataError(
                 "An image must be a tensor (C, H, W) of bytes or floats, or a PIL image. "
                 f"Got {image.dtype} of shape {tuple(image.shape)}."
+            )
+        if torch.as_tensor(label).numel() != 1:
+            raise DataError(
+                f"A label must be the number of a class. Got {_described(label)}; for other tasks than classification "
+                "train in a loop of your own."
+            )
+        if self.num_classes and not 0 <= int(label) < self.num_classes:
+            raise DataError(
+                f"A label must be from 0 to {self.num_classes - 1}, as there are classes. Got {int(label)}."
             )
         return image, int(label)
 
@@ -81,7 +95,7 @@ def load_own(
     if not isinstance(data, tuple) or len(data) != 2:
         raise DataError(
             "The factory of data.name must return (train, test), two data sets, or a softprune.data.DataBundle. "
-            f"Got {type(data).__name__} from {name!r}."
+            f"Got {_described(data)} from {name!r}."
         )
     return _bundle(name, data, seed, device)
 
@@ -92,10 +106,10 @@ def _bundle(name: str, data: tuple[Any, Any], seed: int, device: torch.device) -
         if not isinstance(part, ArrayDataset | LoadedDataset):
             try:
                 part = TorchDataset(part, seed=seed)
-            except (TypeError, ValueError, IndexError, KeyError) as error:
+            except (TypeError, ValueError, IndexError, KeyError, NotImplementedError, DataError) as error:
                 raise DataError(
-                    "A data set must have a length and items (image, label), the first of which can be loaded. "
-                    f"Got {type(part).__name__} from {name!r}: {error}."
+                    "A data set must have a length and items (image, label), the first of which can be loaded; it is "
+                    f"no DataLoader and no IterableDataset. Got {type(part).__name__} from {name!r}: {error}"
                 ) from error
         parts.append(part)
     train, test = parts
@@ -113,7 +127,24 @@ def _bundle(name: str, data: tuple[Any, Any], seed: int, device: torch.device) -
             f"Got {name!r} without `classes`, `num_classes` or `targets`; set one of them on the training set, or "
             "return a DataBundle."
         )
+    for part in parts:
+        if isinstance(part, TorchDataset):
+            part.num_classes = count
+        elif isinstance(part, ArrayDataset) and not 0 <= part.labels.min() <= part.labels.max() < count:
+            raise DataError(
+                f"Labels must be from 0 to {count - 1}, as there are classes. Got {int(part.labels.min())} to "
+                f"{int(part.labels.max())} from {name!r}."
+            )
     return DataBundle(name=name, num_classes=count, input_shape=shapes[0], train=train, test=test, class_names=classes)
+
+
+def _described(value: Any) -> str:
+    """Return type and size of what a factory or a data set has returned."""
+    if isinstance(value, dict):
+        return f"a dict with the keys {', '.join(map(str, value))}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}{f' of {len(value)}' if isinstance(value, tuple | list) else ''}"
 
 
 def _shape(part: Any) -> tuple[int, int, int]:
