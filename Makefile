@@ -62,7 +62,7 @@ types: $(TEST)
 	$(BIN)/mypy src
 
 pytest: $(TEST)
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 # mypy uses one core: it runs beside the tests.
 test: lint

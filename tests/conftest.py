@@ -66,12 +66,15 @@ def smaller_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     For documents and examples, which name these networks, and whose code is what is tested.
     """
+    from tiny import time_once
+
     from softprune.models.registry import REGISTRY
     from softprune.models.vgg import VGG
 
     def digits_net(num_classes: int = 10) -> VGG:
         return VGG([[8] * 2, [16] * 2, [32] * 2], num_classes, in_channels=1)
 
+    monkeypatch.setattr("softprune.train.evaluate.time_ms", time_once)
     monkeypatch.setitem(REGISTRY, "digits_net", dataclasses.replace(REGISTRY["digits_net"], build=digits_net))
     try:
         from torchvision.models import resnet

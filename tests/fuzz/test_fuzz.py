@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COUNT = 260
+COUNT = 150
 
 
 @pytest.mark.slow
 def test_mutated_inputs_have_no_findings(tmp_path: Path) -> None:
-    """About half a minute of processor time; `make fuzz` has 10,000 inputs."""
+    """`make fuzz` has 10,000 inputs."""
     command = [
         sys.executable, str(ROOT / "benchmarks" / "fuzz.py"), "--count", str(COUNT), "--seed", "1",
         "--state", str(tmp_path), "--record", str(tmp_path / "record.json"),
