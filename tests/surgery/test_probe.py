@@ -79,3 +79,31 @@ def test_a_literal_size_is_found_in_a_network_that_insists_on_its_dtype() -> Non
     seen = softprune.inspect(randomise_(Insists()), torch.randn(2, 3, 8, 8))
     assert [site.name for site in seen.sites] == ["bn2"]
     assert "literal size" in seen.frozen[0].reason
+
+
+class SplitAndViewed(nn.Module):
+    """Two branches of a split with a literal size; their outputs meet in a view whose size follows the width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = conv(3, 8)
+        self.first, self.bn1 = conv(4, 6), nn.BatchNorm2d(6)
+        self.second, self.bn2 = conv(4, 6), nn.BatchNorm2d(6)
+        self.beside, self.bn3 = conv(3, 6), nn.BatchNorm2d(6)
+        self.fc = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = F.relu(self.stem(x)).split(4, 1)
+        first, second = F.relu(self.bn1(self.first(first))), F.relu(self.bn2(self.second(second)))
+        both = torch.cat([first, second], 1)
+        both = both.view(len(x), 2, both.shape[1] // 2, *x.shape[2:]).sum(1)
+        return self.fc(torch.cat([pooled(both), pooled(F.relu(self.bn3(self.beside(x))))], 1))
+
+
+def test_a_literal_size_that_matters_only_where_sites_die_together_freezes_no_site() -> None:
+    # Without both branches nothing reads the stem; with the view frozen, no site could show that.
+    assert [site.name for site in softprune.inspect(SplitAndViewed(), torch.randn(2, 3, 8, 8)).sites] == [
+        "bn1",
+        "bn2",
+        "bn3",
+    ]

@@ -72,7 +72,12 @@ def _probed(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
         return graph.freeze(np.arange(len(graph.classes)), reason)
     graph = _without_literals(probe, graph)
     causes = _causes(probe, graph, [site.name for site in graph.sites])
-    return graph.only({name: f"a trial cut of it failed ({reason})" for name, reason in causes.items()})
+    found = [graph.only({name: f"a trial cut of it failed ({reason})" for name, reason in causes.items()})]
+    if len(causes) > 1:
+        # A literal size may matter only where sites die together that freezing another size had frozen.
+        fewer = [_with_literals(graph, group) for group in _connected(graph)]
+        found += [each for each in fewer if probe.failure(each) is None]
+    return max(found, key=lambda each: len(each.sites))
 
 
 def _without_literals(probe: _Probe, graph: ChannelGraph) -> ChannelGraph:
@@ -83,13 +88,17 @@ def _without_literals(probe: _Probe, graph: ChannelGraph) -> ChannelGraph:
         others = proved
         for size in graph.unproven_sizes:
             others = others if size in group else others.freeze(size.atoms, "")
-        if probe.failure(others) is None:
-            continue
-        for size in group:
-            logger.info("sizes in %s are literals: its channels are frozen", size.place)
-            reason = f"its channels cannot be cut: {size.place} fixes their number by a literal size"
-            proved = proved.freeze(size.atoms, reason)
+        if probe.failure(others) is not None:
+            proved = _with_literals(proved, group)
     return proved
+
+
+def _with_literals(graph: ChannelGraph, sizes: Sequence[UnprovenSize]) -> ChannelGraph:
+    """Return `graph` with the channels frozen whose number `sizes` fix."""
+    for size in sizes:
+        reason = f"its channels cannot be cut: {size.place} fixes their number by a literal size"
+        graph = graph.freeze(size.atoms, reason)
+    return graph
 
 
 def _connected(graph: ChannelGraph) -> list[list[UnprovenSize]]:
