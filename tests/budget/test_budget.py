@@ -155,6 +155,14 @@ def test_room_left_at_the_end_stays_unused_and_is_reported(caplog):
     assert not pruner._dead_kept(model)
 
 
+def test_a_network_of_few_channels_cannot_come_close_to_its_limit(caplog):
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)]
+    pruner = sp.SoftPruner(nn.Sequential(*layers), torch.randn(2, 1, 8, 8), target={"macs": 0.6}, total_steps=10)
+    pruner.decide()
+    assert pruner.status.cost == pytest.approx(pruner.status.dense / 2, rel=0.02)
+    assert "under the limit of 950 MACs: one more channel would exceed it" in caplog.text
+
+
 def test_a_kept_channel_that_dies_is_no_longer_kept():
     model, pruner, _ = build(total_steps=1000)
     kill(model, pruner, 0.5)

@@ -91,6 +91,11 @@ def far():
     part = Classed.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4))
     return part, part
 
+def targets():
+    part = made(4)
+    part.targets = [0, 1, 2, 7]
+    return made(4), part
+
 def numbers():
     return [1, 2], [3]
 """
@@ -134,6 +139,7 @@ def test_bundles_and_arrays_are_taken_as_they_are(own):
         ("loaders", DataError, r"it is no DataLoader and no IterableDataset. Got DataLoader"),
         ("streams", DataError, r"it is no DataLoader and no IterableDataset. Got Stream"),
         ("three", DataError, r"must return \(train, test\).*Got a tuple of 3 from"),
+        ("targets", DataError, r"Labels must be from 0 to 2, as there are classes. Got 0 to 7"),
         ("far", DataError, r"Labels must be from 0 to 1, as there are classes. Got 0 to 3"),
         ("missing", ConfigError, "must name something in the module"),
     ],

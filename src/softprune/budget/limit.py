@@ -141,9 +141,11 @@ class Limit:
                 figure(cut.cost),
                 100 * CLOSE,
                 figure(self.limit),
-                "more channels have died than the target asks for"
-                if self.prunable.round_to == 1
-                else f"channels are kept in multiples of {self.prunable.round_to}",
+                f"channels are kept in multiples of {self.prunable.round_to}"
+                if self.prunable.round_to > 1
+                else "one more channel would exceed it"
+                if alive
+                else "more channels have died than the target asks for",
             )
 
     def status(self, masks: Mapping[str, Tensor], strength: float) -> BudgetStatus:

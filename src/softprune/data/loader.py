@@ -92,8 +92,9 @@ class BatchLoader:
         for host in self._loaded():
             if isinstance(host, BrokenImage):
                 raise DataError(
-                    f"Every image must be readable. Got {host.path}, which is not: {host.reason}. "
-                    "Replace the file and resume; without it the data set is another one and needs a new run."
+                    f"Every image must be readable, with its label. Got {host.path}, which is not: "
+                    f"{host.reason.removesuffix('.')}. "
+                    "Replace it and resume; without it the data set is another one and needs a new run."
                 )
             coming = self._send(*host)
             if waiting is not None:

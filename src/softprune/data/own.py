@@ -120,20 +120,21 @@ def _bundle(name: str, data: tuple[Any, Any], seed: int, device: torch.device) -
             "in the data set's transform."
         )
     classes = tuple(map(str, getattr(data[0], "classes", ())))
-    count = len(classes) or getattr(data[0], "num_classes", 0) or _largest_label(data[0]) + 1
+    count = len(classes) or getattr(data[0], "num_classes", 0) or _label_range(data[0])[1] + 1
     if count < 2:
         raise DataError(
             "A data set must say how many classes it has. "
             f"Got {name!r} without `classes`, `num_classes` or `targets`; set one of them on the training set, or "
             "return a DataBundle."
         )
-    for part in parts:
+    for part, given in zip(parts, data, strict=True):
         if isinstance(part, TorchDataset):
             part.num_classes = count
-        elif isinstance(part, ArrayDataset) and not 0 <= part.labels.min() <= part.labels.max() < count:
+        smallest, largest = _label_range(given)
+        if smallest < 0 or largest >= count:
             raise DataError(
-                f"Labels must be from 0 to {count - 1}, as there are classes. Got {int(part.labels.min())} to "
-                f"{int(part.labels.max())} from {name!r}."
+                f"Labels must be from 0 to {count - 1}, as there are classes. Got {smallest} to {largest} from "
+                f"{name!r}."
             )
     return DataBundle(name=name, num_classes=count, input_shape=shapes[0], train=train, test=test, class_names=classes)
 
@@ -152,6 +153,11 @@ def _shape(part: Any) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def _largest_label(data: Any) -> int:
-    labels = data.labels if isinstance(data, ArrayDataset) else getattr(data, "targets", None)
-    return -1 if labels is None or not len(labels) else int(torch.as_tensor(labels).max())
+def _label_range(data: Any) -> tuple[int, int]:
+    """Return the smallest and the largest label, as far as they can be told without loading images."""
+    labels = data.labels if isinstance(data, ArrayDataset) else getattr(data, "targets", ())
+    try:
+        known = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError):  # annotations of some other kind
+        return 0, -1
+    return (int(known.min()), int(known.max())) if known.numel() else (0, -1)
