@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from export_networks import compacted, randomise_
-from fused_networks import assert_same, operators
+from fused_networks import SideBySide, assert_same, operators
 from topologies import TOPOLOGIES
 from topologies import randomise_ as randomised
 from torch import Tensor, nn
@@ -105,27 +105,30 @@ FORWARDS: dict[str, Callable[[Any, Tensor], Tensor]] = {
 }
 
 
-ONE_PRECISION = ("one hidden, two branches", "dropout", "writes to its input")
+PADDED = ("two branches of one width", "one hidden, two branches", "dropout")
+OTHERS = ("ends in float32", "a comparison", "a constant", "a range", "a softmax in float32")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [(name, torch.float32) for name in FORWARDS]
-    + [(name, torch.bfloat16) for name in FORWARDS if name not in ONE_PRECISION],
+    ("names", "dtype"),
+    [(names, dtype) for names in (PADDED, OTHERS, ("infinite outputs",)) for dtype in (torch.float32, torch.bfloat16)]
+    + [(("writes to its input",), torch.float32)],
 )
-def test_every_precision_is_the_network_s(name: str, dtype: torch.dtype) -> None:
+def test_every_precision_is_the_network_s(names: tuple[str, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model, images = _Forward(FORWARDS[name]).eval().to(dtype), torch.randn(2, 3, 12, 12, dtype=dtype)
-    before = images.clone()
+    model = SideBySide(_Forward(FORWARDS[name]) for name in names).eval().to(dtype)
+    images = tuple(torch.randn(2, 3, 12, 12, dtype=dtype) for _ in names)
+    before = copy.deepcopy(images)
     made = fuse(model, images, dynamic_batch=False)
     with torch.no_grad():
-        want, got = model(images.clone()), made(images.clone())
-    assert torch.equal(images, before)
-    assert got.dtype == want.dtype
+        want, got = (network(*copy.deepcopy(images)) for network in (model, made))
     tolerance = 1e-5 if dtype == torch.float32 else 0.05
-    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
-    if name in ("two branches of one width", "one hidden, two branches", "dropout"):
+    for name, left, right, given, unchanged in zip(names, want, got, images, before, strict=True):
+        assert torch.equal(given, unchanged), name
+        assert right.dtype == left.dtype, name
+        torch.testing.assert_close(right, left, rtol=tolerance, atol=tolerance, msg=lambda text, n=name: f"{n}: {text}")
+    if names is PADDED:
         widths = {weight.shape[0] for weight in made.state_dict().values() if weight.dim() == 4}
         assert widths == {16, 8}
 

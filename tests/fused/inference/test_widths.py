@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_networks import assert_same
+from fused_networks import SideBySide, assert_same
 from torch import Tensor, nn
 
 import softprune as sp
@@ -58,11 +58,17 @@ class _Readers(nn.Module):
         return y.sum(1) + self.second(F.max_pool2d(x, 2)).sum((1, 2, 3))
 
 
-@pytest.mark.parametrize("reader", ["sum", "groups", "shortcut", "sigmoid", "pool"])
-def test_widths_stay_where_not_only_convolutions_read_them(reader: str) -> None:
+@pytest.mark.parametrize(
+    ("readers", "width"),
+    [(("sum", "groups", "shortcut", "sigmoid"), 13), (("pool",), 16)],
+    ids=["others", "convolutions alone"],
+)
+def test_widths_stay_where_not_only_convolutions_read_them(readers: tuple[str, ...], width: int) -> None:
     torch.manual_seed(0)
-    model, images = _Readers(reader).eval(), torch.randn(2, 8, 6, 6)
-    made = fuse(model, images)
-    (first,) = [t for t in made.state_dict().values() if t.dim() == 4 and t.shape[1] == 8 and t.shape[0] > 8][:1]
-    assert first.shape[0] == (16 if reader == "pool" else 13)
-    assert_same(model, made, images)
+    model = SideBySide(_Readers(reader) for reader in readers).eval()
+    images = [torch.randn(2, 8, 6, 6) for _ in readers]
+    made = fuse(model, tuple(images))
+    first = [t for t in made.state_dict().values() if t.dim() == 4 and t.shape[1] == 8 and t.shape[0] > 8]
+    assert len(first) >= len(readers)
+    assert {weight.shape[0] for weight in first} == {width}
+    assert_same(model, made, *images)
