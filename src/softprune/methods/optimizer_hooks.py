@@ -71,8 +71,9 @@ class OptimizerHooks:
 def countable(optimizer: Any) -> Optimizer:
     """Return the optimizer whose steps can be counted: of a wrapper such as Accelerate's, the one inside."""
     inner = optimizer
-    while not hasattr(inner, "_optimizer_step_post_hooks") and hasattr(inner, "optimizer"):
-        inner = inner.optimizer
+    # Accelerate's is an Optimizer that was never initialised; a scheduler has an optimizer too, but is none.
+    while isinstance(inner, Optimizer) and not hasattr(inner, "_optimizer_step_post_hooks"):
+        inner = getattr(inner, "optimizer", None)
     if not hasattr(inner, "register_step_post_hook"):
         raise ConfigError(
             f"a pruner is attached to a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach what calls "
