@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from softprune.graph import Example
-from softprune.surgery.comparison import one_thread, outputs_of, quick_outputs_of
+from softprune.surgery.comparison import garbage_kept, one_thread, outputs_of, quick_outputs_of
 
 
 @pytest.fixture
@@ -59,6 +60,19 @@ def test_two_that_overlap_restore_the_number_of_threads(first_out: str) -> None:
     later.start()
     later.join()
     assert seen[-1] == 3
+
+
+def test_the_collector_is_as_before() -> None:
+    with garbage_kept(), garbage_kept():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with garbage_kept():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Apply a plan to a network, verify the result, remap the optimizer, save and load."""
 
 from softprune.surgery.apply import apply_plan, plain_copy, plans_of
+from softprune.surgery.comparison import garbage_kept
 from softprune.surgery.optimizer import remap_optimizer
 from softprune.surgery.probe import probe_cuts
 from softprune.surgery.saved import (
@@ -21,6 +22,7 @@ __all__ = [
     "Origin",
     "apply_plan",
     "check_saved_shapes",
+    "garbage_kept",
     "load",
     "plain_copy",
     "plans_of",

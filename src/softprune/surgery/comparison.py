@@ -1,5 +1,6 @@
 """Run two networks and compare their outputs: inputs, settings of the run, and the measure of difference."""
 
+import gc
 import math
 import threading
 import warnings
@@ -125,6 +126,18 @@ def one_thread() -> Iterator[None]:
             with _lock:
                 _found.remove(found)
                 torch.set_num_threads(found)
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Collect no garbage: reading and cutting make many objects, and every collection visits all of them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
