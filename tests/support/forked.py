@@ -15,6 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import softprune
 from softprune.cli import main
+from softprune.config.recipes import load_recipe
 from softprune.data import load_data
 from softprune.data.batches import EpochSampler, make_batches
 from softprune.export import to_torch_export
@@ -61,7 +62,7 @@ def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limi
     if (path / "config.toml").exists():
         resume(path, time_limit=time_limit)
     else:
-        start(tiny_config(Path()), path, time_limit=time_limit)
+        start(load_recipe("tiny.toml"), path, time_limit=time_limit)  # which the test wrote, once for both
 
 
 def train_on_restarting_node(work: str, name: str, port: int) -> None:
@@ -87,7 +88,7 @@ def _train_and_die_once(work: str, name: str) -> None:
     path = Path(name)
     if os.environ["RANK"] == "1" and not path.exists():
         threading.Thread(target=_die_at_checkpoint, args=(path,), daemon=True).start()
-    start(tiny_config(Path(), "records.checkpoint_steps=5"), path)
+    start(load_recipe("tiny.toml", ["records.checkpoint_steps=5"]), path)
 
 
 def _die_at_checkpoint(run: Path) -> None:
