@@ -24,7 +24,7 @@ def test_the_wheel_installs_and_trains(tmp_path: Path) -> None:
     assert wheel.name == f"softprune-{__version__}-py3-none-any.whl"
     names = zipfile.ZipFile(wheel).namelist()
     source = ROOT / "src"
-    kinds = (".py", ".toml", ".npz", ".md", ".html", ".css", ".js", ".typed")
+    kinds = (".py", ".toml", ".npz", ".csv", ".md", ".html", ".css", ".js", ".typed")
     expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in kinds}
     assert {"softprune/py.typed", "softprune/recipes/digits.toml"} <= set(names)
     assert expected <= set(names)
