@@ -10,6 +10,7 @@ import torch
 from softprune.data import BatchLoader, load_data
 from softprune.data.images import BrokenImage
 from softprune.data.own import TorchDataset
+from softprune.data.own import _bundle as own_bundle
 from softprune.errors import ConfigError, DataError
 
 _MODULE = """
@@ -156,8 +157,25 @@ def test_a_label_beyond_the_classes_is_named_with_its_item(own):
     assert isinstance(broken, BrokenImage)
     assert (broken.path, broken.reason) == (
         "item 1 of Items",
-        "A label must be from 0 to 2, as there are classes. Got 3.",
+        "A label must be from 0 to 2, as there are classes. Got 3; number the classes from 0, or correct `classes` or "
+        "`num_classes` of the training set.",
     )
+
+
+def test_labels_before_a_target_transform_may_be_any():
+    data = torch.utils.data.TensorDataset(torch.zeros(3, 3, 8, 8), torch.arange(3))
+    data.num_classes, data.targets, data.target_transform = 3, [1, 2, 3], lambda label: label - 1
+    assert own_bundle("mine", (data, data), 0, torch.device("cpu")).num_classes == 3
+    data.target_transform = None
+    with pytest.raises(DataError, match=r"Labels must be from 0 to 2, as there are classes\. Got 1 to 3 from 'mine'"):
+        own_bundle("mine", (data, data), 0, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("label", "shown"), [(None, "a NoneType"), ({"boxes": 1}, "a dict with the keys boxes")])
+def test_a_label_that_is_no_number(label, shown):
+    items = [(torch.zeros(3, 8, 8), label)] * 2
+    with pytest.raises(DataError, match=f"A label must be the number of a class. Got {shown}; for other tasks"):
+        own_bundle("mine", (items, items), 0, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["./my_own_data.py:pair", "my_own_data.py:pair", "my_own_data.pair"])

@@ -137,7 +137,10 @@ def test_accumulated_losses_are_no_other_optimizer() -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("between", [lambda loss: loss, lambda loss: loss / 4, lambda loss: 8.0 * (loss / 4)])
+@pytest.mark.parametrize(
+    "between",
+    [lambda loss: loss, lambda loss: loss / 4, lambda loss: 8.0 * (loss / 4), lambda loss: loss.exp().detach() + loss],
+)
 def test_a_loss_is_not_penalised_twice(between: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture) -> None:
     pruner = SoftPruner(Chain(), batch()[0], strength=1.0)
     sgd(pruner)

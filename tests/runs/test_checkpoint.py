@@ -1,5 +1,6 @@
 """Checkpoints: whole or absent, checked on reading, the one before kept."""
 
+import argparse
 import errno
 import logging
 import os
@@ -139,6 +140,17 @@ def test_pytorch_opens_a_checkpoint(tmp_path: Path) -> None:
     assert state["step"] == 7
     assert torch.equal(state["weights"]["a"], torch.full((50,), 7.0))
     assert zipfile.ZipFile(path).testzip() is None
+
+
+def test_what_the_process_lets_torch_load_stays_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save({"args": argparse.Namespace(lr=0.1)}, file)
+    known = torch.serialization.get_safe_globals()
+    assert checkpoint.load_tensors(file)["args"].lr == 0.1
+    assert torch.serialization.get_safe_globals() == known
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        assert checkpoint.load_tensors(file)["args"].lr == 0.1
+        assert argparse.Namespace in torch.serialization.get_safe_globals()
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:

@@ -63,8 +63,10 @@ def test_a_wide_depthwise_weight_takes_no_longer_than_a_selection() -> None:
     assert time.perf_counter() - begun < 0.25  # group by group it took most of a second
 
 
-def test_a_range_of_channels_is_a_new_tensor() -> None:
-    weight = torch.randn(6, 4)
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_range_of_channels_is_a_new_tensor(inference: bool) -> None:
+    with torch.inference_mode(inference):
+        weight = torch.randn(6, 4)
     for kept in (range(6), range(2, 5), (0, 3)):
         part = take(weight, 0, tuple(kept))
         assert torch.equal(part, weight[list(kept)])

@@ -12,6 +12,8 @@ from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, LoadedDataset, im
 from softprune.errors import DataError
 from softprune.factories import import_factory
 
+_RENUMBER = "number the classes from 0, or correct `classes` or `num_classes` of the training set"
+
 
 class TorchDataset(LoadedDataset):
     """Adapts a map-style torch data set whose items are (image, label).
@@ -55,16 +57,18 @@ class TorchDataset(LoadedDataset):
                 "An image must be a tensor (C, H, W) of bytes or floats, or a PIL image. "
                 f"Got {image.dtype} of shape {tuple(image.shape)}."
             )
-        if torch.as_tensor(label).numel() != 1:
+        try:
+            number = int(label)
+        except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
                 f"A label must be the number of a class. Got {_described(label)}; for other tasks than classification "
                 "train in a loop of your own."
-            )
-        if self.num_classes and not 0 <= int(label) < self.num_classes:
+            ) from error
+        if self.num_classes and not 0 <= number < self.num_classes:
             raise DataError(
-                f"A label must be from 0 to {self.num_classes - 1}, as there are classes. Got {int(label)}."
+                f"A label must be from 0 to {self.num_classes - 1}, as there are classes. Got {number}; {_RENUMBER}."
             )
-        return image, int(label)
+        return image, number
 
 
 def load_own(
@@ -131,10 +135,11 @@ def _bundle(name: str, data: tuple[Any, Any], seed: int, device: torch.device) -
         if isinstance(part, TorchDataset):
             part.num_classes = count
         smallest, largest = _label_range(given)
-        if smallest < 0 or largest >= count:
+        is_final = getattr(given, "target_transform", None) is None
+        if is_final and (smallest < 0 or largest >= count):
             raise DataError(
                 f"Labels must be from 0 to {count - 1}, as there are classes. Got {smallest} to {largest} from "
-                f"{name!r}."
+                f"{name!r}; {_RENUMBER}."
             )
     return DataBundle(name=name, num_classes=count, input_shape=shapes[0], train=train, test=test, class_names=classes)
 
@@ -158,6 +163,6 @@ def _label_range(data: Any) -> tuple[int, int]:
     labels = data.labels if isinstance(data, ArrayDataset) else getattr(data, "targets", ())
     try:
         known = torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError):  # annotations of some other kind
+        return (int(known.min()), int(known.max())) if known.numel() else (0, -1)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # annotations of some other kind
         return 0, -1
-    return (int(known.min()), int(known.max())) if known.numel() else (0, -1)

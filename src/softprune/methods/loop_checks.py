@@ -47,13 +47,12 @@ class LoopChecks:
 
     def contains_loss(self, task: Tensor) -> bool:
         """Return whether a loss was computed from one that is marked; losses of micro-batches are not."""
-        node = task.grad_fn
+        level = [task.grad_fn]
         for _ in range(_DEPTH):
-            if node is None:
-                return False
-            if _notes(node).get("softprune") == id(self):
+            nodes = [node for node in level if node is not None]
+            if any(_notes(node).get("softprune") == id(self) for node in nodes):
                 break
-            node = node.next_functions[0][0] if node.next_functions else None
+            level = [input for node in nodes for input, _ in node.next_functions]
         else:
             return False
         if not self._twice_said:

@@ -109,7 +109,8 @@ def load_tensors(file: Path | io.BytesIO) -> Any:
     if isinstance(file, io.BytesIO):
         file.seek(0)
     # The training scripts of timm and torchvision store their arguments in it. It is a record without code.
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    is_known = argparse.Namespace in torch.serialization.get_safe_globals()  # of the process, and stays so
+    with torch.serialization.safe_globals([] if is_known else [argparse.Namespace]):
         return torch.load(file, map_location="cpu", weights_only=True)
 
 

@@ -237,7 +237,8 @@ def _add_bias(module: nn.Module, correction: Tensor) -> None:
 def take(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
     """The entries `kept` of `tensor` along `dim`, as a new tensor."""
     part = _part(tensor, dim, kept)
-    return part.clone() if part._is_view() else part
+    # A view of a tensor of inference mode does not know that it is one.
+    return part.clone() if part._is_view() or part.is_inference() else part
 
 
 def _part(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
