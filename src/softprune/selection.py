@@ -13,7 +13,7 @@ from softprune.graph import ChannelGraph, ExampleLike, trace
 from softprune.graph.sites import KINDS
 from softprune.masks import check_unmasked
 from softprune.plan import dense_macs
-from softprune.surgery import garbage_kept, probe_cuts
+from softprune.surgery import probe_cuts, without_gc
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ Globs = str | Iterable[str] | None
 """Module names, with * and ? as wildcards."""
 
 
-@garbage_kept()
+@without_gc()
 def read_graph(
     model: nn.Module,
     example: ExampleLike,

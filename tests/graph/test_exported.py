@@ -85,8 +85,9 @@ def test_torch_is_muted_in_its_own_thread_alone(
     assert printed == ["stderr elsewhere", "stderr afterwards"]
 
 
-def test_a_thread_that_ends_last_mutes_none_that_ended_before(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thread_that_ends_last_leaves_all_as_it_was_before_the_first(capsys: pytest.CaptureFixture[str]) -> None:
     within, leave = threading.Event(), threading.Event()
+    before = sys.stderr, list(warnings.filters), [*logging.root.handlers[0].filters]
 
     def inspects() -> None:
         with _quiet():
@@ -99,6 +100,7 @@ def test_a_thread_that_ends_last_mutes_none_that_ended_before(capsys: pytest.Cap
         within.wait()
     leave.set()
     other.join()
+    assert (sys.stderr, list(warnings.filters), logging.root.handlers[0].filters) == before
     print("heard", file=sys.stderr)
     assert capsys.readouterr().err == "heard\n"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from softprune.graph import Example
-from softprune.surgery.comparison import garbage_kept, one_thread, outputs_of, quick_outputs_of
+from softprune.surgery.comparison import one_thread, outputs_of, quick_outputs_of, without_gc
 
 
 @pytest.fixture
@@ -63,12 +63,12 @@ def test_two_that_overlap_restore_the_number_of_threads(first_out: str) -> None:
 
 
 def test_the_collector_is_as_before() -> None:
-    with garbage_kept(), garbage_kept():
+    with without_gc(), without_gc():
         assert not gc.isenabled()
     assert gc.isenabled()
     gc.disable()
     try:
-        with garbage_kept():
+        with without_gc():
             pass
         assert not gc.isenabled()
     finally:

@@ -1,6 +1,5 @@
 """From a module to its operators: the ATen graph of a forward pass, with every parameter mapped to its module."""
 
-import io
 import logging
 import operator
 import sys
@@ -8,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,42 +55,58 @@ class Capture:
         return {name for name, parameter in model.named_parameters() if id(parameter) not in used}
 
 
+_MUTING = threading.Lock()
+
+
 class _Muted:
-    """A stream, or a filter of torch's messages, that drops what the thread that made it writes, until `ended`."""
+    """Stands for stderr while `threads` are muted: drops what they write."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream, self._thread, self.ended = stream, threading.get_ident(), False
-
-    def _drops(self) -> bool:
-        # Two threads may end in any order, so that one of them leaves this object in place of stderr.
-        return not self.ended and threading.get_ident() == self._thread
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.name.partition(".")[0] == "torch" and self._drops())
+        self.stream, self.threads = stream, list[int]()
+        self.warnings = warnings.catch_warnings()
 
     def write(self, text: str) -> int:
-        return len(text) if self._drops() else self._stream.write(text)
+        drops = self.stream is None or threading.get_ident() in self.threads
+        return len(text) if drops else self.stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Mute torch in this thread: it writes graphs and tracebacks to stderr where it fails; `_explain` says why."""
-    loggers = [logging.root, *(each for each in logging.root.manager.loggerDict.values() if hasattr(each, "handlers"))]
+    """Mute torch in this thread: it writes graphs and tracebacks to stderr where it fails; `_explain` says why.
+
+    Warnings are ignored in all threads meanwhile. The first thread begins it and the last one ends it.
+    """
+    thread = threading.get_ident()
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return record.name.partition(".")[0] != "torch" or threading.get_ident() != thread
+
+    known = [*logging.root.manager.loggerDict.values()]  # other threads may add to it
+    loggers = [logging.root, *(each for each in known if isinstance(each, logging.Logger))]
     handlers = {handler for each in loggers for handler in (*each.handlers, logging.lastResort) if handler is not None}
-    muted = _Muted(sys.stderr or io.StringIO())
     for handler in handlers:
-        handler.addFilter(muted)
-    try:
-        with warnings.catch_warnings(), redirect_stderr(muted):  # type: ignore[type-var]
+        handler.addFilter(is_shown)
+    with _MUTING:
+        muted = sys.stderr if isinstance(sys.stderr, _Muted) else _Muted(sys.stderr)
+        if not muted.threads:
+            muted.warnings.__enter__()
             warnings.simplefilter("ignore")
-            yield
+            sys.stderr = muted  # type: ignore[assignment]
+        muted.threads.append(thread)
+    try:
+        yield
     finally:
-        muted.ended = True
+        with _MUTING:
+            muted.threads.remove(thread)
+            if not muted.threads:
+                muted.warnings.__exit__(None, None, None)
+                if sys.stderr is muted:
+                    sys.stderr = muted.stream
         for handler in handlers:
-            handler.removeFilter(muted)
+            handler.removeFilter(is_shown)
 
 
 def _export(model: nn.Module, example: Example) -> torch.export.ExportedProgram:

@@ -18,7 +18,7 @@ from softprune.masks import MaskedBatchNorm, is_masked, norms_of
 from softprune.methods.masked_model import MaskedModel
 from softprune.methods.options import check_cut, check_values
 from softprune.plan import PrunePlan, make_plan
-from softprune.surgery import Certificate, apply_plan, garbage_kept, verify_plan
+from softprune.surgery import Certificate, apply_plan, verify_plan, without_gc
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class CuttableModel:
         return found
 
     @torch.inference_mode(False)
-    @garbage_kept()
+    @without_gc()
     def compact(
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
     ) -> nn.Module:

@@ -1,7 +1,7 @@
 """Apply a plan to a network, verify the result, remap the optimizer, save and load."""
 
 from softprune.surgery.apply import apply_plan, plain_copy, plans_of
-from softprune.surgery.comparison import garbage_kept
+from softprune.surgery.comparison import without_gc
 from softprune.surgery.optimizer import remap_optimizer
 from softprune.surgery.probe import probe_cuts
 from softprune.surgery.saved import (
@@ -22,7 +22,6 @@ __all__ = [
     "Origin",
     "apply_plan",
     "check_saved_shapes",
-    "garbage_kept",
     "load",
     "plain_copy",
     "plans_of",
@@ -34,4 +33,5 @@ __all__ = [
     "saved_path",
     "verify",
     "verify_plan",
+    "without_gc",
 ]

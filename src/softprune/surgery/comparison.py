@@ -129,8 +129,8 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def garbage_kept() -> Iterator[None]:
-    """Collect no garbage: reading and cutting make many objects, and every collection visits all of them."""
+def without_gc() -> Iterator[None]:
+    """Switch the garbage collector off: reading and cutting make many objects, all of which it visits each time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
