@@ -17,7 +17,7 @@ from softprune.errors import ModelError
 from softprune.graph import check_is_module
 from softprune.graph.example import Example, ExampleLike, per_sample
 from softprune.graph.exported import ANALYSIS_BATCH
-from softprune.graph.recorder import Constants, calls_reported_to, values_known
+from softprune.graph.recorder import PROCESS_WIDE, Constants, calls_reported_to, values_known
 from softprune.module_state import attributes_kept
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
         return fakes[id(tensor)]
 
     counter = _MacCounter(Constants(fake_mode), batch=batch or example.batch_size() or 1)
-    with attributes_kept(model):
+    with PROCESS_WIDE, attributes_kept(model):
         for module in model.modules():
             module.training = False
         try:

@@ -7,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from softprune.errors import ModelError, first_line
 from softprune.graph.example import Example, ExampleLike
-from softprune.graph.recorder import TORCH, record
+from softprune.graph.recorder import PROCESS_WIDE, TORCH, record
 from softprune.module_state import attributes_kept, evaluating, modes_kept
 
 logger = logging.getLogger(__name__)
@@ -55,30 +55,23 @@ class Capture:
         return {name for name, parameter in model.named_parameters() if id(parameter) not in used}
 
 
-_MUTING = threading.Lock()
-
-
 class _Muted:
-    """Stands for stderr while `threads` are muted: drops what they write."""
+    """Stands for stderr: drops what the thread that made it writes."""
 
     def __init__(self, stream: Any) -> None:
-        self.stream, self.threads = stream, list[int]()
-        self.warnings = warnings.catch_warnings()
+        self._stream, self._thread = stream, threading.get_ident()
 
     def write(self, text: str) -> int:
-        drops = self.stream is None or threading.get_ident() in self.threads
-        return len(text) if drops else self.stream.write(text)
+        drops = self._stream is None or threading.get_ident() == self._thread
+        return len(text) if drops else self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+        return getattr(self._stream, name)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Mute torch in this thread: it writes graphs and tracebacks to stderr where it fails; `_explain` says why.
-
-    Warnings are ignored in all threads meanwhile. The first thread begins it and the last one ends it.
-    """
+    """Mute torch in this thread: it writes graphs and tracebacks to stderr where it fails; `_explain` says why."""
     thread = threading.get_ident()
 
     def is_shown(record: logging.LogRecord) -> bool:
@@ -89,22 +82,11 @@ def _quiet() -> Iterator[None]:
     handlers = {handler for each in loggers for handler in (*each.handlers, logging.lastResort) if handler is not None}
     for handler in handlers:
         handler.addFilter(is_shown)
-    with _MUTING:
-        muted = sys.stderr if isinstance(sys.stderr, _Muted) else _Muted(sys.stderr)
-        if not muted.threads:
-            muted.warnings.__enter__()
-            warnings.simplefilter("ignore")
-            sys.stderr = muted  # type: ignore[assignment]
-        muted.threads.append(thread)
     try:
-        yield
+        with PROCESS_WIDE, warnings.catch_warnings(), redirect_stderr(_Muted(sys.stderr)):  # type: ignore[type-var]
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        with _MUTING:
-            muted.threads.remove(thread)
-            if not muted.threads:
-                muted.warnings.__exit__(None, None, None)
-                if sys.stderr is muted:
-                    sys.stderr = muted.stream
         for handler in handlers:
             handler.removeFilter(is_shown)
 

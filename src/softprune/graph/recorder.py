@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,8 @@ PLAIN = (int, float, complex, bool, str, type(None))
 """What a network may return beside tensors."""
 TORCH = os.path.dirname(torch.__file__)
 """The folder of torch's own code."""
+PROCESS_WIDE = threading.RLock()
+"""Held while a network is traced or tried: modes and settings of torch, and warnings, are of the whole process."""
 LARGEST_CONSTANT = 4096
 """Elements of a constant whose values are known."""
 

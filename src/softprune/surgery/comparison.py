@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.graph import Example
+from softprune.graph.recorder import PROCESS_WIDE
 
 FAINT = 1e-5
 """The scale of an output is at least this share of the largest output's scale."""
@@ -143,7 +144,7 @@ def without_gc() -> Iterator[None]:
 @contextmanager
 def without_onednn() -> Iterator[None]:
     """Switch oneDNN off: it compiles a kernel for every new shape, and a probe uses each new shape once."""
-    with warnings.catch_warnings():
+    with PROCESS_WIDE, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about its own other flags
         with torch.backends.mkldnn.flags(enabled=False):
             yield
