@@ -4,8 +4,7 @@
 
 Copies the newest checkpoint of the run SOURCE to the new run OUT with the configuration of RECIPE; `softprune resume
 OUT` continues. The record is the one that `softprune train RECIPE` would write, without the time of the common
-training. Both configurations must agree in all but the name, the ratio, the
-fine-tuning and what is recorded.
+training. Both configurations must agree in all but the name, the ratio, the fine-tuning and what is recorded.
 """
 
 import argparse
@@ -34,7 +33,7 @@ def fork(source: RunFolder, target: Path, config: RunConfig) -> None:
         raise SystemExit(f"The run must be trained as {source.path} was. Got another configuration for {target}.")
     if state["cuts"] or state["epoch"] >= config.train.epochs:
         raise SystemExit(f"The run must be forked before its network is cut. Got {path} of epoch {state['epoch']}.")
-    state["stage"]["pruner"].pop("settings")  # of the source, which the pruner would be compared with
+    state["stage"]["pruner"].pop("settings", None)  # of the source, which the pruner would be compared with
     folder = RunFolder.create(target, config)
     folder.add_session(source.read_sessions()[-1])
     step = int(path.stem.removeprefix("step-"))
