@@ -60,8 +60,10 @@ def inspect(
     run = RunFolder(Path(asked)) if asked not in REGISTRY and Path(asked).is_dir() else None
     if run is not None and settings:
         raise ConfigError(f"--set must come with a network. Got it with {asked}, a run, which has its settings.")
-    if data_dir is not None and not data:
-        raise ConfigError(f"--data-dir must come with --data, such as folder. Got --data-dir {data_dir} alone.")
+    of_data = [f"--set {each}" for each in settings or () if each.startswith("data.")]
+    of_data += [] if data_dir is None else [f"--data-dir {data_dir}"]
+    if of_data and not data:
+        raise ConfigError(f"{of_data[0]} must come with --data, such as --data folder. Got it alone.")
     if run is None and model and code:
         raise ConfigError(f"--model must come alone or with the folder of a run. Got {model!r} beside it; name one.")
     if run is None and asked not in REGISTRY and ":" not in asked:
