@@ -41,6 +41,7 @@ def test_weights_come_from_the_checkpoints_of_other_tools(tmp_path: Path, caplog
         "average.pt": torch.optim.swa_utils.AveragedModel(network).state_dict(),
         "lightning.pt": {"state_dict": lightning | {"loss.weight": torch.ones(3)}, "epoch": 3},
         "timm.pt": {"state_dict": state, "args": argparse.Namespace(lr=0.1)},
+        "old.pt": {f"module.{name}": value for name, value in state.items() if "num_batches" not in name},
     }
     for file, content in files.items():
         torch.save(content, tmp_path / file)

@@ -170,7 +170,9 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     ``source`` says where ``state`` is from, for messages.
     """
     expected = network.state_dict()
-    state = _own_part(state, expected.keys(), source)
+    # Files of PyTorch before 0.4.1, and of some converters, have no counters of batches.
+    counters = {name: value for name, value in expected.items() if name.endswith("num_batches_tracked")}
+    state = counters | _own_part(state, [name for name in expected if name not in counters], source)
     missing = [name for name in expected if name not in state]
     extra = [name for name in state if name not in expected]
     wrong = [name for name in expected if name in state and state[name].shape != expected[name].shape]
