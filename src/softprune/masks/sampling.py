@@ -284,5 +284,5 @@ def check_unmasked(model: nn.Module, purpose: str, *, name: str = "model") -> No
         raise ModelError(
             f"{purpose} needs a network without masks. Got `{name}` with masks on {len(masked)} of its BatchNorms "
             f"('{masked[0]}' is the first), from a pruner that still works on it. Call pruner.detach() first, or "
-            "pass what pruner.compact() returned, or a network that is built anew."
+            "pass what pruner.compact() returned, or a newly built network."
         )

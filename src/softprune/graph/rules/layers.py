@@ -154,6 +154,9 @@ def recurrent(builder: GraphBuilder, node: Node) -> Any:
     builder.extra_macs.append(ExtraMacs(inputs, positions * rows))
     builder.asked.update(weights)  # what gives the first state keeps its width
     outputs = [builder.pinned_value(example, f"{node.target} in {place} gives them") for example in node.meta["val"]]
+    matrices = [parameter for parameter in builder.provenance.module(name).parameters() if parameter.dim() == 2]
+    others = sum(matrix.numel() for matrix in matrices) - rows * len(inputs)
+    builder.extra_macs.append(ExtraMacs(outputs[0].atoms.ravel()[:1], positions * others))
     for output in outputs:
         builder.ops.append(OpaqueOp((inputs,), output.atoms.ravel(), skips_zeros=True))
     return outputs
