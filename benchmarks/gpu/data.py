@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from softprune.io import extract_plain
+
 PART = 53_000_000
 """Bytes of one call: 64 MiB less the working tree and the packages."""
 SHEET = 10_000
@@ -119,7 +121,7 @@ def unpack_folder(files: list[Path], folder: Path) -> Path:
         for file in files:
             target.write(file.read_bytes())
     with tarfile.open(whole) as tar:
-        tar.extractall(partial, filter="data")
+        extract_plain(tar, partial)
     whole.unlink()
     if folder.is_dir():  # of runs: others may have begun
         for path in partial.iterdir():

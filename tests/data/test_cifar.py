@@ -153,10 +153,15 @@ def test_download_with_another_checksum_unpacks_nothing(tmp_path):
     assert list(goal.iterdir()) == []
 
 
-def test_download_refuses_paths_that_lead_out(tmp_path):
+@pytest.mark.parametrize("has_filter", [True, False])
+@pytest.mark.parametrize(("name", "kind"), [("../outside", tarfile.REGTYPE), ("outside", tarfile.SYMTYPE)])
+def test_download_refuses_links_and_paths_that_lead_out(tmp_path, monkeypatch, has_filter, name, kind):
+    if not has_filter:  # Python before 3.11.4
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
     _write100(tmp_path)
-    member = tarfile.TarInfo("../outside")
-    member.size = 1
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, "/etc/hostname"
+    member.size = 1 if kind == tarfile.REGTYPE else 0
     cifar = _archive(tmp_path, tmp_path / "a.tar.gz", [(member, b"x")])
     goal = tmp_path / "deep" / "goal"
     with pytest.raises(DataError, match="plain files"):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from softprune.errors import DataError, first_line
+from softprune.io import extract_plain
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +106,8 @@ def _check(archive: Path, sha256: str, url: str) -> None:
 
 
 def _unpack(archive: Path, into: Path) -> None:
-    """Unpack plain files and folders only: the "data" filter refuses links and paths that lead out of `into`."""
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(into, filter="data")
+            extract_plain(tar, into)
     except tarfile.TarError as error:
         raise DataError(f"The archive must be a tar file of plain files. Got {error}.") from error
