@@ -10,6 +10,7 @@ runs that differ only in what follows it continue from a checkpoint of the first
 import argparse
 import fnmatch
 import json
+import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from run_jobs import Job  # noqa: E402
 from softprune.config.recipes import config_to_dict  # noqa: E402
 from softprune.config.settings import BASELINE, RunConfig  # noqa: E402
 from softprune.data import DATASETS  # noqa: E402
+from softprune.runs.checkpoint import checkpoint_path  # noqa: E402
 from softprune.runs.networks import build_network  # noqa: E402
 from softprune.train.run import dense_config  # noqa: E402
 
@@ -35,8 +37,8 @@ SETTINGS = (*missing.SETTINGS, "records.checkpoint_seconds=200")
 FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 UNTIMED = 8.0
 """Minutes assumed for a network that was not timed."""
-STEPS = 782
-"""Optimizer steps of an epoch of CIFAR at batch 64."""
+IMAGES = 50_000
+"""Training images of CIFAR and of the 100 classes of Tiny-ImageNet."""
 LONG = 5.0
 """Minutes from which a run goes before shorter ones on the GPU, since it decides when everything ends."""
 
@@ -106,11 +108,11 @@ def _fork(found: list[Job]) -> list[Job]:
         recipe, *options = job.command[job.command.index("train") + 1 :]
         out = options.index("--out")
         options = [*options[:out], *options[out + 2 :], *save]
-        checkpoint = f"{source.folder}/checkpoints/step-{before * STEPS:010d}.ckpt"
+        steps = before * math.ceil(IMAGES / config.data.batch_size)
         result["fork-" + job.name] = Job(
             name="fork-" + job.name,
             command=["python3", "benchmarks/gpu/fork.py", source.folder, job.folder, recipe, *options],
-            needs=[checkpoint],
+            needs=[str(checkpoint_path(Path(source.folder, "checkpoints"), steps))],
             brief=True,
         )
         share = config.finetune.epochs / (config.train.epochs + config.finetune.epochs)

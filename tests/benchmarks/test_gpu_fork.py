@@ -45,7 +45,7 @@ def test_the_second_ratio_of_slimming_waits_for_a_checkpoint_of_the_first(tmp_pa
     begin = found["fork-cifar100-vgg16-slimming-high-ft-s0"]
     assert len(found) == 4
     assert "records.checkpoint_epochs=159" in first.command
-    assert begin.needs == [f"{first.folder}/checkpoints/step-{159 * jobs.STEPS:010d}.ckpt"]
+    assert begin.needs == [f"{first.folder}/checkpoints/step-{159 * 782:010d}.ckpt"]
     assert begin.command[2:5] == [first.folder, second.folder, "cifar100-vgg16-slimming-high-ft"]
     assert begin.brief
     assert second.after == [begin.name]

@@ -395,7 +395,7 @@ def test_a_state_of_another_target_is_refused():
     with pytest.raises(ConfigError, match="finite number"):
         pruner.load_state_dict(pruner.state_dict() | {"strength": float("nan")})
     _, other, _ = build(masks=sp.MaskConfig(s=3.0))
-    with pytest.raises(CheckpointError, match=r"Its 'masks\.s' is 3\.0; got 2\.0"):
+    with pytest.raises(CheckpointError, match=r"In this pruner 'masks\.s' is 3\.0; got 2\.0"):
         other.load_state_dict(pruner.state_dict())
     plain = sp.SoftPruner(Net(), EXAMPLE)
     with pytest.raises(CheckpointError, match="with a target"):

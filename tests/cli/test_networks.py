@@ -89,6 +89,8 @@ def test_inspect_takes_shape_and_classes_from_the_data_as_train_does(softprune, 
     assert (
         softprune("inspect", *OWN, "--data", "digits").output == softprune("inspect", *OWN, "--input", "1x8x8").output
     )
+    renamed = softprune("inspect", "resnet20", "--set", "model.name=digits_net")
+    assert renamed.output == softprune("inspect", "digits_net").output
 
 
 @pytest.mark.parametrize(

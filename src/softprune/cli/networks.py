@@ -74,6 +74,7 @@ def inspect(
     if run is None:
         named = [f"model.name={asked}", *([f"data.name={data}"] if data else [])]
         config = load_recipe(DEFAULT_RECIPE, [*named, *(settings or [])])
+        asked = config.model.name  # --set may name another
     else:
         config = named_config(RunFolder.open(run.path), code, data, needs_data=False)
         include, exclude = include or [*config.method.include], exclude or [*config.method.exclude]

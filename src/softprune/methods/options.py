@@ -98,7 +98,7 @@ def check_made_alike(made: dict[str, Any], state: dict[str, Any]) -> None:
     for name, here, there in _differences("", made, {key: state.get(key) for key in made}):
         later = ", or set pruner.strength after loading" if name == "settings.strength" else ""
         raise CheckpointError(
-            "a pruner's state must be of the same method, sites, floors and settings. Its "
+            "a pruner's state must be of the same method, sites, floors and settings. In this pruner "
             f"{name.removeprefix('settings.')!r} is {here!r}; got {there!r}. Make the pruner as that of the checkpoint "
             f"was made{later}."
         )

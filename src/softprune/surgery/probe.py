@@ -75,7 +75,7 @@ def _probed(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     found = [graph.only({name: f"a trial cut of it failed ({reason})" for name, reason in causes.items()})]
     if len(causes) > 1:
         # A literal size may matter only where sites die together that freezing another size had frozen.
-        fewer = [_with_literals(graph, group) for group in _connected(graph)]
+        fewer = [_frozen_at(graph, group) for group in _connected(graph)]
         found += [each for each in fewer if probe.failure(each) is None]
     return max(found, key=lambda each: len(each.sites))
 
@@ -89,12 +89,12 @@ def _without_literals(probe: _Probe, graph: ChannelGraph) -> ChannelGraph:
         for size in graph.unproven_sizes:
             others = others if size in group else others.freeze(size.atoms, "")
         if probe.failure(others) is not None:
-            proved = _with_literals(proved, group)
+            proved = _frozen_at(proved, group)
     return proved
 
 
-def _with_literals(graph: ChannelGraph, sizes: Sequence[UnprovenSize]) -> ChannelGraph:
-    """Return `graph` with the channels frozen whose number `sizes` fix."""
+def _frozen_at(graph: ChannelGraph, sizes: Sequence[UnprovenSize]) -> ChannelGraph:
+    """Return `graph` without the sites whose number of channels these literal `sizes` fix."""
     for size in sizes:
         reason = f"its channels cannot be cut: {size.place} fixes their number by a literal size"
         graph = graph.freeze(size.atoms, reason)
