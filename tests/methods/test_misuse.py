@@ -150,6 +150,27 @@ def test_a_loss_is_not_penalised_twice(between: Callable[[Tensor], Tensor], capl
     assert caplog.text.count("called once for each task loss. Got what it returned before") == 1
 
 
+@pytest.mark.parametrize(
+    ("scaled", "said"),
+    [
+        (lambda loss: torch.amp.GradScaler("cpu").scale(loss), "65536"),
+        (lambda loss: torch.amp.GradScaler("cpu", init_scale=1024).scale(loss / 2) / 4, "1024"),
+        (lambda loss: 65536.0 * loss, ""),
+        (lambda loss: loss * torch.tensor(0.5), ""),
+        (lambda loss: loss * torch.tensor(300.0), ""),
+    ],
+)
+def test_a_loss_that_a_grad_scaler_has_scaled_is_said(
+    scaled: Callable[[Tensor], Tensor], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    sgd(pruner)
+    for _ in range(2):
+        pruner.loss(scaled(F.cross_entropy(pruner.model(batch()[0]), batch()[1]))).backward()
+    assert caplog.text.count(f"multiplied by {said}") == bool(said)
+    assert caplog.text.count("call scaler.scale(pruner.loss(loss))") == bool(said)
+
+
 def test_losses_of_micro_batches_and_of_two_pruners_are_penalised_each(caplog: pytest.LogCaptureFixture) -> None:
     pruners = [SoftPruner(Chain(), batch()[0], strength=1.0) for _ in range(2)]
     for pruner in pruners:

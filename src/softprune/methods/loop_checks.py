@@ -1,8 +1,11 @@
 """Mistakes in a training loop that a pruner can notice while it trains: a loss left out or added twice, other steps."""
 
 import logging
+import math
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from softprune.errors import ConfigError
@@ -16,7 +19,9 @@ _WITHOUT_LOSS = {
 }
 """What is wrong with a step to which the method added nothing, and the remedy, by whether the model trains."""
 _DEPTH = 4
-"""Operations between one call of pruner.loss and another in which the first is found: a division, a scaler's factor."""
+"""Operations before a call of pruner.loss in which another call, or a scaler's factor, is found."""
+_SMALLEST_SCALE = 128.0
+"""Factors of a GradScaler are powers of two, 65536 at first; smaller ones are other weights of a loss."""
 
 
 class LoopChecks:
@@ -25,7 +30,7 @@ class LoopChecks:
     def __init__(self) -> None:
         self.loss_called = False
         self._losses = self._foreign_steps = 0
-        self._left_out_said = self._twice_said = False
+        self._left_out_said = self._twice_said = self._scale_checked = False
 
     def before_loss(self, hooks: OptimizerHooks | None) -> None:
         """Steps are counted on the optimizer: without one the noise never changes and targets are never reached."""
@@ -45,15 +50,21 @@ class LoopChecks:
                     "changes; after replacing the optimizer call pruner.release() and pruner.attach(new_optimizer)."
                 )
 
+    def check_unscaled(self, task: Tensor) -> None:
+        """Warn if the first loss has a GradScaler's factor; reading it waits for the device."""
+        factors = () if self._scale_checked else map(_scale, _nodes_before(task))
+        self._scale_checked = True
+        factor = max(factors, default=1.0)
+        if factor > 1:
+            logger.warning(
+                "softprune: pruner.loss(...) takes the task loss before a GradScaler scales it. Got one multiplied by "
+                "%g, against which what the method adds is too small: call scaler.scale(pruner.loss(loss))",
+                factor,
+            )
+
     def contains_loss(self, task: Tensor) -> bool:
         """Return whether a loss was computed from one that is marked; losses of micro-batches are not."""
-        level = [task.grad_fn]
-        for _ in range(_DEPTH):
-            nodes = [node for node in level if node is not None]
-            if any(_notes(node).get("softprune") == id(self) for node in nodes):
-                break
-            level = [input for node in nodes for input, _ in node.next_functions]
-        else:
+        if not any(_notes(node).get("softprune") == id(self) for node in _nodes_before(task)):
             return False
         if not self._twice_said:
             self._twice_said = True
@@ -79,6 +90,25 @@ class LoopChecks:
                 *_WITHOUT_LOSS[training],
             )
         self.loss_called = False
+
+
+def _nodes_before(loss: Tensor) -> Iterator[Any]:
+    """Yield the last operations of a loss, as nodes of autograd."""
+    level: list[Any] = [loss.grad_fn]
+    for _ in range(_DEPTH):
+        level = [node for node in level if node is not None]
+        yield from level
+        level = [input for node in level for input, _ in node.next_functions]
+
+
+def _scale(node: Any) -> float:
+    """Return the factor with which a GradScaler has multiplied in this operation; 1 for all others."""
+    factor = getattr(node, "_saved_other", None) if node.name() == "MulBackward0" else None
+    # A number that Python multiplies with is an integer or a double here.
+    if factor is None or factor.ndim or factor.dtype != torch.float32 or factor.requires_grad:
+        return 1.0
+    value = float(factor)
+    return value if value >= _SMALLEST_SCALE and math.frexp(value)[0] == 0.5 else 1.0
 
 
 def _notes(node: Any) -> dict[str, Any]:
