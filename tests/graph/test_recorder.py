@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.errors import ModelError
-from softprune.graph import Example, exported, trace
+from softprune.graph import Example, capture, trace
 from softprune.graph.recorder import record
 
 IMAGE = torch.randn(2, 3, 8, 8)
@@ -35,7 +35,7 @@ def test_the_operators_are_those_of_torch_export(name: str) -> None:
     topology = {**TOPOLOGIES, **GROUPED}[name]
     model, example = topology.build().eval(), Example.of(topology.example())
     nodes, parameters = record(model, example)
-    program = exported._export(model, example)
+    program = capture._export(model, example)
     assert operators(nodes) == operators(program.graph.nodes)
     assert set(parameters.values()) == {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
 

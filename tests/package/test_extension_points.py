@@ -37,3 +37,13 @@ def test_every_network_has_its_counts_tested() -> None:
     text = (ROOT / "tests" / "models" / "test_dense_counts.py").read_text()
     missing = [name for name in models.REGISTRY if name not in text]
     assert not missing
+
+
+def test_what_where_to_look_names_is_there() -> None:
+    section = " ".join(TEXT.partition("Where to look:")[2].partition("\n## ")[0].split())
+    named = re.findall(r"`(\w+(?:/\w+)*\.py)`(?: \(([^)]*)\))?", section)
+    assert len(named) > 20
+    for path, functions in named:
+        code = (ROOT / "src" / "softprune" / path).read_text()
+        for name in re.findall(r"`([\w.]+)`", functions):
+            assert re.search(rf"^ *(def|class) {name.rpartition('.')[2]}\b", code, re.MULTILINE), (path, name)

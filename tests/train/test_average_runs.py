@@ -14,7 +14,7 @@ from softprune.data import load_data
 from softprune.errors import ConfigError
 from softprune.runs.networks import build_network
 from softprune.train.evaluate import EvalStep
-from softprune.train.restore import compact_run
+from softprune.train.from_checkpoint import compact_run
 from softprune.train.run import start
 
 Tiny = Callable[..., RunConfig]

@@ -9,7 +9,7 @@ from torch import nn
 from softprune import SoftPruner, cost, models
 from softprune.costs import paper
 from softprune.data import load_data
-from softprune.train.metrics import CostTracker, SiteHistory
+from softprune.train.history import CostTracker, SiteHistory
 
 
 def test_the_papers_counting_reads_the_network_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from tiny import metrics
 
 from softprune.errors import CheckpointError
 from softprune.train.control import Listener
-from softprune.train.restore import compact_run
+from softprune.train.from_checkpoint import compact_run
 from softprune.train.run import resume, start
 
 Tiny = Callable[..., object]

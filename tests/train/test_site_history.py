@@ -5,7 +5,7 @@ from topologies import GROUPED
 
 from softprune import SoftPruner, models
 from softprune.surgery import plans_of
-from softprune.train.metrics import SiteHistory
+from softprune.train.history import SiteHistory
 
 
 def _kill(model: torch.nn.Module, name: str, channels: list[int]) -> None:

@@ -135,7 +135,7 @@ def compact(
     Read the result with `softprune.load`. --round-to and --no-gathers change the speed of the network, not what it
     computes; they need --out. `softprune bench` compares the variants.
     """
-    from softprune.train.restore import compact_run
+    from softprune.train.from_checkpoint import compact_run
 
     path, before, after = compact_run(
         run, out, device=device, data_dir=data_dir, round_to=round_to, gathers=gathers, model=model, data_name=data
@@ -164,7 +164,7 @@ def evaluate(
 
     A compact network outside of its run can be evaluated too.
     """
-    from softprune.train.restore import evaluate_folder
+    from softprune.train.from_checkpoint import evaluate_folder
 
     found = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data)
     if as_json:

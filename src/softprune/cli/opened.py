@@ -21,7 +21,7 @@ from softprune.plan.plan import model_shapes
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network, locate_compact, named_config
 from softprune.surgery import LARGEST_INPUT, check_saved_shapes, load, read_origin, read_plans
-from softprune.train.restore import refuse_dense
+from softprune.train.from_checkpoint import refuse_dense
 from softprune.train.run import open_data
 
 LARGEST_CLASSES = 1_000_000

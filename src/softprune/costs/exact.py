@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from softprune.costs.record import Cost, ModuleCost
 from softprune.errors import ModelError
 from softprune.graph import check_is_module
+from softprune.graph.capture import ANALYSIS_BATCH
 from softprune.graph.example import Example, ExampleLike, per_sample
-from softprune.graph.exported import ANALYSIS_BATCH
 from softprune.graph.recorder import PROCESS_WIDE, Constants, calls_reported_to, values_known
 from softprune.module_state import attributes_kept
 

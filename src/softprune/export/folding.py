@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import VerificationError
 from softprune.export.checking import compare_outputs, exact, place_of, prepared
 from softprune.graph import Example, ExampleLike
-from softprune.graph.exported import Capture, capture
+from softprune.graph.capture import Capture, capture
 from softprune.graph.modules import ConstantOutput, is_known_batch_norm, is_timm_batch_norm
 from softprune.graph.rules.registry import operator_name
 from softprune.surgery.apply import HISTORY

@@ -11,9 +11,9 @@ from torch import nn
 
 from softprune.errors import ModelError
 from softprune.graph.builder import GraphBuilder
+from softprune.graph.capture import capture
 from softprune.graph.channels import IntArray
 from softprune.graph.example import Example, ExampleLike
-from softprune.graph.exported import capture
 from softprune.graph.ops import EqualWidths, ExtraMacs, FreeParameter, LayerOp, NormOp, Op, UnprovenSize
 from softprune.graph.sites import Frozen, Site, find_grouped_sites, find_sites
 from softprune.graph.walk import walk

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import Node
 
-from softprune.graph.exported import Capture
+from softprune.graph.capture import Capture
 
 
 class Provenance:

@@ -1,7 +1,7 @@
 """Record the operators of one forward pass as a torch.fx graph, on tensors that have shapes but no data.
 
 torch.export gives the same operators, but is slower: it does much that an analysis does not need. It is the fallback
-for networks that the recorder does not support; see :mod:`softprune.graph.exported`.
+for networks that the recorder does not support; see :mod:`softprune.graph.capture`.
 """
 
 from __future__ import annotations

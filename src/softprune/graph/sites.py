@@ -2,18 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph.builder import GraphBuilder
-from softprune.graph.following import activation_after
 from softprune.graph.groups import Entering, find_groups
 from softprune.graph.modules import is_known_batch_norm
+from softprune.graph.rules.registry import ACTIVATIONS, OPERATORS, activation_of, operator_name
 
 KINDS = ("sum", "linear", "stream")
 """Kinds of sites beside ``"activated"``, a BatchNorm that an activation reads; see :mod:`softprune.graph.groups`."""
 DEFAULT_KINDS = ("sum",)
+WRITTEN_OUT = tuple(name for name, activation in ACTIVATIONS.items() if activation.left_tail_dies)
+"""Activations that forward() may write out in arithmetic, such as x * sigmoid(x)."""
+LARGEST_FORMULA = 12
+"""Operators that a written-out activation has at most (GELU in its tanh form has nine)."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +65,13 @@ def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, .
             continue
         width = int(getattr(module, "num_features", 0))
         unusable = _unusable_because(builder, name, module, known)
-        reason = unusable or _unheard_because(builder, name)
+        reason = unusable or _ineffective_because(builder, name)
         if reason is None:
             activation = activation_after(builder.norm_nodes[name][0])[0]
             assert activation is not None
             sites.append(Site(name, width, activation))
         else:
-            maskable = unusable is None and _bound_because(builder, name) is None
+            maskable = unusable is None and _uncuttable_because(builder, name) is None
             frozen.append(Frozen(name, width, reason, maskable))
     return tuple(sites), tuple(frozen)
 
@@ -102,7 +110,7 @@ def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known
     return None
 
 
-def _unheard_because(builder: GraphBuilder, name: str) -> str | None:
+def _ineffective_because(builder: GraphBuilder, name: str) -> str | None:
     """Why masking this BatchNorm would have no effect, by what follows or because nothing can be cut."""
     names = {activation_after(node) for node in builder.norm_nodes[name]}
     for activation, reason in sorted(names, key=str):
@@ -110,10 +118,78 @@ def _unheard_because(builder: GraphBuilder, name: str) -> str | None:
             return reason
     if len(names) > 1:
         return "different activations read it in its different uses"
-    return _bound_because(builder, name)
+    return _uncuttable_because(builder, name)
 
 
-def _bound_because(builder: GraphBuilder, name: str) -> str | None:
+def _uncuttable_because(builder: GraphBuilder, name: str) -> str | None:
     """Why none of its channels can be cut."""
     reason = builder.table.pinned_because(builder.norms[name].outputs)
     return None if reason is None else f"its channels cannot be cut: {reason}"
+
+
+def activation_after(node: Node) -> tuple[str | None, str]:
+    """Return (activation, "") if every reader of `node` is the same activation, otherwise (None, the reason)."""
+    found: set[str] = set()
+    queue: list[tuple[Node, Node]] = [(node, reader) for reader in node.users]
+    seen: set[Node] = set()
+    while queue:
+        source, reader = queue.pop()
+        if reader in seen:
+            continue
+        seen.add(reader)
+        name = operator_name(reader) if reader.op == "call_function" else reader.op
+        activation = activation_of(reader) if reader.op == "call_function" else None
+        if activation is not None:
+            found.add(activation)
+        elif name in OPERATORS and OPERATORS[name].transparent:
+            queue.extend((reader, further) for further in reader.users)
+        else:
+            formula = _written_out(source)
+            if formula is None:
+                return None, _refusal(name, reader)
+            found.add(formula)
+            seen.update(source.users)
+    if not found:
+        return None, "nothing reads it"
+    if len(found) > 1:
+        return None, f"different activations read it ({', '.join(sorted(found))})"
+    return found.pop(), ""
+
+
+def _refusal(name: str, reader: Node) -> str:
+    if reader.op == "output":
+        return "it is an output of the model"
+    if name in OPERATORS and OPERATORS[name].kind == "pointwise" and OPERATORS[name].at_zero:
+        return f"{name} follows, and {name}(0) = {OPERATORS[name].at_zero}: a dropped channel would not be dead"
+    return f"{name} reads it with no activation in between"
+
+
+def _written_out(source: Node) -> str | None:
+    """Return the activation that the arithmetic after `source` spells out, found by its values."""
+    points = torch.linspace(-8.0, 8.0, 321, dtype=torch.float64)
+    values: dict[Node, Any] = {source: points}
+    node = source
+    while (node := node.next).op != "root":
+        if not any(argument in values for argument in node.all_input_nodes):
+            continue
+        if node.op != "call_function" or not all(argument in values for argument in node.all_input_nodes):
+            return None
+        try:
+            values[node] = node.target(*_filled(node.args, values), **_filled(node.kwargs, values))  # type: ignore[operator]
+        except Exception:
+            return None
+        if not isinstance(values[node], Tensor) or values[node].shape != points.shape:
+            return None
+        inner = set(values) - {node}
+        if all(user in values for member in inner for user in member.users):
+            for name in WRITTEN_OUT:
+                if torch.allclose(values[node], getattr(F, name)(points), atol=1e-3, rtol=0):
+                    return name
+        if len(values) > LARGEST_FORMULA:
+            return None
+    return None
+
+
+def _filled(arguments: Any, values: dict[Node, Any]) -> Any:
+    """Replace nodes in `arguments` by copies of their values, since operators may write in place."""
+    return torch.fx.node.map_arg(arguments, lambda node: values[node].clone())

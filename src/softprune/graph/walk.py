@@ -1,13 +1,15 @@
 """Walk the operators of a capture in order and let each operator's rule relate its channels."""
 
 import logging
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
 
 from softprune.graph.builder import GraphBuilder, Value, values_in
-from softprune.graph.exported import Aliases, Capture
+from softprune.graph.capture import Capture
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.ops import ConstantOp, OpaqueOp
 from softprune.graph.rules import elementwise, layers, pieces, views  # noqa: F401  (they register the rules)
@@ -51,7 +53,6 @@ def _pinned_copy(builder: GraphBuilder, value: Value, reason: str) -> Value:
 
 
 def _placeholder(builder: GraphBuilder, node: Node) -> None:
-    assert builder.provenance.capture is not None
     example = node.meta.get("val")
     if not isinstance(example, Tensor):
         builder.values[node] = None
@@ -129,3 +130,57 @@ def _leaves(example: Any) -> list[Any]:
     if isinstance(example, (list, tuple)):
         return [leaf for item in example for leaf in _leaves(item)]
     return [example]
+
+
+class Aliases:
+    """Which tensors of a captured graph share memory, so that writing into one changes another.
+
+    The graph follows ``x += y`` and ``relu(x, inplace=True)`` itself: later readers of `x` read the result. It does
+    not follow writes through views: after ``x[:, :4] = 0`` later readers of `x` still point at the node before it.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._order = {node: number for number, node in enumerate(nodes)}
+        self._group: dict[Node, set[Node]] = {}
+        for node in nodes:
+            shared = _shares_with(node)
+            if shared is not None:
+                group = self._group.setdefault(shared, {shared})
+                group.add(node)
+                self._group[node] = group
+
+    def changed_by(self, node: Node) -> list[Node]:
+        """Return the tensors that `node`, just run, has changed through an alias, and that are read again."""
+        written = _written(node)
+        if written is None or written not in self._group:
+            return []
+        here = self._order[node]
+        return [
+            other
+            for other in self._group[written]
+            if other is not node and self._order[other] < here and any(self._order[user] > here for user in other.users)
+        ]
+
+
+def _shares_with(node: Node) -> Node | None:
+    """The argument whose memory `node` shares, by its operator's schema."""
+    if node.op != "call_function":
+        return None
+    first = node.args[0] if node.args else None
+    if node.target is operator.getitem:
+        return first if isinstance(first, Node) else None
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not isinstance(first, Node):
+        return None
+    aliased = any(result.alias_info is not None for result in schema.returns)
+    return first if aliased else None
+
+
+def _written(node: Node) -> Node | None:
+    """The argument that `node` writes into."""
+    schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write and position < len(node.args):
+            written = node.args[position]
+            return written if isinstance(written, Node) else None
+    return None

@@ -29,7 +29,7 @@ from softprune.runs.resume import (
 from softprune.surgery import plans_of, remap_optimizer
 from softprune.train.control import Listener, StopSignal
 from softprune.train.evaluate import EvalTotals, Evaluator
-from softprune.train.metrics import CostTracker, RunHistory, SiteHistory
+from softprune.train.history import CostTracker, RunHistory, SiteHistory
 from softprune.train.optim import optimizer_state
 from softprune.train.stage import Stage, StartingPoint, recalibrate
 from softprune.train.teacher import Teacher

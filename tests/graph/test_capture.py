@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.errors import ModelError
-from softprune.graph.exported import _quiet
+from softprune.graph.capture import _quiet
 
 CHAIN = TOPOLOGIES["chain"]
 
@@ -54,7 +54,7 @@ def test_ddp_is_refused_with_what_to_pass() -> None:
 
 
 def test_the_line_that_cannot_be_traced_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ModelError, match=r"refuses Branching at .*test_exported\.py:\d+, `return torch\.relu"):
+    with pytest.raises(ModelError, match=r"refuses Branching at .*test_capture\.py:\d+, `return torch\.relu"):
         sp.inspect(Branching(), torch.randn(2, 3, 8, 8))
     assert capfd.readouterr() == ("", ""), "torch's dumps of the graph are left out"
 

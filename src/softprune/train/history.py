@@ -1,4 +1,4 @@
-"""What a run records: its history, the cost of its network, and the channels of every site."""
+"""What a run has done so far: its epochs, the channels of every site, and the cost of its network."""
 
 import time
 from datetime import UTC, datetime

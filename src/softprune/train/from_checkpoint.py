@@ -1,4 +1,4 @@
-"""Use the network of a run after the fact: evaluate it, or cut it at its newest checkpoint."""
+"""Evaluate or cut the network of a run from its newest checkpoint: `softprune evaluate` and `softprune compact`."""
 
 from pathlib import Path
 
