@@ -232,23 +232,6 @@ def test_a_wrapped_optimizer_is_attached_once() -> None:
         pruner.attach(torch.optim.SGD(pruner.parameter_groups(), lr=0.1))
 
 
-def test_the_losses_of_a_closure_are_of_one_step() -> None:
-    pruner = SoftPruner(Chain(), batch()[0])
-    optimizer = torch.optim.LBFGS(pruner.model.parameters(), lr=1e-3, max_iter=4, tolerance_grad=0, tolerance_change=0)
-    pruner.attach(optimizer)
-    losses = []
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        losses.append(pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1])))
-        losses[-1].backward()
-        return losses[-1]
-
-    optimizer.step(closure)
-    assert len(losses) > 3
-    assert int(pruner.clock.step) == 1
-
-
 def test_a_compiled_step_leaves_the_work_after_it_to_python() -> None:
     pruner = SoftPruner(Chain(), batch()[0], target={"macs": 0.5}, total_steps=4)
     optimizer = sgd(pruner)

@@ -1,5 +1,6 @@
 """A pruner and its optimizer: parameter groups, checks, and hooks around each step."""
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,22 +34,39 @@ class OptimizerHooks:
         self._version = trained._version
         self._stepping = False
         self._handles = [
-            optimizer.register_step_pre_hook(self._hook(lambda _: self._before(before))),
-            optimizer.register_step_post_hook(self._hook(lambda stepped: self._after(stepped, after))),
+            optimizer.register_step_pre_hook(self._hook(lambda _, args, kwargs: self._before(before, args, kwargs))),
+            optimizer.register_step_post_hook(self._hook(lambda stepped, *_: self._after(stepped, after))),
         ]
 
-    def _before(self, before: Callable[[], None]) -> None:
+    def _before(self, before: Callable[[], None], args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Run the work before a step or, if a closure computes the gradients, after each of its calls."""
+
+        def wrapped(given: Any) -> Any:
+            return functools.partial(self._call, given, before) if callable(given) else given
+
+        optimizer, *others = args
+        if any(map(callable, (*others, *kwargs.values()))):
+            return (optimizer, *map(wrapped, others)), {name: wrapped(value) for name, value in kwargs.items()}
         before()
+        return None
+
+    def _call(self, closure: Callable[[], Any], before: Callable[[], None]) -> Any:
         self._stepping = True
+        try:
+            result = closure()
+        finally:
+            self._stepping = False
+        before()
+        return result
 
     def _after(self, optimizer: Optimizer, after: Callable[[Optimizer], None]) -> None:
         after(optimizer)
-        self._version, self._stepping = self._trained._version, False
+        self._version = self._trained._version
 
     def stepped_by_another(self) -> bool:
         """Return whether the weights have changed since the last call other than in a step of the optimizer.
 
-        An optimizer with a closure, such as LBFGS, computes several losses in one step.
+        In a closure they are in a step: LBFGS computes several losses in one.
         """
         before, self._version = self._version, self._trained._version
         return before != self._version and not self._stepping
@@ -57,13 +75,12 @@ class OptimizerHooks:
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, work: Callable[[Optimizer], None]) -> Callable[[Optimizer, Any, Any], None]:
+    def _hook(self, work: Callable[[Optimizer, Any, Any], Any]) -> Callable[[Optimizer, Any, Any], Any]:
         @torch.compiler.disable  # in a compiled step, Dynamo would trace what runs on the host, for minutes
-        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
             if any(each is self._trained for group in optimizer.param_groups for each in group["params"]):
-                work(optimizer)
-            else:
-                self.remove()
+                return work(optimizer, args, kwargs)
+            return self.remove()
 
         return hook
 

@@ -1,0 +1,69 @@
+"""Optimizers that are stepped with a closure, as Lightning does, and steps that raise."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from method_networks import Chain, batch, sgd, train
+from torch import Tensor
+
+from softprune.errors import ConfigError
+from softprune.methods import REGISTRY, Pruner, SoftPruner
+
+
+def gradients(pruner: Pruner, step: int = 0) -> Tensor:
+    images, labels = batch(step)
+    pruner.model.zero_grad()
+    loss = pruner.loss(F.cross_entropy(pruner.model(images), labels))
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("method", ["scp", "fpgm", "sss", "variational"])
+def test_steps_with_a_closure_are_those_without(method: str) -> None:
+    pruners = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        pruners.append(REGISTRY[method].build(Chain(), batch()[0]))
+    train(pruners[0], sgd(pruners[0]), 3)
+    optimizer = sgd(pruners[1])
+    for step in range(3):
+        optimizer.step(lambda step=step: gradients(pruners[1], step))
+    for one, other in zip(*(pruner.detach().state_dict().values() for pruner in pruners), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_losses_of_a_closure_are_of_one_step() -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    optimizer = torch.optim.LBFGS(pruner.model.parameters(), lr=1e-3, max_iter=4, tolerance_grad=0, tolerance_change=0)
+    pruner.attach(optimizer)
+    losses = []
+
+    def closure() -> Tensor:
+        losses.append(gradients(pruner))
+        return losses[-1]
+
+    optimizer.step(closure)
+    assert len(losses) > 3
+    assert int(pruner.clock.step) == 1
+
+
+@pytest.mark.parametrize("with_closure", [True, False])
+def test_a_step_that_raises_does_not_hide_another_optimizer(with_closure: bool) -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    optimizer = sgd(pruner)
+    train(pruner, optimizer, 1)
+
+    def closure() -> float:
+        raise RuntimeError("out of memory")
+
+    if with_closure:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            optimizer.step(closure)
+    else:
+        optimizer.param_groups[0]["lr"] = "0.1"
+        gradients(pruner)
+        with pytest.raises(TypeError):
+            optimizer.step()
+    other = torch.optim.SGD(pruner.parameter_groups(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"after replacing the optimizer call pruner.release"):
+        train(pruner, other, 3)
