@@ -38,6 +38,14 @@ class Value:
     shape: tuple[int, ...]
     atoms: IntArray
 
+    @classmethod
+    def with_channels(cls, shape: Sequence[int], dim: int, atoms: IntArray) -> "Value":
+        """A tensor that has the channels `atoms` along `dim`; one atom is that of all its entries."""
+        layout = [1] * len(shape)
+        if len(atoms) != 1:
+            layout[dim] = len(atoms)
+        return cls(tuple(shape), atoms.reshape(layout))
+
     def along(self, dim: int) -> IntArray | None:
         """The atoms along `dim` as a vector; None where they also vary along another dimension."""
         if any(size > 1 for d, size in enumerate(self.atoms.shape) if d != dim):
@@ -85,7 +93,7 @@ class GraphBuilder:
     # --- what rules ask ----------------------------------------------------------------------------------------
 
     def value(self, node: Any) -> Any:
-        """The Value (or list of Values) of `node`; a parameter becomes a loose value on its first such use."""
+        """The Value (or list of Values) of `node`; a parameter becomes a free parameter on its first such use."""
         self.asked.add(node)
         value = self.values.get(node)
         if isinstance(value, Node):
@@ -103,11 +111,11 @@ class GraphBuilder:
         """Return the place of `node` in words."""
         return self.provenance.where(node)
 
-    def pinned_value(self, example: Tensor, reason: str) -> Value:
+    def pinned_value(self, shape: Sequence[int], reason: str) -> Value:
         """A tensor that keeps its width whatever is cut."""
         atom = self.table.fresh(1)
         self.table.pin(atom, reason)
-        return Value(tuple(example.shape), atom.reshape((1,) * example.ndim))
+        return Value.with_channels(shape, 0, atom)
 
     def opaque(self, node: Node, reason: str) -> Any:
         """Freeze what reaches `node`, and what leaves it."""
@@ -117,7 +125,7 @@ class GraphBuilder:
 
         def freeze(example: Any) -> Any:
             if isinstance(example, Tensor):
-                left = self.pinned_value(example, reason)
+                left = self.pinned_value(example.shape, reason)
                 self.ops.append(OpaqueOp(tuple(value.atoms.ravel() for value in reached), left.atoms.ravel()))
                 return left
             if isinstance(example, (list, tuple)):
@@ -141,10 +149,8 @@ class GraphBuilder:
 
     def fresh_value(self, node: Node, dim: int) -> Value:
         """The output of a parametric operator: new atoms along `dim`."""
-        shape = tuple(node.meta["val"].shape)
-        layout = [1] * len(shape)
-        layout[dim] = shape[dim]
-        return Value(shape, self.table.fresh(shape[dim]).reshape(layout))
+        shape = node.meta["val"].shape
+        return Value.with_channels(shape, dim, self.table.fresh(shape[dim]))
 
     def followed_value(self, node: Node, atoms: IntArray) -> Value:
         """The output of a channel-wise operator: new atoms in the classes of `atoms`."""
@@ -182,12 +188,7 @@ class GraphBuilder:
         fresh.selectable = fresh.selectable and called and not self.provenance.reads_inside(node)
         # What a subclass computes around the operator is unknown; called from outside, it may not be replaced.
         fresh.replaceable = called and type(self.provenance.module(name)) in PLAIN_LAYERS
-        record = self.layers.setdefault(first, fresh)
-        if record is not fresh:
-            self._share(record, fresh, use)
-        record.uses.append(use)
-        self.ops.append(LayerCall(record, use))
-        self.answer_for(node)
+        self._add_call(node, self.layers.setdefault(first, fresh), fresh, use)
         return True
 
     def add_norm(self, node: Node, weight: Any, bias: Node | None, use: Use) -> bool:
@@ -206,12 +207,7 @@ class GraphBuilder:
             return False
         use.module = name
         fresh = NormOp(name, selectable=called and not self.provenance.reads_inside(node))
-        record = self.norms.setdefault(name, fresh)
-        if record is not fresh:
-            self._share(record, fresh, use)
-        record.uses.append(use)
-        self.ops.append(LayerCall(record, use))
-        self.answer_for(node)
+        self._add_call(node, self.norms.setdefault(name, fresh), fresh, use)
         self.norm_nodes.setdefault(name, []).append(node)
         return True
 
@@ -221,6 +217,14 @@ class GraphBuilder:
         return self.layers.get(owner) or self.norms.get(owner)
 
     # --- inside ------------------------------------------------------------------------------------------------
+
+    def _add_call(self, node: Node, record: LayerOp | NormOp, fresh: LayerOp | NormOp, use: Use) -> None:
+        """Add a call of `record`, which is `fresh` at its first call."""
+        if record is not fresh:
+            self._share(record, fresh, use)
+        record.uses.append(use)
+        self.ops.append(LayerCall(record, use))
+        self.answer_for(node)
 
     def _share(self, record: LayerOp | NormOp, again: LayerOp | NormOp, use: Use) -> None:
         """The same weights once more: channels go together, and what one call forbids is forbidden."""
@@ -244,11 +248,8 @@ class GraphBuilder:
             if len(wide) != 1:
                 self.table.pin(atoms, f"they are combined with '{name}', whose shape is fixed")
             self.free_parameters[name] = FreeParameter(name, wide[0] if len(wide) == 1 else -1, atoms)
-        loose = self.free_parameters[name]
-        layout = [1] * tensor.ndim
-        if loose.dim >= 0:
-            layout[loose.dim] = tensor.shape[loose.dim]
-        return Value(tuple(tensor.shape), loose.atoms.reshape(layout))
+        free = self.free_parameters[name]
+        return Value.with_channels(tensor.shape, free.dim, free.atoms)
 
 
 def values_in(value: Any) -> list[Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -85,7 +85,6 @@ class ChannelGraph:
 
         A stream takes its BatchNorms from sums and from sites of one BatchNorm.
         """
-        order = {norm.name: number for number, norm in enumerate(self.norms)}
         free = {frozen.name for frozen in self.frozen} | {site.name for site in self.sites}
         more: list[Site] = []
         for site in sorted(self.grouped, key=lambda site: site.kind != "stream"):
@@ -96,7 +95,7 @@ class ChannelGraph:
         sites = [site for site in self.sites if site.name not in taken]
         return replace(
             self,
-            sites=tuple(sorted((*sites, *more), key=lambda site: order[site.name])) if more else self.sites,
+            sites=self._in_order((*sites, *more)) if more else self.sites,
             frozen=tuple(frozen for frozen in self.frozen if frozen.name not in taken),
         )
 
@@ -122,22 +121,26 @@ class ChannelGraph:
 
     def with_every_norm(self) -> ChannelGraph:
         """Return the graph with those BatchNorms as sites, too, that no activation follows (activation "none")."""
-        order = {norm.name: number for number, norm in enumerate(self.norms)}
         more = [Site(frozen.name, frozen.width, "none") for frozen in self.frozen if frozen.maskable]
         return replace(
             self,
-            sites=tuple(sorted((*self.sites, *more), key=lambda site: order[site.name])),
+            sites=self._in_order((*self.sites, *more)),
             frozen=tuple(frozen for frozen in self.frozen if not frozen.maskable),
         )
+
+    def _in_order(self, sites: Iterable[Site]) -> tuple[Site, ...]:
+        """Return the sites in order of execution."""
+        order = {norm.name: number for number, norm in enumerate(self.norms)}
+        return tuple(sorted(sites, key=lambda site: order[site.name]))
 
     def feeder(self, name: str) -> str | None:
         """Return the convolution or linear layer whose outputs, and nothing else, the BatchNorm `name` reads."""
         norm = next(norm for norm in self.norms if norm.name == name)
-        for mix in self.layers:
-            fed = [np.array_equal(use.inputs, source.outputs) for use in norm.uses for source in mix.uses]
+        for layer in self.layers:
+            fed = [np.array_equal(use.inputs, source.outputs) for use in norm.uses for source in layer.uses]
             # A transposed convolution's filters do not lie along its weight's first dimension.
-            if sum(fed) == len(norm.uses) and mix.kind != "conv_transpose":
-                return mix.name
+            if sum(fed) == len(norm.uses) and layer.kind != "conv_transpose":
+                return layer.name
         return None
 
 
@@ -189,12 +192,9 @@ def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
     records: list[LayerOp | NormOp] = [*builder.layers.values(), *builder.norms.values()]
     called = {use.module for record in records for use in record.uses}
     for record in records:
-        for parameter in builder.model.get_submodule(record.name).parameters(recurse=False):
-            for other in owners.get(id(parameter), []):
-                if other not in called:
-                    _keep_whole(
-                        builder, record, f"the example does not lead to '{other}', which has the same parameters"
-                    )
+        own = builder.model.get_submodule(record.name).parameters(recurse=False)
+        for other in (name for parameter in own for name in owners[id(parameter)] if name not in called):
+            _keep_whole(builder, record, f"the example does not lead to '{other}', which has the same parameters")
 
 
 def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
@@ -207,11 +207,11 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
     builder = GraphBuilder(model, batch=traced.batch_size() or 1)
     for captured in captures:
         walk(builder, captured)
-    for name, loose in builder.free_parameters.items():
+    for name, free in builder.free_parameters.items():
         record = builder.claimant(name)
         if record is not None:
             reason = f"'{name}' is also used outside its module"
-            builder.table.pin(loose.atoms, reason)
+            builder.table.pin(free.atoms, reason)
             _keep_whole(builder, record, reason)
     _pin_shared_with_uncalled(builder)
     sites, frozen = find_sites(builder)

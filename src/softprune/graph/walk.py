@@ -42,14 +42,8 @@ def _overwritten(builder: GraphBuilder, stale: Node, writer: Node) -> None:
     if isinstance(value, Value):
         reason = f"{writer.target} in {builder.where(writer)} overwrites a part of them"
         builder.table.pin(value.atoms, reason)
-        builder.values[stale] = _pinned_copy(builder, value, reason)
-
-
-def _pinned_copy(builder: GraphBuilder, value: Value, reason: str) -> Value:
-    atom = builder.table.fresh(1)
-    builder.table.pin(atom, reason)
-    builder.ops.append(OpaqueOp((value.atoms.ravel(),), atom))
-    return Value(value.shape, atom.reshape((1,) * len(value.shape)))
+        builder.values[stale] = changed = builder.pinned_value(value.shape, reason)
+        builder.ops.append(OpaqueOp((value.atoms.ravel(),), changed.atoms.ravel()))
 
 
 def _placeholder(builder: GraphBuilder, node: Node) -> None:
@@ -59,9 +53,11 @@ def _placeholder(builder: GraphBuilder, node: Node) -> None:
         return
     name = builder.provenance.parameter_name(node)
     if name is None:
-        builder.values[node] = builder.pinned_value(example, f"they are combined with the model's input '{node.name}'")
+        builder.values[node] = builder.pinned_value(
+            example.shape, f"they are combined with the model's input '{node.name}'"
+        )
     elif not builder.provenance.has_tensor(name):
-        builder.values[node] = builder.pinned_value(example, "they are combined with a constant in forward()")
+        builder.values[node] = builder.pinned_value(example.shape, "they are combined with a constant in forward()")
         builder.constants.append(builder.values[node].atoms.ravel())
     else:
         builder.values[node] = node  # a parameter: read by the rule that knows what it is
@@ -117,13 +113,11 @@ def _constant_output(builder: GraphBuilder, node: Node) -> Value:
     shape = tuple(node.meta["val"].shape)
     dim = 1 if len(shape) > 2 else len(shape) - 1
     if shape[dim] != len(value):
-        return builder.pinned_value(node.meta["val"], "a ConstantOutput gives them")
+        return builder.pinned_value(shape, "a ConstantOutput gives them")
     if name not in builder.constant_outputs:
         builder.constant_outputs[name] = builder.table.fresh(len(value))
         builder.ops.append(ConstantOp(name, builder.constant_outputs[name], value.detach().double().cpu()))
-    layout = [1] * len(shape)
-    layout[dim] = len(value)
-    return Value(shape, builder.constant_outputs[name].reshape(layout))
+    return Value.with_channels(shape, dim, builder.constant_outputs[name])
 
 
 def _leaves(example: Any) -> list[Any]:

@@ -47,7 +47,7 @@ def make_plan(
         aliases=cuts.aliases,
         parameters=parameters,
         macs=sum(_macs(layer, modules[layer.name]) for layer in graph.layers)
-        + sum(charge.macs * int(live.is_present(charge.atoms).sum()) for charge in graph.extra_macs)
+        + sum(extra.macs * int(live.is_present(extra.atoms).sum()) for extra in graph.extra_macs)
         + graph.unread_macs,
         dense_macs=dense_macs(graph),
         params=_params(model, graph, modules, parameters),
@@ -86,8 +86,8 @@ class _Cuts(OpVisitor):
 
 def dense_macs(graph: ChannelGraph) -> int:
     """Return the MACs per sample of the whole network."""
-    mixed = sum(_dense_macs(layer) for layer in graph.layers)
-    return mixed + sum(charge.macs * len(charge.atoms) for charge in graph.extra_macs) + graph.unread_macs
+    layers = sum(_dense_macs(layer) for layer in graph.layers)
+    return layers + sum(extra.macs * len(extra.atoms) for extra in graph.extra_macs) + graph.unread_macs
 
 
 def _checked_masks(graph: ChannelGraph, masks: Mapping[str, Tensor]) -> dict[str, NDArray[np.bool_]]:

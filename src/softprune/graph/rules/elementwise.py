@@ -114,10 +114,10 @@ def spatial(builder: GraphBuilder, node: Node) -> Any:
 
 @rule("reduce")
 def reduce(builder: GraphBuilder, node: Node) -> Any:
-    value = builder.value(node.args[0])
-    rank = len(value.shape)
     if len(node.args) > 1 and isinstance(node.args[1], Node):
         return two_tensors(builder, node)
+    value = builder.value(node.args[0])
+    rank = len(value.shape)
     given = argument(node, 1, "dim")
     if given is None or given == []:
         given = list(range(rank))
@@ -125,34 +125,22 @@ def reduce(builder: GraphBuilder, node: Node) -> Any:
     if any(not isinstance(dim, int) for dim in dims):
         return builder.unusual(node)
     dims = [dim % rank for dim in dims]
-    atoms = value.atoms
-    for dim in dims:
-        if not value.varies_along(dim):
-            continue
-        # A sum over tied groups (radix of ResNeSt, say) leaves one channel per class.
-        classes = builder.table.find(atoms)
-        if (classes != classes.take([0], axis=dim)).any():
-            return builder.opaque(node, f"{node.target} in {builder.where(node)} runs across them")
-    example = node.meta["val"]
-    first = example[0] if isinstance(example, (list, tuple)) else example
-    keepdim = first.ndim == rank
-    name = operator_name(node)
     merged = [dim for dim in dims if value.varies_along(dim)]
+    # A sum over tied groups (radix of ResNeSt, say) leaves one channel per class.
+    if any(_differ_along(builder, value, dim) for dim in merged):
+        return builder.opaque(node, f"{node.target} in {builder.where(node)} runs across them")
+    name, head = operator_name(node), value.atoms
     if name == "sum":
-        atoms, merged = _added_up(builder, atoms, merged), []
-    head = atoms
+        head, merged = _added_up(builder, head, merged), []
     for dim in dims:
         head = head.take([0], axis=dim)
-    if not keepdim:
+    example = node.meta["val"]
+    shape = (example[0] if isinstance(example, (list, tuple)) else example).shape
+    if len(shape) < rank:  # without keepdim
         head = head.reshape([size for dim, size in enumerate(head.shape) if dim not in dims])
     evaluate = identity if OPERATORS[name].keeps_constants and not merged else None
     keeps_zero = name != "std" and not merged  # the gradient of a standard deviation at zero is not finite
-    outputs = builder.table.follow(head)
-    builder.ops.append(ChannelwiseOp(head, outputs, evaluate if keeps_zero else None, keeps_zero))
-    result = Value(tuple(first.shape), outputs)
-    if isinstance(example, (list, tuple)):
-        return [result, *_indices(builder, head, example[1:])]
-    return result
+    return _record(builder, node, Value(tuple(shape), head), evaluate, keeps_zero)
 
 
 def _added_up(builder: GraphBuilder, atoms: IntArray, dims: list[int]) -> IntArray:
@@ -234,19 +222,15 @@ def combined(
 
 def _bound(builder: GraphBuilder, node: Node, left: Value, right: Value) -> IntArray:
     """Tie the channels of two tensors that meet in `node`, and return those of the result."""
-    rank = len(left.shape)
     for one, other in ((left, right), (right, left)):
-        for dim in range(rank):
-            if not one.varies_along(dim):
-                continue
-            if other.shape[dim] == 1:
-                # Broadcast over the channels: a single channel of its own must not vanish.
-                if other.atoms.size == 1:
-                    builder.table.pin(other.atoms, f"one of them is broadcast in {builder.where(node)}")
-            elif not other.varies_along(dim):
+        for dim in filter(one.varies_along, range(len(one.shape))):
+            if other.shape[dim] != 1 and not other.varies_along(dim):
                 builder.table.union(
                     one.atoms, np.broadcast_to(other.atoms, np.broadcast_shapes(one.atoms.shape, other.atoms.shape))
                 )
+            elif other.shape[dim] == 1 and other.atoms.size == 1:
+                # Broadcast over the channels: a single channel of its own must not vanish.
+                builder.table.pin(other.atoms, f"one of them is broadcast in {builder.where(node)}")
     # Only where both sides really have the channel: a broadcast side does not bind it.
     if left.atoms.shape == right.atoms.shape:
         builder.table.union(left.atoms, right.atoms)

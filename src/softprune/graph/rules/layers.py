@@ -153,7 +153,7 @@ def recurrent(builder: GraphBuilder, node: Node) -> Any:
     rows = sum(len(parameter) for parameter in reading.values())
     builder.extra_macs.append(ExtraMacs(inputs, positions * rows))
     builder.asked.update(weights)  # what gives the first state keeps its width
-    outputs = [builder.pinned_value(example, f"{node.target} in {place} gives them") for example in node.meta["val"]]
+    outputs = [builder.pinned_value(each.shape, f"{node.target} in {place} gives them") for each in node.meta["val"]]
     matrices = [parameter for parameter in builder.provenance.module(name).parameters() if parameter.dim() == 2]
     others = sum(matrix.numel() for matrix in matrices) - rows * len(inputs)
     builder.extra_macs.append(ExtraMacs(outputs[0].atoms.ravel()[:1], positions * others))

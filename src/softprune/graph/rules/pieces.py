@@ -33,9 +33,7 @@ def concatenate(builder: GraphBuilder, node: Node) -> Any:
     )
     if not elsewhere:
         rows = [np.broadcast_to(value.atoms.ravel(), (value.shape[place],)) for value in values]
-        layout = [1] * len(shape)
-        layout[place] = shape[place]
-        return Value(shape, np.concatenate(rows).reshape(layout))
+        return Value.with_channels(shape, place, np.concatenate(rows))
     # Joined along another dimension than the channels': the pieces' channels are counterparts.
     arrays = [value.atoms for value in values]
     along = not stacked and any(value.varies_along(place) for value in values)
@@ -167,8 +165,7 @@ def _select(builder: GraphBuilder, node: Node, owner: str, source: Value) -> Any
     builder.answer_for(node)
     outputs = builder.table.fresh(len(chosen))
     builder.ops.append(SelectOp(owner, atoms[chosen], atoms, outputs))
-    shape = tuple(node.meta["val"].shape)
-    return Value(shape, outputs.reshape(1, -1, *(1,) * (len(shape) - 2)))
+    return Value.with_channels(node.meta["val"].shape, 1, outputs)
 
 
 @rule("pad")

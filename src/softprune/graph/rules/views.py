@@ -140,8 +140,7 @@ def pixel_shuffle(builder: GraphBuilder, node: Node) -> Any:
         return builder.unusual(node)
     blocks = value.along(1).reshape(-1, factor * factor)
     outputs = merge_counterparts(builder, list(blocks.T))
-    shape = tuple(node.meta["val"].shape)
-    return Value(shape, outputs.reshape(1, -1, *(1,) * (len(shape) - 2)))
+    return Value.with_channels(node.meta["val"].shape, 1, outputs)
 
 
 @rule("channel_shuffle")
