@@ -150,6 +150,22 @@ def test_a_loss_is_not_penalised_twice(between: Callable[[Tensor], Tensor], capl
     assert caplog.text.count("called once for each task loss. Got what it returned before") == 1
 
 
+def test_the_loss_of_a_compiled_function_is_not_penalised_twice(caplog: pytest.LogCaptureFixture) -> None:
+    pruner = SoftPruner(Chain(), batch()[0], strength=1.0)
+    optimizer = sgd(pruner)
+    compiled = torch.compile(lambda *given: pruner.loss(F.cross_entropy(*given)), backend="aot_eager")
+    task = torch.compile(F.cross_entropy, backend="aot_eager")
+    for _ in range(2):
+        once = compiled(pruner.model(batch()[0]), batch()[1]) / 2
+        assert pruner.loss(once) is once
+        once.backward()
+        optimizer.step()
+        other = task(pruner.model(batch()[0]), batch()[1])
+        assert pruner.loss(other).isclose(other + pruner.penalty)
+    assert caplog.text.count("called once for each task loss") == 1
+    assert "without pruner.loss" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("scaled", "said"),
     [

@@ -207,6 +207,7 @@ class Pruner(CuttableModel):
             return task
         self._checks.loss_called = True
         if torch.compiler.is_compiling():
+            self._checks.loss_compiled = True
             return self._total_loss(task)
         self._network.check_in_place()
         if self.updates_on_step:

@@ -28,7 +28,7 @@ class LoopChecks:
     """What the training loop of one pruner has called so far. A mistake is logged once, or raises a ConfigError."""
 
     def __init__(self) -> None:
-        self.loss_called = False
+        self.loss_called = self.loss_compiled = False
         self._losses = self._foreign_steps = 0
         self._left_out_said = self._twice_said = self._scale_checked = False
 
@@ -64,7 +64,12 @@ class LoopChecks:
 
     def contains_loss(self, task: Tensor) -> bool:
         """Return whether a loss was computed from one that is marked; losses of micro-batches are not."""
-        if not any(_notes(node).get("softprune") == id(self) for node in _nodes_before(task)):
+        # What a compiled function returns cannot be marked in it: its node is named as that of any such function.
+        if not any(
+            _notes(node).get("softprune") == id(self)
+            or (self.loss_compiled and node.name() == "CompiledFunctionBackward")
+            for node in _nodes_before(task)
+        ):
             return False
         if not self._twice_said:
             self._twice_said = True
@@ -89,7 +94,7 @@ class LoopChecks:
                 "softprune: an optimizer step ran %s, so nothing was added to the task loss: %s",
                 *_WITHOUT_LOSS[training],
             )
-        self.loss_called = False
+        self.loss_called = self.loss_compiled = False
 
 
 def _nodes_before(loss: Tensor) -> Iterator[Any]:
