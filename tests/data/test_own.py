@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from softprune.data import BatchLoader, load_data
+from softprune.data import ArrayDataset, BatchLoader, load_data
 from softprune.data.images import BrokenImage
 from softprune.data.own import TorchDataset
 from softprune.data.own import _bundle as own_bundle
@@ -176,6 +176,22 @@ def test_a_label_that_is_no_number(label, shown):
     items = [(torch.zeros(3, 8, 8), label)] * 2
     with pytest.raises(DataError, match=f"A label must be the number of a class. Got {shown}; for other tasks"):
         own_bundle("mine", (items, items), 0, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("label", [1.7, np.float32(1.7), torch.tensor(1.7), float("nan"), float("inf")])
+def test_a_label_between_two_classes(label):
+    items = [(torch.zeros(3, 8, 8), label)] * 2
+    with pytest.raises(
+        DataError, match=r"A label must be the number of a class. Got (1.7|nan|inf); number the classes"
+    ):
+        own_bundle("mine", (items, items), 0, torch.device("cpu"))
+    with pytest.raises(DataError, match="A label must be the number of a class"):
+        ArrayDataset.from_arrays(torch.zeros(2, 3, 8, 8), [0, label])
+
+
+@pytest.mark.parametrize("label", [1, "1", 1.0, np.float64(1), torch.tensor([1.0]), True])
+def test_a_label_that_is_whole(label):
+    assert TorchDataset([(torch.zeros(3, 8, 8), label)]).load(0, 0)[1] == 1
 
 
 @pytest.mark.parametrize("name", ["./my_own_data.py:pair", "my_own_data.py:pair", "my_own_data.pair"])

@@ -37,6 +37,19 @@ class Augmentation:
             raise DataError(f"Augmentation.erasing must be a probability from 0 to 1. Got {self.erasing}.")
 
 
+def class_numbers(labels: Any) -> Tensor:
+    """Return labels, or one label, as int64; a DataError unless they are whole numbers."""
+    given = torch.as_tensor(labels)
+    numbers = given.to(torch.int64)
+    others = given[numbers != given]
+    if len(others):
+        raise DataError(
+            f"A label must be the number of a class. Got {others[0].item():g}; number the classes from 0, or train in "
+            "a loop of your own for other tasks than classification."
+        )
+    return numbers
+
+
 @dataclass(frozen=True)
 class ArrayDataset:
     """Images that fit in memory, in one tensor on the device that trains.
@@ -84,9 +97,7 @@ class ArrayDataset:
             if len(values) != channels:
                 raise DataError(f"`{name}` must have one value per channel ({channels}). Got {values}.")
             constants.append(torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1))
-        return cls(
-            pixels.to(device).contiguous(), torch.as_tensor(labels).to(device=device, dtype=torch.int64), *constants
-        )
+        return cls(pixels.to(device).contiguous(), class_numbers(labels).to(device), *constants)
 
     def __len__(self) -> int:
         return len(self.labels)

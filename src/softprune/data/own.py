@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softprune.data.datasets import ArrayDataset, DataBundle
+from softprune.data.datasets import ArrayDataset, DataBundle, class_numbers
 from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, LoadedDataset, image_tensor, seeded
 from softprune.errors import DataError
 from softprune.factories import import_factory
@@ -58,7 +58,9 @@ class TorchDataset(LoadedDataset):
                 f"Got {image.dtype} of shape {tuple(image.shape)}."
             )
         try:
-            number = int(label)
+            number = int(label if isinstance(label, int | str) else class_numbers(label))
+        except DataError:
+            raise
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
                 f"A label must be the number of a class. Got {_described(label)}; for other tasks than classification "
