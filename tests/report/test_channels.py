@@ -1,6 +1,5 @@
 """Both decisions on channels known by hand, and which channels of a layer are drawn, in which order."""
 
-import math
 import random
 from statistics import NormalDist
 
@@ -15,10 +14,7 @@ RULE = DropRule(delta=0.05, c=0.95)
 
 
 def made(beta: tuple[float, ...], gamma: tuple[float, ...], keep: tuple[bool, ...]) -> SiteRecord:
-    # Without checks: what is not a number is refused in files.
-    return SiteRecord.model_construct(
-        name="bn", activation="relu", width=len(keep), kept=sum(keep), beta=beta, gamma=gamma, keep=keep
-    )
+    return SiteRecord(name="bn", activation="relu", width=len(keep), kept=sum(keep), beta=beta, gamma=gamma, keep=keep)
 
 
 def layer(width: int, seed: int = 0) -> SiteRecord:
@@ -56,16 +52,16 @@ def test_the_rows_go_to_the_kind_that_needs_them() -> None:
     assert len(view.order) == ROWS
 
 
-def test_scales_of_zero_and_unknown_channels_are_drawn_or_left_out() -> None:
-    site = made((math.nan, -0.4, 0.4), (0.1, 0.0, 0.0), (False, False, True))
+def test_scales_of_zero_are_drawn() -> None:
+    site = made((-0.4, 0.4), (0.0, 0.0), (False, True))
     view = view_of(site, RULE)
-    assert view.order == (2, 1)
+    assert view.order == (1, 0)
     assert view.low < RULE.delta < view.high
 
 
 def site(beta: list[float], gamma: list[float], keep: list[bool] | None = None, name: str = "bn") -> SiteRecord:
     keep = keep or [not RULE.drops(b, g) for b, g in zip(beta, gamma, strict=True)]
-    return SiteRecord.model_construct(
+    return SiteRecord(
         name=name,
         activation="relu",
         width=len(beta),
@@ -122,11 +118,12 @@ def test_nothing_and_everything_dropped_are_no_special_cases() -> None:
     assert dead.counts["drop"] == 1
 
 
-def test_channels_without_numbers_are_left_out() -> None:
-    assert decide([SiteRecord(name="bn", activation="relu", width=4, kept=2)], RULE, True) is None
-    found = decide([site([math.nan, 0.1], [0.2, 0.2], [False, True])], RULE, True)
+def test_sites_without_recorded_channels_are_left_out() -> None:
+    unrecorded = SiteRecord(name="bn", activation="relu", width=4, kept=2)
+    assert decide([unrecorded], RULE, True) is None
+    found = decide([unrecorded, site([0.1], [0.2])], RULE, True)
     assert found is not None
-    assert [c.index for c in found.channels] == [1]
+    assert [c.site for c in found.channels] == [1]
 
 
 def test_the_exemplar_is_a_real_channel_of_its_kind() -> None:

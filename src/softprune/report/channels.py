@@ -83,9 +83,8 @@ def decide(sites: Sequence[SiteRecord], rule: DropRule, recorded: bool) -> Decis
         if not site.has_channels:
             continue
         for index, (beta, gamma, keep) in enumerate(zip(site.beta, site.gamma, site.keep, strict=True)):
-            if math.isfinite(beta) and math.isfinite(gamma):
-                dropped = not keep if recorded else rule.drops(beta, gamma)
-                rows.append((position, index, beta, abs(gamma), dropped))
+            dropped = not keep if recorded else rule.drops(beta, gamma)
+            rows.append((position, index, beta, abs(gamma), dropped))
     if not rows:
         return None
     smallest_first = sorted(range(len(rows)), key=lambda row: rows[row][3])
@@ -136,12 +135,13 @@ class DrawnChannels:
 
 def view_of(site: SiteRecord, rule: DropRule) -> DrawnChannels:
     """Kept channels first, each kind from the most alive to the most dead, evenly thinned to the rows."""
-    known = [index for index in range(site.width) if math.isfinite(site.beta[index] + site.gamma[index])]
-    known.sort(key=lambda index: (rule.delta - site.beta[index]) / (abs(site.gamma[index]) + 1e-8))
-    kept = [index for index in known if site.keep[index]]
-    dropped = [index for index in known if not site.keep[index]]
+    order = sorted(
+        range(site.width), key=lambda index: (rule.delta - site.beta[index]) / (abs(site.gamma[index]) + 1e-8)
+    )
+    kept = [index for index in order if site.keep[index]]
+    dropped = [index for index in order if not site.keep[index]]
     room = min(len(kept), max(KEPT_ROWS, ROWS - len(dropped)))
-    return DrawnChannels((*_thin(kept, room), *_thin(dropped, ROWS - room)), *_range(site, known, rule))
+    return DrawnChannels((*_thin(kept, room), *_thin(dropped, ROWS - room)), *_range(site, rule))
 
 
 def _thin(channels: list[int], rows: int) -> list[int]:
@@ -150,10 +150,11 @@ def _thin(channels: list[int], rows: int) -> list[int]:
     return [channels[round(row * (len(channels) - 1) / (rows - 1))] for row in range(rows)]
 
 
-def _range(site: SiteRecord, known: list[int], rule: DropRule) -> tuple[float, float]:
+def _range(site: SiteRecord, rule: DropRule) -> tuple[float, float]:
     """All curves but a few outliers. Dead channels may leave the plot on the left."""
-    starts = [site.beta[index] - 3.2 * abs(site.gamma[index]) for index in known]
-    ends = [site.beta[index] + 3.2 * abs(site.gamma[index]) for index in known]
+    channels = list(zip(site.beta, site.gamma, strict=True))
+    starts = [beta - 3.2 * abs(gamma) for beta, gamma in channels]
+    ends = [beta + 3.2 * abs(gamma) for beta, gamma in channels]
     high = max(quantile(ends, 0.995), rule.delta + 0.1)
     low = min(quantile(starts, 0.02), rule.delta - 0.1)
     return max(low, rule.delta - 2.5 * (high - rule.delta)), high
@@ -182,8 +183,8 @@ def distributions(run: Run, decisions: Decisions) -> dict[str, Any]:
                 "order": view.order,
                 "range": [round(view.low, 4), round(view.high, 4)],
                 "ticks": {canvas.name: ticks(view.low, view.high, 4 if canvas.narrow else 9) for canvas in CANVASES},
-                "beta": [_tenthousandths(value) for value in site.beta],
-                "gamma": [_tenthousandths(abs(value)) for value in site.gamma],
+                "beta": [round(1e4 * value) for value in site.beta],
+                "gamma": [round(1e4 * abs(value)) for value in site.gamma],
                 "keep": "".join("01"[keep] for keep in site.keep),
                 "quadrant": "".join(quadrants.get((position, index), "-") for index in range(site.width)),
             }
@@ -213,10 +214,6 @@ def _frame(canvas: Canvas, rule: DropRule) -> dict[str, Any]:
         "marks": shares.marks(values),
         "least": shares(1 - rule.c),
     }
-
-
-def _tenthousandths(value: float) -> int | None:
-    return round(value * 1e4) if math.isfinite(value) else None
 
 
 def plane(run: Run, decisions: Decisions) -> dict[str, Any]:

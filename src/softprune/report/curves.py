@@ -64,7 +64,7 @@ def events_of(rows: Sequence[Epoch]) -> list[tuple[int, str]]:
         before, now = rows[position - 1].lr, rows[position].lr
         if rows[position].number == tuning:
             found.append((tuning, "fine-tuning"))
-        elif before is not None and now is not None and now < 0.95 * before:
+        elif now < 0.95 * before:
             level_before = position < 2 or rows[position - 2].lr == before
             level_after = position + 1 == len(rows) or rows[position + 1].lr == now
             if level_before and level_after:

@@ -16,8 +16,8 @@ class Spot:
     top1: float
 
 
-def _spot(macs: float | None, top1: float | None) -> Spot | None:
-    return None if macs is None or top1 is None else Spot(macs, top1)
+def _spot(macs: float, top1: float | None) -> Spot | None:
+    return None if top1 is None else Spot(macs, top1)
 
 
 VIEWS: tuple[tuple[str, str, Callable[[Run], Spot | None]], ...] = (

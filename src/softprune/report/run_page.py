@@ -156,7 +156,7 @@ def _views(run: Run) -> list[Headline]:
         views.append(Headline("compact", "Compact network", note, run.compact_top1, compact.top5, run.compact))
     for key, label, moment in (("best", "Best epoch", run.best), ("last", "Last epoch", run.last)):
         if moment is not None:
-            note = "" if moment.number is None else f"epoch {moment.number}"
+            note = f"epoch {moment.number}"
             note += f", chosen by {run.evaluated_on} accuracy" if key == "best" else ""
             views.append(Headline(key, label, note, moment.top1, moment.top5, moment.totals))
     return views or [Headline("compact", "Network", "", run.compact_top1, None, run.compact)]
@@ -185,9 +185,7 @@ def _variants(run: Run) -> dict[str, Any]:
             value = getattr(row, key)
             phone = short(value) if write is count else write(value)
             cells.append((write(value), phone, value, _against(row, base, key)))
-        known = row.name in MEANINGS
-        meaning = MEANINGS.get(row.name, "") + more
-        rows.append({"name": row.name, "known": known, "meaning": meaning, "cells": cells})
+        rows.append({"name": row.name, "meaning": MEANINGS[row.name] + more, "cells": cells})
     return {
         "lead": lead,
         "rows": rows,
@@ -236,7 +234,7 @@ def _epochs(run: Run) -> dict[str, Any] | None:
         return None
     events, best, last = events_of(run.epochs), run.best, run.epochs[-1]
     mark = None
-    if best is not None and best.number is not None and best.top1 is not None:
+    if best is not None:
         mark = Mark(best.number, best.top1, f"best {accuracy(best.top1)}, epoch {best.number}")
     description = (
         f"In epoch {last.number}: {run.evaluated_on} top-1 {accuracy(last.test_top1)} percent, "
