@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import ConfigError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ def _warn_of_shared_store() -> None:
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     several = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
     if shared and several and may_restart() and os.environ.get("RANK") == "0":
-        log.warning(
+        logger.warning(
             "softprune: after a restart by torchrun, processes on several nodes can wait for each other forever. "
             "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node before you start torchrun."
         )

@@ -165,17 +165,17 @@ def test_a_label_beyond_the_classes_is_named_with_its_item(own):
 def test_labels_before_a_target_transform_may_be_any():
     data = torch.utils.data.TensorDataset(torch.zeros(3, 3, 8, 8), torch.arange(3))
     data.num_classes, data.targets, data.target_transform = 3, [1, 2, 3], lambda label: label - 1
-    assert own_bundle("mine", (data, data), 0, torch.device("cpu")).num_classes == 3
+    assert own_bundle("mine", (data, data), 0).num_classes == 3
     data.target_transform = None
     with pytest.raises(DataError, match=r"Labels must be from 0 to 2, as there are classes\. Got 1 to 3 from 'mine'"):
-        own_bundle("mine", (data, data), 0, torch.device("cpu"))
+        own_bundle("mine", (data, data), 0)
 
 
 @pytest.mark.parametrize(("label", "shown"), [(None, "a NoneType"), ({"boxes": 1}, "a dict with the keys boxes")])
 def test_a_label_that_is_no_number(label, shown):
     items = [(torch.zeros(3, 8, 8), label)] * 2
     with pytest.raises(DataError, match=f"A label must be the number of a class. Got {shown}; for other tasks"):
-        own_bundle("mine", (items, items), 0, torch.device("cpu"))
+        own_bundle("mine", (items, items), 0)
 
 
 @pytest.mark.parametrize("label", [1.7, np.float32(1.7), torch.tensor(1.7), float("nan"), float("inf")])
@@ -184,7 +184,7 @@ def test_a_label_between_two_classes(label):
     with pytest.raises(
         DataError, match=r"A label must be the number of a class. Got (1.7|nan|inf); number the classes"
     ):
-        own_bundle("mine", (items, items), 0, torch.device("cpu"))
+        own_bundle("mine", (items, items), 0)
     with pytest.raises(DataError, match="A label must be the number of a class"):
         ArrayDataset.from_arrays(torch.zeros(2, 3, 8, 8), [0, label])
 

@@ -50,15 +50,14 @@ def _run_cells(path: Path) -> list[str]:
     from softprune.runs.folder import RunFolder
     from softprune.runs.reading import load_run
 
+    folder = RunFolder(path)
     try:
         run = load_run(path)
     except SoftpruneError:  # damaged, or no epoch has ended
-        begun = (path / "checkpoints").is_dir() or (path / "metrics.jsonl").is_file()
-        state = "running" if RunFolder(path).is_locked() else "stopped" if begun else "not started"
+        begun = folder.checkpoints.is_dir() or folder.metrics.is_file()
+        state = "running" if folder.is_locked() else "stopped" if begun else "not started"
         return [str(path), state, "-", "-", "-"]
-    state = (
-        "running" if run.in_progress and RunFolder(path).is_locked() else "stopped" if run.in_progress else "finished"
-    )
+    state = "finished" if not run.in_progress else "running" if folder.is_locked() else "stopped"
     last = run.epochs[-1]
     cut = None if run.in_progress else 100 * (1 - last.macs / max(run.dense.macs, 1))
     # Of a finished run the accuracy of its network on the test images, which epochs may not have used.

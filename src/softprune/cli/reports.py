@@ -26,35 +26,29 @@ def print_result(result: Result) -> None:
     """Print the table of dense, masked and compact network, and the speed-up."""
     from softprune.report.text import THIN, file_size
 
-    rows = []
     dense = result.dense
-    for row in result.table:
-        size = row.file_bytes
-        latency = row.latency_ms
-        rows.append(
-            [
-                row.name,
-                _with_sign(format_percent(row.top1)),
-                _with_sign(format_percent(row.top5)),
-                format_count(row.params),
-                _with_sign(format_cut(dense.params, row.params)),
-                format_count(row.macs),
-                _with_sign(format_cut(dense.macs, row.macs)),
-                "-" if size is None else file_size(size).replace(THIN, " "),
-                "-" if latency is None else f"{latency:.2f} ms",
-            ]
-        )
+    rows = [
+        [
+            row.name,
+            _with_sign(format_percent(row.top1)),
+            _with_sign(format_percent(row.top5)),
+            format_count(row.params),
+            _with_sign(format_cut(dense.params, row.params)),
+            format_count(row.macs),
+            _with_sign(format_cut(dense.macs, row.macs)),
+            "-" if row.file_bytes is None else file_size(row.file_bytes).replace(THIN, " "),
+            "-" if row.latency_ms is None else f"{row.latency_ms:.2f} ms",
+        ]
+        for row in result.table
+    ]
     columns = ["", "top-1", "top-5", "params", "cut", "MACs", "cut", "file", "latency"]
     say()
     print_table(f"{result.model} on {result.data}, {result.method}", columns, rows)
-    latencies = {row.name: row.latency_ms for row in result.table}
-    dense_ms, compact_ms = latencies.get("dense"), latencies.get("compact")
-    if dense_ms and compact_ms:
+    if result.speed_up is not None:
         say()
-        speedup = dense_ms / compact_ms
-        say(f"Speed-up: {speedup:.2f}x (latency of {result.latency_batch} images)")
-        explained = dense.macs / max(next(row.macs for row in result.table if row.name == "compact"), 1)
-        if not 1 <= speedup <= _IMPLAUSIBLE * explained:
+        say(f"Speed-up: {result.speed_up:.2f}x (latency of {result.latency_batch} images)")
+        explained = dense.macs / max(result.compact.macs, 1)
+        if not 1 <= result.speed_up <= _IMPLAUSIBLE * explained:
             say(
                 f"The MACs suggest up to {explained:.1f}x. `softprune bench` measures again, with other backends and "
                 "batch sizes, and says what to try. Other programs on this machine disturb the measurement.",
@@ -250,7 +244,7 @@ def _finished(given: Sequence[Path]) -> list[Path]:
     for folder in found:
         if folder in finished:
             continue
-        if (folder / "config.toml").is_file():
+        if RunFolder(folder).config.is_file():
             remark(f"Left out: {folder} is not finished; `{RunFolder(folder).resume_command}` finishes it.")
         else:
             remark(f"Left out: {folder} holds no run.")

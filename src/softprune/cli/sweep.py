@@ -13,6 +13,7 @@ from softprune.errors import ConfigError
 from softprune.train.control import EXIT_STOPPED
 
 if TYPE_CHECKING:
+    from softprune.runs.folder import RunFolder
     from softprune.sweep.runner import Executor
 
 EXIT_FAILED = 1
@@ -69,9 +70,7 @@ def sweep(
     make_executor = _executor(on, jobs, device, {name: value for name, value in ray_only.items() if value is not None})
     planned = read_sweep(file, out, data_dir=data_dir)
     if dry_run:
-        rows = [
-            [cell.name, cell.config.method.name, _status(cell.folder.path), cell.after or "-"] for cell in planned.cells
-        ]
+        rows = [[cell.name, cell.config.method.name, _status(cell.folder), cell.after or "-"] for cell in planned.cells]
         if as_json:
             print_facts(["run", "method", "state", "after"], rows, as_json=True)
         else:
@@ -101,10 +100,8 @@ def sweep(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _status(folder: Path) -> str:
-    if (folder / "result.json").is_file():
-        return "done"
-    return "started" if (folder / "config.toml").is_file() else "new"
+def _status(folder: "RunFolder") -> str:
+    return "done" if folder.result.is_file() else "started" if folder.config.is_file() else "new"
 
 
 def _executor(on: str, jobs: int | None, device: str, ray_only: dict[str, Any]) -> "Callable[[Path], Executor]":

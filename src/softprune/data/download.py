@@ -15,7 +15,7 @@ from pathlib import Path
 from softprune.errors import DataError, first_line
 from softprune.io import extract_plain
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def fetch_archive(url: str, sha256: str, folder: str, root: Path) -> Path:
@@ -33,7 +33,7 @@ def fetch_archive(url: str, sha256: str, folder: str, root: Path) -> Path:
         if goal.exists():  # it is incomplete, or there would have been no download
             goal.rename(archive.with_name("replaced"))
         (unpacked / folder).rename(goal)
-    log.info("unpacked into %s", goal)
+    logger.info("unpacked into %s", goal)
     return goal
 
 
@@ -46,7 +46,7 @@ def fetch_file(url: str, path: Path) -> None:
 @contextmanager
 def _downloaded(url: str, root: Path) -> Iterator[Path]:
     """Yield the file at `url` in a temporary folder under `root`."""
-    log.info("downloading %s", url)
+    logger.info("downloading %s", url)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".softprune-download-", dir=root) as work:

@@ -14,7 +14,7 @@ from softprune.data.images import Crops, FolderDataset
 from softprune.errors import DataError, first_few
 from softprune.factories import import_optional
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})
@@ -93,7 +93,7 @@ def _scan(folder: Path, classes: list[str]) -> tuple[list[bytes], list[int]]:
         files.extend(os.fsencode(path) for path in found)
         labels.extend([label] * len(found))
     if ignored:
-        log.warning(
+        logger.warning(
             "softprune: %s: ignoring %d files that are not images: %s", folder, len(ignored), first_few(ignored, 5)
         )
     return files, labels

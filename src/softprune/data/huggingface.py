@@ -52,10 +52,9 @@ def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, down
                 download_config=datasets.DownloadConfig(local_files_only=not download),
             )
     except Exception as error:  # of the network, the Hub, or files in any format
-        reason = first_line(error)
         raise DataError(
             f"data.repo must be an image set of the Hugging Face Hub, or a folder that save_to_disk wrote. Got "
-            f"{repo!r}: {reason.rstrip('.')}. Check the name, and set data.download = true to fetch it."
+            f"{repo!r}: {first_line(error)}. Check the name, and set data.download = true to fetch it."
         ) from error
     test = next((name for name in _TEST_SPLITS if name in splits), None)
     if "train" not in splits or test is None:

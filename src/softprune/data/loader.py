@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Sampler, default_collate
 from softprune.data.images import BrokenImage, LoadedDataset
 from softprune.errors import DataError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def collate(items: list[tuple[Tensor, int] | BrokenImage]) -> tuple[Tensor, Tensor] | BrokenImage:
@@ -47,7 +47,7 @@ def _at_most_cores(workers: int) -> int:
     """Return ``workers``, or the number of cores if that is less; cached, so that a run with many loaders logs once."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers > cores:
-        log.info("using %d loader processes, one per core available to this process, instead of %d", cores, workers)
+        logger.info("using %d loader processes, one per core available to this process, instead of %d", cores, workers)
     return min(workers, cores)
 
 

@@ -103,10 +103,10 @@ def load_own(
             "The factory of data.name must return (train, test), two data sets, or a softprune.data.DataBundle. "
             f"Got {_described(data)} from {name!r}."
         )
-    return _bundle(name, data, seed, device)
+    return _bundle(name, data, seed)
 
 
-def _bundle(name: str, data: tuple[Any, Any], seed: int, device: torch.device) -> DataBundle:
+def _bundle(name: str, data: tuple[Any, Any], seed: int) -> DataBundle:
     parts = []
     for part in data:
         if not isinstance(part, ArrayDataset | LoadedDataset):

@@ -157,25 +157,8 @@ def _samples(path: Path) -> Iterator[tuple[int, int, int]]:
     """Yield offset, size and label of every image of a shard."""
     try:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            key, end = "", 0
-            parts: dict[str, tuple[int, int]] = {}
-            for member in tar:
-                end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-                if member.isdir():
-                    continue
-                folder, slash, name = member.name.rpartition("/")
-                stem, _, extension = name.partition(".")
-                if folder + slash + stem != key:
-                    if parts:
-                        yield _sample(path, key, parts, file)
-                    key, parts = folder + slash + stem, {}
-                if not member.isreg() or member.issparse():
-                    raise tarfile.TarError(f"{member.name} is not a plain file")
-                parts[extension.lower()] = (member.offset_data, member.size)
-            # A file cut off between two members looks complete to tarfile. The last sample may lack its class then.
-            if os.pread(file.fileno(), tarfile.BLOCKSIZE, end) != bytes(tarfile.BLOCKSIZE):
-                raise tarfile.TarError("the end of the archive is missing")
-            if parts:
+            for key, members in itertools.groupby(_plain_files(tar, file), lambda member: _key(member)[0]):
+                parts = {_key(member)[1]: (member.offset_data, member.size) for member in members}
                 yield _sample(path, key, parts, file)
     except (tarfile.TarError, EOFError) as error:
         raise DataError(
@@ -184,6 +167,28 @@ def _samples(path: Path) -> Iterator[tuple[int, int, int]]:
         ) from error
     except OSError as error:
         raise DataError(f"A shard must be readable. Got {path}: {error.strerror}; check its permissions.") from error
+
+
+def _plain_files(tar: tarfile.TarFile, file: io.BufferedReader) -> Iterator[tarfile.TarInfo]:
+    """Yield the files of an archive. Raise a TarError for links and devices, and at the end if it is incomplete."""
+    end = 0
+    for member in tar:
+        end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        if member.isdir():
+            continue
+        if not member.isreg() or member.issparse():
+            raise tarfile.TarError(f"{member.name} is not a plain file")
+        yield member
+    # A file cut off between two members looks complete to tarfile. The last sample may lack its class then.
+    if os.pread(file.fileno(), tarfile.BLOCKSIZE, end) != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.TarError("the end of the archive is missing")
+
+
+def _key(member: tarfile.TarInfo) -> tuple[str, str]:
+    """Return the key of the sample that a file belongs to, and the file's extension."""
+    folder, slash, name = member.name.rpartition("/")
+    stem, _, extension = name.partition(".")
+    return folder + slash + stem, extension.lower()
 
 
 def _sample(path: Path, key: str, parts: dict[str, tuple[int, int]], file: io.BufferedReader) -> tuple[int, int, int]:

@@ -23,23 +23,11 @@ class Run(Result):
     baseline_top1: float | None = None
     """Accuracy of dense runs compared with this one, for a run that trained no dense network itself."""
 
-    def variant(self, name: str) -> Variant | None:
-        """Return a row of the table dense / masked / compact."""
-        return next((row for row in self.table if row.name == name), None)
-
     @property
     def dense_top1(self) -> float | None:
         """Accuracy of the dense network: the run's own baseline, or that of the dense runs beside it."""
         row = self.variant("dense")
         return row.top1 if row and row.top1 is not None else self.baseline_top1
-
-    @property
-    def speed_up(self) -> float | None:
-        """Latency of the dense network over that of the compact one; None where one was not measured."""
-        dense, compact = self.variant("dense"), self.variant("compact")
-        if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
-            return None
-        return dense.latency_ms / compact.latency_ms
 
     @property
     def evaluated_on(self) -> str:

@@ -244,6 +244,18 @@ class Result(Record):
     sessions: tuple[Session, ...] = ()
     epochs: tuple[Epoch, ...]
 
+    def variant(self, name: str) -> Variant | None:
+        """Return a row of the table dense / masked / compact."""
+        return next((row for row in self.table if row.name == name), None)
+
+    @property
+    def speed_up(self) -> float | None:
+        """Latency of the dense network over that of the compact one; None where one was not measured."""
+        dense, compact = self.variant("dense"), self.variant("compact")
+        if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
+            return None
+        return dense.latency_ms / compact.latency_ms
+
     def to_json(self) -> str:
         """Return the file's content: a line per entry, so that files stay small and diffs readable."""
         values = self.model_dump(mode="json")

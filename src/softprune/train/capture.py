@@ -12,7 +12,7 @@ from softprune.config.settings import Mode
 from softprune.errors import check_choice
 from softprune.fused.training import rewrite_graph
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,7 +62,7 @@ class StepCompiler:
             fit_graph = rewrite_graph(graph) if self._fit else None
             compiled = self._backend(fit_graph, inputs, **self._patches) if fit_graph is not None else None
         except Exception as error:
-            log.warning("softprune: convolutions are left as they are: %s", in_short(error))
+            logger.warning("softprune: convolutions are left as they are: %s", in_short(error))
         if compiled is None:
             compiled = self._backend(graph, inputs, **self._patches)
         self._compiled.append(compiled)

@@ -17,7 +17,7 @@ from softprune.hardware import time_ms
 from softprune.module_state import evaluating
 from softprune.train.capture import capture_graph
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class EvalStep:
         try:
             self._graph = capture_graph(self._batch, self.device, trial=self._batch, undo=restore)
         except Exception as error:
-            log.warning(
+            logger.warning(
                 "softprune: evaluation cannot run as a CUDA graph (%s: %s); it runs eagerly",
                 type(error).__name__,
                 error,
@@ -209,6 +209,6 @@ def _captured_forward(network: nn.Module, batch: Tensor) -> Callable[[], object]
     try:
         graph = capture_graph(forward, batch.device, trial=forward, undo=lambda: None)
     except RuntimeError as error:
-        log.info("the forward is timed from Python, since it cannot be captured: %s", error)
+        logger.info("the forward is timed from Python, since it cannot be captured: %s", error)
         return forward
     return lambda: graph.replay()

@@ -190,23 +190,32 @@ def _run(
     time_limit: float | None,
     listener: Listener,
 ) -> Outcome:
+    reason, result = None, None
     with StopSignal(time_limit) as stop:
         if config.train.dense_baseline:
-            baseline = RunFolder(folder.dense)
-            if baseline.result.is_file():
-                baseline.read_result()  # an unreadable one is reported before training, not after
-            else:
-                listener.on_stage("training the dense baseline")
-                dense = dense_config(config)
-                if world.is_writer and not baseline.config.exists():
-                    RunFolder.create(baseline.path, dense)
-                with _claim(baseline, world):
-                    reason, _ = _train(dense, baseline, data, world, None, listener, stop)
-                if reason is not None:
-                    return Outcome(folder=folder, result=None, stopped=reason, is_writer=world.is_writer)
-            listener.on_stage(f"training and pruning ({config.method.name})")
-        reason, result = _train(config, folder, data, world, begin, listener, stop)
+            reason = _train_baseline(config, folder, data, world, listener, stop)
+        if reason is None:
+            reason, result = _train(config, folder, data, world, begin, listener, stop)
     return Outcome(folder=folder, result=result, stopped=reason, is_writer=world.is_writer)
+
+
+def _train_baseline(
+    config: RunConfig, folder: RunFolder, data: DataBundle, world: World, listener: Listener, stop: StopSignal
+) -> str | None:
+    """Train the dense baseline of a run unless it is finished; return the reason to stop early, if there is one."""
+    baseline, reason = RunFolder(folder.dense), None
+    if baseline.result.is_file():
+        baseline.read_result()  # an unreadable one is reported before training, not after
+    else:
+        listener.on_stage("training the dense baseline")
+        dense = dense_config(config)
+        if world.is_writer and not baseline.config.exists():
+            RunFolder.create(baseline.path, dense)
+        with _claim(baseline, world):
+            reason, _ = _train(dense, baseline, data, world, None, listener, stop)
+    if reason is None:
+        listener.on_stage(f"training and pruning ({config.method.name})")
+    return reason
 
 
 def _train(
@@ -229,13 +238,13 @@ def _train(
         begin = first_stage(config.replace(model=trained), data, world)
     elif begin is None:
         begin = first_stage(config, data, world)
-    teacher = begin.stage.step.teacher
-    if config.distill.teacher and teacher is None:
-        teacher = load_teacher(config, folder, data, world)
+    step = begin.stage.step
+    if config.distill.teacher and step.teacher is None:
+        step.teacher = load_teacher(config, folder, data, world)
     if state is not None:
         with restoring():
-            check_same_teacher(teacher, state)
-    trainer = Trainer(config, folder, data, world, begin, listener=listener, stop=stop, teacher=teacher, state=state)
+            check_same_teacher(step.teacher, state)
+    trainer = Trainer(config, folder, data, world, begin, listener=listener, stop=stop, state=state)
     reason = trainer.run()
     if reason is not None:
         return reason, None

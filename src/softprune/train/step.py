@@ -27,7 +27,7 @@ from softprune.train.capture import Snapshot, StepCompiler, capture_graph, in_sh
 from softprune.train.optim import Schedule, WeightAverage, match_gradients, share_rate
 from softprune.train.teacher import Teacher
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,10 +264,10 @@ class TrainStep:
             if why_not is None:
                 self.mode = mode
                 break
-            log.warning("softprune: training steps cannot run as %s: %s", mode, why_not)
+            logger.warning("softprune: training steps cannot run as %s: %s", mode, why_not)
         self.startup_seconds = time.perf_counter() - began
         level = logging.DEBUG if self.mode == "eager" else logging.INFO
-        log.log(level, "training steps run as %s, prepared in %.1f s", self.mode, self.startup_seconds)
+        logger.log(level, "training steps run as %s, prepared in %.1f s", self.mode, self.startup_seconds)
         self._run()
 
     def _why_not(self, mode: Mode) -> str | None:
@@ -302,7 +302,7 @@ class TrainStep:
                     self._trial()
                     snapshot.restore()
         except Exception as error:
-            log.debug("%s failed", mode, exc_info=True)
+            logger.debug("%s failed", mode, exc_info=True)
             self._forward, self._chain, self._run = self._loss_of, draw_chain, self._step
             self.optimizer.zero_grad(set_to_none=True)
             snapshot.restore()

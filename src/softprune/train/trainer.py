@@ -32,7 +32,6 @@ from softprune.train.evaluate import EvalTotals, Evaluator
 from softprune.train.history import CostTracker, RunHistory, SiteHistory
 from softprune.train.optim import optimizer_state
 from softprune.train.stage import Stage, StartingPoint, recalibrate
-from softprune.train.teacher import Teacher
 from softprune.train.trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -58,15 +57,13 @@ class Trainer:
         *,
         listener: Listener,
         stop: StopSignal,
-        teacher: Teacher | None = None,
         state: dict[str, Any] | None = None,
     ) -> None:
         self.config, self.folder, self.data, self.world = config, folder, data, world
         self.listener, self.stop = listener, stop
         self.costs = CostTracker(start.dense, data)
         self.evaluator = Evaluator(data, config, world)
-        self.stage, self.teacher = start.stage, teacher
-        self.stage.step.teacher = teacher
+        self.stage, self.teacher = start.stage, start.stage.step.teacher
         self._saved_at = time.monotonic()
         if state is None:
             self.history = RunHistory(sites=SiteHistory.of(self.stage.pruner))
