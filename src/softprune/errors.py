@@ -5,8 +5,14 @@ Every message states the rule, the value and the remedy. All exceptions derive f
 """
 
 import difflib
+import functools
+import inspect
+import numbers
+import os
 import re
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -59,6 +65,44 @@ class NonFiniteLoss(SoftpruneError):
             f"whose images have the indices {indices}. Lower the learning rate or the strength, or look at "
             "these images."
         )
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_PLAIN: dict[Any, tuple[type, str]] = {
+    bool: (bool, "True or False"),
+    int: (numbers.Integral, "an integer"),
+    float: (numbers.Real, "a number"),
+    str: (str, "a string"),
+    os.PathLike: (os.PathLike, "a path"),
+    Iterable: (Iterable, "a list"),
+    types.NoneType: (types.NoneType, "None"),
+}
+"""By annotation: what is accepted, and its name in messages."""
+
+
+def check_types(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function raise a ConfigError for arguments that are not of the plain type in their annotation."""
+    signature, hints = inspect.signature(function), functools.cache(lambda: get_type_hints(function))
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            hint = hints()[name]
+            union = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+            plain = [_PLAIN.get(get_origin(kind) or kind) for kind in union]
+            kinds = [kind for kind in plain if kind is not None]
+            if kinds == plain and not any(_is_a(value, kind) for kind, _ in kinds):
+                words = " or ".join(word for _, word in kinds)
+                got = repr(value) if isinstance(value, str | numbers.Number | None) else f"a {type(value).__name__}"
+                raise ConfigError(f"`{name}` must be {words}. Got {got}.")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _is_a(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def printable(text: str, keep: str = "") -> str:

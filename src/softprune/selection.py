@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from softprune.costs import count_exact
-from softprune.errors import ConfigError, ModelError, few_of
+from softprune.errors import ConfigError, ModelError, check_types, few_of
 from softprune.graph import ChannelGraph, ExampleLike, trace
 from softprune.graph.sites import KINDS
 from softprune.masks import check_unmasked
@@ -36,8 +36,7 @@ def read_graph(
     `every_norm` adds BatchNorms that no activation follows, for methods that do not ask about it, and `kinds` adds
     sites of the kinds "sum", "linear" and "stream"; see :mod:`softprune.graph.groups`.
     """
-    if isinstance(model, nn.Module):  # what is none is refused below
-        check_unmasked(model, "a new pruner")
+    check_unmasked(model, "a new pruner")
     included = None if include is None else _listed("include", include)
     excluded = [] if exclude is None else _listed("exclude", exclude)
     chosen = check_kinds(kinds)
@@ -46,9 +45,10 @@ def read_graph(
     return graph.only(_chosen(graph, included, excluded))
 
 
-def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
+@check_types
+def check_kinds(site_kinds: Iterable[str]) -> tuple[str, ...]:
     """Return the kinds of sites as a tuple, or raise a ConfigError."""
-    chosen = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    chosen = (site_kinds,) if isinstance(site_kinds, str) else tuple(site_kinds)
     for kind in chosen:
         if kind not in KINDS:
             raise ConfigError(

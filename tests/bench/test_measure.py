@@ -154,7 +154,7 @@ def test_models_keep_mode_and_dtype() -> None:
         ({"dtype": "int8"}, "`dtype` must be one of"),
         ({"compile_mode": "fast"}, "`compile_mode` must be one of"),
         ({"repeats": 0}, "an integer of at least 1. Got 0"),
-        ({"repeats": 1.5}, "an integer of at least 1. Got 1.5"),
+        ({"repeats": 1.5}, "`repeats` must be an integer. Got 1.5"),
         ({"threads": -1}, "`threads` must be an integer"),
         ({"device": "abacus"}, "`device` must be available in PyTorch.*abacus"),
         ({"batches": []}, "`batches` must be integers"),

@@ -43,6 +43,11 @@ def unequal():
 def unnamed():
     return (TensorDataset(torch.zeros(4, 1, 5, 5), torch.arange(4)),) * 2
 
+def worded():
+    pair = unnamed()
+    pair[0].num_classes = "4"
+    return pair
+
 def one():
     return made(4)
 
@@ -131,6 +136,7 @@ def test_bundles_and_arrays_are_taken_as_they_are(own):
     [
         ("unequal", DataError, r"must have one shape. Got \(3, 8, 8\) and \(1, 8, 8\)"),
         ("unnamed", DataError, "must say how many classes"),
+        ("worded", DataError, "how many classes it has, at least 2. Got '4' from"),
         ("one", DataError, r"must return \(train, test\)"),
         ("needs", DataError, "called with those of root, image_size, seed, augment"),
         ("numbers", DataError, r"items \(image, label\)"),

@@ -2,8 +2,16 @@
 
 import ast
 import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import softprune as sp
 from softprune import errors
 
 
@@ -33,3 +41,39 @@ def test_control_characters_are_shown_not_sent_to_the_terminal() -> None:
     assert errors.printable("a\x1b[31m\n\u202e") == "a\\x1b[31m\\n\\u202e"
     assert errors.printable("\N{GREEK SMALL LETTER DELTA} plain name") == "\N{GREEK SMALL LETTER DELTA} plain name"
     assert errors.printable("a\nb\r", "\n\t") == "a\nb\\r"
+
+
+NET, ROW = nn.Linear(2, 2), torch.zeros(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sp.models.build("digits_net", "3"), "`num_classes` must be an integer. Got '3'."),
+        (lambda: sp.models.build("digits_net", True), "`num_classes` must be an integer. Got True."),
+        (lambda: sp.models.build("digits_net", num_classes=3.5), "`num_classes` must be an integer. Got 3.5."),
+        (lambda: sp.data.load_data(None), "`name` must be a string. Got None."),
+        (lambda: sp.data.load_data("digits", 3), "`root` must be a string or a path or None. Got 3."),
+        (lambda: sp.inspect(NET, ROW, site_kinds=None), "`site_kinds` must be a list. Got None."),
+        (lambda: sp.verify(NET, NET, ROW, tolerance="1"), "`tolerance` must be a number. Got '1'."),
+        (lambda: sp.verify(NET, NET, ROW, seed=1.5), "`seed` must be an integer. Got 1.5."),
+        (lambda: sp.export.to_onnx(NET, ROW, None), "`path` must be a string or a path. Got None."),
+        (lambda: sp.export.to_onnx(NET, ROW, "x", fold_bn="no"), "`fold_bn` must be True or False. Got 'no'."),
+        (
+            lambda: sp.export.to_onnx(nn.Linear, ROW, "x.onnx"),
+            "`model` must be a torch.nn.Module. Got the class Linear, ",
+        ),
+        (lambda: sp.bench.compare_latency(NET, None, ROW), "`compact` must be a torch.nn.Module. Got NoneType; "),
+        (lambda: sp.bench.compare_latency(NET, NET, ROW, backends=3), "`backends` must be a list. Got 3."),
+        (lambda: sp.distillation_loss(ROW, (ROW,), ROW), "`teacher_logits` must be a tensor. Got tuple; "),
+        (lambda: sp.distillation_loss(ROW, ROW, ROW, weight="1"), "must be from 0 to 1. Got '1'."),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(errors.SoftpruneError) as caught:
+        call()
+    assert message in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert isinstance(sp.models.build("digits_net", np.int64(3)), nn.Module)

@@ -9,7 +9,7 @@ from torch import nn
 from softprune.bench.backends import BACKENDS, COMPILED, Ready, Setting, cpu_threads
 from softprune.bench.results import BenchReport, BenchRow, Timing, advice, alternate, paired_ratio
 from softprune.costs import cost
-from softprune.errors import ConfigError, SoftpruneError, check_choice, first_line
+from softprune.errors import ConfigError, SoftpruneError, check_choice, check_types, first_line
 from softprune.export import fold_batch_norms
 from softprune.graph import Example, ExampleLike
 from softprune.hardware import synchronizer
@@ -22,13 +22,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
+@check_types
 def compare_latency(
     dense: nn.Module,
     compact: nn.Module,
     example: ExampleLike,
     *,
     backends: Iterable[str] = ("eager",),
-    batches: Iterable[int] = (1,),
+    batches: Iterable[int] | int = (1,),
     device: torch.device | str = "cpu",
     dtype: str = "float32",
     threads: int = 0,
@@ -59,9 +60,9 @@ def compare_latency(
         check_choice("A backend", name, BACKENDS)
     check_choice("`dtype`", dtype, DTYPES)
     check_choice("`compile_mode`", compile_mode, COMPILE_MODES)
-    if not isinstance(repeats, int) or repeats < 1:
+    if repeats < 1:
         raise ConfigError(f"`repeats` must be an integer of at least 1. Got {repeats!r}.")
-    if not isinstance(threads, int) or threads < 0:
+    if threads < 0:
         raise ConfigError(f"`threads` must be an integer of at least 0 (0: keep the present number). Got {threads!r}.")
     sizes = [*batches] if isinstance(batches, Iterable) else [batches]
     if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):

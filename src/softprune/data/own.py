@@ -127,11 +127,10 @@ def _bundle(name: str, data: tuple[Any, Any], seed: int) -> DataBundle:
         )
     classes = tuple(map(str, getattr(data[0], "classes", ())))
     count = len(classes) or getattr(data[0], "num_classes", 0) or _label_range(data[0])[1] + 1
-    if count < 2:
+    if not isinstance(count, int) or count < 2:
         raise DataError(
-            "A data set must say how many classes it has. "
-            f"Got {name!r} without `classes`, `num_classes` or `targets`; set one of them on the training set, or "
-            "return a DataBundle."
+            f"A data set must say how many classes it has, at least 2. Got {count!r} from `classes`, `num_classes` or "
+            f"`targets` of {name!r}; set one of them on the training set, or return a DataBundle."
         )
     for part, given in zip(parts, data, strict=True):
         if isinstance(part, TorchDataset):

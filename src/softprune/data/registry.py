@@ -1,5 +1,6 @@
 """The data sets by name: one entry each, read by `load_data`, the command line and its help."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from softprune.data.huggingface import load_huggingface
 from softprune.data.images import Crops
 from softprune.data.own import load_own
 from softprune.data.shards import load_shards
-from softprune.errors import DataError
+from softprune.errors import DataError, check_types
 from softprune.factories import check_name
 
 
@@ -73,9 +74,10 @@ DATASETS: dict[str, DataEntry] = {
 _IN_FILES = ("folder", "webdataset", "huggingface")
 
 
+@check_types
 def load_data(
     name: str,
-    root: Path | str | None = None,
+    root: str | os.PathLike[str] | None = None,
     *,
     device: torch.device | str = "cpu",
     download: bool = False,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softprune.errors import check_types
 from softprune.export.writing import ExportReport, Format, Runtime, dynamic_shapes, exported, write_checked
 from softprune.factories import import_optional
 from softprune.graph import Example, ExampleLike
@@ -17,6 +18,7 @@ from softprune.surgery.comparison import outputs_of
 _PACKAGES = "onnx onnxscript onnxruntime"
 
 
+@check_types
 def to_onnx(
     model: nn.Module,
     example: ExampleLike,
@@ -91,6 +93,7 @@ def _onnx_content(model: nn.Module, given: Example, dynamic_batch: bool, opset: 
     return program.model_proto.SerializeToString()
 
 
+@check_types
 def to_torch_export(
     model: nn.Module,
     example: ExampleLike,

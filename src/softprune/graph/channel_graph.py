@@ -144,11 +144,11 @@ class ChannelGraph:
         return None
 
 
-def check_is_module(model: object) -> None:
+def check_is_module(model: object, name: str = "model") -> None:
     """Raise unless it is a network, built: a class, or arguments in another order, are the usual mistakes."""
     if not isinstance(model, nn.Module):
         got = f"the class {model.__name__}, not an object of it" if isinstance(model, type) else type(model).__name__
-        raise ModelError(f"`model` must be a torch.nn.Module. Got {got}; build the network and pass it.")
+        raise ModelError(f"`{name}` must be a torch.nn.Module. Got {got}; build the network and pass it.")
 
 
 def _check_is_bare(model: nn.Module) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from softprune.config.method import MaskConfig
 from softprune.errors import ModelError
+from softprune.graph import check_is_module
 from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold, is_masked, unmask_
 from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss, sparsity_terms
 from softprune.masks.gates import MaskDecision, SoftGate
@@ -278,7 +279,8 @@ def unmask_model_(model: nn.Module) -> None:
 
 
 def check_unmasked(model: nn.Module, purpose: str, *, name: str = "model") -> None:
-    """Raise a ModelError if `model`, which the caller calls `name`, has masks: `purpose` needs one without."""
+    """Raise a ModelError unless `model`, which the caller calls `name`, is a network without masks, for `purpose`."""
+    check_is_module(model, name)
     masked = [path for path, module in model.named_modules() if is_masked(module)]
     if masked:
         raise ModelError(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from softprune.errors import ConfigError, check_choice
+from softprune.errors import ConfigError, check_choice, check_types
 from softprune.models.densenet import densenet40
 from softprune.models.resnet_cifar import resnet20, resnet56, resnet56_a, resnet110, resnet110_a, resnet164
 from softprune.models.resnet_imagenet import resnet18, resnet50, resnet50_64
@@ -48,6 +48,7 @@ REGISTRY: dict[str, ModelEntry] = {
 """Every network by the name of its function in `softprune.models`."""
 
 
+@check_types
 def build(name: str, num_classes: int) -> nn.Module:
     """Build the network called `name` with freshly drawn weights.
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import ModelError, VerificationError, few_of
+from softprune.errors import ModelError, VerificationError, check_types, few_of
 from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.masks import FixedGate, mask_
 from softprune.plan import PrunePlan
@@ -48,6 +48,7 @@ class Certificate:
 
 
 @one_thread()
+@check_types
 def verify(
     masked: nn.Module, compact: nn.Module, example: ExampleLike, *, tolerance: float = TOLERANCE, seed: int = 0
 ) -> Certificate:
