@@ -296,7 +296,7 @@ def test_a_step_compiles_whole(method: str) -> None:
     clock = copy.deepcopy(pruner.clock.state_dict())
     eager = objective().detach()
     pruner.clock.load_state_dict(clock)
-    pruner._forward_hooks.bank.clear()
+    pruner._masked_model.hooks.bank.clear()
     torch._dynamo.reset()  # another method's compilation of this function must not count as recompiling
     compiled = torch.compile(objective, backend="eager", fullgraph=True)()
     torch.testing.assert_close(compiled.detach(), eager)

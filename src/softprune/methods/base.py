@@ -97,13 +97,13 @@ class Pruner(CuttableModel):
         self._optimizer_hooks: OptimizerHooks | None = None
         self._begun = False
         self._checks = LoopChecks()
-        self._network = MaskedModel(
+        self._masked_model = MaskedModel(
             model,
             {site: self._gate(number, site) for number, site in enumerate(self.graph.sites)},
             {site.name: self.coupled_to(site.name) for site in self.graph.sites},
             self.clock,
         )
-        self._masked, self._forward_hooks = self._network.norms, self._network.hooks
+        self._masked = self._masked_model.norms
 
     # --- what a method defines -----------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Pruner(CuttableModel):
         For loops that compile the whole forward: it compiles and runs faster when the masks are inputs. `chain` is
         :func:`softprune.masks.draw_chain` or its compiled form. The masks are the same.
         """
-        self._forward_hooks.draw_ahead(chain)
+        self._masked_model.hooks.draw_ahead(chain)
 
     def loss(self, task: Tensor) -> Tensor:
         """Return the task loss plus what the method adds. Under eval() or no_grad the task loss is unchanged."""
@@ -209,7 +209,7 @@ class Pruner(CuttableModel):
         if torch.compiler.is_compiling():
             self._checks.loss_compiled = True
             return self._total_loss(task)
-        self._network.check_in_place()
+        self._masked_model.check_in_place()
         if self.updates_on_step:
             self._checks.before_loss(self._optimizer_hooks)
         if self._checks.contains_loss(task):
@@ -228,7 +228,7 @@ class Pruner(CuttableModel):
     def attach(self, optimizer: Optimizer) -> None:
         """Count the optimizer's steps, and run the method's work around each of them, through its hooks."""
         optimizer = countable(optimizer)
-        self._network.check_in_place()
+        self._masked_model.check_in_place()
         if self._optimizer_hooks is not None:
             if self._optimizer_hooks.optimizer is optimizer:
                 return  # a cell of a notebook that is run again
@@ -275,7 +275,7 @@ class Pruner(CuttableModel):
     def detach(self) -> nn.Module:
         """Return the plain model with its weights as they are now. The pruner can no longer be used."""
         self.release()
-        return self._network.detach()
+        return self._masked_model.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pruner":
         # A copy of what holds both the model and its pruner, such as an EMA of a LightningModule, keeps this pruner.

@@ -20,6 +20,8 @@ from softprune.methods.options import check_cut, check_values
 from softprune.plan import PrunePlan, make_plan
 from softprune.surgery import Certificate, apply_plan, verify_plan, without_gc
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class SiteSummary:
@@ -104,9 +106,6 @@ class Summary:
     __repr__ = __str__  # what a notebook shows
 
 
-logger = logging.getLogger(__name__)
-
-
 class CuttableModel:
     """The part of a pruner that turns its masks into a plan and a compact network."""
 
@@ -123,7 +122,7 @@ class CuttableModel:
     """Groups of sites of which only the channels that all of them keep remain."""
     certificate: Certificate | None
     """How close masked and compact network were at the last :meth:`compact`."""
-    _network: MaskedModel
+    _masked_model: MaskedModel
     _masked: dict[str, MaskedBatchNorm]
 
     @property
@@ -152,12 +151,12 @@ class CuttableModel:
 
     def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """Return the hard mask of every site now, True where a channel is kept. `model`: an EMA or other copy."""
-        self._network.check_in_place()
+        self._masked_model.check_in_place()
         network = self._network_of(model)
         return {name: self._hard(name, network).clone() for name in self._masked}
 
     def _network_of(self, model: nn.Module | None) -> nn.Module:
-        return self.model if model is None else self._network.unwrap(model)
+        return self.model if model is None else self._masked_model.unwrap(model)
 
     def _hard(self, name: str, network: nn.Module) -> Tensor:
         """Return the decision of the gate of site `name` on the BatchNorm that `network`, ours or a copy, has there."""
@@ -177,7 +176,7 @@ class CuttableModel:
         self, model: nn.Module | None, round_to: int | None, gathers: bool
     ) -> tuple[nn.Module, dict[str, Tensor]]:
         """Return the network that a cut starts from, and the masks."""
-        self._network.check_unchanged()
+        self._masked_model.check_unchanged()
         network = self._network_of(model)
         check_values(network)
         check_cut(round_to, gathers)

@@ -22,7 +22,7 @@ def summed_distances(filters: Tensor) -> Tensor:
 
 
 class FpgmPruner(ZeroingPruner):
-    """Filter Pruning via Geometric Median (He et al., CVPR 2019) at work on a model.
+    """Filter Pruning via Geometric Median (He et al., CVPR 2019) of a model.
 
     In every layer that feeds a BatchNorm: first the int(ratio_norm * width) filters of smallest L2 norm, then, of
     those that are left, the int(ratio_dist * width) with the smallest sum of distances to all that are left, are set

@@ -53,7 +53,7 @@ class LayerwisePruner(OneShotPruner):
 
 
 class L1Pruner(LayerwisePruner, FilterPruner):
-    """L1-norm filter pruning (Li et al., ICLR 2017) at work on a model.
+    """L1-norm filter pruning (Li et al., ICLR 2017) of a model.
 
     The network trains as it is, or comes trained; :meth:`decide` then drops, layer by layer, the filters whose
     weights have the smallest L1 norm. Meant to be fine-tuned.

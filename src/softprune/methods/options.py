@@ -69,6 +69,13 @@ def check_strength(strength: float | Tensor) -> None:
         raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
 
 
+def check_has_target(target: TargetLike | None, **options: int | None) -> None:
+    """Raise if one of `options`, which act on a target alone, is given without one."""
+    for name, value in options.items():
+        if target is None and value is not None:
+            raise ConfigError(f"`{name}` needs a `target`. Got {value!r} without one; set `target`, or leave it out.")
+
+
 def is_positive(value: object) -> bool:
     """Whether it is a finite number above 0."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

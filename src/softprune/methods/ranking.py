@@ -15,7 +15,7 @@ from softprune.masks import FixedGate, Gate, fill_to_multiple
 from softprune.masks.gates import keep_common
 from softprune.methods.base import Pruner
 from softprune.methods.optimizer_hooks import all_decayed
-from softprune.methods.options import PrunerOptions, RankingOptions
+from softprune.methods.options import PrunerOptions, RankingOptions, check_has_target
 from softprune.selection import Globs, read_graph
 
 Ratio = float | Mapping[str, float]
@@ -102,10 +102,7 @@ class StoredPruner(Pruner):
         latency_batch: int | None = None,
         **options: Unpack[PrunerOptions],
     ) -> None:
-        if target is None and latency_batch is not None:
-            raise ConfigError(
-                f"`latency_batch` needs a `target`. Got {latency_batch!r} without one; set `target`, or leave it out."
-            )
+        check_has_target(target, latency_batch=latency_batch)
         super().__init__(model, example, strength=strength, **options)
         if target is None:
             return
@@ -156,7 +153,7 @@ class StoredPruner(Pruner):
             self._stored(name).copy_(mask)
 
     def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
-        self._network.check_in_place()
+        self._masked_model.check_in_place()
         self._network_of(model)
         return {site.name: self._stored(site.name).clone() for site in self.sites}
 
@@ -234,7 +231,7 @@ class OneShotPruner(StoredPruner):
     def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         if self._final:
             return super().masks(model)
-        self._network.check_in_place()
+        self._masked_model.check_in_place()
         with torch.no_grad():
             network = self._network_of(model)
             if self._limit is not None:

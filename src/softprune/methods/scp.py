@@ -18,7 +18,7 @@ from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.masks import Gate, MaskConfig, SoftGate
 from softprune.methods.base import Pruner
-from softprune.methods.options import PrunerOptions, check_cut, check_state, check_values
+from softprune.methods.options import PrunerOptions, check_cut, check_has_target, check_state, check_values
 from softprune.selection import Globs, check_kinds, read_graph
 
 logger = logging.getLogger(__name__)
@@ -75,11 +75,7 @@ class SoftPruner(Pruner):
                 "`strength` and `target` exclude each other: a target adjusts the strength itself. "
                 f"Got strength = {strength!r} and target = {target!r}; give one of them."
             )
-        for name, value in (("total_steps", total_steps), ("latency_batch", latency_batch)):
-            if target is None and value is not None:
-                raise ConfigError(
-                    f"`{name}` needs a `target`. Got {value!r} without one; set `target`, or leave it out."
-                )
+        check_has_target(target, total_steps=total_steps, latency_batch=latency_batch)
         if masks is not None and not isinstance(masks, MaskConfig):
             raise ConfigError(
                 f"`masks` must be a MaskConfig. Got {masks!r}; pass softprune.MaskConfig(...), or None for the "
@@ -152,7 +148,7 @@ class SoftPruner(Pruner):
 
     def _extra_loss(self) -> Tensor:
         """Return lambda L_sparse of the paper; `masks.functional.sparsity_loss` has the formula."""
-        return self.strength * self._forward_hooks.bank.loss()
+        return self.strength * self._masked_model.hooks.bank.loss()
 
     # --- a target ------------------------------------------------------------------------------------------------
 
@@ -173,7 +169,7 @@ class SoftPruner(Pruner):
 
     def update_strength(self, step: int) -> None:
         if self.budget is not None and step > 0 and self.budget.next_update(step - 1) == step:
-            self._network.check_unchanged()
+            self._masked_model.check_unchanged()
             strength = self.budget.update(step)
             if not math.isfinite(strength):
                 check_values(self.model)  # raises: training has diverged
@@ -201,7 +197,7 @@ class SoftPruner(Pruner):
         self._steps_until_update = (self.budget.next_update(step) or last + 1) - step
 
     def decide(self) -> dict[str, Tensor]:
-        self._network.check_in_place()
+        self._masked_model.check_in_place()
         if self.budget is not None:
             self.budget.finalise()
         return super().decide()
@@ -210,7 +206,7 @@ class SoftPruner(Pruner):
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
     ) -> nn.Module:
         check_cut(round_to, gathers)
-        self._network.check_in_place()
+        self._masked_model.check_in_place()
         if self.budget is not None:
             if not gathers or round_to not in (None, self.round_to):
                 raise ConfigError(

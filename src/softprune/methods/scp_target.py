@@ -1,4 +1,4 @@
-"""SCP with a target: train until a given share of the channels is dead, without a search for the strength."""
+"""SCP at a target ratio: train until a given share of the channels is dead, without a search for the strength."""
 
 from typing import Any, Unpack
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune.graph import ExampleLike
-from softprune.masks import MaskConfig, SoftGate, channel_words, site_affine, sparsity_terms
+from softprune.masks import MaskConfig, channel_words, site_affine, sparsity_terms
 from softprune.methods.options import PrunerOptions
 from softprune.methods.ranking import check_ratio
 from softprune.methods.scp import SoftPruner
@@ -56,9 +56,8 @@ class TargetSoftPruner(SoftPruner):
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sparsity loss of every channel, which channels are chosen, and which of those are still alive."""
         terms, alive, dead = [], [], []
-        for bn in self._masked.values():
-            gate = bn.gate
-            assert isinstance(gate, SoftGate)
+        for name, bn in self._masked.items():
+            gate = self._soft_gate(name)
             terms.append(sparsity_terms(*site_affine(bn), gate.config, gate.activation))
             alive.append(gate.alive(bn).detach())
             dead.append(gate.dead(bn))

@@ -69,7 +69,7 @@ class ZeroingPruner(FilterPruner):
         self._zeroed_here = True
 
     def end_epoch(self, epoch: int) -> None:
-        self._network.check_in_place()
+        self._masked_model.check_in_place()
         self.zero_filters()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ class ZeroingPruner(FilterPruner):
 
 
 class SfpPruner(ZeroingPruner):
-    """Soft Filter Pruning (He et al., IJCAI 2018) at work on a model.
+    """Soft Filter Pruning (He et al., IJCAI 2018) of a model.
 
     In every layer that feeds a BatchNorm, also the last of a residual branch, the int(ratio * width) filters with
     the smallest L2 norm are set to zero before training and after every epoch (call :meth:`end_epoch`). All of them

@@ -27,7 +27,7 @@ def dropped_count(ratio: float, total: int, count: CountRule = "scp") -> int:
 
 
 class SlimmingPruner(OneShotPruner):
-    """Network Slimming (Liu et al., ICCV 2017) at work on a model.
+    """Network Slimming (Liu et al., ICCV 2017) of a model.
 
     Training adds ``strength * sum |gamma|`` to the loss, which is the authors' ``strength * sign(gamma)`` on the
     gradient. :meth:`decide` then drops the share ``ratio`` of all channels, those with the smallest |gamma| over the

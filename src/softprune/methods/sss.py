@@ -153,7 +153,7 @@ class _InnerGate(FixedGate):
 
 
 class SssPruner(AffinePruner):
-    """Sparse Structure Selection (Huang and Wang, ECCV 2018) at work on a model.
+    """Sparse Structure Selection (Huang and Wang, ECCV 2018) of a model.
 
     Every structure has a factor of at least zero that multiplies its output. Around each optimizer step the factors
     take an accelerated proximal step on ``strength * sum f``, with the optimizer's own learning rate and momentum,

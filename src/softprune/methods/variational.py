@@ -47,7 +47,7 @@ class _PosteriorGate(AffineGate):
 
 
 class VariationalPruner(AffinePruner, StoredPruner):
-    """Variational Pruning (Zhao et al., CVPR 2019), a reconstruction, at work on a model.
+    """Variational Pruning (Zhao et al., CVPR 2019) of a model, a reconstruction.
 
     Each scale has the posterior N(mu, sigma^2) and is drawn once per channel and training forward; evaluation uses
     mu. The loss gains ``strength * sum mu^2 / (2 sigma^2)``, the divergence from a prior around zero whose variance
@@ -110,7 +110,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
 
     @torch.no_grad()
     def end_epoch(self, epoch: int) -> None:
-        self._network.check_in_place()
+        self._masked_model.check_in_place()
         sigmas, chosen = self.sigmas(), {}
         for site in self.sites:
             mu = self._masked[site.name].weight.abs()
