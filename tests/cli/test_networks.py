@@ -13,6 +13,7 @@ from saved_files import rewrite
 
 import softprune as sp
 from softprune import models
+from softprune.cli.opened import open_images
 from softprune.config.recipes import load_recipe
 from softprune.methods.base import Pruner
 from softprune.runs.folder import RunFolder
@@ -302,6 +303,21 @@ def test_predict_agrees_with_the_labels(softprune, finished: Path, tmp_path: Pat
         bad = softprune("predict", str(finished), *OWN, name)
         assert bad.exit_code == 2
         assert name in bad.stderr
+
+
+def test_predict_reads_grey_images_for_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
+    monkeypatch.chdir(tmp_path)
+    Path("grey_images.py").write_text(
+        "from PIL import Image\n"
+        "class Grey(list):\n    classes = ['dark', 'light']\n"
+        "def load():\n    return (Grey([(Image.new('L', (8, 8), 90), 0)]),) * 2\n"
+    )
+    Image.new("L", (8, 8), 255).save("white.png")
+    config = load_recipe("digits", ["data.name=grey_images:load"])
+    batch, names = open_images([Path("white.png")], config)
+    assert torch.equal(batch, torch.ones(1, 1, 8, 8))
+    assert names == ("dark", "light")
 
 
 @pytest.mark.parametrize("command", ["inspect", "evaluate", "export", "bench", "compact", "resume", "predict"])

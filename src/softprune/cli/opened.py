@@ -14,7 +14,7 @@ from softprune.config.settings import RunConfig
 from softprune.data import DATASETS
 from softprune.data.datasets import ArrayDataset
 from softprune.data.folder import require_decoder
-from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, evaluation_crop, open_image
+from softprune.data.images import byte_constants, evaluation_crop, open_image
 from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.models import REGISTRY
 from softprune.plan.plan import model_shapes
@@ -176,5 +176,8 @@ def open_images(
     if isinstance(data.test, ArrayDataset):
         # Some data sets do not store 0 to 255; the digits store 0 to 16.
         return data.test.normalise(batch * (float(data.test.images.max()) / 255)), names
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    # A transform of the user's own, which gives floats, is not known here.
+    known = data.test.dtype == torch.uint8
+    constants = (data.test.mean, data.test.std) if known else byte_constants(channels)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in constants)
     return (batch - mean) / std, names

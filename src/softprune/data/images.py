@@ -31,6 +31,13 @@ IMAGENET_MEAN = (123.675, 116.28, 103.53)
 """Mean of ImageNet's colours, in units of stored bytes."""
 IMAGENET_STD = (58.395, 57.12, 57.375)
 """Standard deviation of ImageNet's colours, in units of stored bytes."""
+
+
+def byte_constants(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation for bytes: ImageNet's for three channels, else those that give [-1, 1]."""
+    return (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((127.5,) * channels, (127.5,) * channels)
+
+
 # The decoders that may read an image, whatever its name says: others, such as EPS, start programs.
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 _MOST_PIXELS = 2**26

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softprune.data.datasets import ArrayDataset, DataBundle, class_numbers
-from softprune.data.images import IMAGENET_MEAN, IMAGENET_STD, LoadedDataset, image_tensor, seeded
+from softprune.data.images import LoadedDataset, byte_constants, image_tensor, seeded
 from softprune.errors import DataError
 from softprune.factories import import_factory
 
@@ -31,12 +31,9 @@ class TorchDataset(LoadedDataset):
         image = self.load(0, 0)[0]
         self.input_shape, self.dtype = tuple(image.shape), image.dtype
         channels = len(image)
+        self.mean, self.std = byte_constants(channels)
         if self.dtype != torch.uint8:
             self.mean, self.std = (0.0,) * channels, (1.0,) * channels
-        elif channels == 3:
-            self.mean, self.std = IMAGENET_MEAN, IMAGENET_STD
-        else:
-            self.mean, self.std = (127.5,) * channels, (127.5,) * channels
 
     def __len__(self) -> int:
         return len(self.dataset)
