@@ -40,9 +40,16 @@ def read_graph(
     included = None if include is None else _listed("include", include)
     excluded = [] if exclude is None else _listed("exclude", exclude)
     chosen = check_kinds(kinds)
-    graph = _with_unread(trace(model, example), model).with_kinds(chosen)
-    graph = probe_cuts(graph.with_every_norm() if every_norm else graph, model)
-    return graph.only(_chosen(graph, included, excluded))
+
+    def read(**options: bool) -> tuple[ChannelGraph, ChannelGraph]:
+        graph = _with_unread(trace(model, example, **options), model).with_kinds(chosen)
+        graph = graph.with_every_norm() if every_norm else graph
+        return graph, probe_cuts(graph, model)
+
+    graph, probed = read()
+    if graph.zeros_may_follow and len(probed.sites) < len(graph.sites):
+        probed = max(probed, read(zeros_follow=True)[1], key=lambda each: len(each.sites))
+    return probed.only(_chosen(probed, included, excluded))
 
 
 @check_types

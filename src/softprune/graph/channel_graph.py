@@ -56,6 +56,8 @@ class ChannelGraph:
 
     grouped: tuple[Site, ...] = ()
     """Sites of other kinds that BatchNorms could form; :meth:`with_kinds` chooses among them."""
+    zeros_may_follow: bool = False
+    """Whether :func:`trace` with `zeros_follow` would give another graph."""
     unread_macs: int = 0
     """MACs per sample of operators without a rule, which no cut changes."""
 
@@ -197,14 +199,17 @@ def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
             _keep_whole(builder, record, f"the example does not lead to '{other}', which has the same parameters")
 
 
-def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
-    """Record the operators of `model` and relate its channels. The model is left as it was."""
+def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False) -> ChannelGraph:
+    """Record the operators of `model` and relate its channels. The model is left as it was.
+
+    `zeros_follow`: read the width of zeros that are concatenated to a tensor of their shape as that of the tensor.
+    """
     check_is_module(model)
     _check_is_bare(model)
     _check_values(model, example)
     captures = capture(model, example)
     traced = captures[0].example
-    builder = GraphBuilder(model, batch=traced.batch_size() or 1)
+    builder = GraphBuilder(model, batch=traced.batch_size() or 1, zeros_follow=zeros_follow)
     for captured in captures:
         walk(builder, captured)
     for name, free in builder.free_parameters.items():
@@ -233,4 +238,5 @@ def trace(model: nn.Module, example: ExampleLike) -> ChannelGraph:
         constants=tuple(builder.constants),
         unreached=tuple(sorted(set.intersection(*(each.unused_parameters(model) for each in captures)))),
         unknown=dict(builder.unknown),
+        zeros_may_follow=builder.follows_or_literal and not zeros_follow,
     )

@@ -32,6 +32,7 @@ def concatenate(builder: GraphBuilder, node: Node) -> Any:
         value.varies_along(other) for value in values for other in range(len(value.atoms.shape)) if other != place
     )
     if not elsewhere:
+        values = [_as_wide(builder, value, values) for value in values]
         rows = [np.broadcast_to(value.atoms.ravel(), (value.shape[place],)) for value in values]
         return Value.with_channels(shape, place, np.concatenate(rows))
     # Joined along another dimension than the channels': the pieces' channels are counterparts.
@@ -41,6 +42,19 @@ def concatenate(builder: GraphBuilder, node: Node) -> Any:
         return builder.opaque(node, f"{operator_name(node)} in {builder.where(node)} layers different layouts")
     outputs = merge_counterparts(builder, arrays)
     return Value(shape, np.expand_dims(outputs, place) if stacked else outputs)
+
+
+def _as_wide(builder: GraphBuilder, value: Value, beside: Sequence[Value]) -> Value:
+    """Return zeros that are as wide as a tensor beside them as following it, where a literal size has failed."""
+    other = next((each for each in beside if each.shape == value.shape and (each.atoms != PAD).all()), None)
+    if other is None or (value.atoms != PAD).any():
+        return value
+    builder.follows_or_literal = True
+    if not builder.zeros_follow:
+        return value
+    atoms = builder.table.follow(other.atoms)
+    builder.ops.append(ChannelwiseOp(np.full_like(atoms, PAD), atoms, identity))
+    return Value(value.shape, atoms)
 
 
 @rule("chunk")
