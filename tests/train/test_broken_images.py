@@ -84,7 +84,7 @@ class Break(Listener):
         if row.epoch == self.epoch:
             self.tear()
 
-    def on_stage(self, text: str) -> None:
+    def on_phase(self, text: str) -> None:
         if self.stage and self.stage in text:
             self.tear()
 

@@ -64,14 +64,8 @@ def inspect(
     of_data += [] if data_dir is None else [f"--data-dir {data_dir}"]
     if of_data and not data:
         raise ConfigError(f"{of_data[0]} must come with --data, such as --data folder. Got it alone.")
-    if run is None and model and code:
-        raise ConfigError(f"--model must come alone or with the folder of a run. Got {model!r} beside it; name one.")
-    if run is None and asked not in REGISTRY and ":" not in asked:
-        raise ConfigError(
-            "A network must be a name that `softprune models` lists, module:factory of your own, or the folder of a "
-            f"run. Got {asked!r}.{nearest(asked, REGISTRY)}"
-        )
     if run is None:
+        _check_network(asked, model, code)
         named = [f"model.name={asked}", *([f"data.name={data}"] if data else [])]
         config = load_recipe(DEFAULT_RECIPE, [*named, *(settings or [])])
         asked = config.model.name  # --set may name another
@@ -94,23 +88,27 @@ def inspect(
         )
     found = softprune.inspect(network, torch.zeros(2, *shape), include=include or None, exclude=exclude or None)
     if as_json:
-        print_json(
-            {
-                "network": config.model.name,
-                "macs": found.macs,
-                "params": found.params,
-                "floor_macs": found.floor_macs,
-                "floor_params": found.floor_params,
-                "sites": [
-                    {"name": site.name, "channels": site.width, "activation": site.activation} for site in found.sites
-                ],
-                "frozen": [{"name": each.name, "channels": each.width, "reason": each.reason} for each in found.frozen],
-            }
-        )
+        numbers = {name: getattr(found, name) for name in ("macs", "params", "floor_macs", "floor_params")}
+        sites = [{"name": site.name, "channels": site.width, "activation": site.activation} for site in found.sites]
+        frozen = [{"name": each.name, "channels": each.width, "reason": each.reason} for each in found.frozen]
+        print_json({"network": config.model.name, **numbers, "sites": sites, "frozen": frozen})
         return
     if run is not None:
         say(f"{config.model.name}, as pruned in {asked}")
     say(str(found))
+
+
+def _check_network(asked: str, model: str | None, code: str) -> None:
+    """Raise a ConfigError unless `asked`, which is no run, can be a network, and is named once."""
+    from softprune.models import REGISTRY
+
+    if model and code:
+        raise ConfigError(f"--model must come alone or with the folder of a run. Got {model!r} beside it; name one.")
+    if asked not in REGISTRY and ":" not in asked:
+        raise ConfigError(
+            "A network must be a name that `softprune models` lists, module:factory of your own, or the folder of a "
+            f"run. Got {asked!r}.{nearest(asked, REGISTRY)}"
+        )
 
 
 @command

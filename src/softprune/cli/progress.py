@@ -28,7 +28,7 @@ class _EpochLines(Listener):
     def __init__(self) -> None:
         self._epochs = 0
 
-    def on_stage(self, text: str) -> None:
+    def on_phase(self, text: str) -> None:
         say(text)
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
@@ -39,7 +39,7 @@ class _EpochLines(Listener):
 
 
 class _EpochBar(_EpochLines):
-    """Shows a bar with the newest epoch's figures; stages and log lines are printed above it."""
+    """Shows a bar with the newest epoch's figures; phases and log lines are printed above it."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
@@ -47,9 +47,9 @@ class _EpochBar(_EpochLines):
         self._task: TaskID | None = None
         self._steps = self._epoch = 0
 
-    def on_stage(self, text: str) -> None:
+    def on_phase(self, text: str) -> None:
         self._end_bar()
-        super().on_stage(text)
+        super().on_phase(text)
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
         super().on_epoch_start(epoch, epochs, steps)

@@ -22,8 +22,8 @@ EXIT_STOPPED = 75
 class Listener:
     """Receives a run's events. Every method does nothing; override the ones you need."""
 
-    def on_stage(self, text: str) -> None:
-        """A new stage begins: the dense baseline, a cut, fine-tuning, measuring."""
+    def on_phase(self, text: str) -> None:
+        """A new phase begins: the dense baseline, a cut, fine-tuning, measuring."""
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
         """Epoch ``epoch`` (zero-based) of ``epochs`` begins; it has ``steps`` steps."""
@@ -120,9 +120,9 @@ class _LoggedListener(Listener):
     def __init__(self, listener: Listener, handler: logging.Handler) -> None:
         self._listener, self._handler = listener, handler
 
-    def on_stage(self, text: str) -> None:
+    def on_phase(self, text: str) -> None:
         _write(self._handler, text)
-        self._listener.on_stage(text)
+        self._listener.on_phase(text)
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
         self._listener.on_epoch_start(epoch, epochs, steps)

@@ -29,7 +29,7 @@ def finish(trainer: Trainer) -> Result:
 
     All processes take part in the measurements; rank 0 writes.
     """
-    trainer.listener.on_stage("measuring accuracy, cost and latency")
+    trainer.listener.on_phase("measuring accuracy, cost and latency")
     costs = trainer.costs
     if trainer.stage.pruner is None and trainer.history.pruned is None:
         with trainer.stage.eval_weights() as network:

@@ -207,14 +207,14 @@ def _train_baseline(
     if baseline.result.is_file():
         baseline.read_result()  # an unreadable one is reported before training, not after
     else:
-        listener.on_stage("training the dense baseline")
+        listener.on_phase("training the dense baseline")
         dense = dense_config(config)
         if world.is_writer and not baseline.config.exists():
             RunFolder.create(baseline.path, dense)
         with _claim(baseline, world):
             reason, _ = _train(dense, baseline, data, world, None, listener, stop)
     if reason is None:
-        listener.on_stage(f"training and pruning ({config.method.name})")
+        listener.on_phase(f"training and pruning ({config.method.name})")
     return reason
 
 

@@ -68,7 +68,7 @@ class Trainer:
         if state is None:
             self.history = RunHistory(sites=SiteHistory.of(self.stage.pruner))
             if start.is_trained and self.stage.pruner is not None:
-                listener.on_stage("testing the trained network")
+                listener.on_phase("testing the trained network")
                 tested = self.evaluator(copy.deepcopy(start.dense).to(world.device).eval(), on_test=True)
                 self.history.given = (tested.top1, tested.top5)
         else:
@@ -228,14 +228,14 @@ class Trainer:
             self._cut_and_continue()
         elif self.in_finetuning:
             network = self.finish_pruning()
-            self.listener.on_stage("fine-tuning the compact network")
+            self.listener.on_phase("fine-tuning the compact network")
             self.stage = Stage(self.config, network.train(), self.data, self.world, finetune=True, teacher=self.teacher)
 
     def _cut_and_continue(self) -> None:
         """Cut the network physically, and train the smaller one with the momentum and the noise of the larger."""
         old = self.stage
         assert old.pruner is not None
-        self.listener.on_stage(f"cutting the network before epoch {self.history.epoch + 1}")
+        self.listener.on_phase(f"cutting the network before epoch {self.history.epoch + 1}")
         old.pruner.decide()
         self._note_finalised_step(old.pruner)
         self.history.sites.note(old.network)
