@@ -108,3 +108,15 @@ def test_what_a_change_replaces_but_something_holds_has_its_own_memory() -> None
     copy = duplicated(model, replace_)
     copy.listed[1].data.zero_()
     assert torch.equal(model.first.bias, before)
+
+
+def test_a_shared_copy_has_the_memory_but_not_the_modules_of_its_original() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+    copy = duplicated(model, share=True)
+    assert [a.data_ptr() == b.data_ptr() for a, b in zip(copy.parameters(), model.parameters(), strict=True)] == [
+        True
+    ] * 4
+    copy.register_forward_hook(lambda *args: None)
+    copy[1].running_mean.fill_(3.0)  # type: ignore[index, operator, union-attr]
+    assert not model._forward_hooks
+    assert model[1].running_mean.tolist() == [0.0, 0.0]  # type: ignore[union-attr]

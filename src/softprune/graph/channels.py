@@ -43,22 +43,24 @@ class ChannelSets:
     def find(self, atoms: IntArray) -> IntArray:
         """The classes of `atoms`."""
         roots = self._parent[atoms]
-        while True:
-            above = self._parent[roots]
-            if np.array_equal(above, roots):
-                return roots
-            roots = above
+        while not np.array_equal(above := self._parent[roots], roots):
+            self._parent[atoms] = roots = above
+        return roots
 
     def union(self, left: IntArray, right: IntArray) -> None:
         """Join the classes of `left` and `right`, entry by entry (the arrays broadcast)."""
-        left, right = np.broadcast_arrays(left, right)
-        pairs = np.stack([self.find(left.ravel()), self.find(right.ravel())], axis=1)
-        for a, b in np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0).tolist():
-            low, high = sorted((self._root(a), self._root(b)))
-            if low != high:
-                self._parent[high] = low
-                if high in self._reasons:
-                    self._reasons.setdefault(low, self._reasons.pop(high))
+        left, right = (each.ravel() for each in np.broadcast_arrays(left, right))
+        while True:
+            left, right = self.find(left), self.find(right)
+            apart = left != right
+            if not apart.any():
+                return
+            left, right = left[apart], right[apart]
+            low, high = np.minimum(left, right), np.maximum(left, right)
+            np.minimum.at(self._parent, high, low)  # a class that meets several joins the lowest; the rest follow
+            for root in high.tolist():
+                if root in self._reasons:
+                    self._reasons.setdefault(int(self._parent[root]), self._reasons.pop(root))
 
     def pin(self, atoms: IntArray, reason: str) -> None:
         """Keep the classes of `atoms` for ever, because of `reason` (the first one given stays)."""
@@ -67,8 +69,8 @@ class ChannelSets:
 
     def pinned_because(self, atoms: IntArray) -> str | None:
         """Why all classes of `atoms` are pinned, by the first of them; None where one is not."""
-        reasons = [self._reasons.get(root) for root in self.find(atoms).tolist()]
-        return reasons[0] if all(reasons) else None
+        roots = self.find(atoms).tolist()
+        return self._reasons[roots[0]] if all(root in self._reasons for root in roots) else None
 
     def pinned(self) -> IntArray:
         """The classes that are always kept."""
@@ -77,15 +79,6 @@ class ChannelSets:
     def classes(self) -> IntArray:
         """The class of every atom."""
         return self.find(np.arange(self._size, dtype=np.int64))
-
-    def _root(self, atom: int) -> int:
-        parent = self._parent
-        root = atom
-        while parent[root] != root:
-            root = int(parent[root])
-        while parent[atom] != root:
-            parent[atom], atom = root, int(parent[atom])
-        return root
 
     def _grow(self, count: int) -> IntArray:
         start, self._size = self._size, self._size + count

@@ -117,7 +117,7 @@ def _cut_norm(norm: NormOp, live: Liveness, mask: NDArray[np.bool_] | None) -> M
     kept = np.flatnonzero(outputs)
     come = np.flatnonzero(there)
     selects = len(kept) != len(come)
-    zeroed = () if mask is None else tuple(int(i) for i in np.flatnonzero(~mask[kept]))
+    zeroed = () if mask is None else _kept(~mask[kept])
     return ModuleCut(
         kind="norm",
         width_in=len(norm.inputs),
@@ -160,13 +160,13 @@ def _cut_layer(layer: LayerOp, live: Liveness) -> ModuleCut:
             kept = np.sort(np.concatenate([kept, np.setdiff1d(come, kept)[:extra]]))
     elif depthwise(layer):
         multiplier = len(layer.outputs) // len(layer.inputs)
-        kept = np.unique(np.array(outputs, dtype=np.int64) // multiplier)
+        kept = np.flatnonzero(live.is_present(layer.outputs).reshape(-1, multiplier).any(axis=1))
         groups = len(kept)
     else:
         kept, groups = _grouped_inputs(layer, live)
     missing = np.ones(len(layer.inputs), dtype=bool)
     missing[kept] = False
-    constant = live.values[layer.inputs[missing]]
+    folded = layer.groups == 1 and bool((np.abs(live.values[layer.inputs[missing]]) > 0).any())  # NaN is not
     selects = len(kept) != len(come)
     return ModuleCut(
         **widths,  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def _cut_layer(layer: LayerOp, live: Liveness) -> ModuleCut:
         groups=groups,
         select=_positions(kept, come) if selects else None,
         source_width=len(come) if selects else 0,
-        folded=layer.groups == 1 and bool((np.nan_to_num(constant) != 0).any()),
+        folded=folded,
     )
 
 
@@ -205,19 +205,20 @@ def _macs(layer: LayerOp, cut: ModuleCut) -> int:
 def _params(
     model: nn.Module, graph: ChannelGraph, modules: Mapping[str, ModuleCut], parameters: Mapping[str, ParameterCut]
 ) -> int:
-    total = sum(parameter.numel() for parameter in model.parameters())
+    own = dict(model.named_parameters())
+    submodules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+    total = sum(parameter.numel() for parameter in own.values())
     for layer in graph.layers:
         cut, names = modules[layer.name], (layer.name, *layer.aliases)
-        layers: list[Any] = [model.get_submodule(name) for name in names]
+        layers = [submodules[name] for name in names]
         biases = {id(layer.bias): layer.bias for layer in layers if layer.bias is not None}
         total -= layers[0].weight.numel() + sum(bias.numel() for bias in biases.values())
         if not cut.void:
             total += layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
             total += len(cut.outputs) * max(len(biases), int(cut.folded))
     for norm in graph.norms:
-        if model.get_submodule(norm.name).weight is not None:
+        if submodules[norm.name].weight is not None:
             total -= 2 * (len(norm.outputs) - len(modules[norm.name].outputs))
-    own = dict(model.named_parameters())
     for name, parameter in parameters.items():
         if name in own:
             total -= own[name].numel() - own[name].numel() // parameter.width * len(parameter.kept)

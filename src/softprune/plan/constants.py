@@ -29,7 +29,8 @@ def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray
 
 class _Constants(ForwardAnalysis):
     def __init__(self, graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray[np.bool_]]) -> None:
-        self.model, self.masks = model, masks
+        self.modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+        self.masks = masks
         self.values: FloatArray = np.full(len(graph.classes), np.nan)
         self.values[PAD] = 0.0
         self.trained = np.zeros(len(graph.classes), dtype=bool)
@@ -39,11 +40,11 @@ class _Constants(ForwardAnalysis):
         super().__init__(self.values)
 
     def layer(self, op: LayerOp, use: Use) -> None:
-        module = self.model.get_submodule(use.module)
+        module = self.modules[use.module]
         self.values[use.outputs] = _layer_constants(op, module, self.values[use.inputs], len(use.outputs))
 
     def norm(self, op: NormOp, use: Use) -> None:
-        self.values[use.outputs] = _normalised(self.model.get_submodule(op.name), self.values[use.inputs])
+        self.values[use.outputs] = _normalised(self.modules[op.name], self.values[use.inputs])
         if op.name in self.masks:
             self.values[use.outputs[~self.masks[op.name]]] = 0.0
 
@@ -128,7 +129,7 @@ def _parameter_values(parameter: FreeParameter, model: nn.Module) -> FloatArray 
 
 def constant_contribution(weight: Tensor, kept: IntArray, values: FloatArray) -> Tensor:
     """Return what the inputs outside `kept`, constant at `values`, add to each output of a layer with one group."""
-    dropped = np.setdiff1d(np.arange(len(values)), kept)
+    dropped = values.copy()
+    dropped[kept] = 0.0
     columns = weight.detach().to("cpu", torch.float64)
-    columns = columns.reshape(*columns.shape[:2], -1).sum(dim=2)
-    return columns[:, dropped] @ torch.from_numpy(values[dropped])
+    return columns.reshape(*columns.shape[:2], -1).sum(dim=2) @ torch.from_numpy(dropped)

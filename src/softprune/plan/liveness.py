@@ -35,6 +35,7 @@ class Liveness:
     """Modules that keep one channel although nothing reads it."""
     demanded: BoolArray = field(init=False)
     present: BoolArray = field(init=False)
+    _dispensable: dict[str, BoolArray] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         size = len(self.graph.classes)
@@ -56,6 +57,11 @@ class Liveness:
 
     def dispensable(self, layer: LayerOp) -> BoolArray:
         """Return the inputs that `layer` can do without: zeros, and constants that fold into its bias."""
+        if layer.name not in self._dispensable:
+            self._dispensable[layer.name] = self._found_dispensable(layer)
+        return self._dispensable[layer.name]
+
+    def _found_dispensable(self, layer: LayerOp) -> BoolArray:
         folds = layer.replaceable and not layer.padded and layer.groups == 1 and not layer.aliases
         first = self.values[layer.inputs]
         dispensable = ~np.isnan(first) if folds else first == 0

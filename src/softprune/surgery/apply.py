@@ -2,11 +2,14 @@
 
 import copy
 import weakref
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from softprune.errors import ModelError, PlanError
 from softprune.graph.modules import ConstantOutput, Select, select_input
@@ -31,24 +34,30 @@ Change = Callable[[nn.Module], object]
 """Changes a network in place. It may give parameters new memory, but does not write to the memory that they have."""
 
 
-def plain_copy(model: nn.Module, change_: Change | None = None) -> nn.Module:
-    """A deep copy of `model` without masks: the network as its class defines it. `change_` as in :func:`duplicated`."""
+def plain_copy(model: nn.Module, change_: Change | None = None, *, share: bool = False) -> nn.Module:
+    """A deep copy of `model` without masks: the network as its class defines it. Arguments as in :func:`duplicated`."""
 
     def unmask_and_change_(duplicate: nn.Module) -> None:
         unmask_model_(duplicate)
         if change_ is not None:
             change_(duplicate)
 
-    return duplicated(model, unmask_and_change_)
+    return duplicated(model, unmask_and_change_, share=share)
 
 
-def duplicated(model: nn.Module, change_: Change | None = None) -> nn.Module:
-    """A deep copy of `model` as it is, then changed by `change_`. What that replaces is never copied."""
+def duplicated(model: nn.Module, change_: Change | None = None, *, share: bool = False) -> nn.Module:
+    """A deep copy of `model` as it is, then changed by `change_`. What that replaces is never copied.
+
+    With `share` the parameters keep the memory of the originals, for a copy that is only called.
+    """
     # Subclasses and tensors of inference mode copy themselves in their own way.
     plain = [p for p in model.parameters() if type(p) is nn.Parameter and p.layout == torch.strided]
     plain = [p for p in plain if not p.is_inference()]
-    memo = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in plain}
-    shared = [(parameter, weakref.ref(memo[id(parameter)])) for parameter in plain]
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in plain}
+    shared = [] if share else [(parameter, weakref.ref(memo[id(parameter)])) for parameter in plain]
+    # A module has a dozen dictionaries of hooks, which deepcopy would rebuild one by one.
+    owned = (value for module in model.modules() for value in vars(module).values())
+    memo |= {id(value): type(value)() for value in owned if type(value) in (dict, OrderedDict) and not value}
     try:
         duplicate: nn.Module = copy.deepcopy(model, memo)
     except Exception as error:
@@ -70,8 +79,8 @@ def duplicated(model: nn.Module, change_: Change | None = None) -> nn.Module:
     return duplicate
 
 
-Renewed = dict[int, tuple[nn.Parameter, nn.Parameter]]
-"""id(old) -> (old, new): a parameter that two modules share is cut once and stays shared."""
+Renewed = MutableMapping[nn.Parameter, nn.Parameter]
+"""Old -> new: a parameter that two modules share is cut once and stays shared."""
 
 
 @one_thread()
@@ -94,7 +103,7 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
 
     Tensors are replaced and none is written to, so that :func:`softprune.module_state.attributes_kept` undoes it.
     """
-    renewed: Renewed = {}
+    renewed: Renewed = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]  # what is replaced frees its memory
     parents = _parents(compact)
     # Indices first: the layer that an index belongs to may be replaced, and the index with it.
     for name, cut in sorted(plan.modules.items(), key=lambda item: item[1].kind != "select"):
@@ -185,9 +194,9 @@ def _renew(owner: nn.Module, attribute: str, tensor: Tensor, renewed: Renewed) -
     if attribute in owner._buffers:
         owner._buffers[attribute] = tensor
         return
-    if id(old) not in renewed:
-        renewed[id(old)] = (old, nn.Parameter(tensor, requires_grad=old.requires_grad))
-    owner._parameters[attribute] = renewed[id(old)][1]
+    if old not in renewed:
+        renewed[old] = nn.Parameter(tensor, requires_grad=old.requires_grad)
+    owner._parameters[attribute] = renewed[old]
 
 
 def _describe(module: nn.Module, cut: ModuleCut) -> None:
@@ -243,10 +252,11 @@ def take(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
 
 def _part(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
     """The entries `kept` of `tensor` along `dim`; a view where they are a range."""
-    if len(kept) and tuple(kept) == tuple(range(kept[0], kept[0] + len(kept))):
-        return tensor.detach().narrow(dim, kept[0], len(kept))
-    index = torch.tensor(kept, dtype=torch.long, device=tensor.device)
-    return tensor.detach().index_select(dim, index)
+    size = len(kept)
+    if size and kept[-1] - kept[0] + 1 == size and tuple(kept) == tuple(range(kept[0], kept[0] + size)):
+        return tensor.detach().narrow(dim, kept[0], size)
+    index = torch.from_numpy(np.fromiter(kept, np.int64, size))  # torch.tensor takes several times as long
+    return tensor.detach().index_select(dim, index.to(tensor.device))
 
 
 def slice_tensor(cut: ModuleCut, attribute: str, tensor: Tensor) -> Tensor:

@@ -23,10 +23,10 @@ FAINT = 1e-5
 
 MANY_GROUPS = 8
 """From this number of groups on, all groups of a convolution are computed at once."""
-FEW_POSITIONS = 8
-"""Positions up to which a convolution of size 1 takes all samples at once."""
-MANY_POSITIONS = 128
-"""Positions from which on a depthwise convolution is added up over its kernel, which needs less memory."""
+FEW_POSITIONS = range(2, 9)
+"""Positions with which a convolution of size 1 takes all samples at once."""
+MANY_PRODUCTS = 2**15
+"""Multiplications from which on a depthwise convolution is added up over its kernel, which needs less memory."""
 LARGEST_UNFOLDED = 2**25
 """Elements of an unfolded input (256 MiB in float64) up to which they are computed at once."""
 
@@ -193,14 +193,15 @@ def _conv2d(
     size, (padded, strided, dilated) = weight.shape[2:], (_pair(each) for each in (padding, stride, dilation))
     space = [(input.shape[2 + d] + 2 * padded[d] - dilated[d] * (size[d] - 1) - 1) // strided[d] + 1 for d in range(2)]
     positions = math.prod(space) if min(space) > 0 else 0
-    if MANY_GROUPS <= groups == len(weight) == input.shape[1] and positions >= MANY_POSITIONS:
+    unfolded = input.shape[0] * input.shape[1] * math.prod(size) * positions
+    if MANY_GROUPS <= groups == len(weight) == input.shape[1] and unfolded >= MANY_PRODUCTS:
         output = _depthwise(input, weight, strided, padded, dilated, space)
-    elif groups >= MANY_GROUPS and input.shape[0] * input.shape[1] * math.prod(size) * positions <= LARGEST_UNFOLDED:
+    elif groups >= MANY_GROUPS and unfolded <= LARGEST_UNFOLDED:
         columns = F.unfold(input, size, dilated, padded, strided).view(len(input), groups, -1, positions)
         kernels = weight.reshape(groups, len(weight) // groups, -1)
         output = (columns * kernels[:, 0, :, None]).sum(2) if len(weight) == groups else kernels @ columns
         output = output.reshape(len(input), len(weight), *space)
-    elif groups == math.prod(size) == 1 and tuple(space) == input.shape[2:] and positions <= FEW_POSITIONS:
+    elif groups == math.prod(size) == 1 and tuple(space) == input.shape[2:] and positions in FEW_POSITIONS:
         # torch multiplies sample by sample, and reads all weights for each.
         product = weight.flatten(1) @ input.flatten(2).transpose(0, 1).flatten(1)
         output = product.view(len(weight), len(input), *space).transpose(0, 1).contiguous()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from softprune.surgery.comparison import (
     smallest,
     without_onednn,
 )
-from softprune.surgery.verify import mask_sites_
+from softprune.surgery.verify import mask_sites_, masks_on
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,9 @@ class _Probe:
             _least_masks(graph, required),
         )
         self._training: list[tuple[int, ...]] | None = None
-        self._input, self._outputs, foreign = self._accepted(graph.example.to_model(self._copy), model)
+        self._first_masks = graph.member_masks(self._mask_sets[0])
+        with masks_on(self._copy, self._first_masks):
+            self._input, self._first_outputs, foreign = self._accepted(graph.example.to_model(self._copy), model)
         if foreign:
             raise ModelError(
                 "a copy of a network must compute with its own parameters. A copy of this "
@@ -156,17 +158,19 @@ class _Probe:
             )
 
     def call_copy(self, graph: ChannelGraph) -> dict[str, str]:
-        """Call a copy of the network with the same input; raise a ModelError if its outputs differ.
+        """Call a copy of the network with the same input and masks; raise a ModelError if its outputs differ.
 
         Return the sites whose module is never called, so that a mask would have no effect, with the reason.
         """
-        twin = plain_copy(self._copy)
+        twin = plain_copy(self._copy, share=True)
+        mask_sites_(twin, self._first_masks)
         called: set[str] = set()
         norms = [name for site in graph.sites for name in site.members]
         for name in norms:
             twin.get_submodule(name).register_forward_pre_hook(lambda module, args, name=name: called.add(name))
         self._check_equal(twin)
         if len(called) < len(norms):  # auxiliary heads run in training alone
+            unmask_model_(twin)
             self._training_shapes(twin)
         reason = "forward() never calls the module but applies its tensors (F.batch_norm), so that a mask has no effect"
         return {site.name: reason for site in graph.sites if not called.issuperset(site.members)}
@@ -175,14 +179,14 @@ class _Probe:
         """Raise unless `twin`, a copy, gives the outputs that the first call gave."""
         name = type(self._copy).__name__
         try:
-            difference, scale = compare(self._outputs, quick_outputs_of(twin, self._input))
+            difference, scale = compare(self._first_outputs, quick_outputs_of(twin, self._input))
             shown = _described(difference, scale)
         except Exception as error:
             difference, scale, shown = math.inf, 1.0, _shown(error)
         device = next(self._copy.parameters()).device.type
         if difference <= NONDETERMINISTIC.get(device, 1e-5) * scale:
             return
-        again, scale = compare(self._outputs, quick_outputs_of(self._copy, self._input))
+        again, scale = compare(self._first_outputs, self._masked_outputs(self._first_masks))
         # Randomness differs by about as much from call to call; rounding differs by far less than two networks.
         if again > 1e-2 * difference:
             raise ModelError(
@@ -198,22 +202,25 @@ class _Probe:
         """Continue in float64, if the network runs in it."""
         wide = plain_copy(self._copy, nn.Module.double)
         example = self._input.to_model(wide)
-        with contextlib.suppress(Exception):
-            quick_outputs_of(wide, example)
+        with contextlib.suppress(Exception), masks_on(wide, self._first_masks):
+            self._first_outputs = quick_outputs_of(wide, example)
             self._copy, self._input = wide, example
 
     def failure(self, graph: ChannelGraph, names: Sequence[str] | None = None) -> str | None:
         """Describe why a cut with the probe's masks (of the sites `names` alone) is not exact; None if it is."""
         chosen = {site.name for site in graph.sites} if names is None else set(names)
-        for number, masks in enumerate(self._mask_sets):
-            masks = {name: mask for name, mask in masks.items() if name in chosen}
-            failure = self._failure(graph, masks, in_training=number in (0, len(self._mask_sets) - 1))
+        for number in range(len(self._mask_sets)):
+            failure = self._failure(graph, number, chosen)
             if failure is not None:
                 return failure
         return None
 
-    def _failure(self, graph: ChannelGraph, masks: dict[str, Tensor], *, in_training: bool) -> str | None:
-        expected = self._masked_outputs(graph.member_masks(masks))
+    def _failure(self, graph: ChannelGraph, number: int, chosen: Set[str]) -> str | None:
+        masks = {name: mask for name, mask in self._mask_sets[number].items() if name in chosen}
+        members = graph.member_masks(masks)
+        is_first = number == 0 and members.keys() == self._first_masks.keys()
+        expected = self._first_outputs if is_first else self._masked_outputs(members)
+        in_training = number in (0, len(self._mask_sets) - 1)
         if in_training and self._training is None:
             self._training = self._training_shapes(self._copy)
         try:
@@ -249,11 +256,8 @@ class _Probe:
         ) from failure
 
     def _masked_outputs(self, masks: dict[str, Tensor]) -> list[Tensor]:
-        mask_sites_(self._copy, masks)
-        try:
+        with masks_on(self._copy, masks):
             return quick_outputs_of(self._copy, self._input)
-        finally:
-            unmask_model_(self._copy)
 
     def _check_training(self) -> None:
         """Raise unless the cut network also runs in training mode: auxiliary heads, buffers that follow features."""
@@ -299,7 +303,7 @@ def _perturb_(model: nn.Module, generator: torch.Generator) -> None:
         own = {id(parameter) for module in norms for parameter in module.parameters()}
         for parameter in model.parameters():
             is_weight = id(parameter) not in own and parameter.is_floating_point() and parameter.numel()
-            if is_weight and float(parameter.abs().max()) < NEAR_ZERO:
+            if is_weight and max(abs(float(bound)) for bound in parameter.aminmax()) < NEAR_ZERO:
                 perturb_(parameter)
 
 

@@ -1,6 +1,7 @@
 """Verify a cut: the compact network computes what the masked network computes, in float64."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from softprune.errors import ModelError, VerificationError, check_types, few_of
 from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.masks import FixedGate, mask_
+from softprune.masks.sampling import unmask_model_
 from softprune.plan import PrunePlan
-from softprune.surgery.apply import apply_plan, duplicated, plain_copy, plans_of
+from softprune.surgery.apply import cut_, duplicated, plain_copy, plans_of
 from softprune.surgery.comparison import (
     by_sample,
     compare,
@@ -60,12 +62,15 @@ def verify(
     """
     for network in (masked, compact):
         check_is_module(network)
+
+    def certified(dtype: torch.dtype | None, tolerance: float) -> Certificate:
+        pair = _Pair(lambda: _copy(masked, dtype), lambda reference: _copy(compact, dtype), (masked, compact))
+        return _certify(pair, example, tolerance, seed)
+
     try:
-        copies = _copy(masked, torch.float64), _copy(compact, torch.float64)
-        return _certify(*copies, example, tolerance, seed, (masked, compact))
+        return certified(torch.float64, tolerance)
     except _WrongDtype:
-        copies = _copy(masked), _copy(compact)
-        return _certify(*copies, example, max(tolerance, OWN_TOLERANCE), seed, (masked, compact))
+        return certified(None, max(tolerance, OWN_TOLERANCE))
 
 
 @one_thread()
@@ -74,20 +79,27 @@ def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor]
 
     Constants that fold into a float32 bias are rounded there, so that a float64 network is cut.
     """
+
+    def certified(dtype: torch.dtype | None, tolerance: float) -> Certificate:
+        def reference() -> nn.Module:
+            copy = plain_copy(network, lambda copy: copy.eval() if dtype is None else copy.to(dtype).eval())
+            mask_sites_(copy, {**plan.masks(), **masks})  # a site's mask holds for all of its BatchNorms
+            return copy
+
+        return _certify(_Pair(reference, lambda copy: _cut(plan, copy), (network,)), example, tolerance, 0)
+
     try:
-        return _certify(*_both(plan, network, masks, torch.float64), example, TOLERANCE, 0, (network,))
+        return certified(torch.float64, TOLERANCE)
     except _WrongDtype:
-        return _certify(*_both(plan, network, masks), example, OWN_TOLERANCE, 0, (network,))
+        return certified(None, OWN_TOLERANCE)
 
 
-def _both(
-    plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], dtype: torch.dtype | None = None
-) -> tuple[nn.Module, nn.Module]:
-    """Return the network with masks, and the cut network."""
-    reference = plain_copy(network, lambda copy: copy.eval() if dtype is None else copy.to(dtype).eval())
-    candidate = apply_plan(plan, reference)
-    mask_sites_(reference, {**plan.masks(), **masks})  # a site's mask holds for all of its BatchNorms
-    return reference, candidate
+def _cut(plan: PrunePlan, reference: nn.Module) -> nn.Module:
+    """Turn the reference into the cut network: a second copy of a large network would take long."""
+    unmask_model_(reference)
+    plan.check_fits(reference)
+    cut_(plan, reference)
+    return reference
 
 
 def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
@@ -96,29 +108,44 @@ def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
         mask_(model.get_submodule(name), FixedGate(mask))  # type: ignore[arg-type]
 
 
+@contextmanager
+def masks_on(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
+    """Mask the BatchNorms of a plain model with fixed masks; remove the masks on exit."""
+    mask_sites_(model, masks)
+    try:
+        yield
+    finally:
+        unmask_model_(model)
+
+
 def _copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     return duplicated(model, lambda copy: copy.eval() if dtype is None else copy.to(dtype).eval())
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two networks to compare, neither of which may read a parameter of the `originals`."""
+
+    reference: Callable[[], nn.Module]
+    candidate: Callable[[nn.Module], nn.Module]
+    """Makes the second network. It may turn the first one into it."""
+    originals: tuple[nn.Module, ...]
 
 
 class _WrongDtype(Exception):
     """The network does not run in the dtype that was tried first."""
 
 
-def _certify(
-    reference: nn.Module,
-    candidate: nn.Module,
-    example: ExampleLike,
-    tolerance: float,
-    seed: int,
-    originals: Sequence[nn.Module],
-) -> Certificate:
-    """Compare two copies of networks; neither may read a parameter of the `originals`."""
-    given = Example.of(example).to_model(reference)
+def _certify(pair: _Pair, example: ExampleLike, tolerance: float, seed: int) -> Certificate:
+    """Compare the two networks of `pair`."""
+    reference = pair.reference()
     worst, scale, tried = 0.0, 0.0, []
-    for attempt, expected in _accepted(reference, given, seed):
+    accepted = _accepted(reference, Example.of(example).to_model(reference), seed)
+    candidate = pair.candidate(reference)
+    for attempt, expected in accepted:
         shape = _shapes(attempt)
         try:
-            got, foreign = outputs_and_foreign(candidate, attempt, *originals)
+            got, foreign = outputs_and_foreign(candidate, attempt, *pair.originals)
         except Exception as error:
             raise VerificationError(
                 f"a compact network must run wherever the masked one does. Got {type(error).__name__} on input "
@@ -132,7 +159,7 @@ def _certify(
             )
         difference, size = compare(by_sample(expected, attempt), by_sample(got, attempt))
         if not difference <= tolerance * max(size, 1e-30):
-            culprit = _first_difference(reference, candidate, attempt, tolerance)
+            culprit = _first_difference(pair.reference(), candidate, attempt, tolerance)
             raise VerificationError(
                 f"a compact network must equal the masked one to {tolerance:g} of its output. Got a difference of "
                 f"{difference:.3g} at output scale {size:.3g} on input {shape}, first seen at '{culprit}'. Nothing was "
@@ -141,7 +168,7 @@ def _certify(
         if difference * scale >= worst * size:
             worst, scale = difference, size
         tried.append(shape)
-    dtype = next((p.dtype for p in reference.parameters()), torch.float64)
+    dtype = next((p.dtype for p in candidate.parameters()), torch.float64)
     return Certificate(worst, scale, tuple(tried), tolerance, str(dtype).removeprefix("torch."))
 
 
