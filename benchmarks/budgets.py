@@ -20,8 +20,8 @@ from typing import Any
 
 from marks import replace_tables
 
-from softprune.budget import read_target
 from softprune.config.recipes import load_recipe
+from softprune.config.target import read_target
 from softprune.runs.environment import command_line
 from softprune.runs.folder import RunFolder
 from softprune.runs.result import Result

@@ -5,8 +5,7 @@ import math
 
 import pytest
 
-from softprune.budget import Controller, first_strength
-from softprune.budget.controller import REACH
+from softprune.budget.controller import REACH, Controller, first_strength
 
 TOTAL, UPDATES = 10_000, 100
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
-from softprune.budget import Cut, CutSearch
+from softprune.budget.search import Cut, CutSearch
 
 
 def chain_cost(widths_factor):

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import softprune as sp
-from softprune.budget import LatencyTable, measure_latency
-from softprune.budget.latency import Grid
+from softprune.budget.latency import Grid, LatencyTable, measure_latency
 from softprune.errors import ConfigError
 from softprune.graph import Example, trace
 from softprune.plan import make_plan

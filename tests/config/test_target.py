@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from softprune.budget import read_target
+from softprune.config.target import read_target
 from softprune.errors import ConfigError
 
 

@@ -1,18 +1,11 @@
 """From a model and an example to its channel graph."""
 
-from softprune.graph.channel_graph import ChannelGraph, check_is_module, trace
-from softprune.graph.example import Example, ExampleLike
-from softprune.graph.modules import ConstantOutput, Select
-from softprune.graph.sites import Frozen, Site
-
-__all__ = [
-    "ChannelGraph",
-    "ConstantOutput",
-    "Example",
-    "ExampleLike",
-    "Frozen",
-    "Select",
-    "Site",
-    "check_is_module",
-    "trace",
-]
+from softprune.graph.channel_graph import ChannelGraph as ChannelGraph
+from softprune.graph.channel_graph import check_is_module as check_is_module
+from softprune.graph.channel_graph import trace as trace
+from softprune.graph.example import Example as Example
+from softprune.graph.example import ExampleLike as ExampleLike
+from softprune.graph.modules import ConstantOutput as ConstantOutput
+from softprune.graph.modules import Select as Select
+from softprune.graph.sites import Frozen as Frozen
+from softprune.graph.sites import Site as Site

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softprune.budget import Budget, BudgetStatus, CostWeights, Macs, TargetLike
+from softprune.budget import Budget, BudgetStatus, CostWeights, Macs
 from softprune.budget.channels import present
-from softprune.config.target import FINAL_AT
+from softprune.config.target import FINAL_AT, TargetLike
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.sites import DEFAULT_KINDS

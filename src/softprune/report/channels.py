@@ -161,6 +161,7 @@ def _range(site: SiteRecord, rule: DropRule) -> tuple[float, float]:
 
 
 def tally(site: SiteRecord, view: DrawnChannels) -> str:
+    """The numbers of kept and dropped channels of a layer, in words."""
     drawn = f"; {len(view.order)} drawn, spread evenly" if len(view.order) < site.width else ""
     return f"{site.name}: {site.kept} kept, {site.width - site.kept} dropped{drawn}"
 

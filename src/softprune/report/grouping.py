@@ -50,6 +50,7 @@ class Spread:
 
 
 def spread(values: Iterable[float | None]) -> Spread:
+    """Mean and deviation of the known values."""
     known = [value for value in values if value is not None]
     if not known:
         return Spread(None, None, 0)
@@ -62,6 +63,7 @@ def shared(baseline: Spread) -> Spread:
 
 
 def over(group: Experiment, get: Callable[[Run], float | None]) -> Spread:
+    """Mean and deviation of a figure over the runs of an experiment."""
     return spread(get(run) for run in group.runs)
 
 
@@ -198,8 +200,7 @@ def _differences(run: Run, others: Sequence[Run]) -> list[str]:
         leaf = key.rsplit(".", 1)[-1]
         if leaf == "name" or len({json.dumps(other.get(key), default=str) for other in all_settings}) == 1:
             continue
-        value = mine[key]
-        parts.append(f"{leaf} {_written(value)}")
+        parts.append(f"{leaf} {_written(mine[key])}")
         if len(parts) == 3:
             break
     if not parts:  # only the others have additional settings

@@ -160,12 +160,12 @@ def _row(
     def over(get: Callable[[_Entry], float | None]) -> Spread:
         return spread(get(entry) for entry in members)
 
-    def less(get: Callable[[Totals], float | None]) -> Spread:
-        if method == "Dense":
-            return Spread(None, None, 0)
-        return over(lambda entry: cut(get(entry.run.dense), get(entry.run.compact)))
+    def pruned(get: Callable[[_Entry], float | None]) -> Spread:
+        return spread(()) if method == "Dense" else over(get)
 
-    dense = method == "Dense"
+    def less(get: Callable[[Totals], float | None]) -> Spread:
+        return pruned(lambda entry: cut(get(entry.run.dense), get(entry.run.compact)))
+
     return PaperRow(
         data=known_as(data),
         model=known_as(model),
@@ -178,13 +178,13 @@ def _row(
         last=over(lambda entry: entry.last),
         best=over(lambda entry: entry.best),
         compact=over(lambda entry: entry.compact),
-        drop=Spread(None, None, 0) if dense else over(_drop),
+        drop=pruned(_drop),
         channels=less(lambda totals: _first(totals.paper_channels, totals.channels)),
         params=less(lambda totals: _first(totals.paper_params, totals.params)),
         flops=less(lambda totals: _first(totals.paper_flops, totals.macs)),
         macs=less(lambda totals: totals.macs),
         minutes=over(lambda entry: None if entry.seconds is None else entry.seconds / 60),
-        speed_up=Spread(None, None, 0) if dense else over(lambda entry: entry.run.speed_up),
+        speed_up=pruned(lambda entry: entry.run.speed_up),
         paper=_figures(name, members[0].run),
     )
 

@@ -12,6 +12,8 @@ from softprune.runs.reading import Run
 
 @dataclass(frozen=True)
 class Spot:
+    """A network by cost and accuracy."""
+
     macs: float
     top1: float
 

@@ -72,6 +72,7 @@ def markdown(rows: Sequence[PaperRow]) -> str:
 
 
 def markdown_table(heads: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     lines += [f"| {' | '.join(map(_markdown_cell, line))} |" for line in cells]
     return "\n".join([*lines, ""])

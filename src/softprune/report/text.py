@@ -39,6 +39,7 @@ def file_size(value: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
+    """A latency, with three significant digits."""
     return UNKNOWN if value is None else f"{value:.3g}{THIN}ms"
 
 
@@ -55,6 +56,7 @@ def cut(before: float | None, after: float | None) -> float | None:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
+    """A percentage with its sign."""
     return UNKNOWN if value is None else f"{_signed(value, digits)}{THIN}%"
 
 
@@ -84,6 +86,7 @@ def scientific(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
+    """Seconds, or minutes and seconds, or hours and minutes."""
     if seconds is None:
         return UNKNOWN
     if seconds < 60:
