@@ -12,6 +12,7 @@ from softprune.errors import ModelError, VerificationError
 from softprune.graph import Example
 from softprune.plan import PrunePlan, make_plan
 from softprune.selection import read_graph
+from softprune.surgery import verify_plan
 from softprune.surgery.comparison import larger, noise, smaller
 
 IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -159,6 +160,30 @@ def test_inputs_of_several_scales_are_compared() -> None:
     with pytest.raises(VerificationError, match="must equal the masked one"):
         sp.verify(plain, clamped, IMAGES)
     sp.verify(plain, plain, IMAGES)
+
+
+class Remembering(Plain):
+    """Returns what it returned for the first input of a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.remembered: dict[torch.Size, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape not in self.remembered:
+            self.remembered[x.shape] = super().forward(x)
+        return self.remembered[x.shape]
+
+
+def test_remembered_outputs_prove_nothing() -> None:
+    torch.manual_seed(0)
+    model, graph = Remembering(), read_graph(Plain(), IMAGES)
+    masks = {site.name: torch.arange(site.width) < 4 for site in graph.sites}
+    plan = make_plan(graph, model, masks)
+    assert verify_plan(plan, model, masks, IMAGES).max_difference < 1e-12
+    others = {name: ~mask for name, mask in masks.items()}
+    with pytest.raises(VerificationError, match="must equal the masked one"):
+        verify_plan(plan, model, others, IMAGES)
 
 
 # --- functions in place of modules ---------------------------------------------------------------------------------

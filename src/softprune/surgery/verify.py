@@ -12,6 +12,7 @@ from softprune.errors import ModelError, VerificationError, check_types, few_of
 from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.masks import FixedGate, mask_
 from softprune.masks.sampling import unmask_model_
+from softprune.module_state import attributes_kept
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import cut_, duplicated, plain_copy, plans_of
 from softprune.surgery.comparison import (
@@ -140,7 +141,8 @@ def _certify(pair: _Pair, example: ExampleLike, tolerance: float, seed: int) -> 
     """Compare the two networks of `pair`."""
     reference = pair.reference()
     worst, scale, tried = 0.0, 0.0, []
-    accepted = _accepted(reference, Example.of(example).to_model(reference), seed)
+    with attributes_kept(reference):  # what forward() remembers of its calls must not reach the candidate
+        accepted = _accepted(reference, Example.of(example).to_model(reference), seed)
     candidate = pair.candidate(reference)
     for attempt, expected in accepted:
         shape = _shapes(attempt)
