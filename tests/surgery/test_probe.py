@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from topologies import Chain, Residual, conv, pooled, randomise_
+from topologies import Chain, PaddedStreams, Residual, conv, pooled, randomise_
 from torch import Tensor, nn
 
 import softprune
@@ -107,3 +107,12 @@ def test_a_literal_size_that_matters_only_where_sites_die_together_freezes_no_si
         "bn2",
         "bn3",
     ]
+
+
+def test_sites_that_cannot_be_cut_together_freeze_no_other_site() -> None:
+    class Pyramid(PaddedStreams):
+        def widened(self, x: Tensor) -> Tensor:  # eight channels, whatever the width
+            return torch.cat([x, x.new_zeros(len(x), 8 - x.shape[1], *x.shape[2:])], 1)
+
+    seen = softprune.inspect(Pyramid(0), torch.randn(2, 3, 8, 8), site_kinds=["stream"])
+    assert [site.members for site in seen.sites] == [("bn", "bn2"), ("bn1",), ("bn3",)]

@@ -73,7 +73,7 @@ def _probed(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     graph = _without_literals(probe, graph)
     causes = _causes(probe, graph, [site.name for site in graph.sites])
     found = [graph.only({name: f"a trial cut of it failed ({reason})" for name, reason in causes.items()})]
-    if len(causes) > 1:
+    if causes:
         # A literal size may matter only where sites die together that freezing another size had frozen.
         fewer = [_frozen_at(graph, group) for group in _connected(graph)]
         found += [each for each in fewer if probe.failure(each) is None]
@@ -114,18 +114,17 @@ def _connected(graph: ChannelGraph) -> list[list[UnprovenSize]]:
     return [members for _, members in groups]
 
 
-def _causes(probe: _Probe, graph: ChannelGraph, names: Sequence[str]) -> dict[str, str]:
-    """Return the sites among `names` that cannot be cut with the reason, by bisection."""
-    failure = probe.failure(graph, names)
+def _causes(probe: _Probe, graph: ChannelGraph, names: Sequence[str], kept: Sequence[str] = ()) -> dict[str, str]:
+    """Return the sites among `names` that cannot be cut together with `kept`, with the reason, by bisection."""
+    failure = probe.failure(graph, [*kept, *names])
     if failure is None:
         return {}
     if len(names) == 1:
         return {names[0]: failure}
-    half = len(names) // 2
-    causes = {**_causes(probe, graph, names[:half]), **_causes(probe, graph, names[half:])}
-    rest = [name for name in names if name not in causes]
-    together = probe.failure(graph, rest)
-    return causes if together is None else dict.fromkeys(names, together)
+    first, second = names[: len(names) // 2], names[len(names) // 2 :]
+    causes = _causes(probe, graph, first, kept)
+    kept = [*kept, *(name for name in first if name not in causes)]
+    return {**causes, **_causes(probe, graph, second, kept)}
 
 
 class _Probe:
