@@ -53,7 +53,8 @@ def duplicated(model: nn.Module, change_: Change | None = None, *, share: bool =
     # Subclasses and tensors of inference mode copy themselves in their own way.
     plain = [p for p in model.parameters() if type(p) is nn.Parameter and p.layout == torch.strided]
     plain = [p for p in plain if not p.is_inference()]
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in plain}
+    # Not of p.detach(), with which autograd would count changes of the copy as changes of the original.
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in plain}
     shared = [] if share else [(parameter, weakref.ref(memo[id(parameter)])) for parameter in plain]
     # A module has a dozen dictionaries of hooks, which deepcopy would rebuild one by one.
     owned = (value for module in model.modules() for value in vars(module).values())
