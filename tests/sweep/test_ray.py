@@ -233,7 +233,7 @@ class StopOnCheckpoint(SweepListener):
 
     stop = False
 
-    def on_look(self, jobs: Any) -> None:
+    def on_poll(self, jobs: Any) -> None:
         self.stop |= any(list(job.cell.folder.checkpoints.glob("*.ckpt")) for job in jobs)
 
 
@@ -251,7 +251,7 @@ def test_a_stop_lets_runs_on_ray_save(cluster: Any, tmp_path: Path, monkeypatch:
     monkeypatch.setattr("softprune.train.control.StopSignal.reason", lambda _: "a test" if listener.stop else None)
     assert runner.run(listener) == "a test"
     states = [job.state for job in runner.jobs]
-    assert "failed" not in states, [job.last_words() for job in runner.jobs]
+    assert "failed" not in states, [job.last_lines() for job in runner.jobs]
     assert "stopped" in states
     assert not list(sweep.folder.rglob("*.stop"))
 

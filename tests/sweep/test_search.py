@@ -171,16 +171,16 @@ def test_a_section_must_have_trials_and_space() -> None:
 def test_a_dropped_trial_stays_dropped(tmp_path: Path) -> None:
     folder = SimpleNamespace(result=tmp_path / "result.json")
     job = Job(SimpleNamespace(folder=folder), tmp_path / "a.log")  # type: ignore[arg-type]
-    assert job.rest() == "waiting"
+    assert job.idle_state() == "waiting"
     codes = iter([None, 75])
     job.task = SimpleNamespace(terminate=lambda: None, poll=lambda: next(codes))  # type: ignore[assignment]
     job.drop({"epoch": 1, "trials": 6})
     assert not job.poll()
     assert job.poll()
-    assert (job.state, job.rest()) == ("dropped", "dropped")
-    assert job.last_words() == ["not among the best of 6 trials after epoch 1"]
+    assert (job.state, job.idle_state()) == ("dropped", "dropped")
+    assert job.last_lines() == ["not among the best of 6 trials after epoch 1"]
     folder.result.touch()  # it ended before the signal came
-    assert job.rest() == "done"
+    assert job.idle_state() == "done"
 
 
 @pytest.mark.slow

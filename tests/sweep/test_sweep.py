@@ -155,7 +155,7 @@ class Recorder(SweepListener):
     def on_change(self, job: Job) -> None:
         self.events.append((job.cell.name, job.state))
 
-    def on_look(self, jobs: Any) -> None:
+    def on_poll(self, jobs: Any) -> None:
         self.most = max(self.most, sum(job.state == "running" for job in jobs))
         self.seen = [job.state for job in jobs]
 
@@ -216,7 +216,7 @@ def test_runs_go_side_by_side_and_failures_stop_no_other(tmp_path: Path, monkeyp
     assert recorder.most == 2
     states = {job.cell.name: job.state for job in runner.jobs}
     assert states == {"one": "done", "two": "failed", "three": "done", "four": "blocked", "five": "done"}
-    assert runner.jobs[1].last_words() == ["the disk is full"]
+    assert runner.jobs[1].last_lines() == ["the disk is full"]
     # Again: what is done is left alone, what failed is tried again.
     sweep = pretend(tmp_path, monkeypatch, one="sys.exit('again?')", two="done()", four__two="done()")
     recorder = Recorder()
@@ -253,7 +253,7 @@ def test_a_run_that_outlived_its_sweep_is_waited_for(tmp_path: Path, monkeypatch
     """A killed sweep leaves its processes behind; a second process on the same run would spoil it."""
     sweep = pretend(tmp_path, monkeypatch, one="time.sleep(1.5); done()")
     orphan = SweepRunner(sweep).jobs[0]
-    assert orphan.take()
+    assert orphan.lock()
     orphan.start(LocalPool())
     orphan.release()  # as if the sweep had been killed: the process alone holds the claim now
     recorder, runner = Recorder(), SweepRunner(sweep)

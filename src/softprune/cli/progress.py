@@ -125,7 +125,7 @@ class _JobTable(SweepListener):
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def on_look(self, jobs: Sequence[Job]) -> None:
+    def on_poll(self, jobs: Sequence[Job]) -> None:
         table = Table(title_justify="left")
         for column in ("run", "state", "epoch", "top-1 %", "MACs", "time"):
             table.add_column(column, justify="left" if column in ("run", "state") else "right")
@@ -159,4 +159,4 @@ def _job_facts(job: Job) -> list[str]:
         return []
     epoch, top1, macs, time = _job_cells(job)
     facts = [f"epoch {epoch}", f"top-1 {top1}%", f"{macs} MACs", time]
-    return facts if job.state == "done" else [*facts, *job.last_words(1)]
+    return facts if job.state == "done" else [*facts, *job.last_lines(1)]

@@ -90,8 +90,8 @@ def sweep(
         say(f"Pareto front: {render_comparison(done, planned.folder / 'pareto.html', method_titles())}")
     failed = [job for job in runner.jobs if job.state in ("failed", "blocked")]
     for job in failed:
-        words = job.last_words() if job.state == "failed" else [f"it needs {job.cell.after}, which failed"]
-        error_line(f"{job.cell.name} {job.state}: {' / '.join(words)} ({job.log})")
+        lines = job.last_lines() if job.state == "failed" else [f"it needs {job.cell.after}, which failed"]
+        error_line(f"{job.cell.name} {job.state}: {' / '.join(lines)} ({job.log})")
     if reason is not None:
         say(f"Stopped by {reason}; everything is saved. Repeat the command to resume.")
         raise typer.Exit(EXIT_STOPPED)

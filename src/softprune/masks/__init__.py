@@ -4,7 +4,6 @@ from softprune.config.method import MaskConfig as MaskConfig
 from softprune.masks.activations import KNOWN_ACTIVATIONS as KNOWN_ACTIVATIONS
 from softprune.masks.activations import dead_edges as dead_edges
 from softprune.masks.batchnorm import MaskedBatchNorm as MaskedBatchNorm
-from softprune.masks.batchnorm import can_mask as can_mask
 from softprune.masks.batchnorm import is_masked as is_masked
 from softprune.masks.batchnorm import mask_ as mask_
 from softprune.masks.batchnorm import mask_group_ as mask_group_

@@ -70,7 +70,7 @@ class MaskedBatchNorm(_BatchNorm):
         return self._normalise(x, folded.weight, folded.bias, folded.on)
 
     def _draw(self) -> Folded | None:
-        if self.folded is not None and not _runs_again_with_a_graph_of_its_own():
+        if self.folded is not None and not _in_reentrant_recompute():
             return self.folded
         n = self.gate.sample(self)
         return None if n is None else fold(n, self.weight, self.bias)
@@ -174,11 +174,11 @@ class _MaskedAct(MaskedBatchNorm):
         return self.act(self.drop(super().forward(input)))
 
 
-def _runs_again_with_a_graph_of_its_own() -> bool:
-    """Whether reentrant activation checkpointing repeats the forward inside backward, and then goes backward itself.
+def _in_reentrant_recompute() -> bool:
+    """Whether reentrant activation checkpointing recomputes this forward inside backward.
 
-    That pass frees what it has gone through, which must not be the samples' graph that all sites share. Checkpointing
-    that is not reentrant, which shows in its hooks on saved tensors, repeats the forward for its values alone and
+    It then runs a backward pass of its own, which frees the graph that it goes through: not that of the samples, which
+    all sites share. Checkpointing that is not reentrant sets hooks on saved tensors; it recomputes values alone and
     must meet the same graph.
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
@@ -191,7 +191,7 @@ def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
     """Turn a BatchNorm with scale and shift into a masked one, in place, and return it. The gate follows its device."""
     if isinstance(bn, MaskedBatchNorm):
         raise ModelError(f"A BatchNorm can be masked once. Got {bn}. Use unmask_ on it first.")
-    if not can_mask(bn):
+    if not is_known_batch_norm(type(bn)):
         known = ", ".join([c.__name__ for c in TORCH_BATCH_NORMS] + [f"timm's {n}" for n in TIMM_BATCH_NORMS])
         raise ModelError(
             f"Only these BatchNorms can be masked: {known}. "
@@ -246,11 +246,6 @@ def unmask_(bn: _BatchNorm) -> _BatchNorm:
 def is_masked(module: nn.Module) -> bool:
     """Whether :func:`mask_` has been applied to the module."""
     return isinstance(module, MaskedBatchNorm)
-
-
-def can_mask(module: nn.Module) -> bool:
-    """Whether the module is a plain BatchNorm of a known class. Subclasses may compute something else."""
-    return is_known_batch_norm(type(module))
 
 
 # One masked class for each plain one, so that types can be compared.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,39 +50,6 @@ class Summary:
     dense_params: int
     filled: tuple[str, ...]
     """Modules that keep one channel that is not read, because a shape needs it."""
-
-    @classmethod
-    def of(
-        cls,
-        graph: ChannelGraph,
-        masks: Mapping[str, Tensor],
-        plan: PrunePlan,
-        floors: Mapping[str, int],
-        rounded: Mapping[str, int],
-    ) -> Summary:
-        """Read masks and plan."""
-        kept = {name: int(mask.sum()) for name, mask in masks.items()}
-        return cls(
-            sites=tuple(
-                SiteSummary(
-                    site.name,
-                    site.activation,
-                    site.width,
-                    kept[site.name],
-                    floors[site.name],
-                    rounded.get(site.name, 0),
-                    len(plan.modules[site.name].outputs) if site.name in plan.modules else site.width,
-                )
-                for site in graph.sites
-            ),
-            channels=sum(kept.values()),
-            dense_channels=sum(site.width for site in graph.sites),
-            macs=plan.macs,
-            dense_macs=plan.dense_macs,
-            params=plan.params,
-            dense_params=plan.dense_params,
-            filled=plan.floored,
-        )
 
     def __str__(self) -> str:
         name = max(4, *(len(site.name) for site in self.sites))
@@ -188,8 +154,29 @@ class CuttableModel:
 
     def summary(self) -> Summary:
         """Return width and kept channels per site, and the totals before and after. Prints as a table."""
-        floors = self._prunable().floors
-        return Summary.of(self.graph, self.masks(), self.plan(), floors, self._dead_kept(self.model))
+        plan, floors, rounded = self.plan(), self._prunable().floors, self._dead_kept(self.model)
+        kept = {name: int(mask.sum()) for name, mask in self.masks().items()}
+        return Summary(
+            sites=tuple(
+                SiteSummary(
+                    name=site.name,
+                    activation=site.activation,
+                    width=site.width,
+                    kept=kept[site.name],
+                    floor=floors[site.name],
+                    rounded=rounded.get(site.name, 0),
+                    left=len(plan.modules[site.name].outputs) if site.name in plan.modules else site.width,
+                )
+                for site in self.sites
+            ),
+            channels=sum(kept.values()),
+            dense_channels=sum(site.width for site in self.sites),
+            macs=plan.macs,
+            dense_macs=plan.dense_macs,
+            params=plan.params,
+            dense_params=plan.dense_params,
+            filled=plan.floored,
+        )
 
     def _dead_kept(self, network: nn.Module) -> dict[str, int]:
         """Return, by site, the number of dead channels that a multiple or a floor keeps."""

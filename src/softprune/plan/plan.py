@@ -6,12 +6,12 @@ import hashlib
 import json
 import reprlib
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError, create_model
 from torch import Tensor, nn
 
 from softprune.errors import PlanError
@@ -35,11 +35,11 @@ class PrunePlan:
     aliases: dict[str, str] = field(default_factory=dict)
     """Modules that share another module's weight -> that module."""
     parameters: dict[str, ParameterCut] = field(default_factory=dict)
-    macs: int = 0
-    dense_macs: int = 0
+    macs: Count = 0
+    dense_macs: Count = 0
     """Multiply-accumulates of convolutions and linear layers per sample, after and before."""
-    params: int = 0
-    dense_params: int = 0
+    params: Count = 0
+    dense_params: Count = 0
     floored: tuple[str, ...] = ()
     """Modules that keep one channel although nothing reads it, since a module cannot be empty."""
     constants: dict[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
@@ -139,20 +139,10 @@ class PrunePlan:
                 )
 
 
-class _Body(BaseModel):
-    """The fields of a plan in its file."""
-
-    model: str
-    dense: Shapes
-    sites: dict[str, Indices]
-    modules: dict[str, ModuleCut]
-    aliases: dict[str, str]
-    parameters: dict[str, ParameterCut]
-    macs: Count
-    dense_macs: Count
-    params: Count
-    dense_params: Count
-    floored: tuple[str, ...]
+_FIELDS: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(PrunePlan, include_extras=True).items()}
+del _FIELDS["constants"]
+_Body = create_model("_Body", **_FIELDS)
+"""The fields of a plan in its file."""
 
 
 def class_name(model: nn.Module) -> str:

@@ -93,7 +93,7 @@ def target_section(run: Run) -> dict[str, Any] | None:
         events = sorted([*events, (epoch, "finalised")])
     lines = [
         line_of(run, "strength", "s-macs", STRENGTH, lambda row: row.strength),
-        line_of(run, "margin", "s-params", MARGIN, _margin),
+        line_of(run, "margin", "s-params", MARGIN, lambda row: None if row.margin is None else 100 * row.margin),
     ]
     if not any(line.known for line in lines):
         return {"lead": lead, "chart": None}
@@ -132,10 +132,6 @@ def training_section(run: Run) -> dict[str, Any] | None:
             "training", lines, "Loss and learning rate", description, events_of(run.epochs), end_labels=True
         )
     }
-
-
-def _margin(row: Epoch) -> float | None:
-    return None if row.margin is None else 100 * row.margin
 
 
 def line_of(run: Run, label: str, style: str, panel: Panel, get: Callable[[Epoch], float | None]) -> Series:

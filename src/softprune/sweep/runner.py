@@ -49,7 +49,7 @@ class Job:
         """The file that says why the search dropped the run."""
         return self.log.with_suffix(".dropped")
 
-    def rest(self) -> State:
+    def idle_state(self) -> State:
         """Return the state of the run while nothing works on it."""
         return "done" if self.finished() else "dropped" if self.dropped_file.is_file() else "waiting"
 
@@ -62,7 +62,7 @@ class Job:
                 continue  # missing, empty or damaged
         return None
 
-    def last_words(self, lines: int = 3) -> list[str]:
+    def last_lines(self, lines: int = 3) -> list[str]:
         """Return why the run was dropped, or the end of its output, which names the reason if it failed."""
         if self.state == "dropped":
             try:
@@ -83,7 +83,7 @@ class Job:
             arguments += ["--data-dir", self.data_dir]
         return arguments
 
-    def take(self) -> bool:
+    def lock(self) -> bool:
         """Lock the run. Return False while a process of an earlier sweep, or of another one, works on it."""
         path = self.log.with_suffix(".lock")
         try:
@@ -123,7 +123,7 @@ class Job:
         self.release()
         # A process that is still importing has no handler yet, and nothing to save: SIGTERM ends it.
         stopped = code == EXIT_STOPPED or (self._asked_to_stop and code == -signal.SIGTERM)
-        self.state = self.rest()
+        self.state = self.idle_state()
         if self.state == "waiting":
             self.state = "stopped" if stopped else "failed"
         return True
@@ -143,7 +143,7 @@ class Job:
 class SweepListener:
     """Receives a sweep's events. Every method does nothing; override the ones you need."""
 
-    def on_look(self, jobs: Sequence[Job]) -> None:
+    def on_poll(self, jobs: Sequence[Job]) -> None:
         """Called several times a second."""
 
     def on_change(self, job: Job) -> None:
@@ -216,7 +216,7 @@ class SweepRunner:
     def run(self, listener: SweepListener, time_limit: float | None = None) -> str | None:
         """Run everything that is not done yet. Return None, or the reason to stop early."""
         for job in self.jobs:
-            job.state = job.rest()
+            job.state = job.idle_state()
         try:
             with StopSignal(time_limit) as stop:
                 while True:
@@ -228,7 +228,7 @@ class SweepRunner:
                     if self._halving is not None:
                         self._halving.drop_losers(self.jobs)
                     self._start_ready(listener)
-                    listener.on_look(self.jobs)
+                    listener.on_poll(self.jobs)
                     if not any(job.state in ("waiting", "running") for job in self.jobs):
                         return None
                     time.sleep(_POLL_SECONDS)
@@ -249,7 +249,7 @@ class SweepRunner:
             if before is not None and before.state in ("failed", "blocked", "dropped"):
                 job.state = "blocked"
                 listener.on_change(job)
-            elif (before is None or before.state == "done") and free and job.take():
+            elif (before is None or before.state == "done") and free and job.lock():
                 if job.finished():  # by the process that held the lock until now
                     job.release()
                     job.state = "done"
@@ -265,5 +265,5 @@ class SweepRunner:
                 job.stop()
         while any(job.task is not None for job in self.jobs):
             self._poll(listener)
-            listener.on_look(self.jobs)
+            listener.on_poll(self.jobs)
             time.sleep(0.05)

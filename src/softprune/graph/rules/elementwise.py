@@ -215,8 +215,8 @@ def combined(
 ) -> Value:
     """Two tensors of the output's rank, value by value, with broadcasting."""
     outputs = _bound(builder, node, left, right)
-    both = np.broadcast_arrays(left.atoms, right.atoms)
-    builder.ops.append(BinaryOp(*_flat_pair(both), outputs.ravel(), evaluate, absorbs_zero, adds))
+    one, other = (atoms.ravel() for atoms in np.broadcast_arrays(left.atoms, right.atoms))
+    builder.ops.append(BinaryOp(one, other, outputs.ravel(), evaluate, absorbs_zero, adds))
     return Value(tuple(node.meta["val"].shape), outputs)
 
 
@@ -237,8 +237,7 @@ def _bound(builder: GraphBuilder, node: Node, left: Value, right: Value) -> IntA
         return builder.table.follow(left.atoms)
     _bind_common(builder, left, right)
     both = np.broadcast_arrays(left.atoms, right.atoms)
-    wide = both[0] if left.atoms.size >= right.atoms.size else both[1]
-    return builder.table.follow(np.ascontiguousarray(wide))
+    return builder.table.follow(both[0] if left.atoms.size >= right.atoms.size else both[1])
 
 
 @rule("choose")
@@ -291,10 +290,6 @@ def gated(builder: GraphBuilder, node: Node) -> Any:
 def _padded(value: Value, rank: int) -> Value:
     missing = rank - len(value.shape)
     return Value((1,) * missing + value.shape, value.atoms.reshape((1,) * missing + value.atoms.shape))
-
-
-def _flat_pair(both: tuple[IntArray, ...] | list[IntArray]) -> tuple[IntArray, IntArray]:
-    return np.ascontiguousarray(both[0]).ravel(), np.ascontiguousarray(both[1]).ravel()
 
 
 def _bind_common(builder: GraphBuilder, left: Value, right: Value) -> None:
