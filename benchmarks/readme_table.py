@@ -19,15 +19,16 @@ README = ROOT / "README.md"
 def table(results: Path = ROOT / "results") -> str:
     """The rows of SCP itself, in Markdown."""
     lines = [
-        "| data | network | seeds | dense | pruned | best epoch | paper | FLOPs cut | paper | parameters cut | paper |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| table | data | network | seeds | dense | pruned | best epoch | paper | FLOPs cut | paper "
+        "| parameters cut | paper |",
+        "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     runs = [load_run(path.parent) for path in sorted(results.glob("cifar*/result.json"))]
-    for row in paper_rows(runs):
+    for row in sorted(paper_rows(runs), key=lambda row: row.paper.table if row.paper else 0):
         if row.method != "scp" or row.paper is None or row.apart:
             continue
         theirs = row.paper
-        cells = [row.data, row.model, str(row.n), _mean(row.baseline, 2), _mean(row.last, 2)]
+        cells = [str(theirs.table), row.data, row.model, str(row.n), _mean(row.baseline, 2), _mean(row.last, 2)]
         cells += [_mean(row.best, 2), _figure(theirs.top1, 2)]
         cells += [_mean(row.flops, 1), _figure(theirs.flops, 1), _mean(row.params, 1), _figure(theirs.params, 1)]
         lines.append("| " + " | ".join(cells) + " |")
