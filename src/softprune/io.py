@@ -1,4 +1,4 @@
-"""Write files so that a reader sees the old content or the new, never a part, also after a crash."""
+"""Write files whole or not at all, also in a crash, and unpack archives of others safely."""
 
 import contextlib
 import errno

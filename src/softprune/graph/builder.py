@@ -27,10 +27,6 @@ from softprune.graph.ops import (
 from softprune.graph.provenance import Provenance
 
 
-class UnusualCall(Exception):
-    """A rule does not foresee this way to call its operator, whose tensors are then frozen."""
-
-
 @dataclass(frozen=True)
 class Value:
     """A tensor of the graph: its shape, and its atoms in an array that broadcasts to that shape."""

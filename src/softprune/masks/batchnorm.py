@@ -34,7 +34,7 @@ class Folded(NamedTuple):
 
 
 def fold(n: Tensor, gamma: Tensor, beta: Tensor) -> Folded:
-    """``(gamma z + beta) n`` as an affine of z, so that no operation of the activation's size is added."""
+    """``(gamma z + beta) n``, equation 9 (eq:modified_bn), as an affine of z: no operation on activations is added."""
     return Folded(n, (n * gamma).to(gamma.dtype), (n * beta).to(beta.dtype), n.detach() > 0.5)
 
 

@@ -1,5 +1,7 @@
 """The paper's mathematics as functions of a BatchNorm's shift and scale, in the order of its section 3.
 
+Equations have their numbers in the paper and, in brackets, their labels in its source.
+
 A channel after BatchNorm is taken as ``x ~ N(beta, gamma^2)``. All functions are elementwise over channels,
 differentiable where the paper is, and work in float32 or better: parameters in half precision are raised to
 float32, float64 stays. None of the operations used here is lowered by autocast. Value and gradient are
@@ -46,7 +48,7 @@ def alive_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activatio
 
 
 def drop_probability(dead: Tensor, config: MaskConfig) -> Tensor:
-    """q, equation 5: the logistic relaxation of the mask, from Phi as given by :func:`dead_probability`.
+    """q, equation 5 (eq:mask_surrogate): the logistic relaxation of the mask, from Phi of :func:`dead_probability`.
 
     Training does not call it: :func:`relaxed_sample` takes the logit of q.
     """
@@ -64,7 +66,7 @@ def relaxed_sample(dead: Tensor, noise: Tensor, config: MaskConfig) -> Tensor:
 
 
 def hard_mask(dead: Tensor, config: MaskConfig) -> Tensor:
-    """m, equation 3, as booleans, True where the channel is kept: pruned if Phi > c.
+    """m, equation 3 (eq:mask), as booleans, True where the channel is kept: pruned if Phi > c.
 
     A tie is kept as in the authors' code (the paper prunes it). For ReLU, pruned means
     ``beta + z_c |gamma| < delta`` with ``z_c`` the normal quantile of c. A channel whose parameters are NaN
@@ -82,10 +84,10 @@ def sparsity_terms(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: 
 
 
 def sparsity_loss(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
-    """L_sparse, equation 15: sum of ``beta + s|gamma|``, the upper end of the channel's confidence interval.
+    """L_sparse, equation 15 (eq:sparsity_loss): sum of ``beta + s|gamma|``, the upper end of the confidence interval.
 
-    Two-sided where both tails live, equation 17: ``|beta + s|gamma|| + |beta - s|gamma||``. The derivative of
-    ``|gamma|`` at 0 is 0.
+    Two-sided where both tails live, equation 17 (eq:sparsity_loss_revised):
+    ``|beta + s|gamma|| + |beta - s|gamma||``. The derivative of ``|gamma|`` at 0 is 0.
     """
     return sparsity_terms(beta, gamma, config, activation).sum()
 

@@ -147,7 +147,7 @@ class SoftPruner(Pruner):
         return gate
 
     def _extra_loss(self) -> Tensor:
-        """Return lambda L_sparse of the paper; `masks.functional.sparsity_loss` has the formula."""
+        """Return lambda L_sparse, equation 16 of the paper; `masks.functional.sparsity_loss` has the formula."""
         return self.strength * self._masked_model.hooks.bank.loss()
 
     # --- a target ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from softprune.graph.builder import GraphBuilder, UnusualCall, Value
+from softprune.graph.builder import GraphBuilder, Value
 from softprune.graph.channels import IntArray
 from softprune.graph.ops import BinaryOp, ChannelwiseOp, identity
 from softprune.graph.rules.elementwise import equal
@@ -21,12 +21,12 @@ from softprune.graph.rules.registry import argument, operator_name, rule
 
 
 def run_on_atoms(builder: GraphBuilder, node: Node, tensors: int = 1) -> Any:
-    """Run the node's operator on its inputs' atoms. Raise UnusualCall where it reads others beside its `tensors`."""
+    """Run the node's operator on its inputs' atoms. Raise a TypeError where it reads others beside its `tensors`."""
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     sources = [leaf for leaf in leaves if isinstance(leaf, Node)]
     values = [builder.value(source) for source in sources]
     if len(values) != tensors or any(not isinstance(value, Value) for value in values):
-        raise UnusualCall("an argument that is usually a number is a tensor")
+        raise TypeError("an argument that is usually a number is a tensor")
 
     def call(*atoms: Tensor) -> Any:
         given = iter(atoms)
