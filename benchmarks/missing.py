@@ -7,9 +7,15 @@ results/MISSING.md and results/QUEUE.md.
 """
 
 import shlex
+import sys
+from collections import Counter
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent / "gpu"))
+
+from prices import Price, price
 
 from softprune.config.recipes import load_recipe, recipe_files
 from softprune.config.settings import RunConfig
@@ -20,8 +26,6 @@ from softprune.sweep.grid import read_sweep
 RESULTS = Path(__file__).parents[1] / "results"
 SETTINGS = ("train.precision=bf16", "train.channels_last=true")
 """Of all runs, unless one sets another value."""
-MINUTES = {"vgg16": 2.0, "vgg19": 2.5, "resnet56": 5.6, "resnet56_a": 5.6, "densenet40": 6.3, "resnet164": 15.8}
-"""Of 160 epochs of CIFAR at batch 64, alone on one H200."""
 STARTS = {
     "finetune-cifar10-resnet56-scp": "best-cifar10-resnet56-dense-s0",
     "finetune-cifar10-resnet56-l1": "best-cifar10-resnet56-dense-s0",
@@ -88,26 +92,13 @@ QUEUE = (
         tuple((f"cifar100-vgg16-scp-{name}", (0,)) for name in VARIANTS),
     ),
     Wanted(
-        "Tables 6 and 7: DenseNet-40 on CIFAR-100",
-        "lambda and s are published: cuts within 2.5 points and best accuracy within 0.4 of the paper's.",
-        (
-            ("cifar100-densenet40-dense", (0,)),
-            ("cifar100-densenet40-scp", (0,)),
-            ("cifar100-densenet40-scp-high", (0,)),
-            *((f"cifar100-densenet40-scp-strength{value}", (0,)) for value in ("3e-05", "1e-06", "5e-06")),
-            *((f"cifar100-densenet40-scp-s{value}", (0,)) for value in range(3)),
-        ),
-    ),
-    Wanted(
-        "Slimming, Variational Pruning, SCP without ReLU",
+        "VGG: Slimming, Variational Pruning, SCP without ReLU",
         "The other rows of tables 1, 2, 3 and 5.",
         (
-            *((f"cifar10-{model}-slimming-ft", (0,)) for model in ("vgg16", "vgg19", "densenet40")),
-            *((f"cifar100-{model}-slimming-ft", (0,)) for model in ("vgg16", "vgg19", "densenet40")),
-            *((f"cifar100-{model}-slimming-high-ft", (0,)) for model in ("vgg16", "vgg19", "densenet40")),
-            *((f"cifar100-{model}-scp-norelu", (0,)) for model in ("vgg16", "vgg19", "densenet40")),
-            ("cifar100-densenet40-scp-relu", (0,)),
-            *((f"cifar{data}-{model}-variational", (0,)) for data in (10, 100) for model in ("vgg16", "densenet40")),
+            *((f"cifar100-{model}-slimming-high-ft", (0,)) for model in ("vgg16", "vgg19")),
+            *((f"cifar100-{model}-scp-norelu", (0,)) for model in ("vgg16", "vgg19")),
+            *((f"cifar{data}-{model}-slimming-ft", (0,)) for data in (10, 100) for model in ("vgg16", "vgg19")),
+            *((f"cifar{data}-vgg16-variational", (0,)) for data in (10, 100)),
         ),
     ),
     Wanted(
@@ -115,15 +106,24 @@ QUEUE = (
         "The paper's 54% of FLOPs cut; ImageNet itself is the recipes imagenet-resnet50-*.",
         tuple(
             (f"tinyimagenet-resnet50-{row}", (0,))
-            for row in ("dense", "scp-ft", "slimming-ft", "fpgm", "fpgm-ft", "sss", "scp-40-ft", "scp-target-ft")
+            for row in ("dense", "scp-ft", "scp-40-ft", "scp-target-ft", "fpgm-ft", "sss", "fpgm", "slimming-ft")
         ),
     ),
     Wanted(
-        "ResNet-164",
-        "The last rows of tables 2, 3 and 5.",
-        tuple(
-            (f"cifar100-resnet164-{row}", (0,))
-            for row in ("dense", "scp", "scp-high", "scp-norelu", "slimming-ft", "slimming-high-ft")
+        "DenseNet-40 on CIFAR-100: rows of two tables each",
+        "lambda and s are published: cuts within 2.5 points and best accuracy within 0.4 of the paper's.",
+        tuple((f"cifar100-densenet40-scp{end}", (0,)) for end in ("", "-high", "-strength3e-05")),
+    ),
+    Wanted(
+        "DenseNet-40: the other rows",
+        "Tables 6 and 7, SCP without ReLU, Variational Pruning, Slimming.",
+        (
+            *((f"cifar100-densenet40-scp-strength{value}", (0,)) for value in ("1e-06", "5e-06")),
+            *((f"cifar100-densenet40-scp-{end}", (0,)) for end in ("s0", "s1", "s2", "norelu", "relu")),
+            *((f"cifar{data}-densenet40-variational", (0,)) for data in (100, 10)),
+            *((f"cifar100-densenet40-slimming{end}", (0,)) for end in ("-high-ft", "-ft")),
+            ("cifar10-densenet40-slimming-ft", (0,)),
+            ("cifar100-densenet40-dense", (0,)),
         ),
     ),
     Wanted(
@@ -135,17 +135,42 @@ QUEUE = (
             for kind in ("dense", "scp")
         ),
     ),
+    Wanted(
+        "ResNet-164",
+        "The last rows of tables 2, 3 and 5.",
+        tuple(
+            (f"cifar100-resnet164-{row}", (0,))
+            for row in ("scp", "scp-high", "scp-norelu", "slimming-ft", "slimming-high-ft", "dense")
+        ),
+    ),
 )
-"""Most wanted first."""
+"""Most wanted first: what adds most rows of the paper's tables in a GPU minute. DenseNet-40, which can be resumed,
+comes after networks that cannot, and so fills the ends of sessions."""
+
+NEXT = (
+    "--only 'cifar100-*' --only cifar10-vgg19-slimming-ft",
+    "--only 'tinyimagenet-*'",
+    "--only '*-densenet40-*' --most 4 --runs gpu-runs",
+)
+"""Options of prepare.py for the next sessions: VGGs, whose last seconds DenseNet-40 fills; ResNet-50; DenseNet-40."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run by name: its configuration, and the recipe with the settings that train it."""
+    """A run by name: the recipe and the settings that train it."""
 
-    config: RunConfig
     recipe: str
     settings: tuple[str, ...] = ()
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """Its configuration."""
+        return load_recipe(self.recipe, (*SETTINGS, *self.settings))
+
+    @cached_property
+    def price(self) -> Price:
+        """Its price on one H200."""
+        return price(self.config)
 
     @property
     def start(self) -> str | None:
@@ -159,27 +184,16 @@ class Planned:
         settings = (f"--set {shlex.quote(setting)}" for setting in (*SETTINGS, *self.settings, *start))
         return " ".join(["softprune train", self.recipe, *settings])
 
-    @property
-    def minutes(self) -> float | None:
-        """GPU minutes, in proportion to its epochs; None for a network that was not timed."""
-        price = MINUTES.get(self.config.model.name) if self.config.data.name.startswith("cifar") else None
-        train = self.config.train
-        dense = (train.dense_epochs or train.epochs) if train.dense_baseline else 0
-        return None if price is None else price * (train.epochs + dense + self.config.finetune.epochs) / 160
-
 
 @cache
 def planned() -> dict[str, Planned]:
     """All recipes, and the runs of the sweeps that vary one setting of a recipe, by name."""
-    runs = {name: Planned(load_recipe(name), name) for name in recipe_files()}
+    runs = {name: Planned(name) for name in recipe_files()}
     for cell in (cell for sweep in SWEEPS for cell in read_sweep(sweep).cells):
         # The queue gives the seed, and the weights to start from.
         settings = tuple(each for each in cell.settings if not each.startswith(("seed=", "model.weights=")))
-        runs.setdefault(cell.config.name, Planned(cell.config, cell.recipe, settings))
-    for name, (recipe, setting) in TRIALS.items():
-        settings = (setting, f'name="{name}"')
-        runs[name] = Planned(load_recipe(recipe, settings), recipe, settings)
-    return runs
+        runs.setdefault(cell.config.name, Planned(cell.recipe, settings))
+    return runs | {name: Planned(recipe, (setting, f'name="{name}"')) for name, (recipe, setting) in TRIALS.items()}
 
 
 def wanted_runs(there: set[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -207,19 +221,27 @@ def _same_method(found: RunConfig, wanted: RunConfig) -> bool:
     return same and bool(theirs.target or ours.strength == theirs.strength)
 
 
+def absent_rows(there: set[tuple[str, int]]) -> list[PaperFigures]:
+    """Return the rows of the paper's tables that have no record."""
+    names = {name for name, _ in there}
+    return [row for row in paper_table_rows() if row.recipe not in names and row.stand_in not in names]
+
+
+def new_rows(there: set[tuple[str, int]]) -> Counter[str]:
+    """Return how many rows of the paper's tables each run would add."""
+    return Counter(_command_of(row) for row in absent_rows(there))
+
+
 def missing_page(there: set[tuple[str, int]]) -> str:
     """The rows of the paper's tables without a record, as Markdown."""
-    rows = paper_table_rows()
-    names = {name for name, _ in there}
-    absent = [row for row in rows if row.recipe not in names and row.stand_in not in names]
+    rows, absent = paper_table_rows(), absent_rows(there)
     lines = [
         "# Rows of the paper without a record",
         "",
         f"{len(rows) - len(absent)} of the {len(rows)} rows of tables 1 to 8 have a record under `results/`. The",
-        "others follow with their command and its price in GPU minutes (one H200, alone, in proportion to the",
-        "epochs; a dash where the network was not timed). A fine-tuned run gives the row before its fine-tuning,",
-        "too. A row of ImageNet counts as present if its stand-in on Tiny-ImageNet is. Written by",
-        "`python benchmarks/missing.py`.",
+        "others follow with their command and its price in GPU minutes (one H200, alone). A fine-tuned run gives",
+        "the row before its fine-tuning, too. A row of ImageNet counts as present if its stand-in on Tiny-ImageNet",
+        "is. Written by `python benchmarks/missing.py`.",
     ]
     for table in sorted({row.table for row in absent}):
         own = [row for row in absent if row.table == table]
@@ -240,26 +262,28 @@ def queue_page(there: set[tuple[str, int]]) -> str:
     lines = [
         "# Queue of GPU runs",
         "",
-        "Runs that are wanted and have no record, most wanted first, with prices in GPU minutes (one H200, alone).",
-        "`benchmarks/gpu/` runs them side by side, resumes those that were cut off, and brings the records to",
-        "`results/NAME-sSEED/`. Then run `python benchmarks/missing.py`, which writes this page.",
+        "Runs that are wanted and have no record, most wanted first, with prices in GPU minutes (one H200, alone) and",
+        "the rows of the paper's tables that each adds. `benchmarks/gpu/` runs them side by side, resumes those that",
+        "were cut off, and brings the records to `results/NAME-sSEED/`. Then run `python benchmarks/missing.py`, which",
+        "writes this page. Proposed for the next sessions of 1,600 s (add `--plan 1` to see which runs would end):",
+        "",
+        *(f"{number}. `python benchmarks/gpu/prepare.py {options}`" for number, options in enumerate(NEXT, start=1)),
     ]
+    rows = new_rows(there)
     for wanted in QUEUE:
         open_runs = [(name, seed) for name, seeds in wanted.runs for seed in seeds if (name, seed) not in there]
-        prices = [planned()[name].minutes for name, _ in open_runs]
         if not open_runs:
             continue
-        total = f"{sum(price or 0 for price in prices):.0f} minutes" if all(prices) else "not timed"
-        lines += ["", f"## {wanted.title}", "", f"{wanted.goal} {len(open_runs)} runs, {total}.", ""]
-        lines += ["| run | minutes | command |", "|---|---:|---|"]
-        lines += [_line(f"{name}, seed {seed}", name, seed) for name, seed in open_runs]
+        total = sum(planned()[name].price.work for name, _ in open_runs) / 60
+        lines += ["", f"## {wanted.title}", "", f"{wanted.goal} {len(open_runs)} runs, {total:.0f} minutes.", ""]
+        lines += ["| run | rows | minutes | command |", "|---|---:|---:|---|"]
+        lines += [_line(f"{name}, seed {seed} | {rows[name]}", name, seed) for name, seed in open_runs]
     return "\n".join(lines) + "\n"
 
 
 def _line(title: str, name: str, seed: int = 0) -> str:
     run = planned()[name]
-    minutes = "-" if run.minutes is None else f"{run.minutes:.1f}"
-    return f"| {title} | {minutes} | `{run.command} --seed {seed} --data-dir data` |"
+    return f"| {title} | {run.price.work / 60:.1f} | `{run.command} --seed {seed} --data-dir data` |"
 
 
 if __name__ == "__main__":

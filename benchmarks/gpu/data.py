@@ -1,15 +1,13 @@
 """Send images and unfinished runs to the GPU machine in parts, and put them together there.
 
-    python benchmarks/gpu/data.py pack gpu-data --cifar cifar10=DATA --cifar cifar100=DATA \
-        --folder tinyimagenet=FOLDER --runs gpu-runs
-    python benchmarks/gpu/data.py unpack ARRIVED ROOT
+    python benchmarks/gpu/data.py ARRIVED ROOT
 
-`pack` writes gpu-data-1, gpu-data-2, ...: one for each call. `unpack` writes every set whose files have all arrived, to
-ROOT/data, and runs to ROOT/runs; it can be called after each part. CIFAR travels as lossless WebP sheets (17 MB for
-10,000 images, 60% of the original files); anything else as a tar file in pieces.
+prepare.py calls `pack`, which writes gpu-data-1, gpu-data-2, ...: one for each call. The command, on the GPU machine,
+writes every set whose files have all arrived, to ROOT/data, and runs to ROOT/runs; call it after each part. CIFAR
+travels as lossless WebP sheets (17 MB for 10,000 images, 60% of the original files); anything else as a compressed tar
+file in pieces.
 """
 
-import argparse
 import json
 import pickle
 import shutil
@@ -22,8 +20,8 @@ from PIL import Image
 
 from softprune.io import extract_plain
 
-PART = 53_000_000
-"""Bytes of one call: 64 MiB less the working tree and the packages."""
+PIECE = 13_000_000
+"""Bytes of one file of a tar file in pieces."""
 SHEET = 10_000
 """Images of one sheet."""
 COLUMNS = 100
@@ -102,11 +100,11 @@ def _dump(path: Path, content: dict[bytes, object]) -> None:
 def pack_folder(name: str, folder: Path, out: Path) -> list[Path]:
     """Write a folder as a tar file in pieces."""
     whole = out / f"{name}.tar"
-    with tarfile.open(whole, "w") as tar:
+    with tarfile.open(whole, "w:gz", compresslevel=1) as tar:  # headers of small files
         tar.add(folder, arcname=".")
     files = []
     with whole.open("rb") as source:
-        while piece := source.read(PART // 2):
+        while piece := source.read(PIECE):
             files.append(out / f"{name}.tar.{len(files):02d}")
             files[-1].write_bytes(piece)
     whole.unlink()
@@ -132,18 +130,18 @@ def unpack_folder(files: list[Path], folder: Path) -> Path:
     return folder
 
 
-def into_parts(sets: dict[str, list[Path]], out: Path) -> list[Path]:
-    """Move the files to OUT-1, OUT-2, ... of at most PART bytes in the order of the sets, with a list of each set."""
+def into_parts(sets: dict[str, list[Path]], out: Path, most: int) -> list[Path]:
+    """Move the files to OUT-1, OUT-2, ... of ``most`` bytes each in the order of the sets, with a list of each set."""
+    manifest = json.dumps({name: [file.name for file in files] for name, files in sets.items()})
     parts: list[list[Path]] = []
     room = 0
     for file in (file for files in sets.values() for file in files):
         size = file.stat().st_size
         if size > room:
             parts.append([])
-            room = PART
+            room = most - len(manifest)
         parts[-1].append(file)
         room -= size
-    manifest = json.dumps({name: [file.name for file in files] for name, files in sets.items()})
     folders = []
     for number, files in enumerate(parts, start=1):
         folder = out.with_name(f"{out.name}-{number}")
@@ -153,6 +151,17 @@ def into_parts(sets: dict[str, list[Path]], out: Path) -> list[Path]:
             shutil.move(file, folder / file.name)
         folders.append(folder)
     return folders
+
+
+def pack(out: Path, sets: dict[str, Path], runs: Path | None, most: int) -> list[Path]:
+    """Write data sets by name, and unfinished runs, as OUT-1, OUT-2, ... of ``most`` bytes each; return the folders."""
+    out.mkdir()
+    packed = {RUNS: pack_folder(RUNS, runs, out)} if runs else {}
+    for name, folder in sets.items():
+        packed[name] = (pack_cifar if name in ("cifar10", "cifar100") else pack_folder)(name, folder, out)
+    parts = into_parts(packed, out, most)
+    out.rmdir()
+    return parts
 
 
 def unpack(arrived: Path, root: Path) -> list[str]:
@@ -171,36 +180,5 @@ def unpack(arrived: Path, root: Path) -> list[str]:
     return done
 
 
-def main(arguments: list[str]) -> None:
-    """Pack or unpack."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    sending = commands.add_parser("pack")
-    sending.add_argument("out", type=Path)
-    sending.add_argument("--cifar", action="append", default=[], metavar="NAME=FOLDER")
-    sending.add_argument("--folder", action="append", default=[], metavar="NAME=FOLDER")
-    sending.add_argument("--runs", type=Path, help="folder of unfinished runs and of dense networks")
-    receiving = commands.add_parser("unpack")
-    receiving.add_argument("arrived", type=Path)
-    receiving.add_argument("root", type=Path)
-    options = parser.parse_args(arguments)
-    if options.command == "unpack":
-        print("complete:", *unpack(options.arrived, options.root))
-        return
-    out = options.out.absolute()
-    out.mkdir()
-    sets = {RUNS: pack_folder(RUNS, options.runs, out)} if options.runs else {}
-    for text in options.cifar:
-        name, _, folder = text.partition("=")
-        sets[name] = pack_cifar(name, Path(folder), out)
-    for text in options.folder:
-        name, _, folder = text.partition("=")
-        sets[name] = pack_folder(name, Path(folder), out)
-    for part in into_parts(sets, out):
-        size = sum(file.stat().st_size for file in part.iterdir())
-        print(f"{part.name}: {size / 1e6:.1f} MB")
-    out.rmdir()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print("complete:", *unpack(Path(sys.argv[1]), Path(sys.argv[2])))

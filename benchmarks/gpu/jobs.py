@@ -1,18 +1,15 @@
-"""Write the list of jobs for the next GPU hours from the queue of wanted runs.
+"""The jobs of a GPU session, from the queue of wanted runs.
 
-    python benchmarks/gpu/jobs.py gpu-job/jobs.json --runs gpu-runs --only 'cifar100-*'
-
-The order is that of results/QUEUE.md: runs that were cut off come first, then what benchmarks/missing.py wants most. A
-dense network that several runs start from is trained once, by the first of them, and so is the training before a cut:
-runs that differ only in what follows it continue from a checkpoint of the first (fork.py).
+Runs that were cut off come first, then what benchmarks/missing.py wants most. A dense network that several runs start
+from is trained once, by the first of them, and so is the training before a cut: runs that differ only in what follows
+it continue from a checkpoint of the first (fork.py).
 """
 
-import argparse
-import fnmatch
 import json
 import math
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -22,6 +19,7 @@ import missing  # noqa: E402
 import torch  # noqa: E402
 from fork import common_training  # noqa: E402
 from pack import LARGEST  # noqa: E402
+from prices import IMAGES  # noqa: E402
 from run_jobs import Job  # noqa: E402
 
 from softprune.config.recipes import config_to_dict  # noqa: E402
@@ -35,12 +33,8 @@ ROOT = Path("/tmp/g")
 """The folder on the GPU machine. Runs name it in their configuration, so it stays the same."""
 SETTINGS = (*missing.SETTINGS, "records.checkpoint_seconds=200")
 FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
-UNTIMED = 8.0
-"""Minutes assumed for a network that was not timed."""
-IMAGES = 50_000
-"""Training images of CIFAR and of the 100 classes of Tiny-ImageNet."""
-LONG = 5.0
-"""Minutes from which a run goes before shorter ones on the GPU, since it decides when everything ends."""
+LONG = 300.0
+"""Seconds from which a run goes before shorter ones on the GPU, since it decides when everything ends."""
 
 
 def jobs(wanted: list[tuple[str, int]], kept: Path | None = None, root: Path = ROOT) -> list[Job]:
@@ -49,9 +43,20 @@ def jobs(wanted: list[tuple[str, int]], kept: Path | None = None, root: Path = R
     for path in sorted(kept.rglob("dense/result.json")) if kept else ():
         config = missing.RunFolder(path.parent).read_config()
         trained.setdefault(_key(config), str(root / "runs" / path.parent.relative_to(kept or path)))
-    found = [_job(name, seed, root, kept, trained) for name, seed in wanted]
-    found = _fork(found)
-    return sorted(found, key=lambda job: not job.needs or "config.toml" not in job.needs[-1])
+    found = [_job(name, seed, root, kept, trained) for name, seed in _with_starts(wanted, kept)]
+    return sorted(_fork(found), key=lambda job: not job.needs or "config.toml" not in job.needs[-1])
+
+
+def _with_starts(wanted: list[tuple[str, int]], kept: Path | None) -> list[tuple[str, int]]:
+    """Put dense networks that runs start from, and that did not come back, in front of the first of these runs."""
+    result: dict[tuple[str, int], None] = {}
+    for name, seed in wanted:
+        start = missing.planned()[name].start
+        if start is not None and not (kept is not None and (kept / start / "result.json").is_file()):
+            dense, _, number = start.rpartition("-s")
+            result.setdefault((dense, int(number)))
+        result.setdefault((name, seed))
+    return list(result)
 
 
 def _job(name: str, seed: int, root: Path, kept: Path | None, trained: dict[str, str]) -> Job:
@@ -61,8 +66,9 @@ def _job(name: str, seed: int, root: Path, kept: Path | None, trained: dict[str,
     folder, data = root / "runs" / run, root / "data"
     images = data / FOLDERS.get(config.data.name, name.partition("-")[0])
     data_dir = data if config.data.name in FOLDERS else images
-    needs, minutes = [str(images)], planned.minutes or UNTIMED * (config.train.epochs + config.finetune.epochs) / 60
-    settings = [*SETTINGS, *planned.settings]
+    needs, seconds = [str(images)], planned.price.work
+    # The paper reports SCP's best epoch.
+    settings = [*SETTINGS, f"records.eval_epochs={1 if config.method.name.startswith('scp') else 4}", *planned.settings]
     if planned.start is not None:
         settings.append(f"model.weights={root / 'runs' / planned.start}")
         needs.append(f"{root / 'runs' / planned.start}/result.json")
@@ -72,8 +78,11 @@ def _job(name: str, seed: int, root: Path, kept: Path | None, trained: dict[str,
         if base != f"{folder}/dense":
             settings += _instead_of_baseline(config, base)
             needs.append(f"{base}/result.json")
-            minutes *= config.train.epochs / (config.train.epochs + (config.train.dense_epochs or config.train.epochs))
-    if unfinished:
+            seconds -= planned.price.dense
+    if kept is not None and unfinished:
+        metrics = kept / run / "metrics.jsonl"
+        done = len(metrics.read_text(encoding="utf-8").splitlines()) if metrics.is_file() else 0
+        seconds *= 1 - done / (config.train.epochs + config.finetune.epochs)
         needs.append(f"{folder}/config.toml")
     program = ["python3", "-m", "softprune"]
     end = ["--data-dir", str(data_dir)]
@@ -84,9 +93,10 @@ def _job(name: str, seed: int, root: Path, kept: Path | None, trained: dict[str,
         folder=str(folder),
         resume=[*program, "resume", str(folder), *end],
         needs=needs,
-        minutes=round(minutes, 1),
-        resumable=_checkpoint_bytes(config) <= LARGEST,
-        priority=0 if minutes >= LONG else 1,
+        minutes=round(seconds / 60, 2),
+        startup=planned.price.startup,
+        resumable=_checkpoint_bytes(config.model.name, config.data.name) <= LARGEST,
+        priority=0 if seconds >= LONG else 1,
     )
 
 
@@ -96,7 +106,8 @@ def _fork(found: list[Job]) -> list[Job]:
     result: dict[str, Job] = {job.name: job for job in found}
     for job in found:
         name, seed = job.name.rsplit("-s", 1)
-        config = missing.planned()[name].config.replace(seed=int(seed))
+        planned = missing.planned()[name]
+        config = planned.config.replace(seed=int(seed))
         if not config.finetune.epochs or config.train.dense_baseline or job.needs[1:]:
             continue
         source = first.setdefault(json.dumps(config_to_dict(common_training(config)), sort_keys=True), job)
@@ -115,8 +126,8 @@ def _fork(found: list[Job]) -> list[Job]:
             needs=[str(checkpoint_path(Path(source.folder, "checkpoints"), steps))],
             brief=True,
         )
-        share = config.finetune.epochs / (config.train.epochs + config.finetune.epochs)
-        result[job.name] = replace(job, after=["fork-" + job.name], minutes=round(job.minutes * share, 1))
+        minutes = round(planned.price.finetune / 60, 2)
+        result[job.name] = replace(job, after=["fork-" + job.name], minutes=minutes)
     return list(result.values())
 
 
@@ -137,29 +148,9 @@ def _instead_of_baseline(config: RunConfig, base: str) -> list[str]:
     return settings
 
 
-def _checkpoint_bytes(config: RunConfig) -> int:
+@cache
+def _checkpoint_bytes(model: str, data: str) -> int:
     """Bytes of weights and momentum, the bulk of a checkpoint."""
     with torch.device("meta"):
-        network = build_network(config.model.name, DATASETS[config.data.name].num_classes or 100, config.model.options)
+        network = build_network(model, DATASETS[data].num_classes or 100, {})
     return 8 * sum(parameter.numel() for parameter in network.parameters())
-
-
-def main(arguments: list[str]) -> None:
-    """Write the list and print it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--runs", type=Path, help="folder of runs that came back unfinished (pack.py --collect)")
-    parser.add_argument("--only", action="append", metavar="PATTERN", help="names to take; all by default")
-    options = parser.parse_args(arguments)
-    wanted = missing.wanted_runs(missing.measured())
-    if options.only:
-        wanted = [(name, seed) for name, seed in wanted if any(fnmatch.fnmatch(name, each) for each in options.only)]
-    found = jobs(wanted, options.runs)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps([asdict(job) for job in found], indent=1), encoding="utf-8")
-    for job in found:
-        print(f"{job.minutes:5.1f} min  {job.name}{'' if job.resumable else '  (lost if cut off)'}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

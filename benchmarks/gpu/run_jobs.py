@@ -19,9 +19,11 @@ from pathlib import Path
 
 STOPPED = 75
 """Exit code of a run that was stopped and has saved a checkpoint."""
-SHARING = 0.75
-"""Each run beside it adds this share of a run's time alone. Measured on one H200: three DenseNet-40 take 2.45 times as
-long as one, six to seven ResNet-56 4.9 times."""
+SHARING = 0.7
+"""Each run beside it adds this share of a run's time alone: six VGGs 0.70 on one H200, three DenseNet-40 0.72, seven
+ResNet-56 0.5 to 0.7."""
+MARGIN = 1.1
+"""A job starts only if it, and those that run, would end in time even if what is left takes this much longer."""
 SHORTEST = 120.0
 """Seconds that a run which cannot finish must have left to be worth its start."""
 GRACE = 40.0
@@ -45,6 +47,8 @@ class Job:
     """Jobs that must have succeeded."""
     minutes: float = 0.0
     """Time alone on the GPU. A job that would not end before the deadline is not started."""
+    startup: float = 0.0
+    """Seconds before that, in which it does not need the GPU."""
     resumable: bool = False
     """Whether its checkpoint is small enough to be kept: it may start even if it cannot finish."""
     brief: bool = False
@@ -53,6 +57,27 @@ class Job:
     """Run with nothing beside it, for measurements of time."""
     priority: int = 0
     """1 lets the jobs with 0 go first, on the GPU and on the CPU."""
+
+
+def advance(left: dict[str, list[float]], seconds: float) -> None:
+    """Let jobs run side by side: ``left`` is each one's start-up and its time alone on the GPU, in seconds."""
+    slower = 1 + SHARING * (len(left) - 1)
+    for each in left.values():
+        start = min(each[0], seconds)
+        each[0] -= start
+        each[1] = max(each[1] - (seconds - start) / slower, 0.0)
+
+
+def ends(left: dict[str, list[float]]) -> dict[str, float]:
+    """Return in how many seconds each of the jobs ends, if no other starts."""
+    left, now, found = {name: list(each) for name, each in left.items()}, 0.0, {}
+    while left:
+        slower = 1 + SHARING * (len(left) - 1)
+        seconds, name = min((start + work * slower, name) for name, (start, work) in left.items())
+        advance(left, seconds)
+        del left[name]
+        found[name] = now = now + seconds
+    return found
 
 
 class Queue:
@@ -68,7 +93,9 @@ class Queue:
         """Exit codes of the jobs that ended."""
         self._starts: dict[str, int] = {}
         self._begin, self._stopped_at = clock(), 0.0
-        (root / "logs").mkdir(parents=True, exist_ok=True)
+        self.left: dict[str, list[float]] = {}
+        """Predicted seconds of the jobs that run: see `advance`."""
+        self._advanced = 0.0
 
     @property
     def elapsed(self) -> float:
@@ -77,12 +104,15 @@ class Queue:
 
     def run(self, poll: float = 0.5) -> None:
         """Run everything that can be run before the deadline."""
+        (self.root / "logs").mkdir(parents=True, exist_ok=True)
         while self.step():
             time.sleep(poll)
         (self.root / "finished").touch()
 
     def step(self) -> bool:
         """Collect jobs that ended, stop at the deadline, start what may start; return whether anything is left."""
+        advance(self.left, self.elapsed - self._advanced)
+        self._advanced = self.elapsed
         self._collect()
         if self.elapsed >= self.seconds:
             self.stop()
@@ -107,9 +137,13 @@ class Queue:
             for process, _ in self.running.values():
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def expected(self, job: Job) -> float:
-        """Seconds that the job takes beside those that run now."""
-        return 60 * job.minutes * (1 + SHARING * len(self.running))
+    def fits(self, job: Job) -> bool:
+        """Whether the job, and those that run, would end in time. One that can be resumed later needs not."""
+        left = self.seconds - self.elapsed
+        jobs = [job, *(each for _, each in self.running.values())]
+        then = ends({**self.left, job.name: [job.startup, 60 * job.minutes]})
+        in_time = all(MARGIN * then[each.name] <= left for each in jobs if not (each.resumable or each.brief))
+        return job.brief or (in_time and (not job.resumable or left >= SHORTEST or then[job.name] <= left))
 
     def _collect(self) -> None:
         for name, (process, job) in list(self.running.items()):
@@ -117,6 +151,7 @@ class Queue:
             if code is None:
                 continue
             del self.running[name]
+            self.left.pop(name, None)
             self._say("end", name, code)
             if code not in (0, STOPPED) and not self._stopped_at and self._starts[name] < ATTEMPTS:
                 self.waiting.insert(0, job)
@@ -129,24 +164,22 @@ class Queue:
             self._say("not started", job.name, "since a job before it failed")
 
     def _to_start(self) -> Iterator[Job]:
-        """Jobs that can finish first, then one that can at least be resumed later."""
+        """The first job of the list that may start, until there is none."""
         while not self._stopped_at:
             jobs = [job for _, job in self.running.values()]
             if any(job.alone for job in jobs):
                 return
             full = sum(not job.brief for job in jobs) >= self.most
-            ready = [job for job in self.waiting if self._is_ready(job) and (job.brief or not full)]
-            left = self.seconds - self.elapsed
-            fitting = [job for job in ready if self.expected(job) <= left]
-            partial = [job for job in ready if job.resumable and left >= SHORTEST]
-            if not fitting and not partial:
+            ready = [job for job in self.waiting if (job.brief or not full) and self._is_ready(job)]
+            job = next(filter(self.fits, ready), None)
+            if job is None:
                 if not self.running and ready == self.waiting:
                     self.seconds = min(self.seconds, self.elapsed)  # nothing can start any more
                 return
-            yield (fitting or partial)[0]
+            yield job
 
     def _is_ready(self, job: Job) -> bool:
-        there = all(os.path.exists(path) for path in job.needs)
+        there = all(self._exists(path) for path in job.needs)
         succeeded = all(self.codes.get(name) == 0 for name in job.after)
         return there and succeeded and not (job.alone and self.running)
 
@@ -155,9 +188,18 @@ class Queue:
         self._starts[job.name] = self._starts.get(job.name, 0) + 1
         exists = bool(job.folder and job.resume) and (Path(job.folder) / "config.toml").is_file()
         command = job.resume if exists else job.command
+        self.running[job.name] = (self._launch(job, command), job)
+        if not job.brief:
+            self.left[job.name] = [job.startup, 60 * job.minutes]
+        self._say("resume" if exists else "start", job.name, f"beside {len(self.running) - 1}")
+
+    def _exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def _launch(self, job: Job, command: list[str]) -> subprocess.Popen[bytes]:
         environment = dict(os.environ, CUDA_MPS_CLIENT_PRIORITY=str(job.priority))
         with open(self.root / "logs" / f"{job.name}.log", "ab") as log:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 ["nice", "-n", str(5 * job.priority), *command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -165,8 +207,6 @@ class Queue:
                 env=environment,
                 start_new_session=True,
             )
-        self.running[job.name] = (process, job)
-        self._say("resume" if exists else "start", job.name, f"beside {len(self.running) - 1}")
 
     def _say(self, *words: object) -> None:
         with open(self.root / "queue.log", "a", encoding="utf-8") as log:

@@ -36,15 +36,31 @@ def test_jobs_wait_for_files_and_for_other_jobs(tmp_path: Path) -> None:
 
 
 def test_a_job_that_cannot_finish_is_not_started_unless_it_can_be_resumed(tmp_path: Path) -> None:
-    jobs = [sh("long", minutes=9.0), sh("kept", minutes=9.0, resumable=True), sh("short", minutes=4.0)]
+    jobs = [sh("long", minutes=9.0), sh("short", minutes=4.0), sh("kept", minutes=9.0, resumable=True)]
     queue, log = run(jobs, tmp_path, seconds=400.0, most=1)
     assert [line for line in log if line.startswith("start")] == ["start short beside 0", "start kept beside 0"]
     assert "not started long" in log
     assert "long" not in queue.codes
-    # Runs beside it slow a job down.
-    queue = run_jobs.Queue([], tmp_path, 400.0, 3)
-    queue.running = dict.fromkeys("ab")
-    assert queue.expected(sh("x", minutes=2.0)) == 120 * (1 + 2 * run_jobs.SHARING)
+
+
+def test_jobs_side_by_side_slow_each_other_down_until_one_ends() -> None:
+    share = run_jobs.SHARING
+    assert run_jobs.ends({"a": [10.0, 100.0]}) == {"a": 110.0}
+    then = run_jobs.ends({"short": [0.0, 100.0], "long": [0.0, 300.0]})
+    assert then == {"short": pytest.approx(100 * (1 + share)), "long": pytest.approx(100 * (1 + share) + 200)}
+
+
+def test_a_job_does_not_start_if_one_that_runs_would_be_late(tmp_path: Path) -> None:
+    jobs = [sh("runs", minutes=5.0), sh("short", minutes=2.0), sh("kept", minutes=2.0, resumable=True)]
+    (tmp_path / "logs").mkdir()
+    queue = run_jobs.Queue(jobs, tmp_path, 335.0, 3)
+    queue.step()
+    assert list(queue.left) == ["runs"]
+    queue.running["runs"][0].wait()
+    queue.step()
+    assert list(queue.left) == ["short", "kept"]
+    for process, _ in queue.running.values():
+        process.wait()
 
 
 def test_the_deadline_stops_jobs_with_sigterm(tmp_path: Path) -> None:
