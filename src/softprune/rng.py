@@ -1,4 +1,4 @@
-"""The noise of the masks: a pure function of (seed, step, forward, site, channel).
+"""Noise of the masks, a pure function of (seed, step, forward, site, channel), and order and augmentation of images.
 
 An integer hash in tensor operations rather than a random generator: it needs no state beyond two counters,
 so that the noise is the same on every rank, after a resume, eager, compiled and inside a CUDA graph.

@@ -13,7 +13,7 @@ from softprune.config.settings import RunConfig, TrainConfig
 from softprune.errors import ConfigError
 from softprune.runs.checkpoint import read_newest
 from softprune.train.control import Listener
-from softprune.train.method import check_method
+from softprune.train.pruner import check_method
 from softprune.train.run import resume, start
 
 NETWORK = """

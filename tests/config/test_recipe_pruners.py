@@ -5,7 +5,7 @@ import torch
 
 from softprune import models
 from softprune.config.recipes import load_recipe, recipe_files
-from softprune.train.method import make_pruner
+from softprune.train.pruner import make_pruner
 
 OURS = [name for name in recipe_files() if name.startswith(("best-", "finetune-", "tinyimagenet-"))]
 # One recipe for each network: that with the smallest target, since building one takes seconds. Every method on its own

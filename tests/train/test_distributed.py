@@ -23,8 +23,8 @@ from softprune.runs.checkpoint import read_newest
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import starting_network
 from softprune.train.evaluate import EvalStep
-from softprune.train.method import make_pruner
 from softprune.train.optim import make_sgd
+from softprune.train.pruner import make_pruner
 from softprune.train.run import resume, start
 from softprune.train.stage import learning_rate
 

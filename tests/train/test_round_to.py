@@ -17,7 +17,7 @@ from softprune.errors import ConfigError
 from softprune.runs.checkpoint import read_newest
 from softprune.runs.networks import starting_network
 from softprune.train.control import Listener
-from softprune.train.method import make_pruner
+from softprune.train.pruner import make_pruner
 from softprune.train.run import resume, start
 from softprune.train.stage import Stage
 

@@ -1,4 +1,4 @@
-"""Download an archive, check it against its published checksum, and unpack it as a whole or not at all."""
+"""Download a file, or an archive that is checked against its checksum and unpacked, as a whole or not at all."""
 
 import hashlib
 import importlib

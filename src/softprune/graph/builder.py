@@ -1,4 +1,4 @@
-"""Walk the captured operators in order and relate their channels; the operator rules write to the builder."""
+"""What the rules of operators read and write while :mod:`softprune.graph.walk` passes over the captured operators."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

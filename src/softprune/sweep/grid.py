@@ -18,7 +18,7 @@ from softprune.factories import check_name
 from softprune.runs.folder import RunFolder, check_folder_name, check_not_url
 from softprune.runs.networks import check_weights_exist, own_code
 from softprune.sweep.search import Search, read_search
-from softprune.train.method import check_method
+from softprune.train.pruner import check_method
 from softprune.train.run import absolute_paths
 
 _TOP = ("name", "grid", "run", "search")

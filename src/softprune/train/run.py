@@ -21,7 +21,7 @@ from softprune.runs.result import Result
 from softprune.runs.resume import check_same_images, resume_hint
 from softprune.train.control import Listener, StopSignal, early_messages, run_log
 from softprune.train.finish import finish
-from softprune.train.method import check_method, check_one_shot
+from softprune.train.pruner import check_method, check_one_shot
 from softprune.train.stage import StartingPoint, first_stage, restored_stage
 from softprune.train.teacher import check_same_teacher, load_teacher
 from softprune.train.trackers import check_trackers

@@ -26,7 +26,6 @@ from softprune.runs.checkpoint import random_state, restoring
 from softprune.runs.networks import build_network, check_outputs, starting_network
 from softprune.runs.resume import load_unsaved_buffers
 from softprune.surgery import apply_plan
-from softprune.train.method import make_pruner
 from softprune.train.optim import (
     Schedule,
     WeightAverage,
@@ -36,6 +35,7 @@ from softprune.train.optim import (
     make_sgd,
     optimizer_state,
 )
+from softprune.train.pruner import make_pruner
 from softprune.train.step import StepOptions, TrainStep
 from softprune.train.teacher import Teacher
 

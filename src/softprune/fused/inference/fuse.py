@@ -30,6 +30,8 @@ from softprune.hardware import IMAGE_CHANNELS, alignment_padding
 from softprune.surgery.comparison import compare as distance
 from softprune.surgery.comparison import outputs_of
 
+logger = logging.getLogger(__name__)
+
 _aten = torch.ops.aten
 _RELU = torch.ops.aten.relu.default
 _ADD = torch.ops.aten.add.Tensor
@@ -189,9 +191,6 @@ def _readers(network: ConvolutionGraph, node: Node) -> list[FusableConvolution]:
             return []
         found.append(reader)
     return found
-
-
-logger = logging.getLogger(__name__)
 
 
 def fuse(

@@ -1,4 +1,4 @@
-"""Rules for the operators with weights: convolutions, linear layers, BatchNorm, PReLU."""
+"""Rules for the operators with weights: convolutions, linear and recurrent layers, BatchNorm, PReLU."""
 
 import math
 from typing import Any

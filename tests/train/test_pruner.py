@@ -7,7 +7,7 @@ from softprune.config.recipes import load_recipe, recipe_files
 from softprune.errors import ConfigError
 from softprune.methods import REGISTRY
 from softprune.methods.registry import _RECIPE_KEYS
-from softprune.train.method import check_method
+from softprune.train.pruner import check_method
 
 
 @pytest.mark.parametrize("method", sorted(REGISTRY))
