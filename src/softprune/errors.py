@@ -83,6 +83,7 @@ _PLAIN: dict[Any, tuple[type, str]] = {
 
 def check_types(function: Callable[P, R]) -> Callable[P, R]:
     """Make a function raise a ConfigError for arguments that are not of the plain type in their annotation."""
+    # pydantic's validate_call converts values and, made strict, refuses the numbers of numpy; its import takes long.
     signature, hints = inspect.signature(function), functools.cache(lambda: get_type_hints(function))
 
     @functools.wraps(function)
