@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounter
 
 from softprune.errors import ConfigError, ModelError
 from softprune.methods import L1Pruner, SoftPruner
+from softprune.surgery import remap_optimizer
 
 
 def step(pruner: SoftPruner, optimizer: torch.optim.Optimizer, *, forget: bool = False) -> None:
@@ -185,6 +186,22 @@ def test_a_loss_that_a_grad_scaler_has_scaled_is_said(
         pruner.loss(scaled(F.cross_entropy(pruner.model(batch()[0]), batch()[1]))).backward()
     assert caplog.text.count(f"multiplied by {said}") == bool(said)
     assert caplog.text.count("call scaler.scale(pruner.loss(loss))") == bool(said)
+
+
+@pytest.mark.parametrize("remapped", [True, False])
+def test_a_loss_of_the_compact_network_is_said(remapped: bool, caplog: pytest.LogCaptureFixture) -> None:
+    pruner = SoftPruner(Chain(), batch()[0], strength=1.0)
+    optimizer = sgd(pruner)
+    train(pruner, optimizer, 2)
+    compact = pruner.compact()
+    train(pruner, optimizer, 1)
+    assert "none of its parameters" not in caplog.text
+    if remapped:
+        remap_optimizer(optimizer, pruner.model, compact)
+    for _ in range(2):
+        pruner.loss(F.cross_entropy(compact(batch()[0]), batch()[1])).backward()
+        optimizer.step()
+    assert caplog.text.count("Got one that depends on none of its parameters") == 1
 
 
 def test_losses_of_micro_batches_and_of_two_pruners_are_penalised_each(caplog: pytest.LogCaptureFixture) -> None:

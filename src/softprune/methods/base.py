@@ -96,7 +96,7 @@ class Pruner(CuttableModel):
         self._strength = torch.tensor(self._given_strength, device=device)
         self._optimizer_hooks: OptimizerHooks | None = None
         self._begun = False
-        self._checks = LoopChecks()
+        self._checks = LoopChecks(model)
         self._masked_model = MaskedModel(
             model,
             {site: self._gate(number, site) for number, site in enumerate(self.graph.sites)},
@@ -216,6 +216,7 @@ class Pruner(CuttableModel):
             return task
         total = self._total_loss(task)
         if total is not task:
+            self._checks.check_network(task)
             self._checks.check_unscaled(task)
             self._checks.mark_loss(total)
         return total

@@ -2,11 +2,12 @@
 
 import logging
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.methods.optimizer_hooks import OptimizerHooks
@@ -27,10 +28,11 @@ _SMALLEST_SCALE = 128.0
 class LoopChecks:
     """What the training loop of one pruner has called so far. A mistake is logged once, or raises a ConfigError."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = frozenset(map(id, model.parameters()))
         self.loss_called = self.loss_compiled = False
         self._losses = self._foreign_steps = 0
-        self._left_out_said = self._twice_said = self._scale_checked = False
+        self._left_out_said = self._twice_said = self._other_said = self._scale_checked = False
 
     def before_loss(self, hooks: OptimizerHooks | None) -> None:
         """Steps are counted on the optimizer: without one the noise never changes and targets are never reached."""
@@ -50,9 +52,25 @@ class LoopChecks:
                     "changes; after replacing the optimizer call pruner.release() and pruner.attach(new_optimizer)."
                 )
 
+    def check_network(self, task: Tensor) -> None:
+        """Warn of a loss of another network, which steps change without the pruner."""
+        leaves = (node.variable for node in _nodes(task) if node.name() == "torch::autograd::AccumulateGrad")
+        of_another = False
+        for leaf in leaves if not self._other_said else ():
+            if id(leaf) in self._parameters:
+                return
+            of_another = True
+        if of_another:
+            self._other_said = True
+            logger.warning(
+                "softprune: pruner.loss(...) takes a loss of the network that is being pruned. Got one that depends on "
+                "none of its parameters: train a compact network with the task loss alone, and with an optimizer of "
+                "its own or after softprune.remap_optimizer"
+            )
+
     def check_unscaled(self, task: Tensor) -> None:
         """Warn if the first loss has a GradScaler's factor; reading it waits for the device."""
-        factors = () if self._scale_checked else map(_scale, _nodes_before(task))
+        factors = () if self._scale_checked else map(_scale, _nodes(task, _DEPTH))
         self._scale_checked = True
         factor = max(factors, default=1.0)
         if factor > 1:
@@ -68,7 +86,7 @@ class LoopChecks:
         if not any(
             _notes(node).get("softprune") == id(self)
             or (self.loss_compiled and node.name() == "CompiledFunctionBackward")
-            for node in _nodes_before(task)
+            for node in _nodes(task, _DEPTH)
         ):
             return False
         if not self._twice_said:
@@ -97,13 +115,14 @@ class LoopChecks:
         self.loss_called = self.loss_compiled = False
 
 
-def _nodes_before(loss: Tensor) -> Iterator[Any]:
-    """Yield the last operations of a loss, as nodes of autograd."""
-    level: list[Any] = [loss.grad_fn]
-    for _ in range(_DEPTH):
-        level = [node for node in level if node is not None]
+def _nodes(loss: Tensor, depth: int = sys.maxsize) -> Iterator[Any]:
+    """Yield the operations of a loss, as nodes of autograd: the last one first, up to `depth` levels."""
+    level: set[Any] = {loss.grad_fn}
+    seen: set[Any] = {None}
+    while depth and (level := level - seen):
         yield from level
-        level = [input for node in level for input, _ in node.next_functions]
+        seen |= level
+        level, depth = {input for node in level for input, _ in node.next_functions}, depth - 1
 
 
 def _scale(node: Any) -> float:
