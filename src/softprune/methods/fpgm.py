@@ -55,8 +55,8 @@ class FpgmPruner(ZeroingPruner):
         evaluation: Evaluation = "strict",
         **options: Unpack[RankingOptions],
     ) -> None:
-        self._ratio_norm = ratio_or_target(options, 0.0, ratio_norm=ratio_norm)
-        self._ratio_dist = ratio_or_target(options, 0.4, ratio_dist=ratio_dist)
+        self._ratio_norm = ratio_or_target("ratio_norm", ratio_norm, 0.0, options)
+        self._ratio_dist = ratio_or_target("ratio_dist", ratio_dist, 0.4, options)
         if not isinstance(mask_gradients, bool):
             raise ConfigError(f"`mask_gradients` must be True or False. Got {mask_gradients!r}.")
         self.mask_gradients = mask_gradients

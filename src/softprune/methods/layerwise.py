@@ -27,7 +27,7 @@ class LayerwisePruner(OneShotPruner):
     def __init__(
         self, model: nn.Module, example: ExampleLike, *, ratio: Ratio | None = None, **options: Unpack[RankingOptions]
     ) -> None:
-        self._ratio = ratio_or_target(options, 0.5, ratio=ratio)
+        self._ratio = ratio_or_target("ratio", ratio, 0.5, options)
         super().__init__(model, example, **options)
 
     def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:

@@ -48,18 +48,15 @@ def check_ratio(value: object, name: str = "ratio") -> float:
     return float(value)
 
 
-def ratio_or_target(options: RankingOptions, default: float, **ratios: Ratio | None) -> Ratio:
+def ratio_or_target(name: str, ratio: Ratio | None, default: float, options: RankingOptions) -> Ratio:
     """Return the ratio that is given, or the default; raise a ConfigError if there is a target beside it."""
     target = options.get("target")
-    for name, ratio in ratios.items():
-        if ratio is not None:
-            if target is not None:
-                raise ConfigError(
-                    f"`{name}` and `target` exclude each other: a target decides how much is removed. "
-                    f"Got {name} = {ratio!r} and target = {target!r}; give one of them."
-                )
-            return ratio
-    return default
+    if ratio is not None and target is not None:
+        raise ConfigError(
+            f"`{name}` and `target` exclude each other: a target decides how much is removed. "
+            f"Got {name} = {ratio!r} and target = {target!r}; give one of them."
+        )
+    return default if ratio is None else ratio
 
 
 def ratio_per_site(ratio: Ratio, sites: Iterable[str], name: str = "ratio") -> dict[str, float]:

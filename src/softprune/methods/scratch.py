@@ -78,7 +78,7 @@ class ScratchPruner(StoredPruner):
         if plan is None:
             raise ConfigError(
                 "`scratch` needs a `plan`, the shape to train. Got none; pass the folder of a finished run "
-                " (method.options.plan in a recipe)."
+                "(method.options.plan in a recipe)."
             )
         self._plans = _plans(plan)
         super().__init__(model, example, **options)
@@ -89,9 +89,9 @@ class ScratchPruner(StoredPruner):
             self._plans[0].check_fits(model)
         elif cuts[0].dense != self._plans[0].dense:
             raise PlanError("`plan` must be of the network that `model` was cut from. Got another one's.")
-        kept = _dense_channels(self._plans, physical=False)
+        kept, _ = _dense_channels(self._plans)
         # In training that continues after a cut (train.compact_at), some are gone already.
-        present = _dense_channels(cuts, physical=True)
+        _, present = _dense_channels(cuts)
         graph = read_graph(model, example, include=include, exclude=exclude, every_norm=True)
         self._initial: dict[str, Tensor] = {}
         for site in graph.sites:
@@ -118,8 +118,8 @@ def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
     return tuple(read_plans(path / "compact" if path.is_dir() else path))
 
 
-def _dense_channels(plans: Sequence[PrunePlan], *, physical: bool) -> dict[str, tuple[int, ...]]:
-    """The channels of the dense BatchNorms that the masks of `plans` keep, or that are physically still there."""
+def _dense_channels(plans: Sequence[PrunePlan]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """The channels of the dense BatchNorms that the masks of `plans` keep, and those that are physically there."""
     present: dict[str, tuple[int, ...]] = {}
     kept: dict[str, tuple[int, ...]] = {}
     for plan in plans:
@@ -130,4 +130,4 @@ def _dense_channels(plans: Sequence[PrunePlan], *, physical: bool) -> dict[str, 
             if module.kind == "norm":
                 here = present.get(name, tuple(range(module.width_out)))
                 present[name] = tuple(here[index] for index in module.outputs)
-    return present if physical else kept
+    return kept, present

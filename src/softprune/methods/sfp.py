@@ -110,7 +110,7 @@ class SfpPruner(ZeroingPruner):
         evaluation: Evaluation = "strict",
         **options: Unpack[RankingOptions],
     ) -> None:
-        self._ratio = ratio_or_target(options, 0.4, ratio=ratio)
+        self._ratio = ratio_or_target("ratio", ratio, 0.4, options)
         super().__init__(model, example, evaluation=evaluation, **options)
 
     def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:

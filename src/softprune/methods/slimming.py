@@ -66,7 +66,7 @@ class SlimmingPruner(OneShotPruner):
             raise ConfigError(
                 f"`initial_scale` must be a number above 0, or None. Got {initial_scale!r}; the authors' is 0.5."
             )
-        self.ratio = check_ratio(ratio_or_target(options, 0.7, ratio=ratio))
+        self.ratio = check_ratio(ratio_or_target("ratio", ratio, 0.7, options))
         self.count, self._initial_scale = count, initial_scale
         super().__init__(model, example, strength=strength, **options)
 

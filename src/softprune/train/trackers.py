@@ -167,6 +167,5 @@ def _read_id(folder: Path, name: str) -> str | None:
 
 
 def _write_id(folder: Path, name: str, identity: str) -> None:
-    known = {each: _read_id(folder, each) for each in _FACTORIES}
-    ids = {**{str(each): found for each, found in known.items() if found is not None}, name: identity}
+    ids = {str(each): found for each in _FACTORIES if (found := _read_id(folder, each)) is not None} | {name: identity}
     write_atomically(folder / "trackers.json", (json.dumps(ids, indent=1) + "\n").encode())
