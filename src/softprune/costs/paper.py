@@ -245,23 +245,22 @@ def _count_residual(tally: _Tally, norms: int, *, whole_in_first_block: bool) ->
     """Blocks of `norms` pairs of BatchNorm and convolution; `whole_in_first_block`: see :func:`_count_preact`."""
     tally.full_conv("stem")
     stream = tally.module("stem", nn.Conv2d).out_channels
-    for stage in _children(tally, "stages"):
-        for index, block in enumerate(_children(tally, stage)):
-            pairs = [(f"{block}.bn{number}", f"{block}.conv{number}") for number in range(1, norms + 1)]
-            tally.expect_width(pairs[0][0], stream)
-            kept = [tally.kept(norm) for norm, _ in pairs]
-            outputs = [*kept[1:], tally.module(pairs[-1][1], nn.Conv2d).out_channels]
-            if whole_in_first_block and index == 0:
-                outputs[0] = tally.width(pairs[1][0])
-            if 0 in kept:
-                tally.free(*(name for pair in pairs for name in pair))
-            else:
-                for (norm, conv), inputs, out in zip(pairs, kept, outputs, strict=True):
-                    tally.norm(norm, counted=stream if norm == pairs[0][0] else inputs, channels=inputs)
-                    tally.conv(conv, inputs, out)
-            if f"{block}.project" in _children(tally, block):
-                tally.full_conv(f"{block}.project")
-            stream = outputs[-1]
+    for index, block in (each for stage in _children(tally, "stages") for each in enumerate(_children(tally, stage))):
+        pairs = [(f"{block}.bn{number}", f"{block}.conv{number}") for number in range(1, norms + 1)]
+        tally.expect_width(pairs[0][0], stream)
+        kept = [tally.kept(norm) for norm, _ in pairs]
+        outputs = [*kept[1:], tally.module(pairs[-1][1], nn.Conv2d).out_channels]
+        if whole_in_first_block and index == 0:
+            outputs[0] = tally.width(pairs[1][0])
+        if 0 in kept:
+            tally.free(*(name for pair in pairs for name in pair))
+        else:
+            for (norm, conv), inputs, out in zip(pairs, kept, outputs, strict=True):
+                tally.norm(norm, counted=stream if norm == pairs[0][0] else inputs, channels=inputs)
+                tally.conv(conv, inputs, out)
+        if f"{block}.project" in _children(tally, block):
+            tally.full_conv(f"{block}.project")
+        stream = outputs[-1]
     _count_head(tally, stream)
 
 

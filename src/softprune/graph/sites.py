@@ -182,9 +182,10 @@ def _written_out(source: Node) -> str | None:
             return None
         inner = set(values) - {node}
         if all(user in values for member in inner for user in member.users):
-            for name in WRITTEN_OUT:
-                if torch.allclose(values[node], getattr(F, name)(points), atol=1e-3, rtol=0):
-                    return name
+            equal = (n for n in WRITTEN_OUT if torch.allclose(values[node], getattr(F, n)(points), atol=1e-3, rtol=0))
+            name = next(equal, None)
+            if name is not None:
+                return name
         if len(values) > LARGEST_FORMULA:
             return None
     return None

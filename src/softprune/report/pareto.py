@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from softprune.report.grouping import Experiment, spread
@@ -105,25 +105,20 @@ def _labels(
     labels = []
     for group in drawn:
         width = 7.2 * len(groups[group["index"]].label)
-        best: tuple[float, float, float, bool] | None = None
-        for dy in (-8.0, 5.0, 18.0, -22.0, 32.0, -36.0):
-            for end in (False, True):
-                x, y = group["x"] + (-12 if end else 12), group["y"] + dy
-                start = x - width if end else x
-                if start < left or start + width > right or y - 12 < top or y + 4 > bottom:
-                    continue
+        places = []
+        for dy, end in product((-8.0, 5.0, 18.0, -22.0, 32.0, -36.0), (False, True)):
+            x, y = group["x"] + (-12 if end else 12), group["y"] + dy
+            start = x - width if end else x
+            if left <= start and start + width <= right and top <= y - 12 and y + 4 <= bottom:
                 covered = sum(
                     weight for px, py, weight in taken if start - 4 <= px <= start + width + 4 and y - 14 <= py <= y + 8
                 )
                 # Places near the point come first.
-                cost = covered + abs(dy) / 100
-                if best is None or cost < best[0]:
-                    best = (cost, x, y, end)
-        if best is not None:
-            _, x, y, end = best
-            labels.append({"index": group["index"], "x": x, "y": y, "end": end})
-            start = x - width if end else x
-            taken += [(start + width * step / 8, y - 4, 9) for step in range(9)]
+                places.append((covered + abs(dy) / 100, start, {"index": group["index"], "x": x, "y": y, "end": end}))
+        if places:
+            _, start, label = min(places, key=lambda place: place[0])
+            labels.append(label)
+            taken += [(start + width * step / 8, label["y"] - 4, 9) for step in range(9)]
     return labels
 
 

@@ -98,14 +98,13 @@ def load_tensors(file: Path | io.BytesIO) -> Any:
     size, which torch.save does not write, and call ``bytearray`` with any number.
     """
     if zipfile.is_zipfile(file):
+        whole = file.getbuffer().nbytes if isinstance(file, io.BytesIO) else file.stat().st_size
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            whole = file.getbuffer().nbytes if isinstance(file, io.BytesIO) else file.stat().st_size
             if sum(entry.file_size for entry in entries) > whole:
                 raise ValueError("an archive that unpacks to more than its own size")
-            for entry in entries:
-                if entry.filename.endswith("data.pkl") and b"bytearray" in archive.read(entry):
-                    raise ValueError("a bytearray, which is no tensor")
+            if any(each.filename.endswith("data.pkl") and b"bytearray" in archive.read(each) for each in entries):
+                raise ValueError("a bytearray, which is no tensor")
     if isinstance(file, io.BytesIO):
         file.seek(0)
     # The training scripts of timm and torchvision store their arguments in it. It is a record without code.
