@@ -204,6 +204,16 @@ def test_a_loss_of_the_compact_network_is_said(remapped: bool, caplog: pytest.Lo
     assert caplog.text.count("Got one that depends on none of its parameters") == 1
 
 
+def test_a_loss_of_each_sample_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    for _ in range(2):
+        pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1], reduction="none").mean(0, keepdim=True))
+    assert "takes one number" not in caplog.text
+    for _ in range(2):
+        pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1], reduction="none"))
+    assert caplog.text.count("takes one number. Got a loss of shape (6,)") == 1
+
+
 def test_losses_of_micro_batches_and_of_two_pruners_are_penalised_each(caplog: pytest.LogCaptureFixture) -> None:
     pruners = [SoftPruner(Chain(), batch()[0], strength=1.0) for _ in range(2)]
     for pruner in pruners:

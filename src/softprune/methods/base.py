@@ -216,8 +216,7 @@ class Pruner(CuttableModel):
             return task
         total = self._total_loss(task)
         if total is not task:
-            self._checks.check_network(task)
-            self._checks.check_unscaled(task)
+            self._checks.check_task(task)
             self._checks.mark_loss(total)
         return total
 

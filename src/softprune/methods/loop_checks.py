@@ -32,16 +32,22 @@ class LoopChecks:
         self._parameters = frozenset(map(id, model.parameters()))
         self.loss_called = self.loss_compiled = False
         self._losses = self._foreign_steps = 0
-        self._left_out_said = self._twice_said = self._other_said = self._scale_checked = False
+        self._scale_checked = False
+        self._said: set[str] = set()
+
+    def _warn_once(self, message: str, *values: object) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            logger.warning("softprune: " + message, *values)
 
     def before_loss(self, hooks: OptimizerHooks | None) -> None:
         """Steps are counted on the optimizer: without one the noise never changes and targets are never reached."""
         if hooks is None:
             self._losses += 1
-            if self._losses == 2:
-                logger.warning(
-                    "softprune: no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before "
-                    "the first step"
+            if self._losses > 1:
+                self._warn_once(
+                    "no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before the first "
+                    "step"
                 )
         elif hooks.stepped_by_another():
             self._foreign_steps += 1
@@ -52,33 +58,38 @@ class LoopChecks:
                     "changes; after replacing the optimizer call pruner.release() and pruner.attach(new_optimizer)."
                 )
 
-    def check_network(self, task: Tensor) -> None:
-        """Warn of a loss of another network, which steps change without the pruner."""
-        leaves = (node.variable for node in _nodes(task) if node.name() == "torch::autograd::AccumulateGrad")
-        of_another = False
-        for leaf in leaves if not self._other_said else ():
-            if id(leaf) in self._parameters:
-                return
-            of_another = True
-        if of_another:
-            self._other_said = True
-            logger.warning(
-                "softprune: pruner.loss(...) takes a loss of the network that is being pruned. Got one that depends on "
-                "none of its parameters: train a compact network with the task loss alone, and with an optimizer of "
-                "its own or after softprune.remap_optimizer"
+    def check_task(self, task: Tensor) -> None:
+        """Warn of a task loss to which nothing should be added: of another network, scaled, or of several samples."""
+        if task.numel() > 1:
+            self._warn_once(
+                "pruner.loss(...) takes one number. Got a loss of shape %s, to each of whose values what the method "
+                "adds is added: call pruner.loss(loss.mean())",
+                tuple(task.shape),
             )
-
-    def check_unscaled(self, task: Tensor) -> None:
-        """Warn if the first loss has a GradScaler's factor; reading it waits for the device."""
-        factors = () if self._scale_checked else map(_scale, _nodes(task, _DEPTH))
+        if self._is_of_another_network(task):
+            self._warn_once(
+                "pruner.loss(...) takes a loss of the network that is being pruned. Got one that depends on none of "
+                "its parameters: train a compact network with the task loss alone, and with an optimizer of its own or "
+                "after softprune.remap_optimizer"
+            )
+        # The first loss only: reading a factor waits for the device.
+        factor = 1.0 if self._scale_checked else max(map(_scale, _nodes(task, _DEPTH)), default=1.0)
         self._scale_checked = True
-        factor = max(factors, default=1.0)
         if factor > 1:
-            logger.warning(
-                "softprune: pruner.loss(...) takes the task loss before a GradScaler scales it. Got one multiplied by "
-                "%g, against which what the method adds is too small: call scaler.scale(pruner.loss(loss))",
+            self._warn_once(
+                "pruner.loss(...) takes the task loss before a GradScaler scales it. Got one multiplied by %g, against "
+                "which what the method adds is too small: call scaler.scale(pruner.loss(loss))",
                 factor,
             )
+
+    def _is_of_another_network(self, task: Tensor) -> bool:
+        found = False
+        for node in _nodes(task):
+            if node.name() == "torch::autograd::AccumulateGrad":
+                if id(node.variable) in self._parameters:
+                    return False
+                found = True
+        return found
 
     def contains_loss(self, task: Tensor) -> bool:
         """Return whether a loss was computed from one that is marked; losses of micro-batches are not."""
@@ -89,13 +100,10 @@ class LoopChecks:
             for node in _nodes(task, _DEPTH)
         ):
             return False
-        if not self._twice_said:
-            self._twice_said = True
-            logger.warning(
-                "softprune: pruner.loss(...) is called once for each task loss. Got what it returned before, to which "
-                "nothing is added again: leave one of the calls out (the callbacks for Lightning and transformers "
-                "contain one)"
-            )
+        self._warn_once(
+            "pruner.loss(...) is called once for each task loss. Got what it returned before, to which nothing is "
+            "added again: leave one of the calls out (the callbacks for Lightning and transformers contain one)"
+        )
         return True
 
     def mark_loss(self, total: Tensor) -> None:
@@ -106,11 +114,9 @@ class LoopChecks:
     def after_step(self, *, penalised: bool, training: bool) -> None:
         """Note that the attached optimizer has made a step. `penalised`: the method adds to the loss."""
         self._foreign_steps = 0
-        if penalised and not self.loss_called and not self._left_out_said:
-            self._left_out_said = True
-            logger.warning(
-                "softprune: an optimizer step ran %s, so nothing was added to the task loss: %s",
-                *_WITHOUT_LOSS[training],
+        if penalised and not self.loss_called:
+            self._warn_once(
+                "an optimizer step ran %s, so nothing was added to the task loss: %s", *_WITHOUT_LOSS[training]
             )
         self.loss_called = self.loss_compiled = False
 
