@@ -33,12 +33,22 @@ def test_own_arrays():
     assert labels.tolist() == [2, 0]
 
 
+@pytest.mark.parametrize("std", [2.0, torch.tensor([2.0, 2.0, 2.0]), np.full(3, 2)])
+def test_one_number_is_the_mean_of_all_channels(std):
+    data = ArrayDataset.from_arrays(torch.full((2, 3, 4, 4), 5.0), [0, 1], mean=1, std=std)
+    assert data.std.shape == (3, 1, 1)
+    assert torch.equal(data.batch(torch.tensor([1]))[0], torch.full((1, 3, 4, 4), 2.0))
+
+
 @pytest.mark.parametrize(
     ("images", "labels", "constants"),
     [
         (torch.zeros(3, 1, 4, 4), [0, 1], {}),
         (torch.zeros(3, 4), [0, 1, 2], {}),
         (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"mean": (1.0,)}),
+        (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"mean": None}),
+        (torch.zeros(3, 3, 4, 4), ["cat", "cat", "dog"], {}),
+        (None, [0, 1, 2], {}),
     ],
 )
 def test_wrong_arrays(images, labels, constants):

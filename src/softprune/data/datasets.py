@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from softprune.data.images import EncodedDataset, LoadedDataset, normalised
-from softprune.errors import DataError
+from softprune.errors import DataError, first_line
 from softprune.rng import hashed_permutation
 
 # Takes the place of a site's number in the hash; far above any of them.
@@ -78,26 +78,31 @@ class ArrayDataset:
 
     @classmethod
     def from_arrays(
-        cls,
-        images: Any,
-        labels: Any,
-        *,
-        mean: tuple[float, ...] | None = None,
-        std: tuple[float, ...] | None = None,
-        device: torch.device | str = "cpu",
+        cls, images: Any, labels: Any, *, mean: Any = 0.0, std: Any = 1.0, device: torch.device | str = "cpu"
     ) -> ArrayDataset:
-        """Make a data set from anything that torch.as_tensor takes: images (N, C, H, W) or (N, H, W), labels (N,)."""
-        pixels = torch.as_tensor(images)
+        """Make a data set from anything that torch.as_tensor takes: images (N, C, H, W) or (N, H, W), labels (N,).
+
+        `mean` and `std` have one value per channel, or one for all.
+        """
+        try:
+            pixels, numbers = torch.as_tensor(images), class_numbers(labels)
+            constants = {name: torch.as_tensor(x, dtype=torch.float32) for name, x in (("mean", mean), ("std", std))}
+        except DataError:
+            raise
+        except (TypeError, ValueError, RuntimeError) as error:
+            kinds = ", ".join(type(given).__name__ for given in (images, labels, mean, std))
+            raise DataError(
+                f"Images, labels, `mean` and `std` must be arrays of numbers. Got {kinds}: {first_line(error)}; pass "
+                "tensors or NumPy arrays."
+            ) from error
         if pixels.ndim == 3:
             pixels = pixels.unsqueeze(1)
         channels = pixels.shape[1] if pixels.ndim == 4 else 0
-        constants = []
-        for name, values, default in (("mean", mean, 0.0), ("std", std, 1.0)):
-            values = (default,) * channels if values is None else values
-            if len(values) != channels:
-                raise DataError(f"`{name}` must have one value per channel ({channels}). Got {values}.")
-            constants.append(torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1))
-        return cls(pixels.to(device).contiguous(), class_numbers(labels).to(device), *constants)
+        for name, values in constants.items():
+            if values.ndim and values.shape != (channels,):
+                raise DataError(f"`{name}` must have one value per channel ({channels}). Got {values.tolist()}.")
+        columns = (values.expand(channels).clone().to(device).view(-1, 1, 1) for values in constants.values())
+        return cls(pixels.to(device).contiguous(), numbers.to(device), *columns)
 
     def __len__(self) -> int:
         return len(self.labels)
