@@ -40,3 +40,11 @@ def test_a_pinned_class_stays_pinned_when_it_joins_another() -> None:
     assert sets.pinned_because(left) is None
     sets.union(other, left[1:])
     assert sets.pinned_because(other) == "it is an output"
+
+
+def test_every_channel_of_a_chain_with_a_pinned_one_is_pinned() -> None:
+    sets = ChannelSets()
+    atoms = sets.fresh(3)
+    sets.pin(atoms[2:], "it is an output")
+    sets.union(atoms[1:], atoms[:-1])
+    assert sets.pinned_because(atoms) == "it is an output"

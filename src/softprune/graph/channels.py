@@ -58,7 +58,7 @@ class ChannelSets:
             left, right = left[apart], right[apart]
             low, high = np.minimum(left, right), np.maximum(left, right)
             np.minimum.at(self._parent, high, low)  # a class that meets several joins the lowest; the rest follow
-            for root in high.tolist():
+            for root in np.unique(high)[::-1].tolist():  # a lower one passes on what it has got from a higher one
                 if root in self._reasons:
                     self._reasons.setdefault(int(self._parent[root]), self._reasons.pop(root))
 
