@@ -175,9 +175,36 @@ class Remembering(Plain):
         return self.remembered[x.shape]
 
 
-def test_remembered_outputs_prove_nothing() -> None:
+class RememberingInside(Remembering):
+    """Remembers outputs in a container that is no attribute itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.container = [self.remembered]
+        del self.remembered
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape not in self.container[0]:
+            self.container[0][x.shape] = Plain.forward(self, x)
+        return self.container[0][x.shape]
+
+
+class OneBuffer(Plain):
+    """Writes every output to the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("result", torch.empty(2, 5), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.result.copy_(super().forward(x))
+
+
+@pytest.mark.parametrize("network", [Remembering, RememberingInside, OneBuffer])
+def test_remembered_outputs_prove_nothing(network: type[Plain]) -> None:
     torch.manual_seed(0)
-    model, graph = Remembering(), read_graph(Plain(), IMAGES)
+    model = network()
+    graph = read_graph(OneBuffer() if network is OneBuffer else Plain(), IMAGES)
     masks = {site.name: torch.arange(site.width) < 4 for site in graph.sites}
     plan = make_plan(graph, model, masks)
     assert verify_plan(plan, model, masks, IMAGES).max_difference < 1e-12

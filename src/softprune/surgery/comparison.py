@@ -239,11 +239,12 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
 
 
 def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
-    """Return all tensors that one call of `model` returns. In-place changes of inputs affect copies only."""
+    """Return copies of all tensors that one call of `model` returns. In-place changes of inputs affect copies only."""
     call = example.map(torch.clone)
     with torch.no_grad():
         output = model(*call.args, **call.kwargs)
-    return [leaf for leaf in pytree.tree_leaves(_plain(output)) if isinstance(leaf, Tensor)]
+    # Not the tensors themselves: they may be buffers, which the next call writes to.
+    return [leaf.clone() for leaf in pytree.tree_leaves(_plain(output)) if isinstance(leaf, Tensor)]
 
 
 def _plain(output: Any) -> Any:

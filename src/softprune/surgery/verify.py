@@ -12,7 +12,6 @@ from softprune.errors import ModelError, VerificationError, check_types, few_of
 from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.masks import FixedGate, mask_
 from softprune.masks.sampling import unmask_model_
-from softprune.module_state import attributes_kept
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import cut_, duplicated, plain_copy, plans_of
 from softprune.surgery.comparison import (
@@ -96,11 +95,13 @@ def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor]
 
 
 def _cut(plan: PrunePlan, reference: nn.Module) -> nn.Module:
-    """Turn the reference into the cut network: a second copy of a large network would take long."""
-    unmask_model_(reference)
-    plan.check_fits(reference)
-    cut_(plan, reference)
-    return reference
+    """Return the cut network. It shares memory with the reference: to copy a large network takes long."""
+
+    def cut_checked_(copy: nn.Module) -> None:
+        plan.check_fits(copy)
+        cut_(plan, copy)
+
+    return plain_copy(reference, cut_checked_, share=True)
 
 
 def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
@@ -129,7 +130,7 @@ class _Pair:
 
     reference: Callable[[], nn.Module]
     candidate: Callable[[nn.Module], nn.Module]
-    """Makes the second network. It may turn the first one into it."""
+    """Makes the second network, of the first one before that is called: what forward() remembers proves nothing."""
     originals: tuple[nn.Module, ...]
 
 
@@ -140,11 +141,9 @@ class _WrongDtype(Exception):
 def _certify(pair: _Pair, example: ExampleLike, tolerance: float, seed: int) -> Certificate:
     """Compare the two networks of `pair`."""
     reference = pair.reference()
-    worst, scale, tried = 0.0, 0.0, []
-    with attributes_kept(reference):  # what forward() remembers of its calls must not reach the candidate
-        accepted = _accepted(reference, Example.of(example).to_model(reference), seed)
     candidate = pair.candidate(reference)
-    for attempt, expected in accepted:
+    worst, scale, tried = 0.0, 0.0, []
+    for attempt, expected in _accepted(reference, Example.of(example).to_model(reference), seed):
         shape = _shapes(attempt)
         try:
             got, foreign = outputs_and_foreign(candidate, attempt, *pair.originals)
