@@ -1,5 +1,7 @@
 """Optimizers that are stepped with a closure, as Lightning does, and steps that raise."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -45,6 +47,23 @@ def test_the_losses_of_a_closure_are_of_one_step() -> None:
     optimizer.step(closure)
     assert len(losses) > 3
     assert int(pruner.clock.step) == 1
+
+
+class _Asking(torch.optim.SGD):
+    """Passes an argument to the closure."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            loss = closure(1, ascend=False)
+        super().step()
+        return loss
+
+
+def test_a_closure_may_take_arguments() -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    optimizer = _Asking(pruner.parameter_groups(), lr=0.1)
+    pruner.attach(optimizer)
+    assert optimizer.step(lambda number, ascend: gradients(pruner, number)).isfinite()
 
 
 @pytest.mark.parametrize("with_closure", [True, False])

@@ -50,10 +50,10 @@ class OptimizerHooks:
         before()
         return None
 
-    def _call(self, closure: Callable[[], Any], before: Callable[[], None]) -> Any:
+    def _call(self, closure: Callable[..., Any], before: Callable[[], None], *args: Any, **kwargs: Any) -> Any:
         self._stepping = True
         try:
-            result = closure()
+            result = closure(*args, **kwargs)
         finally:
             self._stepping = False
         before()
