@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from method_networks import Chain, batch, sgd, train
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
+from torch.utils.checkpoint import checkpoint
 
 from softprune.errors import ConfigError, ModelError
 from softprune.methods import L1Pruner, SoftPruner
@@ -202,6 +203,23 @@ def test_a_loss_of_the_compact_network_is_said(remapped: bool, caplog: pytest.Lo
         pruner.loss(F.cross_entropy(compact(batch()[0]), batch()[1])).backward()
         optimizer.step()
     assert caplog.text.count("Got one that depends on none of its parameters") == 1
+
+
+def test_losses_of_the_network_itself_are_not_taken_for_others(caplog: pytest.LogCaptureFixture) -> None:
+    images, labels = batch()
+    pruner = SoftPruner(Chain(), images)
+    inside = checkpoint(pruner.model, images.clone().requires_grad_(), use_reentrant=True)
+    pruner.loss(F.cross_entropy(inside, labels)).backward()
+    pruner.model.load_state_dict(copy.deepcopy(pruner.model.state_dict()), assign=True)
+    pruner.loss(F.cross_entropy(pruner.model(images), labels))
+    assert "none of its parameters" not in caplog.text
+
+
+def test_a_loss_may_be_read_after_its_backward_pass() -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    loss = F.cross_entropy(pruner.model(batch()[0]), batch()[1]) * torch.tensor(0.5)
+    loss.backward()
+    assert pruner.loss(loss).isclose(loss + pruner.penalty)
 
 
 def test_a_loss_of_each_sample_is_said(caplog: pytest.LogCaptureFixture) -> None:

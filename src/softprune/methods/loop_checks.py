@@ -29,7 +29,7 @@ class LoopChecks:
     """What the training loop of one pruner has called so far. A mistake is logged once, or raises a ConfigError."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = frozenset(map(id, model.parameters()))
+        self._model, self._own = model, frozenset(map(id, model.parameters()))
         self.loss_called = self.loss_compiled = False
         self._losses = self._foreign_steps = 0
         self._scale_checked = False
@@ -83,13 +83,16 @@ class LoopChecks:
             )
 
     def _is_of_another_network(self, task: Tensor) -> bool:
-        found = False
+        others = set()
         for node in _nodes(task):
-            if node.name() == "torch::autograd::AccumulateGrad":
-                if id(node.variable) in self._parameters:
+            # A reentrant checkpoint hides its parameters, but not its inputs.
+            if node.name() == "torch::autograd::AccumulateGrad" and isinstance(node.variable, nn.Parameter):
+                if id(node.variable) in self._own:
                     return False
-                found = True
-        return found
+                others.add(id(node.variable))
+        if others:  # or load_state_dict(assign=True) has replaced parameters since
+            self._own = frozenset(map(id, self._model.parameters()))
+        return bool(others) and others.isdisjoint(self._own)
 
     def contains_loss(self, task: Tensor) -> bool:
         """Return whether a loss was computed from one that is marked; losses of micro-batches are not."""
@@ -133,7 +136,10 @@ def _nodes(loss: Tensor, depth: int = sys.maxsize) -> Iterator[Any]:
 
 def _scale(node: Any) -> float:
     """Return the factor with which a GradScaler has multiplied in this operation; 1 for all others."""
-    factor = getattr(node, "_saved_other", None) if node.name() == "MulBackward0" else None
+    try:
+        factor = getattr(node, "_saved_other", None) if node.name() == "MulBackward0" else None
+    except RuntimeError:  # a loss that has gone backward, for a log
+        return 1.0
     # A number that Python multiplies with is an integer or a double here.
     if factor is None or factor.ndim or factor.dtype != torch.float32 or factor.requires_grad:
         return 1.0
