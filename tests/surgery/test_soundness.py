@@ -213,6 +213,31 @@ def test_remembered_outputs_prove_nothing(network: type[Plain]) -> None:
         verify_plan(plan, model, others, IMAGES)
 
 
+class BuiltAnew(Plain):
+    """Copies of it are built by its class, in float32; its first parameters are no floating ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = nn.Parameter(torch.ones(5, dtype=torch.complex64), requires_grad=False)
+        self.order = nn.Parameter(torch.arange(5), requires_grad=False)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> BuiltAnew:
+        twin = BuiltAnew()
+        twin.load_state_dict(self.state_dict())
+        return twin.train(self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, self.order] * self.phase.abs()
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+def test_a_network_that_copies_itself_is_cut() -> None:
+    torch.manual_seed(0)
+    model = BuiltAnew()
+    _, compact = cut_in_half(model.eval(), IMAGES)
+    assert sum(each.numel() for each in compact.parameters()) < sum(each.numel() for each in model.parameters())
+
+
 # --- functions in place of modules ---------------------------------------------------------------------------------
 
 

@@ -132,7 +132,7 @@ class _Probe:
 
     def __init__(self, graph: ChannelGraph, model: nn.Module) -> None:
         self._copy = plain_copy(model).eval()
-        if next(self._copy.parameters()).dtype not in TOLERANCES:
+        if self._dtype() not in TOLERANCES:
             self._copy.float()
         generator = torch.Generator().manual_seed(0)
         _perturb_(self._copy, generator)
@@ -237,7 +237,7 @@ class _Probe:
 
     def _difference(self, expected: Sequence[Tensor], got: Sequence[Tensor]) -> str | None:
         difference, scale = compare(by_sample(expected, self._input), by_sample(got, self._input))
-        tolerance = TOLERANCES[next(self._copy.parameters()).dtype]
+        tolerance = TOLERANCES[self._dtype()]
         return None if difference <= tolerance * scale else _described(difference, scale)
 
     def _accepted(self, given: Example, model: nn.Module) -> tuple[Example, list[Tensor], list[str]]:
@@ -253,6 +253,9 @@ class _Probe:
             f"the model must accept `example`. Got {type(failure).__name__} from {type(self._copy).__name__} in eval "
             f"mode: {failure}. Pass an example that model(example) accepts."
         ) from failure
+
+    def _dtype(self) -> torch.dtype:
+        return next(each.dtype for each in self._copy.parameters() if each.is_floating_point())
 
     def _masked_outputs(self, masks: dict[str, Tensor]) -> list[Tensor]:
         with masks_on(self._copy, masks):

@@ -81,27 +81,27 @@ def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor]
     """
 
     def certified(dtype: torch.dtype | None, tolerance: float) -> Certificate:
+        def prepare_(copy: nn.Module) -> None:
+            (copy if dtype is None else copy.to(dtype)).eval()
+
         def reference() -> nn.Module:
-            copy = plain_copy(network, lambda copy: copy.eval() if dtype is None else copy.to(dtype).eval())
+            copy = plain_copy(network, prepare_)
             mask_sites_(copy, {**plan.masks(), **masks})  # a site's mask holds for all of its BatchNorms
             return copy
 
-        return _certify(_Pair(reference, lambda copy: _cut(plan, copy), (network,)), example, tolerance, 0)
+        def cut_checked_(copy: nn.Module) -> None:
+            prepare_(copy)  # a __deepcopy__ of the network's own may have built it anew
+            plan.check_fits(copy)
+            cut_(plan, copy)
+
+        # To copy the memory of a large network takes long.
+        pair = _Pair(reference, lambda masked: plain_copy(masked, cut_checked_, share=True), (network,))
+        return _certify(pair, example, tolerance, 0)
 
     try:
         return certified(torch.float64, TOLERANCE)
     except _WrongDtype:
         return certified(None, OWN_TOLERANCE)
-
-
-def _cut(plan: PrunePlan, reference: nn.Module) -> nn.Module:
-    """Return the cut network. It shares memory with the reference: to copy a large network takes long."""
-
-    def cut_checked_(copy: nn.Module) -> None:
-        plan.check_fits(copy)
-        cut_(plan, copy)
-
-    return plain_copy(reference, cut_checked_, share=True)
 
 
 def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
