@@ -88,7 +88,11 @@ def check_types(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # its own error names the function
+        for name, value in given.items():
             hint = hints()[name]
             union = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
             plain = [_PLAIN.get(get_origin(kind) or kind) for kind in union]

@@ -77,3 +77,10 @@ def test_an_argument_of_another_type_is_refused(call: Callable[[], Any], message
 
 def test_numbers_of_numpy_are_numbers() -> None:
     assert isinstance(sp.models.build("digits_net", np.int64(3)), nn.Module)
+    logits, share, two = torch.zeros(2, 3), np.float32(0.5), np.float32(2)
+    assert sp.distillation_loss(logits, logits, torch.tensor([0, 1]), weight=share, temperature=two).isfinite()
+
+
+def test_the_error_for_other_arguments_names_the_function() -> None:
+    with pytest.raises(TypeError, match=r"build\(\) missing 1 required positional argument: 'num_classes'"):
+        sp.models.build("digits_net")  # type: ignore[call-arg]
