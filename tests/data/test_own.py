@@ -168,6 +168,12 @@ def test_a_label_beyond_the_classes_is_named_with_its_item(own):
     )
 
 
+def test_the_number_of_classes_may_be_of_numpy():
+    data = torch.utils.data.TensorDataset(torch.zeros(3, 3, 8, 8), torch.arange(3))
+    data.num_classes = np.int64(3)
+    assert type(own_bundle("mine", (data, data), 0).num_classes) is int
+
+
 def test_labels_before_a_target_transform_may_be_any():
     data = torch.utils.data.TensorDataset(torch.zeros(3, 3, 8, 8), torch.arange(3))
     data.num_classes, data.targets, data.target_transform = 3, [1, 2, 3], lambda label: label - 1

@@ -1,6 +1,7 @@
 """Data sets of the user's own: a factory that returns torch data sets, or a DataBundle."""
 
 import inspect
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +125,12 @@ def _bundle(name: str, data: tuple[Any, Any], seed: int) -> DataBundle:
         )
     classes = tuple(map(str, getattr(data[0], "classes", ())))
     count = len(classes) or getattr(data[0], "num_classes", 0) or _label_range(data[0])[1] + 1
-    if not isinstance(count, int) or count < 2:
+    if not isinstance(count, Integral) or count < 2:
         raise DataError(
             f"A data set must say how many classes it has, at least 2. Got {count!r} from `classes`, `num_classes` or "
             f"`targets` of {name!r}; set one of them on the training set, or return a DataBundle."
         )
+    count = int(count)
     for part, given in zip(parts, data, strict=True):
         if isinstance(part, TorchDataset):
             part.num_classes = count
