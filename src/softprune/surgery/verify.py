@@ -13,7 +13,7 @@ from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.masks import FixedGate, mask_
 from softprune.masks.sampling import unmask_model_
 from softprune.plan import PrunePlan
-from softprune.surgery.apply import cut_, duplicated, plain_copy, plans_of
+from softprune.surgery.apply import Change, cut_, duplicated, plain_copy, plans_of
 from softprune.surgery.comparison import (
     by_sample,
     compare,
@@ -94,8 +94,7 @@ def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor]
             plan.check_fits(copy)
             cut_(plan, copy)
 
-        # To copy the memory of a large network takes long.
-        pair = _Pair(reference, lambda masked: plain_copy(masked, cut_checked_, share=True), (network,))
+        pair = _Pair(reference, lambda masked: plain_copy(masked, share=True), (network,), cut_checked_)
         return _certify(pair, example, tolerance, 0)
 
     try:
@@ -132,6 +131,8 @@ class _Pair:
     candidate: Callable[[nn.Module], nn.Module]
     """Makes the second network, of the first one before that is called: what forward() remembers proves nothing."""
     originals: tuple[nn.Module, ...]
+    finish_: Change = lambda candidate: None
+    """Completes the second network when the first one is gone. A large network needs its memory for the cut."""
 
 
 class _WrongDtype(Exception):
@@ -142,8 +143,11 @@ def _certify(pair: _Pair, example: ExampleLike, tolerance: float, seed: int) -> 
     """Compare the two networks of `pair`."""
     reference = pair.reference()
     candidate = pair.candidate(reference)
+    accepted = _accepted(reference, Example.of(example).to_model(reference), seed)
+    del reference
+    pair.finish_(candidate)
     worst, scale, tried = 0.0, 0.0, []
-    for attempt, expected in _accepted(reference, Example.of(example).to_model(reference), seed):
+    for attempt, expected in accepted:
         shape = _shapes(attempt)
         try:
             got, foreign = outputs_and_foreign(candidate, attempt, *pair.originals)
