@@ -92,6 +92,33 @@ def test_constants_in_place_operators_and_unused_pieces() -> None:
     assert [site.name for site in sp.inspect(Constants(), IMAGE).sites] == ["bn"]
 
 
+class Repeated(nn.Module):
+    """The same operators on tensors of the same shapes: new outputs, in place, views, constants."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        left, right = x + 1, x + 1
+        left, right = left.relu_(), right.relu_()
+        rows = left.flatten(1), right.flatten(1)
+        size = int(torch.tensor([2, 3]).sum()), int(torch.tensor([4, 3]).sum())
+        return left - right, rows[0] - rows[1], left.flatten()[: size[0]].sum() + left.flatten()[: size[1]].sum()
+
+
+def test_repeated_operators_have_outputs_of_their_own() -> None:
+    nodes, _ = record(Repeated().eval(), Example.of(IMAGE))
+
+    def named(operator: str) -> list[Any]:
+        return [node for node in nodes if str(node.target) == f"aten.{operator}"]
+
+    added, activated, differences = named("add.Tensor"), named("relu_.default"), named("sub.Tensor")
+    assert [node.args[0] for node in activated] == added[:2]
+    assert added[0].meta["val"] is not added[1].meta["val"]
+    assert [node.meta["val"] for node in activated] == [node.meta["val"] for node in added[:2]]
+    assert list(differences[0].args) == activated
+    assert [node.args[0] for node in named("flatten.using_ints")[:2]] == activated
+    assert list(differences[1].args) == named("flatten.using_ints")[:2]
+    assert [node.args[3] for node in named("slice.Tensor")] == [5, 7]
+
+
 class Called(nn.Module):
     """One module twice, by a literal line, so that calls and lines can be told apart."""
 
@@ -143,7 +170,7 @@ def test_inspect_and_compact_run_a_network_a_fixed_number_of_times(monkeypatch: 
     monkeypatch.setattr(torch.export, "export", None)
     model = Deep(2)
     sp.inspect(model, IMAGE)
-    assert sum(model.runs) <= 13  # two calls, four cuts beside four masked networks, three in training mode
+    assert sum(model.runs) <= 12  # four masked networks, one of them twice, beside four cuts; three in training mode
     assert len(model.runs) - sum(model.runs) <= 3  # one recording and two copies
     pruner = sp.SoftPruner(model, IMAGE)
     with torch.no_grad():

@@ -130,8 +130,26 @@ def _batch_norm(args: Sequence[Any]) -> Tensor | None:
     fits = isinstance(given, FakeTensor) and given.ndim > 1 and given.is_floating_point() and given.is_contiguous()
     if not fits or any(other is not None and other.shape != given.shape[1:2] for other in others):
         return None
-    empty = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="meta")
-    return FakeTensor(given.fake_mode, empty, given.device)
+    return _another(given)
+
+
+def _another(tensor: FakeTensor) -> Tensor:
+    """A new tensor like a fake one."""
+    with unset_fake_temporarily():
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return FakeTensor(tensor.fake_mode, empty, tensor.device)
+
+
+def _signature(value: Any) -> Any:
+    """What an operator's output depends on, beside data; None where it depends on the values of a constant."""
+    if isinstance(value, FakeTensor):
+        return None if value.constant is not None else (value.shape, value.stride(), value.dtype, value.device)
+    if isinstance(value, (list, tuple)):
+        parts = tuple(map(_signature, value))
+        return None if None in parts else parts
+    if isinstance(value, dict):
+        return _signature((*value.items(),))
+    return None if isinstance(value, Tensor) else (type(value), value)
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -167,6 +185,8 @@ class _Recorder(ProxyTorchDispatchMode):
         self._shapes: list[tuple[Tensor, torch.Size]] = []
         self._running: list[tuple[str, str]] = []
         self._calls = 0
+        self._outputs: dict[tuple[Any, Any], FakeTensor | None] = {}
+        """Operator and shapes of what it was given -> what it returned; None: its first argument. No views."""
 
     def add_input(self, tensor: Tensor, name: str) -> str:
         """Add a placeholder for `tensor` and return its name."""
@@ -193,14 +213,29 @@ class _Recorder(ProxyTorchDispatchMode):
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default
         given, named = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
-        output = _batch_norm(args) if func is aten.batch_norm.default and not kwargs else None
-        if output is None:
-            output = self._known.run(func, args, kwargs)
+        output = self._run(func, args, kwargs)
         leaves = [output] if isinstance(output, Tensor) else pytree.tree_leaves(output)
         if any(isinstance(leaf, Tensor) for leaf in leaves):
             self._add(func, given, named, output)
         elif func._schema.is_mutable:
             raise ModelError(f"softprune cannot record {func}, which returns nothing.")
+        return output
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator; where it ran on tensors of these shapes before, only make its output."""
+        if func is aten.batch_norm.default and not kwargs and (output := _batch_norm(args)) is not None:
+            return output
+        signature = None if torch.Tag.inplace_view in func.tags else _signature((args, kwargs))
+        if (func, signature) in self._outputs:
+            known = self._outputs[func, signature]
+            return args[0] if known is None else _another(known)
+        output = self._known.run(func, args, kwargs)
+        if signature is not None and type(output) is FakeTensor and output.constant is None:
+            given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            if given and output is args[0]:
+                self._outputs[func, signature] = None
+            elif all(each.untyped_storage()._cdata != output.untyped_storage()._cdata for each in given):
+                self._outputs[func, signature] = output
         return output
 
     def finish(self, output: Any) -> list[Node]:
