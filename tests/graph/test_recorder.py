@@ -96,6 +96,7 @@ class Repeated(nn.Module):
     """The same operators on tensors of the same shapes: new outputs, in place, views, constants."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (x + 1).transpose_(2, 3)
         left, right = x + 1, x + 1
         left, right = left.relu_(), right.relu_()
         rows = left.flatten(1), right.flatten(1)
@@ -109,7 +110,8 @@ def test_repeated_operators_have_outputs_of_their_own() -> None:
     def named(operator: str) -> list[Any]:
         return [node for node in nodes if str(node.target) == f"aten.{operator}"]
 
-    added, activated, differences = named("add.Tensor"), named("relu_.default"), named("sub.Tensor")
+    (_, *added), activated, differences = named("add.Tensor"), named("relu_.default"), named("sub.Tensor")
+    assert all(node.meta["val"].is_contiguous() for node in added)
     assert [node.args[0] for node in activated] == added[:2]
     assert added[0].meta["val"] is not added[1].meta["val"]
     assert [node.meta["val"] for node in activated] == [node.meta["val"] for node in added[:2]]

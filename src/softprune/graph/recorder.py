@@ -133,7 +133,7 @@ def _batch_norm(args: Sequence[Any]) -> Tensor | None:
     return _another(given)
 
 
-def _another(tensor: FakeTensor) -> Tensor:
+def _another(tensor: FakeTensor) -> FakeTensor:
     """A new tensor like a fake one."""
     with unset_fake_temporarily():
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
@@ -235,7 +235,7 @@ class _Recorder(ProxyTorchDispatchMode):
             if given and output is args[0]:
                 self._outputs[func, signature] = None
             elif all(each.untyped_storage()._cdata != output.untyped_storage()._cdata for each in given):
-                self._outputs[func, signature] = output
+                self._outputs[func, signature] = _another(output)  # operators such as t_ change strides of `output`
         return output
 
     def finish(self, output: Any) -> list[Node]:
