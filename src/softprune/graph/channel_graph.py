@@ -22,7 +22,7 @@ from softprune.module_state import first_uninitialised
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChannelGraph:
     """Which channels of which modules are one, in the order of execution."""
 
@@ -72,6 +72,8 @@ class ChannelGraph:
 
     def only(self, left_out: Mapping[str, str]) -> ChannelGraph:
         """Return the graph with the sites in `left_out` frozen, each for the reason given there."""
+        if not left_out:
+            return self
         frozen = [
             Frozen(name, site.width, left_out[site.name])
             for site in self.sites

@@ -1,6 +1,7 @@
 """How the masks of several sites act together: coupled sites, and sites that must keep a channel."""
 
 from collections.abc import Set
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,12 +71,21 @@ class _Couplings(ForwardAnalysis):
         self.channel[use.outputs] = channels
 
 
+_required: WeakKeyDictionary[ChannelGraph, frozenset[str]] = WeakKeyDictionary()
+
+
 def required_sites(graph: ChannelGraph) -> frozenset[str]:
     """Return the sites that must keep a channel, so that no output of the network becomes a constant.
 
     These are the sites on every path to an output. Where paths run in parallel, so that no site is on all of them, the
-    sites of one path are added.
+    sites of one path are added. Trial cuts, `inspect` and a pruner ask for the same graph.
     """
+    if graph not in _required:
+        _required[graph] = _find_required(graph)
+    return _required[graph]
+
+
+def _find_required(graph: ChannelGraph) -> frozenset[str]:
     required = _on_every_path(graph)
     every = frozenset(site.name for site in graph.sites)
     wanted = _live_outputs(graph, every)

@@ -36,6 +36,8 @@ Resize = Callable[[int], int]
 
 SCALES = (1.0, 30.0, 0.1)
 """The samples of a random input have these scales in turn: a cut may be exact only near inputs of one scale."""
+BESIDE_EXAMPLE = (30.0, 0.1, 1.0)
+"""The scales of samples that are compared beside the example, which has its own."""
 
 
 def random_inputs(example: Example, seed: int) -> Iterator[Example]:
@@ -44,15 +46,15 @@ def random_inputs(example: Example, seed: int) -> Iterator[Example]:
     The last one has the batch size of `example`, for networks that take no other.
     """
     batch = example.batch_size()
-    base = example if batch is None else example.with_batch(3 if batch != 3 else 4)
+    base = example if batch is None else example.with_batch(2 if batch != 2 else 3)
     for resize in (smallest, smaller, larger, None):
-        yield noise(base, seed, resize)
+        yield noise(base, seed, resize, BESIDE_EXAMPLE)
     if batch is not None:
-        yield noise(example, seed)
+        yield noise(example, seed, scales=BESIDE_EXAMPLE)
 
 
-def noise(example: Example, seed: int, resize: Resize | None = None) -> Example:
-    """Return `example` with random numbers in its floating tensors, sample by sample in the scales of `SCALES`.
+def noise(example: Example, seed: int, resize: Resize | None = None, scales: Sequence[float] = SCALES) -> Example:
+    """Return `example` with random numbers in its floating tensors, sample by sample in the `scales`.
 
     `resize` gives each spatial size. A volume is never enlarged: its cost grows with the cube of its sizes.
     """
@@ -69,8 +71,8 @@ def noise(example: Example, seed: int, resize: Resize | None = None) -> Example:
         shape: Sequence[int] = (*tensor.shape[:2], *space)
         values = torch.randn(*shape, generator=generator, dtype=torch.float64)
         if batched:
-            for number, scale in enumerate(SCALES):
-                values[number :: len(SCALES)] *= scale
+            for number, scale in enumerate(scales):
+                values[number :: len(scales)] *= scale
         return values.to(tensor.device, tensor.dtype)
 
     return example.map(drawn)
