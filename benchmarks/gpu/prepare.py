@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--most", type=int, default=6, help="jobs at the same time")
     parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="names to take; all by default")
     parser.add_argument("--first", nargs="+", default=[], metavar="NAME", help="names to put in front")
-    parser.add_argument("--plan", type=int, metavar="SESSIONS", help="show the plan of so many sessions, write nothing")
+    parser.add_argument("--plan", type=int, metavar="SESSIONS", help="number of sessions to plan; write nothing")
     options = parser.parse_args(arguments)
     wanted = wanted_runs(options.only, options.first)
     plans = sessions(wanted, options.plan or 1, options.seconds, options.most, options.runs)

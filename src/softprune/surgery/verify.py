@@ -90,7 +90,7 @@ def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor]
             return copy
 
         def cut_checked_(copy: nn.Module) -> None:
-            prepare_(copy)  # a __deepcopy__ of the network's own may have built it anew
+            prepare_(copy)  # a __deepcopy__ of the network's own may have built another network
             plan.check_fits(copy)
             cut_(plan, copy)
 
