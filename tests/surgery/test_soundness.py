@@ -161,6 +161,16 @@ def test_inputs_of_several_scales_are_compared() -> None:
         sp.verify(plain, clamped, IMAGES)
     sp.verify(plain, plain, IMAGES)
 
+    class Thresholded(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + (x.abs().amax((1, 2, 3), keepdim=True) < 1)
+
+    thresholded = Thresholded(3, 2, 3)
+    thresholded.load_state_dict(plain.state_dict())
+    for images in (IMAGES[:1], IMAGES):
+        with pytest.raises(VerificationError, match="must equal the masked one"):
+            sp.verify(plain, thresholded, images)
+
 
 class Remembering(Plain):
     """Returns what it returned for the first input of a shape."""

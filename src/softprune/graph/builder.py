@@ -60,7 +60,7 @@ class GraphBuilder:
     batch: int
     zeros_follow: bool = False
     """Whether zeros beside a tensor of their shape are as wide as it after a cut, too, not by a literal size."""
-    follows_or_literal: bool = False
+    zeros_may_follow: bool = False
     """Whether there are such zeros."""
     provenance: Provenance = field(init=False)
     table: ChannelSets = field(default_factory=ChannelSets)

@@ -240,5 +240,5 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
         constants=tuple(builder.constants),
         unreached=tuple(sorted(set.intersection(*(each.unused_parameters(model) for each in captures)))),
         unknown=dict(builder.unknown),
-        zeros_may_follow=builder.follows_or_literal and not zeros_follow,
+        zeros_may_follow=builder.zeros_may_follow and not zeros_follow,
     )

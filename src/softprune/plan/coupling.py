@@ -72,6 +72,7 @@ class _Couplings(ForwardAnalysis):
 
 
 _required: WeakKeyDictionary[ChannelGraph, frozenset[str]] = WeakKeyDictionary()
+"""What :func:`required_sites` has found, as long as the graph lives."""
 
 
 def required_sites(graph: ChannelGraph) -> frozenset[str]:

@@ -63,14 +63,14 @@ def verify(
     for network in (masked, compact):
         check_is_module(network)
 
-    def certified(dtype: torch.dtype | None, tolerance: float) -> Certificate:
-        pair = _Pair(lambda: _copy(masked, dtype), lambda reference: _copy(compact, dtype), (masked, compact))
-        return _certify(pair, example, tolerance, seed)
+    def pair(dtype: torch.dtype | None) -> _Pair:
+        return _Pair(
+            lambda: duplicated(masked, lambda copy: _prepare_(copy, dtype)),
+            lambda reference: duplicated(compact, lambda copy: _prepare_(copy, dtype)),
+            (masked, compact),
+        )
 
-    try:
-        return certified(torch.float64, tolerance)
-    except _WrongDtype:
-        return certified(None, max(tolerance, OWN_TOLERANCE))
+    return _certify_wide(pair, example, tolerance, seed)
 
 
 @one_thread()
@@ -80,27 +80,20 @@ def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor]
     Constants that fold into a float32 bias are rounded there, so that a float64 network is cut.
     """
 
-    def certified(dtype: torch.dtype | None, tolerance: float) -> Certificate:
-        def prepare_(copy: nn.Module) -> None:
-            (copy if dtype is None else copy.to(dtype)).eval()
-
+    def pair(dtype: torch.dtype | None) -> _Pair:
         def reference() -> nn.Module:
-            copy = plain_copy(network, prepare_)
+            copy = plain_copy(network, lambda copy: _prepare_(copy, dtype))
             mask_sites_(copy, {**plan.masks(), **masks})  # a site's mask holds for all of its BatchNorms
             return copy
 
         def cut_checked_(copy: nn.Module) -> None:
-            prepare_(copy)  # a __deepcopy__ of the network's own may have built another network
+            _prepare_(copy, dtype)  # a __deepcopy__ of the network's own may have built another network
             plan.check_fits(copy)
             cut_(plan, copy)
 
-        pair = _Pair(reference, lambda masked: plain_copy(masked, share=True), (network,), cut_checked_)
-        return _certify(pair, example, tolerance, 0)
+        return _Pair(reference, lambda masked: plain_copy(masked, share=True), (network,), cut_checked_)
 
-    try:
-        return certified(torch.float64, TOLERANCE)
-    except _WrongDtype:
-        return certified(None, OWN_TOLERANCE)
+    return _certify_wide(pair, example, TOLERANCE, 0)
 
 
 def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
@@ -119,8 +112,9 @@ def masks_on(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
         unmask_model_(model)
 
 
-def _copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    return duplicated(model, lambda copy: copy.eval() if dtype is None else copy.to(dtype).eval())
+def _prepare_(copy: nn.Module, dtype: torch.dtype | None) -> None:
+    """Put a copy of a network into eval mode and, unless it is None, into `dtype`."""
+    (copy if dtype is None else copy.to(dtype)).eval()
 
 
 @dataclass(frozen=True)
@@ -137,6 +131,16 @@ class _Pair:
 
 class _WrongDtype(Exception):
     """The network does not run in the dtype that was tried first."""
+
+
+def _certify_wide(
+    pair: Callable[[torch.dtype | None], _Pair], example: ExampleLike, tolerance: float, seed: int
+) -> Certificate:
+    """Compare in float64, or in the networks' own dtype where they run in no other."""
+    try:
+        return _certify(pair(torch.float64), example, tolerance, seed)
+    except _WrongDtype:
+        return _certify(pair(None), example, max(tolerance, OWN_TOLERANCE), seed)
 
 
 def _certify(pair: _Pair, example: ExampleLike, tolerance: float, seed: int) -> Certificate:

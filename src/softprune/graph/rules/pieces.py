@@ -49,7 +49,7 @@ def _as_wide(builder: GraphBuilder, value: Value, beside: Sequence[Value]) -> Va
     other = next((each for each in beside if each.shape == value.shape and (each.atoms != PAD).all()), None)
     if other is None or (value.atoms != PAD).any():
         return value
-    builder.follows_or_literal = True
+    builder.zeros_may_follow = True
     if not builder.zeros_follow:
         return value
     atoms = builder.table.follow(other.atoms)
