@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 from softprune.errors import ConfigError, ModelError
-from softprune.methods import L1Pruner, SoftPruner
+from softprune.methods import L1Pruner, SoftPruner, loop_checks
 from softprune.surgery import remap_optimizer
 
 
@@ -213,6 +213,20 @@ def test_losses_of_the_network_itself_are_not_taken_for_others(caplog: pytest.Lo
     pruner.model.load_state_dict(copy.deepcopy(pruner.model.state_dict()), assign=True)
     pruner.loss(F.cross_entropy(pruner.model(images), labels))
     assert "none of its parameters" not in caplog.text
+
+
+def test_the_checks_walk_the_graph_of_an_ordinary_loss_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    train(pruner, sgd(pruner), 1)
+    walk, walks = loop_checks._nodes, []
+
+    def counted(loss: Tensor, *depth: int) -> Iterator[Any]:
+        walks.append(depth)
+        yield from walk(loss, *depth)
+
+    monkeypatch.setattr(loop_checks, "_nodes", counted)
+    pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1]))
+    assert len(walks) == 1
 
 
 def test_a_loss_may_be_read_after_its_backward_pass() -> None:

@@ -15,7 +15,7 @@ from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import Chain, Clock, Gate, draw_chain
 from softprune.masks.gates import check_rounding
 from softprune.methods.cutting import CuttableModel
-from softprune.methods.loop_checks import LoopChecks
+from softprune.methods.loop_checks import LoopChecks, last_operations
 from softprune.methods.masked_model import MaskedModel
 from softprune.methods.optimizer_hooks import OptimizerHooks, check_trains, countable, undecayed_biases, warn_of_decay
 from softprune.methods.options import (
@@ -212,11 +212,12 @@ class Pruner(CuttableModel):
         self._masked_model.check_in_place()
         if self.updates_on_step:
             self._checks.before_loss(self._optimizer_hooks)
-        if self._checks.contains_loss(task):
+        last = last_operations(task)
+        if self._checks.contains_loss(last):
             return task
         total = self._total_loss(task)
         if total is not task:
-            self._checks.check_task(task)
+            self._checks.check_task(task, last)
             self._checks.mark_loss(total)
         return total
 

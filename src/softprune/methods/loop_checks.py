@@ -1,5 +1,6 @@
 """Mistakes in a training loop that a pruner can notice while it trains: a loss left out or added twice, other steps."""
 
+import itertools
 import logging
 import math
 import sys
@@ -58,7 +59,7 @@ class LoopChecks:
                     "changes; after replacing the optimizer call pruner.release() and pruner.attach(new_optimizer)."
                 )
 
-    def check_task(self, task: Tensor) -> None:
+    def check_task(self, task: Tensor, last: list[Any]) -> None:
         """Warn of a task loss to which nothing should be added: of another network, scaled, or of several samples."""
         if task.numel() > 1:
             self._warn_once(
@@ -66,14 +67,14 @@ class LoopChecks:
                 "adds is added: call pruner.loss(loss.mean())",
                 tuple(task.shape),
             )
-        if self._is_of_another_network(task):
+        if self._is_of_another_network(task, last):
             self._warn_once(
                 "pruner.loss(...) takes a loss of the network that is being pruned. Got one that depends on none of "
                 "its parameters: train a compact network with the task loss alone, and with an optimizer of its own or "
                 "after softprune.remap_optimizer"
             )
         # The first loss only: reading a factor waits for the device.
-        factor = 1.0 if self._scale_checked else max(map(_scale, _nodes(task, _DEPTH)), default=1.0)
+        factor = 1.0 if self._scale_checked else max(map(_scale, last), default=1.0)
         self._scale_checked = True
         if factor > 1:
             self._warn_once(
@@ -82,11 +83,11 @@ class LoopChecks:
                 factor,
             )
 
-    def _is_of_another_network(self, task: Tensor) -> bool:
+    def _is_of_another_network(self, task: Tensor, last: list[Any]) -> bool:
         others = set()
-        for node in _nodes(task):
+        for node in itertools.chain(last, _nodes(task)):  # most losses have a parameter among their last operations
             # A reentrant checkpoint hides its parameters, but not its inputs.
-            if node.name() == "torch::autograd::AccumulateGrad" and isinstance(node.variable, nn.Parameter):
+            if type(node).__name__ == "AccumulateGrad" and isinstance(node.variable, nn.Parameter):
                 if id(node.variable) in self._own:
                     return False
                 others.add(id(node.variable))
@@ -94,13 +95,13 @@ class LoopChecks:
             self._own = frozenset(map(id, self._model.parameters()))
         return bool(others) and others.isdisjoint(self._own)
 
-    def contains_loss(self, task: Tensor) -> bool:
-        """Return whether a loss was computed from one that is marked; losses of micro-batches are not."""
+    def contains_loss(self, last: list[Any]) -> bool:
+        """Return whether one of the last operations is that of a marked loss; those of micro-batches are not."""
         # What a compiled function returns cannot be marked in it: its node is named as that of any such function.
         if not any(
             _notes(node).get("softprune") == id(self)
             or (self.loss_compiled and node.name() == "CompiledFunctionBackward")
-            for node in _nodes(task, _DEPTH)
+            for node in last
         ):
             return False
         self._warn_once(
@@ -122,6 +123,11 @@ class LoopChecks:
                 "an optimizer step ran %s, so nothing was added to the task loss: %s", *_WITHOUT_LOSS[training]
             )
         self.loss_called = self.loss_compiled = False
+
+
+def last_operations(loss: Tensor) -> list[Any]:
+    """Return the operations of a loss, as nodes of autograd, in which the checks look for calls and factors."""
+    return list(_nodes(loss, _DEPTH))
 
 
 def _nodes(loss: Tensor, depth: int = sys.maxsize) -> Iterator[Any]:

@@ -25,6 +25,7 @@ class MaskedModel:
         self.members = {name: bn for site in gates for name, bn in _members(site, self.norms[site.name])}
         for name, bn in self.norms.items():
             bn.coupled = tuple(self.norms[other] for other in coupled.get(name, ()))
+        self._paths = {name: name.split(".") if name else [] for name in self.members}
         self.hooks = hook_root_(model, clock, self.members.values())
         self._shapes = _shapes(model)
         self._detached = False
@@ -40,7 +41,10 @@ class MaskedModel:
         if self._detached:
             raise ModelError("a pruner cannot be used after detach(). Got a call after it; make a new pruner.")
         for name, bn in self.members.items():
-            here = self._lookup(name)
+            # Runs in every step for every site: get_submodule would take a millisecond for a hundred sites.
+            here: nn.Module | None = self.model
+            for part in self._paths[name]:
+                here = None if here is None else here._modules.get(part)
             if here is not bn or not isinstance(here, MaskedBatchNorm):
                 raise ModelError(
                     f"the sites of a pruner must stay in place. '{name}' is now "
@@ -48,13 +52,6 @@ class MaskedModel:
                     "masked; convert modules (convert_sync_batchnorm, fusing, wrapping) before making the pruner, "
                     "or detach() first."
                 )
-
-    def _lookup(self, name: str) -> nn.Module | None:
-        # Runs in every step for every site: get_submodule would take a millisecond for a hundred sites.
-        here: nn.Module | None = self.model
-        for part in name.split(".") if name else ():
-            here = None if here is None else here._modules.get(part)
-        return here
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the network inside DDP, EMA or compile wrappers, which must be a copy of this one."""
