@@ -5,6 +5,9 @@ import json
 import re
 from pathlib import Path
 
+from softprune.budget.measures import MEASURES
+from softprune.config.target import QUANTITIES
+
 ROOT = Path(__file__).parents[2]
 TABLE = re.compile(r"<!-- table: (\S+) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
 
@@ -43,3 +46,10 @@ def test_the_search_for_a_strength_brackets_and_narrows():
     assert following([(-7.0, 0.2)], 0.5, 1e-3) < 2.718**-7.1
     inside = following([(-7.0, 0.9), (-6.0, 0.2), (-9.0, 1.0)], 0.5, 1e-3)
     assert 2.718**-7.01 < inside < 2.718**-5.99
+
+
+def test_every_quantity_has_a_measure_and_a_row() -> None:
+    assert MEASURES.keys() == QUANTITIES.keys()
+    page = ROOT / "docs" / "budgets.md"
+    rows = page.read_text(encoding="utf-8").partition("## Targets")[2].partition("The amount")[0]
+    assert re.findall(r"^\| `(\w+)`", rows, re.MULTILINE) == [*MEASURES]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from softprune.config.target import QUANTITIES, Quantity
 from softprune.errors import ConfigError
 from softprune.report import load_run, paper_rows, render_comparison, render_run, table_cells
 
@@ -294,6 +295,23 @@ def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
         assert ">sparsity strength<" in page
         assert ">margin to the target, %<" in page
         assert "target removed" in page
+
+
+@pytest.mark.parametrize("key", [*QUANTITIES, "activations"])
+@pytest.mark.parametrize("amount", [0.5, 500.0])
+def test_a_target_of_any_quantity_has_a_page(
+    make_run: Make, monkeypatch: pytest.MonkeyPatch, key: str, amount: float
+) -> None:
+    monkeypatch.setitem(QUANTITIES, "activations", Quantity("values", 100))  # one that records do not count
+    folder, record = make_run()
+    record["config"]["method"]["target"] = {key: amount}
+    (folder / "result.json").write_text(json.dumps(record))
+    page = plain(render_run(folder).read_text())
+    counted = key not in ("latency", "activations")
+    unit = QUANTITIES[key].unit
+    assert (f" {unit}, 50.0 % of the dense network" in page) == (counted and amount == 0.5)
+    assert (f"At most 500 {unit}." in page) == (amount == 500)
+    assert ("target removed" in page) == counted
 
 
 def test_the_dense_baseline_the_loss_and_the_learning_rate_are_drawn(make_run: Make) -> None:

@@ -50,23 +50,23 @@ def warnings_of(run: Run) -> list[str]:
 
 
 def target_of(run: Run) -> tuple[Target, float] | None:
-    """The target of a run and its limit, or None. The limit of a latency as a share is unknown."""
+    """The target of a run and its limit, or None. A share of what records do not count, a latency say, is unknown."""
     if not run.config.method.target:
         return None
     target = read_target(run.config.method.target)
-    dense = None if target.key == "latency" else getattr(run.dense, target.key)
+    dense = getattr(run.dense, target.key, None)
     if dense is None:
         return None if target.is_share else (target, target.amount)
     return target, target.limit(dense)
 
 
 def target_line(run: Run) -> list[Series]:
-    """The target as a line of the panel of removed shares, where it is a count."""
+    """The target as a line of the panel of removed shares, where records count it."""
     found = target_of(run)
-    if found is None or found[0].key == "latency" or not run.epochs:
+    dense = None if found is None else getattr(run.dense, found[0].key, None)
+    if found is None or dense is None or not run.epochs:
         return []
-    target, limit = found
-    share = cut(getattr(run.dense, target.key), limit)
+    share = cut(dense, found[1])
     numbers = (run.epochs[0].number, run.epochs[-1].number)
     return [Series("target removed", "s-target", REMOVED, numbers, (share, share))]
 
@@ -81,7 +81,7 @@ def target_section(run: Run) -> dict[str, Any] | None:
     if target.is_share:
         lead += f", {percent(100 * target.amount)} of the dense network"
     lead += ". "
-    reached = None if target.key == "latency" else getattr(run.compact, target.key)
+    reached = getattr(run.compact, target.key, None)
     if reached is not None:
         verdict = "meets" if reached <= limit else "exceeds"
         what = "The network so far" if run.in_progress else "The compact network"

@@ -65,6 +65,11 @@ class Totals(Record):
     paper_flops: Count | None = None
 
     @property
+    def flops(self) -> int:
+        """Two per multiply-accumulate."""
+        return 2 * self.macs
+
+    @property
     def totals(self) -> "Totals":
         """The cost alone, of a record that has more than it."""
         return Totals(**{name: getattr(self, name) for name in Totals.model_fields})

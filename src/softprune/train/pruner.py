@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from softprune.budget.measures import MEASURES
 from softprune.config.method import MethodConfig
 from softprune.config.settings import RunConfig
 from softprune.errors import ConfigError, nearest
@@ -82,7 +83,7 @@ def make_pruner(
     """
     check_method(config)
     budget: dict[str, Any] = {"target": config.target, "total_steps": total_steps, "final_at": config.final_at}
-    if "latency" in config.target:
+    if any(MEASURES[key].is_timed for key in config.target):
         budget["latency_batch"] = config.latency_batch
     adjusts = config.target and "total_steps" in REGISTRY[config.name].keywords
     settings: dict[str, Any] = {
