@@ -228,9 +228,10 @@ def test_depends_on_seed_step_and_position_alone(data):
     assert len({tuple(image.flatten().tolist()) for image in batch(4)}) > 8
 
 
-def test_half_a_batch_is_treated_as_in_the_whole(data):
+@pytest.mark.parametrize("crop", [{"pad": 2}, {"resize": 7}], ids=["padded", "resized"])
+def test_half_a_batch_is_treated_as_in_the_whole(data, crop):
     indices, words = torch.arange(16), image_words(0, 16)
-    augmentation = Augmentation(pad=2, flip=True)
+    augmentation = Augmentation(**crop, flip=True)
     whole = augmented_batch(data, indices, augmentation, _clock(), words)[0]
     half = augmented_batch(data, indices[8:], augmentation, _clock(), words[:, 8:])[0]
     assert torch.equal(whole[8:], half)
@@ -257,7 +258,7 @@ def test_erasing_sets_one_rectangle_of_some_images_to_the_mean_colour(data):
     augmentation = Augmentation(pad=2, flip=True)
     whole = augmented_batch(data, indices, augmentation, _clock(), words)[0]
     erased = augmented_batch(data, indices, replace(augmentation, erasing=0.5), _clock(), words)[0]
-    pixels = erased_pixels(uniform_noise(_clock(), words)[3:], 0.5, 6, 9)
+    pixels = erased_pixels(uniform_noise(_clock(), words)[3:8], 0.5, 6, 9)
     assert torch.equal(erased, torch.where(pixels[:, None], 0.0, whole))
     for image in pixels:
         rows, columns = image.any(1), image.any(0)
@@ -266,8 +267,9 @@ def test_erasing_sets_one_rectangle_of_some_images_to_the_mean_colour(data):
     assert 150 <= pixels.flatten(1).any(1).sum() <= 250
 
 
-def test_compiled(data):
+@pytest.mark.parametrize("crop", [{"pad": 2}, {"resize": 7}], ids=["padded", "resized"])
+def test_compiled(data, crop):
     words = image_words(0, 8)
-    arguments = (data, torch.arange(8), Augmentation(pad=2, flip=True, erasing=0.5), _clock(3), words)
+    arguments = (data, torch.arange(8), Augmentation(**crop, flip=True, erasing=0.5), _clock(3), words)
     compiled = torch.compile(augmented_batch, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(*arguments)[0], augmented_batch(*arguments)[0])

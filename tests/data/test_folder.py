@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from softprune.data import BatchLoader, load_data, loader
-from softprune.data.images import BrokenImage, _crop, normalised
+from softprune.data.crops import random_box
+from softprune.data.images import BrokenImage, normalised
 from softprune.errors import DataError
 
 Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
@@ -64,7 +65,7 @@ def test_crops_are_those_of_torchvision(root, shape):
     centre = transforms.center_crop(transforms.resize(image, [18]), [16])
     assert torch.equal(_load(root, augment=False).train[0, 0][0], transforms.pil_to_tensor(centre))
     chance = random.Random(5)
-    box = _crop(shape[1], shape[0], chance)
+    box = random_box(shape[1], shape[0], chance)
     crop = transforms.resized_crop(image, *box, [16, 16])
     if chance.random() < 0.5:
         crop = transforms.horizontal_flip(crop)
@@ -119,7 +120,7 @@ def test_an_image_that_cannot_be_resized_is_named(root, monkeypatch):
         raise ValueError("height and width must be > 0")
 
     train = _load(root).train
-    monkeypatch.setattr("softprune.data.images._crop", odd)
+    monkeypatch.setattr("softprune.data.images.random_box", odd)
     assert train[10, 0] == BrokenImage(str(root / "train" / "cat" / "2.png"), "height and width must be > 0")
 
 

@@ -192,6 +192,13 @@ def test_a_method_ends_an_epoch_once(
     assert ended == [0, 1, 2, 3]
 
 
+def test_images_in_memory_are_read_only_at_the_start(config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    settings = config("data.in_memory=true", "train.epochs=2")
+    start(settings, tmp_path / "whole")
+    start(settings, tmp_path / "run", listener=Break(tmp_path / "images", "train", step=3))
+    assert_same(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
+
+
 def test_the_baseline_of_a_run_goes_on_with_the_run(config: Callable[..., RunConfig], tmp_path: Path) -> None:
     settings = config("train.dense_baseline=true", "train.epochs=2")
     start(settings, tmp_path / "whole")

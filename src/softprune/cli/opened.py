@@ -155,6 +155,7 @@ def open_images(
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Read image files as a batch for a run's network, and return it with the class names of the run's data set."""
     require_decoder()
+    config = config.replace(data=config.data.replace(in_memory=False))  # only its classes and constants are needed
     data = open_data(config, torch.device("cpu"), data_dir, download=False)
     channels, height, width = data.input_shape
     pixels = []

@@ -104,8 +104,11 @@ class DataConfig(Section, section="data"):
     `augment`."""
     image_size: Annotated[int, Ge(8), Le(4096)] = 224
     """Side of the square that images in files are cropped to."""
+    in_memory: bool = False
+    """Decode images in files once, and keep them on the device that trains, which then crops them itself. All images
+    must have one size. No loader process is needed during training."""
     workers: Annotated[int, Ge(0), Le(256)] = 8
-    """Loader processes for images in files; data sets that fit in memory need none."""
+    """Loader processes for images in files; data sets in memory need none."""
 
 
 class TrainConfig(Section, section="train"):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from softprune.data import crops, mixing
 from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
 from softprune.data.images import normalised
 from softprune.data.loader import BatchLoader
-from softprune.data.mixing import DRAWS, erased_pixels
 from softprune.errors import ConfigError
 from softprune.rng import Clock, channel_words, hashed_permutation, hashed_uniform, uniform_noise
 
@@ -18,8 +18,8 @@ _IMAGES = 0x696D6167
 
 
 def image_words(seed: int, batch_size: int, device: torch.device | str | None = None) -> Tensor:
-    """Return the constant part of the hash: a row each for rows, columns and flips, the others for erasing."""
-    draws = 3 + DRAWS
+    """Return the constant part of the hash, a row for each draw: rows, columns, flips, erasing, resized crops."""
+    draws = 3 + mixing.DRAWS + 2 * crops.TRIES
     return channel_words(seed, _IMAGES, draws * batch_size, device).view(draws, batch_size)
 
 
@@ -32,27 +32,42 @@ def augmented_batch(
     is therefore the same after a resume, on any number of processes, eager, compiled and inside a CUDA graph. `words`
     are the columns of :func:`image_words` that belong to these positions of the batch.
     """
-    pad, flip = augmentation.pad, augmentation.flip
     if augmentation == Augmentation():
         return data.batch(indices)
-    height, width = data.images.shape[-2:]
-    u = uniform_noise(clock, words if augmentation.erasing else words[:3])
-    shift = (u[:2] * (2 * pad + 1)).to(torch.int64) - pad
-    row = torch.arange(height, device=indices.device) + shift[0, :, None]
-    column = torch.arange(width, device=indices.device).expand(len(indices), width)
-    if flip:
-        column = torch.where(u[2, :, None] < 0.5, column, width - 1 - column)
+    place, erasing, shape = words.split([3, mixing.DRAWS, 2 * crops.TRIES])
+    u = uniform_noise(clock, place)
+    flipped = u[2] >= 0.5 if augmentation.flip else None
+    pixels = data.images.index_select(0, indices)
+    inside: Tensor | None = None
+    if augmentation.resize:
+        height, width = pixels.shape[-2:]
+        boxes = crops.random_boxes(height, width, u[:2], uniform_noise(clock, shape))
+        pixels = crops.resized_crops(pixels, boxes, augmentation.resize, flipped)
+    else:
+        pixels, inside = _shifted(pixels, u[:2], augmentation.pad, flipped)
+    images = data.normalise(pixels)
+    if augmentation.erasing:
+        kept = ~mixing.erased_pixels(uniform_noise(clock, erasing), augmentation.erasing, *pixels.shape[-2:])
+        inside = kept if inside is None else inside & kept
+    images = images if inside is None else torch.where(inside[:, None], images, 0.0)
+    return images, data.labels.index_select(0, indices)
+
+
+def _shifted(pixels: Tensor, u: Tensor, pad: int, flipped: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return crops of the padded images, and which of their pixels (B, H, W) are not padding."""
+    height, width = pixels.shape[-2:]
+    shift = (u * (2 * pad + 1)).to(torch.int64) - pad
+    row = torch.arange(height, device=pixels.device) + shift[0, :, None]
+    column = torch.arange(width, device=pixels.device).expand(len(pixels), width)
+    if flipped is not None:
+        column = torch.where(flipped[:, None], width - 1 - column, column)
     column = column + shift[1, :, None]
     # One gather by position in the plane: the fastest variant tried on a CPU, and a single kernel together with the
     # normalisation when compiled.
     inside = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None, :]
     place = row.clamp(0, height - 1)[:, :, None] * width + column.clamp(0, width - 1)[:, None, :]
-    pixels = data.images.index_select(0, indices).flatten(2)
-    pixels = pixels.gather(2, place.flatten(1)[:, None, :].expand_as(pixels)).unflatten(2, (height, width))
-    if augmentation.erasing:
-        inside = inside & ~erased_pixels(u[3:], augmentation.erasing, height, width)
-    images = torch.where(inside[:, None], data.normalise(pixels), 0.0)
-    return images, data.labels.index_select(0, indices)
+    flat = pixels.flatten(2)
+    return flat.gather(2, place.flatten(1)[:, None, :].expand_as(flat)).unflatten(2, (height, width)), inside
 
 
 # Takes the place of a site's number; far above any of them, so that masks and order never share their noise.
@@ -216,7 +231,9 @@ class ArrayBatches(BatchSource):
         self, data: ArrayDataset, sampler: EpochSampler, augmentation: Augmentation, *, accumulate: int = 1
     ) -> None:
         self.data, self.sampler, self.augmentation = data, sampler, augmentation
-        self.device, self.image_shape = data.device, tuple(data.images.shape[1:])
+        channels, height, width = data.images.shape[1:]
+        side = augmentation.resize
+        self.device, self.image_shape = data.device, (channels, side or height, side or width)
         self._accumulate = accumulate
         self._order = torch.zeros(sampler.steps, sampler.local_batch, dtype=torch.int64, device=self.device)
         words = image_words(sampler.seed, sampler.batch_size, self.device)[:, sampler.local_slice]

@@ -21,18 +21,27 @@ _HOLDOUT = 0x686F6C64
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Random augmentation of training images: a crop of the zero-padded image, a flip, an erased rectangle."""
+    """Random augmentation of training images: a crop, a flip, an erased rectangle."""
 
     pad: int = 0
     """Zeros added on each side after normalisation (they are the mean colour), before a crop of the old size."""
+    resize: int = 0
+    """Side of the square that a crop of random area and ratio is resized to, as usual for ImageNet; 0 for none."""
     flip: bool = False
     """Flip images horizontally at random."""
     erasing: float = 0.0
     """Probability that a random rectangle of the image is set to the mean colour."""
 
     def __post_init__(self) -> None:
-        if self.pad < 0:
-            raise DataError(f"Augmentation.pad must be a number of pixels, 0 or more. Got {self.pad}.")
+        for name in ("pad", "resize"):
+            if getattr(self, name) < 0:
+                raise DataError(
+                    f"Augmentation.{name} must be a number of pixels, 0 or more. Got {getattr(self, name)}."
+                )
+        if self.pad and self.resize:
+            raise DataError(
+                f"Crops are either padded or resized. Got pad = {self.pad} and resize = {self.resize}; set one to 0."
+            )
         if not 0 <= self.erasing <= 1:
             raise DataError(f"Augmentation.erasing must be a probability from 0 to 1. Got {self.erasing}.")
 

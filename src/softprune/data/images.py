@@ -6,7 +6,6 @@ small images, and torchvision is not imported in every worker.
 
 from __future__ import annotations
 
-import math
 import os
 import random
 from abc import abstractmethod
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from softprune.data.crops import random_box
 from softprune.data.mixing import DRAWS, erased_pixels
 from softprune.errors import DataError
 
@@ -44,11 +44,6 @@ _MOST_PIXELS = 2**26
 """Pixels of an image, as stored and as resized: a small file can hold any number."""
 MOST_BYTES = 2**28
 """Bytes of an encoded image."""
-# The usual ranges of a random crop: its share of the image's area, and the ratio of its sides.
-_CROP_AREA = (0.08, 1.0)
-_CROP_RATIO = (3 / 4, 4 / 3)
-_LOG_RATIO = (math.log(3 / 4), math.log(4 / 3))
-_CROP_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -57,6 +52,8 @@ class BrokenImage:
 
     path: str
     reason: str
+    rule: str = "be readable, with its label"
+    remedy: str = "Replace it and resume; without it the data set is another one and needs a new run."
 
 
 class LoadedDataset(torch.utils.data.Dataset[Any]):
@@ -164,7 +161,7 @@ class EncodedDataset(LoadedDataset):
         from PIL.Image import Resampling, Transpose
 
         size, magnitude = self.crops.size, self.crops.randaugment
-        top, left, height, width = _crop(image.height, image.width, chance)
+        top, left, height, width = random_box(image.height, image.width, chance)
         image = image.crop((left, top, left + width, top + height)).resize((size, size), Resampling.BILINEAR)
         if chance.random() < 0.5:
             image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
@@ -278,16 +275,3 @@ def decode_image(content: bytes, mode: str = "RGB") -> Image:
         raise DataError(f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}")
     image.load()
     return image if image.mode == mode else image.convert(mode)  # which copies also if there is nothing to do
-
-
-def _crop(height: int, width: int, chance: random.Random) -> tuple[int, int, int, int]:
-    """Return top, left, height and width of a random crop, with ImageNet's usual area and ratio, or of the centre."""
-    for _ in range(_CROP_TRIES):
-        area = height * width * chance.uniform(*_CROP_AREA)
-        ratio = math.exp(chance.uniform(*_LOG_RATIO))
-        w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
-        if 0 < w <= width and 0 < h <= height:
-            return chance.randint(0, height - h), chance.randint(0, width - w), h, w
-    w = min(width, round(height * _CROP_RATIO[1]))
-    h = min(height, round(width / _CROP_RATIO[0]))
-    return (height - h) // 2, (width - w) // 2, h, w

@@ -92,9 +92,8 @@ class BatchLoader:
         for host in self._loaded():
             if isinstance(host, BrokenImage):
                 raise DataError(
-                    f"Every image must be readable, with its label. Got {host.path}, which is not: "
-                    f"{host.reason.removesuffix('.')}. "
-                    "Replace it and resume; without it the data set is another one and needs a new run."
+                    f"Every image must {host.rule}. Got {host.path}, which is not: {host.reason.removesuffix('.')}. "
+                    f"{host.remedy}"
                 )
             coming = self._send(*host)
             if waiting is not None:

@@ -12,6 +12,7 @@ from softprune.data.datasets import Augmentation, DataBundle, load_digits
 from softprune.data.folder import load_folder, require_decoder
 from softprune.data.huggingface import load_huggingface
 from softprune.data.images import Crops
+from softprune.data.memory import keep_in_memory
 from softprune.data.own import load_own
 from softprune.data.shards import load_shards
 from softprune.errors import DataError, check_types
@@ -90,6 +91,8 @@ def load_data(
     train_shards: str = "train-*.tar",
     val_shards: str = "val-*.tar",
     repo: str = "",
+    in_memory: bool = False,
+    workers: int = 0,
 ) -> DataBundle:
     """Return the data set `name`: a key of DATASETS, or `module:factory` of your own (docs/data.md).
 
@@ -107,6 +110,8 @@ def load_data(
         train_shards: Pattern or URL pattern of the training shards of a WebDataset.
         val_shards: Pattern or URL pattern of its test shards.
         repo: The set on the Hugging Face Hub, or a folder that its package `datasets` saved.
+        in_memory: Decode images in files once and keep them on `device`; they must have one size.
+        workers: Processes that decode them.
     """
     check_name("data.name", name, DATASETS, DataError)
     if randaugment and name not in _IN_FILES:
@@ -116,6 +121,11 @@ def load_data(
         )
     folder = None if root is None else Path(root).expanduser()
     if name not in DATASETS:
+        if in_memory:
+            raise DataError(
+                f"data.in_memory needs images in files (data.name = {', '.join(_IN_FILES)}). Got data.name = {name!r}; "
+                "leave it out, or return two softprune.data.ArrayDataset from the factory."
+            )
         if erasing:
             raise DataError(
                 f"data.erasing needs one of softprune's data sets ({', '.join(DATASETS)}). Got data.name = {name!r}; "
@@ -142,4 +152,6 @@ def load_data(
         bundle = replace(bundle, augmentation=replace(bundle.augmentation, erasing=erasing))
     if holdout:
         bundle = bundle.with_holdout(holdout, seed)
+    if in_memory and name in _IN_FILES:
+        bundle = keep_in_memory(bundle, torch.device(device), workers)
     return bundle if augment else replace(bundle, augmentation=Augmentation())

@@ -298,6 +298,8 @@ def open_data(
         train_shards=config.data.train_shards,
         val_shards=config.data.val_shards,
         repo=config.data.repo,
+        in_memory=config.data.in_memory,
+        workers=config.data.workers,
     )
 
 
