@@ -12,7 +12,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ParamSpec, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -69,45 +69,67 @@ class NonFiniteLoss(SoftpruneError):
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_PLAIN: dict[Any, tuple[type, str]] = {
-    bool: (bool, "True or False"),
-    int: (numbers.Integral, "an integer"),
-    float: (numbers.Real, "a number"),
-    str: (str, "a string"),
-    os.PathLike: (os.PathLike, "a path"),
-    Iterable: (Iterable, "a list"),
-    types.NoneType: (types.NoneType, "None"),
+
+
+def is_bool(value: object) -> TypeGuard[bool]:
+    """Whether it is a boolean of Python or NumPy."""
+    return isinstance(value, bool) or (_is_scalar(value) and value.dtype == bool)
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether it is an integer of Python or NumPy; a boolean is none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a real number of Python or NumPy; a boolean is none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_scalar(value: Any) -> TypeGuard[Any]:
+    return hasattr(value, "dtype") and value.shape == ()
+
+
+_PLAIN: dict[Any, tuple[Callable[[object], bool], str]] = {
+    bool: (is_bool, "True or False"),
+    int: (is_integer, "an integer"),
+    float: (is_number, "a number"),
+    str: (lambda value: isinstance(value, str), "a string"),
+    os.PathLike: (lambda value: isinstance(value, os.PathLike), "a path"),
+    Iterable: (lambda value: isinstance(value, Iterable), "a list"),
+    types.NoneType: (lambda value: value is None, "None"),
 }
-"""By annotation: what is accepted, and its name in messages."""
+"""By annotation: whether a value is accepted, and the name of such values in messages."""
 
 
 def check_types(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function raise a ConfigError for arguments that are not of the plain type in their annotation."""
+    """Make a function raise a ConfigError for arguments that are not of the plain type in their annotation.
+
+    NumPy's numbers and booleans arrive as Python's.
+    """
     # pydantic's validate_call converts values and, made strict, refuses the numbers of numpy; its import takes long.
     signature, hints = inspect.signature(function), functools.cache(lambda: get_type_hints(function))
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            given = signature.bind(*args, **kwargs)
         except TypeError:
             return function(*args, **kwargs)  # its own error names the function
-        for name, value in given.items():
+        for name, value in given.arguments.items():
             hint = hints()[name]
             union = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
             plain = [_PLAIN.get(get_origin(kind) or kind) for kind in union]
             kinds = [kind for kind in plain if kind is not None]
-            if kinds == plain and not any(_is_a(value, kind) for kind, _ in kinds):
+            if kinds == plain and not any(accepts(value) for accepts, _ in kinds):
                 words = " or ".join(word for _, word in kinds)
                 got = repr(value) if isinstance(value, str | numbers.Number | None) else f"a {type(value).__name__}"
                 raise ConfigError(f"`{name}` must be {words}. Got {got}.")
-        return function(*args, **kwargs)
+            if kinds == plain and _is_scalar(value):
+                given.arguments[name] = value.item()
+        return function(*given.args, **given.kwargs)
 
     return checked
-
-
-def _is_a(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def printable(text: str, keep: str = "") -> str:

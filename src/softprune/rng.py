@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from softprune.errors import CheckpointError, ConfigError
+from softprune.errors import CheckpointError, ConfigError, is_integer
 
 Word = TypeVar("Word", int, Tensor)
 
@@ -50,9 +50,9 @@ class Clock:
     ``forward`` itself: a tensor that stays, because a CUDA graph of a step goes on reading where it has read first."""
 
     def __init__(self, seed: int = 0, device: torch.device | str | None = None) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int):
+        if not is_integer(seed):
             raise ConfigError(f"The seed of the masks must be an integer. Got {seed!r}.")
-        self.seed = seed
+        self.seed = int(seed)
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.forward = torch.zeros((), dtype=torch.int64, device=device)
         self.reading = self.forward

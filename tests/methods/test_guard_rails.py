@@ -2,8 +2,10 @@
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from method_networks import Chain, batch, sgd, train
@@ -11,7 +13,7 @@ from torch import nn
 
 from softprune import models
 from softprune.errors import ModelError, SoftpruneError
-from softprune.masks import is_masked
+from softprune.masks import MaskConfig, is_masked
 from softprune.methods import REGISTRY, SoftPruner
 
 
@@ -47,6 +49,29 @@ def test_an_option_of_the_wrong_kind(method: str, options: dict[str, Any], said:
     with pytest.raises(SoftpruneError, match=re.escape(said)):
         REGISTRY[method].build(model, batch()[0], **options)
     assert not any(is_masked(module) for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (
+            "scp",
+            {"strength": np.float32(1e-4), "round_to": np.int64(2), "min_channels": np.int32(2), "seed": np.int64(3)},
+        ),
+        ("scp", {"target": {"macs": np.float32(0.5)}, "total_steps": np.int64(8), "final_at": np.float32(0.5)}),
+        ("scp", {"target": {"macs": 0.5}, "total_steps": 8, "cost_weighting": np.float32(0.5)}),
+        ("scp", {"masks": MaskConfig(delta=np.float32(0.125))}),
+        ("slimming", {"ratio": np.float32(0.5), "initial_scale": np.float32(0.5)}),
+        ("fpgm", {"ratio_dist": {"*": np.float32(0.25)}, "mask_gradients": np.True_}),
+    ],
+)
+def test_a_pruner_takes_numbers_of_numpy_and_keeps_none(method: str, options: dict[str, Any], tmp_path: Path) -> None:
+    pruner = REGISTRY[method].build(Chain(), batch()[0], **options)
+    torch.save(pruner.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["method"] == method
+    if pruner.target is None:
+        pruner.strength = np.float32(1e-3)
+        assert pruner.plan(round_to=np.int64(2), gathers=np.True_).to_json()
 
 
 def test_training_that_diverges_under_a_target_is_told_so() -> None:

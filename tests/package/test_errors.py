@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,22 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert isinstance(sp.models.build("digits_net", np.int64(3)), nn.Module)
     logits, share, two = torch.zeros(2, 3), np.float32(0.5), np.float32(2)
     assert sp.distillation_loss(logits, logits, torch.tensor([0, 1]), weight=share, temperature=two).isfinite()
+
+
+def test_numbers_of_numpy_arrive_as_those_of_python() -> None:
+    @errors.check_types
+    def given(yes: bool, count: int, share: float | None, names: Iterable[str]) -> tuple[object, ...]:
+        return yes, count, share, names
+
+    names = np.array(["a", "b"])
+    values = given(np.True_, np.int32(3), share=np.float32(0.5), names=names)
+    assert values[:3] == (True, 3, 0.5)
+    assert [type(value) for value in values[:3]] == [bool, int, float]
+    assert values[3] is names
+    with pytest.raises(errors.ConfigError, match=r"^`count` must be an integer\. Got a bool"):
+        given(True, np.True_, 0.5, [])
+    with pytest.raises(errors.ConfigError, match=r"^`yes` must be True or False\. Got np.int64\(1\)"):
+        given(np.int64(1), 1, 0.5, [])
 
 
 def test_the_error_for_other_arguments_names_the_function() -> None:

@@ -18,7 +18,7 @@ from softprune.budget.search import CLOSE, Cut, CutSearch
 from softprune.budget.weighting import CostWeights
 from softprune.config.target import FINAL_AT, TargetLike
 from softprune.distributed import broadcast_from_rank0_
-from softprune.errors import CheckpointError, ConfigError
+from softprune.errors import CheckpointError, ConfigError, is_integer, is_number
 from softprune.masks import SoftGate
 
 logger = logging.getLogger(__name__)
@@ -64,17 +64,18 @@ class Budget(Limit):
         batch: int | None = None,
         cost_weighting: float = 0.0,
     ) -> None:
-        if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
+        if not is_integer(total_steps) or total_steps < 1:
             raise ConfigError(
                 "`target` needs `total_steps`, the number of optimizer steps of the whole training. "
                 f"Got total_steps = {total_steps!r}; pass epochs * len(loader), divided by the micro-batches of a step."
             )
-        if not isinstance(final_at, int | float) or not 0 < final_at < 1:
+        if not is_number(final_at) or not 0 < final_at < 1:
             raise ConfigError(
                 "`final_at`, the share of the training after which the cut is final, must be more than 0 and less than "
                 f"1. Got {final_at!r}; the default is {FINAL_AT:g}."
             )
         super().__init__(target, prunable, batch=batch)
+        total_steps, final_at = int(total_steps), float(final_at)
         self.total_steps, self.final_at = total_steps, final_at
         # The cut is pursued as in a training of this length with the default `FINAL_AT`.
         pursuit = max(1, round(total_steps * final_at / FINAL_AT))

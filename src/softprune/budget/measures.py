@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune.budget.latency import LatencyTable, measure_latency
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, is_integer
 from softprune.graph import ChannelGraph
 from softprune.graph.example import Example
 from softprune.plan import PrunePlan, make_plan
@@ -150,5 +150,5 @@ def check_batch(key: str, batch: int | None) -> None:
             f"`latency_batch` needs a target of {' or '.join(timed)}. Got {batch!r} and a target of {key}; leave "
             f"it out, or pass target={{{timed[0]!r}: ...}}."
         )
-    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+    if batch is not None and (not is_integer(batch) or batch < 1):
         raise ConfigError(f"`latency_batch` must be an integer of at least 1. Got {batch!r}.")

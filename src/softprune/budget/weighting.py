@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune.budget.measures import Measure
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, is_number
 
 _CAP = 4.0
 """The largest factor: a few costly layers would lose nearly all of their channels otherwise."""
@@ -19,7 +19,7 @@ class CostWeights:
     """One factor per site: (what removing one of its channels frees) ** exponent, with mean 1 over the channels."""
 
     def __init__(self, exponent: float, measure: Measure, widths: Mapping[str, int]) -> None:
-        if isinstance(exponent, bool) or not isinstance(exponent, int | float) or not 0 <= exponent <= 1:
+        if not is_number(exponent) or not 0 <= exponent <= 1:
             raise ConfigError(
                 "`cost_weighting` must be from 0 (every channel alike) to 1 (proportional to the cost). "
                 f"Got {exponent!r}; try 0.5."

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 
-from softprune.errors import ConfigError, nearest
+from softprune.errors import ConfigError, is_number, nearest
 
 Amount = float | str
 """A share to keep (0.5 or "50%"), or the figure itself (any number above 1, or with its unit: "0.8 ms")."""
@@ -89,7 +88,7 @@ def _amount(key: str, amount: Amount) -> tuple[float, bool]:
             value = float(text.removesuffix(unit).replace("_", "").replace(",", ""))
         except ValueError:
             raise wrong from None
-    elif isinstance(amount, bool) or not isinstance(amount, Real):
+    elif not is_number(amount):
         raise wrong
     else:
         value = float(amount)

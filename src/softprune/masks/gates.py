@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.config.method import GateStatistics, MaskConfig
-from softprune.errors import ConfigError, ModelError
+from softprune.errors import ConfigError, ModelError, is_integer
 from softprune.masks.activations import dead_edges
 from softprune.masks.functional import alive_probability, dead_probability, hard_mask, relaxed_sample
 from softprune.masks.sites import alive_at_any_point, dead_at_every_point, site_affine
@@ -225,9 +225,9 @@ class AffineGate(FixedGate):
 
 def check_rounding(round_to: int, min_channels: int) -> None:
     """Raise unless both are numbers of channels."""
-    if isinstance(round_to, bool) or not isinstance(round_to, int) or round_to < 1:
+    if not is_integer(round_to) or round_to < 1:
         raise ConfigError(f"round_to must be an integer of at least 1. Got {round_to!r}.")
-    if isinstance(min_channels, bool) or not isinstance(min_channels, int) or min_channels < 0:
+    if not is_integer(min_channels) or min_channels < 0:
         raise ConfigError(f"min_channels must be an integer of at least 0. Got {min_channels!r}.")
 
 

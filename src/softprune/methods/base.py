@@ -88,8 +88,7 @@ class Pruner(CuttableModel):
         if round_to == "auto":
             widths = [site.width for site in self.graph.sites]
             round_to = fitting_multiple(fastest_multiple(device), widths, len(self.required))
-        self.round_to = round_to
-        self.min_channels = min_channels
+        self.round_to, self.min_channels = int(round_to), int(min_channels)
         self.certificate = None
         self.clock = Clock(options.get("seed", 0), device)
         self._given_strength = float(strength)

@@ -149,7 +149,7 @@ class CuttableModel:
         return self._fold_gates(network), self.masks(model)
 
     def _plan_of(self, network: nn.Module, masks: dict[str, Tensor], round_to: int | None, gathers: bool) -> PrunePlan:
-        multiple = self.round_to if round_to is None else round_to
+        multiple = self.round_to if round_to is None else int(round_to)
         return make_plan(self.graph, network, masks, round_to=multiple, gathers=gathers)
 
     def summary(self) -> Summary:

@@ -5,7 +5,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, is_bool
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.methods.options import RankingOptions
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_or_target, ratio_per_site
@@ -57,9 +57,9 @@ class FpgmPruner(ZeroingPruner):
     ) -> None:
         self._ratio_norm = ratio_or_target("ratio_norm", ratio_norm, 0.0, options)
         self._ratio_dist = ratio_or_target("ratio_dist", ratio_dist, 0.4, options)
-        if not isinstance(mask_gradients, bool):
+        if not is_bool(mask_gradients):
             raise ConfigError(f"`mask_gradients` must be True or False. Got {mask_gradients!r}.")
-        self.mask_gradients = mask_gradients
+        self.mask_gradients = bool(mask_gradients)
         super().__init__(model, example, evaluation=evaluation, **options)
 
     def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:

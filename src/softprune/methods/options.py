@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, get_args, get_type_hints
 from torch import Tensor, nn
 
 from softprune.config.target import TargetLike
-from softprune.errors import CheckpointError, ConfigError, ModelError
+from softprune.errors import CheckpointError, ConfigError, ModelError, is_bool, is_number
 from softprune.graph import ChannelGraph, check_is_module
 from softprune.masks.gates import check_rounding
 from softprune.module_state import first_uninitialised, non_finite
@@ -65,7 +65,7 @@ def check_strength(strength: float | Tensor) -> None:
         if strength.device.type != "cpu":
             return  # reading it would wait for the device
         strength = strength.item()
-    if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 <= strength < math.inf:
+    if not is_number(strength) or not 0 <= strength < math.inf:
         raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
 
 
@@ -78,7 +78,7 @@ def check_has_target(target: TargetLike | None, **options: int | None) -> None:
 
 def is_positive(value: object) -> bool:
     """Whether it is a finite number above 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return is_number(value) and 0 < value < math.inf
 
 
 def check_loss(task: object) -> None:
@@ -124,7 +124,7 @@ def check_cut(round_to: int | None, gathers: bool) -> None:
     """Raise unless a network can be cut with these."""
     if round_to is not None:
         check_rounding(round_to, 0)
-    if not isinstance(gathers, bool):
+    if not is_bool(gathers):
         raise ConfigError(f"`gathers` must be True or False. Got {gathers!r}.")
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from softprune.budget import BudgetStatus, Limit
 from softprune.config.target import TargetLike
-from softprune.errors import ConfigError, few_of
+from softprune.errors import ConfigError, few_of, is_number
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate, fill_to_multiple
 from softprune.masks.gates import keep_common
@@ -43,7 +43,7 @@ def fill_up(keep: Tensor, scores: Tensor, round_to: int, floor: int) -> Tensor:
 
 def check_ratio(value: object, name: str = "ratio") -> float:
     """Return `value` as a share of channels, or raise a ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
         raise ConfigError(f"`{name}` is the share of channels to remove, from 0 to below 1. Got {value!r}.")
     return float(value)
 
