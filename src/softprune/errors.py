@@ -117,7 +117,7 @@ def check_types(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError:
             return function(*args, **kwargs)  # its own error names the function
         for name, value in given.arguments.items():
-            hint = hints()[name]
+            hint = hints().get(name)  # `self` has none
             union = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
             plain = [_PLAIN.get(get_origin(kind) or kind) for kind in union]
             kinds = [kind for kind in plain if kind is not None]

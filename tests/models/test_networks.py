@@ -1,5 +1,6 @@
 """The networks compute what their papers describe, and their modules have the promised names."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,9 +29,20 @@ def test_build_names_the_nearest_model() -> None:
         models.build("resnet_56", 10)
 
 
-def test_build_refuses_no_classes() -> None:
-    with pytest.raises(ConfigError, match="num_classes must be at least 1"):
-        models.build("vgg16", 0)
+@pytest.mark.parametrize("name", models.REGISTRY)
+def test_a_network_refuses_what_is_no_number_of_classes(name: str) -> None:
+    with torch.device("meta"):
+        for wrong, rule in (("3", "an integer"), (True, "an integer"), (0, "at least 1")):
+            with pytest.raises(ConfigError, match=rf"^`num_classes` must be {rule}\. Got {wrong!r}"):
+                getattr(models, name)(num_classes=wrong)
+
+
+def test_arguments_of_networks() -> None:
+    assert type(models.digits_net(np.int64(3)).classifier.out_features) is int
+    with pytest.raises(ConfigError, match="`num_classes` must be at least 1"):
+        models.build("digits_net", 0)
+    with pytest.raises(ConfigError, match=r"^`stem_channels` must be an integer\. Got '24'"):
+        models.densenet40(stem_channels="24")  # type: ignore[arg-type]
 
 
 def _randomise_norms_(model: nn.Module) -> nn.Module:

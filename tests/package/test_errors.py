@@ -57,6 +57,10 @@ NET, ROW = nn.Linear(2, 2), torch.zeros(1, 2)
         (lambda: sp.inspect(NET, ROW, site_kinds=None), "`site_kinds` must be a list. Got None."),
         (lambda: sp.verify(NET, NET, ROW, tolerance="1"), "`tolerance` must be a number. Got '1'."),
         (lambda: sp.verify(NET, NET, ROW, seed=1.5), "`seed` must be an integer. Got 1.5."),
+        (
+            lambda: sp.save(NET, "x", origin="x"),
+            "`origin` must be a softprune.surgery.Origin or None. Got 'x'; leave it",
+        ),
         (lambda: sp.export.to_onnx(NET, ROW, None), "`path` must be a string or a path. Got None."),
         (lambda: sp.export.to_onnx(NET, ROW, "x", fold_bn="no"), "`fold_bn` must be True or False. Got 'no'."),
         (

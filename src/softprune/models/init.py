@@ -1,11 +1,20 @@
-"""Initialisation: as the SCP authors do, and as is usual for post-activation ResNets."""
+"""The last layer; initialisation as the SCP authors do, and as is usual for post-activation ResNets."""
 
 import math
 
 from torch import Tensor, nn
 
+from softprune.errors import ConfigError
+
 # Standard deviation of a unit normal truncated at two of its own standard deviations.
 _TRUNCATED_STD = 0.87962566103423978
+
+
+def classifier(width: int, num_classes: int) -> nn.Linear:
+    """Return the last layer of a network; raise a ConfigError for a number of classes below one."""
+    if num_classes < 1:
+        raise ConfigError(f"`num_classes` must be at least 1. Got {num_classes}; pass the number of your classes.")
+    return nn.Linear(width, num_classes)
 
 
 def truncated_normal_(weight: Tensor, std: float) -> None:

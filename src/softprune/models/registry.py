@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from softprune.errors import ConfigError, check_choice, check_types
+from softprune.errors import check_choice, check_types
 from softprune.models.densenet import densenet40
 from softprune.models.resnet_cifar import resnet20, resnet56, resnet56_a, resnet110, resnet110_a, resnet164
 from softprune.models.resnet_imagenet import resnet18, resnet50, resnet50_64
@@ -55,6 +55,4 @@ def build(name: str, num_classes: int) -> nn.Module:
     Raises `ConfigError` for an unknown name or a number of classes below one.
     """
     check_choice("A model", name, REGISTRY)
-    if num_classes < 1:
-        raise ConfigError(f"num_classes must be at least 1. Got {num_classes}.")
     return REGISTRY[name].build(num_classes=num_classes)

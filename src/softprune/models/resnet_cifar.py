@@ -6,7 +6,8 @@ All have three stages of 16, 32 and 64 channels (planes), a 3x3 stem, average po
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune.models.init import init_post_activation_, init_scp_
+from softprune.errors import check_types
+from softprune.models.init import classifier, init_post_activation_, init_scp_
 
 EXPANSION = 4
 """Output channels of a bottleneck block over its inner channels."""
@@ -45,6 +46,7 @@ class PreActResNet(nn.Module):
     expansion = 1
     """Output channels of a block over its planes."""
 
+    @check_types
     def __init__(self, blocks_per_stage: int, num_classes: int = 10) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
@@ -57,7 +59,7 @@ class PreActResNet(nn.Module):
                 width = planes * self.expansion
             self.stages.append(nn.Sequential(*blocks))
         self.bn = nn.BatchNorm2d(width)
-        self.classifier = nn.Linear(width, num_classes)
+        self.classifier = classifier(width, num_classes)
         init_scp_(self)
 
     def _block(self, in_channels: int, planes: int, *, first: bool) -> nn.Module:
@@ -153,6 +155,7 @@ class OptionABlock(nn.Module):
 class OptionAResNet(nn.Module):
     """3x3 stem with BatchNorm-ReLU, three stages of `OptionABlock` (16, 32, 64), average pool, linear."""
 
+    @check_types
     def __init__(self, blocks_per_stage: int, num_classes: int = 10) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
@@ -165,7 +168,7 @@ class OptionAResNet(nn.Module):
                 blocks.append(OptionABlock(width, out_channels))
                 width = out_channels
             self.stages.append(nn.Sequential(*blocks))
-        self.classifier = nn.Linear(width, num_classes)
+        self.classifier = classifier(width, num_classes)
         init_post_activation_(self)
 
     def forward(self, x: Tensor) -> Tensor:

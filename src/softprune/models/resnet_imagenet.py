@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune.models.init import init_post_activation_
+from softprune.errors import check_types
+from softprune.models.init import classifier, init_post_activation_
 
 
 def _projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
@@ -78,6 +79,7 @@ class ResNet(nn.Module):
     `small_images` takes a 3x3 stem of stride 1 instead, which suits images of 64 x 64.
     """
 
+    @check_types
     def __init__(
         self, block: BlockType, depths: Sequence[int], num_classes: int = 1000, *, small_images: bool = False
     ) -> None:
@@ -89,7 +91,7 @@ class ResNet(nn.Module):
         self.layer2 = _stage(block, 64 * block.expansion, 128, depths[1], stride=2)
         self.layer3 = _stage(block, 128 * block.expansion, 256, depths[2], stride=2)
         self.layer4 = _stage(block, 256 * block.expansion, 512, depths[3], stride=2)
-        self.fc = nn.Linear(512 * block.expansion, num_classes)
+        self.fc = classifier(512 * block.expansion, num_classes)
         init_post_activation_(self)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import FileFormatError, ModelError, PlanError
+from softprune.errors import ConfigError, FileFormatError, ModelError, PlanError
 from softprune.graph import check_is_module
 from softprune.io import write_atomically
 from softprune.plan import PrunePlan
@@ -70,6 +70,11 @@ def save(compact: nn.Module, path: str | os.PathLike[str], *, origin: Origin | N
     :func:`load` rebuilds the network from its dense definition. An existing file is replaced in one step: after a full
     disk, a kill or a power cut the path holds the earlier network or this one, complete.
     """
+    if not isinstance(origin, Origin | None):
+        raise ConfigError(
+            f"`origin` must be a softprune.surgery.Origin or None. Got {reprlib.repr(origin)}; leave it out, or pass "
+            "Origin(model=..., data=..., input_shape=...)."
+        )
     history = plans_of(compact)
     if not history:
         raise PlanError(
