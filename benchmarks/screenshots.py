@@ -54,7 +54,7 @@ def main() -> None:
             terminal_pictures(here, options.out)
         else:
             shutil.copytree(options.run, run)
-        titles = {name: entry.title for name, entry in REGISTRY.items()}
+        titles = {name: pruner.title for name, pruner in REGISTRY.items()}
         browser = Browser(*found)
         try:
             report = render_run(run, titles=titles)

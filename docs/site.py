@@ -1,7 +1,8 @@
 """Hooks of the documentation site.
 
-The cards of the methods enter the navigation by themselves. Links to files of the repository outside docs/ become their
-paths: the site has no copy of those files. A link to a file that does not exist stays, and fails the strict build.
+The cards of the methods enter the navigation by themselves, and the classes that they name enter the API page. Links to
+files of the repository outside docs/ become their paths: the site has no copy of those files. A link to a file that
+does not exist stays, and fails the strict build.
 """
 
 import re
@@ -9,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+CARDS = sorted((ROOT / "docs" / "methods").glob("*.md"))
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)\)")
 
 
 def on_config(config: Any) -> Any:
     """Append the cards of the methods that the navigation does not name, in alphabetical order."""
     cards = next(section["Methods"] for section in config.nav if "Methods" in section)
-    found = (f"methods/{path.name}" for path in sorted((ROOT / "docs" / "methods").glob("*.md")))
+    found = (f"methods/{path.name}" for path in CARDS)
     cards += [card for card in found if card not in cards]
     return config
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Replace links that leave docs/ in a page."""
+    """Replace links that leave docs/ in a page, and ``softprune.methods.*`` by the pruners that the cards name."""
     folder = Path(page.file.abs_src_path).parent
 
     def replace(match: re.Match[str]) -> str:
@@ -31,4 +33,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = target.relative_to(ROOT)
         return f"{match[1]} (`{path}`)" if match[1] != path.name else f"`{path}`"
 
-    return _LINK.sub(replace, markdown)
+    named = re.findall(r"`softprune\.methods\.(\w+Pruner)`", "".join(card.read_text("utf-8") for card in CARDS))
+    listed = "\n\n".join(f"::: softprune.methods.{name}" for name in dict.fromkeys(named))
+    return _LINK.sub(replace, markdown).replace("::: softprune.methods.*", listed)

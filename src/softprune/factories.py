@@ -15,11 +15,17 @@ def is_factory_name(name: str) -> bool:
     return bool(colon and factory and "/" not in name and all(module.split(".")) and not module.endswith(".py"))
 
 
-def check_name(key: str, name: str, registry: Collection[str], error: type[SoftpruneError] = ConfigError) -> None:
+def check_name(
+    key: str,
+    name: str,
+    registry: Collection[str],
+    error: type[SoftpruneError] = ConfigError,
+    own: str = "module:factory",
+) -> None:
     """Raise an error unless ``name`` is in the registry or reads as ``module:factory``. Imports nothing."""
     if name not in registry and not is_factory_name(name):
         raise error(
-            f"{key} must be one of {', '.join(registry)}, or module:factory of your own. Got {name!r}."
+            f"{key} must be one of {', '.join(registry)}, or {own} of your own. Got {name!r}."
             f"{nearest(name, registry) or _as_factory(name)}"
         )
 

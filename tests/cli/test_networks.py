@@ -326,15 +326,11 @@ def test_code_that_only_a_run_names_is_not_imported(softprune, tmp_path: Path, c
     run = tmp_path / "run"
     run.mkdir()
     (run / "compact.safetensors").touch()
-    (run / "config.toml").write_text('[model]\nname = "helper:make"\n')
     more = ("image.png",) if command == "predict" else ()
-    result = softprune(command, "run", *more)
-    assert result.exit_code == 2
-    assert "add `--model helper:make`" in " ".join(result.stderr.split())
-    assert not (tmp_path / "imported").exists()
-    if command in ("evaluate", "compact", "resume", "predict"):
-        (run / "config.toml").write_text('[data]\nname = "helper:make"\n')
+    imports = {"model"} | ({"data"} if command in ("evaluate", "compact", "resume", "predict") else set())
+    for section in imports | ({"method"} if command in ("evaluate", "compact", "resume") else set()):
+        (run / "config.toml").write_text(f'[{section}]\nname = "helper:make"\n')
         result = softprune(command, "run", *more)
         assert result.exit_code == 2
-        assert "add `--data helper:make`" in " ".join(result.stderr.split())
+        assert f"add `--{section} helper:make`" in " ".join(result.stderr.split())
         assert not (tmp_path / "imported").exists()

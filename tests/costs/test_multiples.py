@@ -44,7 +44,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert calls == ["cpu"]
         pruner = SoftPruner(models.build("digits_net", 10), torch.randn(2, 1, 8, 8), round_to="auto")
         assert pruner.round_to == 4
-        assert all(bn.gate.round_to == 4 for bn in pruner._masked.values())
+        assert all(bn.gate.round_to == 4 for bn in pruner.norms.values())
     finally:
         multiples._fastest.cache_clear()
 

@@ -119,7 +119,11 @@ def test_commands_in_documents_are_valid() -> None:
                     continue
                 context = group.commands[words[1]].make_context(line, words[2:])  # raises for an unknown option
                 recipe, settings = context.params.get("recipe"), context.params.get("settings") or []
-                named = [f"{key}.name={context.params[key]}" for key in ("model", "data") if context.params.get(key)]
+                named = [
+                    f"{key}.name={context.params[key]}"
+                    for key in ("model", "data", "method")
+                    if context.params.get(key)
+                ]
                 if words[1] == "train" and recipe in recipe_files():
                     load_recipe(recipe, [*named, *settings])
                 seen.append(words[1])

@@ -281,7 +281,7 @@ def test_a_state_of_another_strength_says_both() -> None:
 )
 def test_a_state_of_other_settings(method: str, ours: dict, theirs: dict, said: str) -> None:
     first, second = (
-        sp.methods.REGISTRY[method].build(CHAIN.build(), CHAIN.example(), **options) for options in (ours, theirs)
+        sp.methods.REGISTRY[method](CHAIN.build(), CHAIN.example(), **options) for options in (ours, theirs)
     )
     with pytest.raises(CheckpointError, match=said):
         first.load_state_dict(second.state_dict())

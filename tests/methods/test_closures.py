@@ -25,7 +25,7 @@ def test_steps_with_a_closure_are_those_without(method: str) -> None:
     pruners = []
     for _ in range(2):
         torch.manual_seed(0)
-        pruners.append(REGISTRY[method].build(Chain(), batch()[0]))
+        pruners.append(REGISTRY[method](Chain(), batch()[0]))
     train(pruners[0], sgd(pruners[0]), 3)
     optimizer = sgd(pruners[1])
     for step in range(3):

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from softprune.errors import ConfigError
 from softprune.masks import is_masked
 from softprune.methods import REGISTRY, Pruner, RandomPruner
+from softprune.methods.options import keywords_of, options_of
 from softprune.plan import PrunePlan
 from softprune.selection import read_graph
 from softprune.surgery import remap_optimizer
@@ -62,7 +63,7 @@ def build(method: str, network: str, **more: Any) -> Pruner:
     if method == "scratch":
         settings["plan"] = RandomPruner(NETWORKS[network](), images, ratio=0.5).plan()
     torch.manual_seed(1)
-    return REGISTRY[method].build(NETWORKS[network](), images, **settings)
+    return REGISTRY[method](NETWORKS[network](), images, **settings)
 
 
 def run(pruner: Pruner, epochs: int = 2, first: int = 0) -> torch.optim.SGD:
@@ -82,7 +83,7 @@ def build_on(method: str, topology: str, **more: Any) -> Pruner:
     settings = {**SETTINGS.get(method, {}), **more}
     if method == "scratch":
         settings["plan"] = RandomPruner(kind.build(), kind.example(), ratio=0.5).plan()
-    return REGISTRY[method].build(model, kind.example(), **settings)
+    return REGISTRY[method](model, kind.example(), **settings)
 
 
 def take_steps(pruner: Pruner, optimizer: torch.optim.Optimizer, topology: str, steps: range) -> None:
@@ -227,7 +228,7 @@ def test_detach_gives_a_plain_model_back(method: str) -> None:
 
 @every_method
 def test_floors_and_multiples_hold(method: str) -> None:
-    if "round_to" not in REGISTRY[method].keywords:
+    if "round_to" not in keywords_of(REGISTRY[method]):
         pytest.skip("its widths come from elsewhere")
     pruner = build(method, "chain", round_to=4, min_channels=2)
     run(pruner)
@@ -245,7 +246,7 @@ def test_floors_and_multiples_hold(method: str) -> None:
 def test_a_ratio_is_met_within_a_channel(method: str, option: str, ratio: float) -> None:
     """Slimming's over the network, the others' in every layer; SCP's own target has a test with a real run."""
     images, _ = batch()
-    pruner = REGISTRY[method].build(Chain(20, 30), images, **{option: ratio})
+    pruner = REGISTRY[method](Chain(20, 30), images, **{option: ratio})
     run(pruner, 1)
     masks = pruner.decide()
     groups = [torch.cat(list(masks.values()))] if method == "slimming" else list(masks.values())
@@ -306,11 +307,12 @@ def test_a_step_compiles_whole(method: str) -> None:
 
 @every_method
 def test_it_is_documented(method: str) -> None:
-    entry = REGISTRY[method]
+    pruner = REGISTRY[method]
     card = (CARDS / f"{method}.md").read_text(encoding="utf-8")
-    assert entry.title in card
-    arguments = (entry.build.__doc__ or "").partition("Args:")[2]
-    for option in entry.options:
+    assert pruner.title in card
+    assert pruner.description
+    arguments = (pruner.__doc__ or "").partition("Args:")[2]
+    for option in options_of(pruner):
         assert f"{option}:" in arguments
         assert f"`{option}`" in card
 

@@ -47,7 +47,7 @@ def test_a_forgotten_optimizer_is_said_once(attached: bool, caplog: pytest.LogCa
 def test_an_option_of_the_wrong_kind(method: str, options: dict[str, Any], said: str) -> None:
     model = Chain()
     with pytest.raises(SoftpruneError, match=re.escape(said)):
-        REGISTRY[method].build(model, batch()[0], **options)
+        REGISTRY[method](model, batch()[0], **options)
     assert not any(is_masked(module) for module in model.modules())
 
 

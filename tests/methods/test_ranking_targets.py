@@ -26,7 +26,7 @@ class Net(nn.Sequential):
 
 def build(method: str, **settings: Any) -> Pruner:
     torch.manual_seed(0)
-    return REGISTRY[method].build(Net(), batch()[0], **settings)
+    return REGISTRY[method](Net(), batch()[0], **settings)
 
 
 @pytest.mark.parametrize("target", [{"macs": 0.5}, {"params": "40%"}, {"channels": 90}, {"flops": 0.7}], ids=str)
@@ -71,7 +71,7 @@ def test_a_ratio_beside_a_target_and_an_unreachable_target_are_refused(method: s
         build(method, target={"macs": 0.5}, **{option: 0.3})
     model = Net()
     with pytest.raises(ConfigError, match="within reach"):
-        REGISTRY[method].build(model, batch()[0], target={"macs": 1e-5})
+        REGISTRY[method](model, batch()[0], target={"macs": 1e-5})
     assert type(model[1]) is nn.BatchNorm2d
     with pytest.raises(ConfigError, match="`latency_batch` needs a `target`"):
         build(method, latency_batch=2)

@@ -120,7 +120,7 @@ def test_methods_that_store_their_masks_leave_enough_in_common(method: str) -> N
         "slimming": {"ratio": 0.66},
     }
     model = _Block()
-    pruner = REGISTRY[method].build(model, EXAMPLE, **options.get(method, {"ratio": 0.8}), min_channels=4)
+    pruner = REGISTRY[method](model, EXAMPLE, **options.get(method, {"ratio": 0.8}), min_channels=4)
     _disjoint_(model)
     optimizer = torch.optim.SGD(pruner.parameter_groups(weight_decay=0.0), lr=1e-4)
     pruner.attach(optimizer)

@@ -118,6 +118,7 @@ DataName = Annotated[
 ]
 OwnModel = Annotated[str, typer.Option("--model", help="The run's network, if it is module:factory.")]
 OwnData = Annotated[str, typer.Option("--data", help="The run's data set, if it is module:factory.")]
+OwnMethod = Annotated[str, typer.Option("--method", help="The run's method, if it is module:Class.")]
 Input = Annotated[str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")]
 
 

@@ -118,8 +118,9 @@ def _show_recipe(name: str, copy: Path | None) -> None:
 def methods(as_json: Json = False) -> None:
     """List the pruning methods (`method.name` in a recipe)."""
     from softprune.methods import REGISTRY
+    from softprune.methods.options import options_of
 
-    rows = [[name, entry.description, ", ".join(entry.options)] for name, entry in REGISTRY.items()]
+    rows = [[name, pruner.description, ", ".join(options_of(pruner))] for name, pruner in REGISTRY.items()]
     rows.append(["dense", "no pruning: the baseline", ""])
     print_facts(["method", "description", "method.options"], rows, as_json=as_json)
 

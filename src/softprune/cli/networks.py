@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from softprune.cli.app import DataDir, DataName, Device, Input, Json, Model, Run, command, parse_shape
+from softprune.cli.app import DataDir, DataName, Device, Input, Json, Model, OwnMethod, Run, command, parse_shape
 from softprune.cli.output import format_percent, print_json, print_table, say
 from softprune.config.recipes import DEFAULT_RECIPE, load_recipe
 from softprune.errors import ConfigError, nearest
@@ -70,7 +70,7 @@ def inspect(
         config = load_recipe(DEFAULT_RECIPE, [*named, *(settings or [])])
         asked = config.model.name  # --set may name another
     else:
-        config = named_config(RunFolder.open(run.path), code, data, needs_data=False)
+        config = named_config(RunFolder.open(run.path), code, data, needs=("model",))
         include, exclude = include or [*config.method.include], exclude or [*config.method.exclude]
     if data and (not shape or num_classes is None):
         found_shape, found_classes = data_facts(config, data_dir)
@@ -126,6 +126,7 @@ def compact(
     data_dir: DataDir = None,
     model: Model = "",
     data: DataName = "",
+    method: OwnMethod = "",
     as_json: Json = False,
 ) -> None:
     """Cut the network of a run, finished or not, and save it.
@@ -136,7 +137,15 @@ def compact(
     from softprune.train.from_checkpoint import compact_run
 
     path, before, after = compact_run(
-        run, out, device=device, data_dir=data_dir, round_to=round_to, gathers=gathers, model=model, data_name=data
+        run,
+        out,
+        device=device,
+        data_dir=data_dir,
+        round_to=round_to,
+        gathers=gathers,
+        model=model,
+        data_name=data,
+        method=method,
     )
     if as_json:
         sizes = {
@@ -156,6 +165,7 @@ def evaluate(
     data_dir: DataDir = None,
     model: Model = "",
     data: DataName = "",
+    method: OwnMethod = "",
     as_json: Json = False,
 ) -> None:
     """Evaluate the masked and the compact network of a run.
@@ -164,7 +174,7 @@ def evaluate(
     """
     from softprune.train.from_checkpoint import evaluate_folder
 
-    found = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data)
+    found = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data, method=method)
     if as_json:
         print_json([{"network": name, **vars(totals)} for name, totals in found.items()])
         return
@@ -196,7 +206,7 @@ def predict(
     from softprune.runs.folder import RunFolder
     from softprune.runs.networks import named_config
 
-    config = named_config(RunFolder.open(run), model, data)
+    config = named_config(RunFolder.open(run), model, data, needs=("model", "data"))
     batch, names = open_images(images, config, data_dir)
     where = pick_device(device)
     network = open_compact(run, model=model, shape=tuple(batch.shape[1:])).compact.to(where).eval()

@@ -47,7 +47,7 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
     noted in the file.
     """
     run, compact = locate_compact(path)
-    config = None if run is None else named_config(run, model, needs_data=False)
+    config = None if run is None else named_config(run, model, needs=("model",))
     if not compact.is_file():
         if run is not None and config is not None and run.path == path:
             refuse_dense(config, path)

@@ -71,7 +71,7 @@ def method_titles() -> dict[str, str]:
     """Return the titles of the methods by name."""
     from softprune.methods import REGISTRY
 
-    return {name: entry.title for name, entry in REGISTRY.items()}
+    return {name: pruner.title for name, pruner in REGISTRY.items()}
 
 
 WATCH_SECONDS = 2.0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softprune.cli.app import DataDir, Device, OwnData, OwnModel, Run, TimeLimit, command, parse_time
+from softprune.cli.app import DataDir, Device, OwnData, OwnMethod, OwnModel, Run, TimeLimit, command, parse_time
 from softprune.cli.output import format_count, print_json, remark, say
 from softprune.config.recipes import DEFAULT_RECIPE, config_to_dict, load_recipe, recipe_files
 from softprune.config.settings import RunConfig
@@ -32,6 +32,7 @@ def train(
     model: Annotated[str | None, typer.Option(help="Name of a network, or module:factory (model.name).")] = None,
     data: Annotated[str | None, typer.Option(help="Name of a data set, or module:factory (data.name).")] = None,
     data_dir: DataDir = None,
+    method: Annotated[str | None, typer.Option(help="Name of a method, or module:Class (method.name).")] = None,
     epochs: Annotated[int | None, typer.Option(help="Number of epochs (train.epochs).")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images per step (data.batch_size).")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate (optimizer.lr).")] = None,
@@ -62,6 +63,7 @@ def train(
         "model.name": model,
         "data.name": data,
         "data.dir": None if data_dir is None else Path(data_dir).expanduser().resolve(),
+        "method.name": method,
         "train.epochs": epochs,
         "data.batch_size": batch_size,
         "optimizer.lr": lr,
@@ -92,6 +94,7 @@ def resume(
     data_dir: DataDir = None,
     model: OwnModel = "",
     data: OwnData = "",
+    method: OwnMethod = "",
 ) -> None:
     """Resume a stopped run.
 
@@ -105,9 +108,10 @@ def resume(
     from softprune.train.run import resume as resume_run
 
     folder = RunFolder.open(run)
-    if not folder.result.is_file() and named_config(folder, model, data) != folder.read_config():
+    if not folder.result.is_file() and named_config(folder, model, data, method) != folder.read_config():
         raise ConfigError(
-            f"A run is resumed with its own network and data. Got {model or data!r}; name those of {folder.config}."
+            f"A run is resumed with its own network, data and method. Got {model or data or method!r}; name those of "
+            f"{folder.config}."
         )
 
     with run_progress() as listener:
@@ -123,8 +127,8 @@ def _load(recipe: str, overrides: list[str]) -> RunConfig:
     if recipe == DEFAULT_RECIPE and keys & {"model.name", "data.name"} and "train.threads" not in keys:
         more.append("train.threads=0")  # the recipe's single thread suits its small network alone
     if "name" not in keys and keys & {"model.name", "data.name", "method.name"}:
-        model = config.model.name.rpartition(":")[2]
-        more.append(f"name={config.data.name.rpartition(':')[2]}-{model}-{config.method.name}")
+        names = (config.data.name, config.model.name, config.method.name)
+        more.append("name=" + "-".join(name.rpartition(":")[2] for name in names))
     return load_recipe(recipe, [*overrides, *more]) if more else config
 
 

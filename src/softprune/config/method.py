@@ -46,7 +46,8 @@ class MethodConfig(Section, section="method"):
     """The pruning method."""
 
     name: str = "scp"
-    """A name from `softprune methods`, or `dense` for a baseline without pruning."""
+    """A name from `softprune methods`, `dense` for a baseline without pruning, or `module:Class` for a pruner of your
+    own (docs/own-method.md)."""
     strength: Amount = 1e-4
     """Weight of the sparsity loss (the paper's lambda): larger prunes more. Not used with a target."""
     target: dict[str, float | str] = Field(default_factory=dict)

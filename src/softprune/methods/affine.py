@@ -92,7 +92,7 @@ class AffinePruner(Pruner):
         # The rate that the optimizer is about to use; a scheduler may change it after the step.
         assert self._optimizer_hooks is not None
         gradients = take_gradients(self.extras.values())
-        rates = rates_of(self._optimizer_hooks.optimizer, (self._masked[name].weight for name in self.extras))
+        rates = rates_of(self._optimizer_hooks.optimizer, (self.norms[name].weight for name in self.extras))
         for extra, gradient, (rate, momentum) in zip(self.extras.values(), gradients, rates, strict=True):
             self._step_vector(extra, gradient, rate, momentum)
 
@@ -112,7 +112,7 @@ class AffinePruner(Pruner):
         return plain
 
     def _affine_gates(self) -> dict[str, AffineGate]:
-        return {name: bn.gate for name, bn in self._masked.items() if isinstance(bn.gate, AffineGate)}
+        return {name: bn.gate for name, bn in self.norms.items() if isinstance(bn.gate, AffineGate)}
 
     def detach(self) -> nn.Module:
         """Return the plain model with the method's own scales folded in. The pruner can no longer be used."""

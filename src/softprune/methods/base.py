@@ -48,6 +48,13 @@ class Pruner(CuttableModel):
     """
 
     name: ClassVar[str]
+    """`method.name` in a recipe; a state to resume from must have the same."""
+    title: ClassVar[str]
+    """Its name in tables."""
+    description: ClassVar[str]
+    """What it does, in a line."""
+    continues: ClassVar[bool] = False
+    """Whether training may continue after a physical cut: each channel is decided on its own."""
     capturable: ClassVar[bool] = True
     """Whether the work around a step consists of in-place tensor operations, which a CUDA graph can record."""
     shifts_decide: ClassVar[bool] = False
@@ -102,7 +109,7 @@ class Pruner(CuttableModel):
             {site.name: self.coupled_to(site.name) for site in self.graph.sites},
             self.clock,
         )
-        self._masked = self._masked_model.norms
+        self.norms = self._masked_model.norms
 
     # --- what a method defines -----------------------------------------------------------------------------------
 
@@ -236,10 +243,10 @@ class Pruner(CuttableModel):
                 "a pruner is attached to one optimizer. Got a second one; attach the optimizer that steps the "
                 "BatchNorms, once, or release() the first one before."
             )
-        check_trains(optimizer, self._masked)
+        check_trains(optimizer, self.norms)
         if self.shifts_decide:
-            warn_of_decay(optimizer, self._masked)
-        shift = next(iter(self._masked.values())).bias
+            warn_of_decay(optimizer, self.norms)
+        shift = next(iter(self.norms.values())).bias
         self._optimizer_hooks = OptimizerHooks(optimizer, shift, self.before_step, self._after_optimizer_step)
         if not self._begun:
             self._begin()

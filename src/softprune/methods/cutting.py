@@ -89,7 +89,8 @@ class CuttableModel:
     certificate: Certificate | None
     """How close masked and compact network were at the last :meth:`compact`."""
     _masked_model: MaskedModel
-    _masked: dict[str, MaskedBatchNorm]
+    norms: dict[str, MaskedBatchNorm]
+    """The masked BatchNorm of every site."""
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -119,16 +120,16 @@ class CuttableModel:
         """Return the hard mask of every site now, True where a channel is kept. `model`: an EMA or other copy."""
         self._masked_model.check_in_place()
         network = self._network_of(model)
-        return {name: self._hard(name, network).clone() for name in self._masked}
+        return {name: self._hard(name, network).clone() for name in self.norms}
 
     def _network_of(self, model: nn.Module | None) -> nn.Module:
         return self.model if model is None else self._masked_model.unwrap(model)
 
     def _hard(self, name: str, network: nn.Module) -> Tensor:
         """Return the decision of the gate of site `name` on the BatchNorm that `network`, ours or a copy, has there."""
-        return self._masked[name].gate.hard(self._norms(name, network))
+        return self.norms[name].gate.hard(self._norms_in(name, network))
 
-    def _norms(self, name: str, network: nn.Module) -> _BatchNorm:
+    def _norms_in(self, name: str, network: nn.Module) -> _BatchNorm:
         """Return what the gate of site `name` takes: the BatchNorms that `network`, ours or a copy, has there."""
         site = next(site for site in self.sites if site.name == name)
         return norms_of(network, name, site.points, site.entering)
@@ -181,8 +182,8 @@ class CuttableModel:
     def _dead_kept(self, network: nn.Module) -> dict[str, int]:
         """Return, by site, the number of dead channels that a multiple or a floor keeps."""
         found = {}
-        for name, bn in self._masked.items():
-            here = self._norms(name, network)
+        for name, bn in self.norms.items():
+            here = self._norms_in(name, network)
             count = int((self._hard(name, network) & bn.gate.dead(here)).sum())
             if count:
                 found[name] = count

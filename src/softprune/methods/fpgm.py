@@ -42,6 +42,8 @@ class FpgmPruner(ZeroingPruner):
     """
 
     name = "fpgm"
+    title = "FPGM"
+    description = "the filters nearest to all others set to zero after every epoch, gradients masked"
     settings = ("norm_ratios", "distance_ratios", "mask_gradients")
 
     def __init__(

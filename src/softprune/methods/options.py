@@ -1,11 +1,13 @@
 """The options that every pruning method takes, declared once, and the checks of what a pruner is given."""
 
+import inspect
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, get_args, get_type_hints, is_typeddict
 
 from torch import Tensor, nn
 
+from softprune.config.method import MethodConfig
 from softprune.config.target import TargetLike
 from softprune.errors import CheckpointError, ConfigError, ModelError, is_bool, is_number
 from softprune.graph import ChannelGraph, check_is_module
@@ -15,6 +17,13 @@ from softprune.selection import Globs
 
 RoundTo = int | Literal["auto"]
 """A multiple of channels, or "auto" for the multiple that is fastest on this machine."""
+RECIPE_KEYS = {
+    **{name: f"method.{name}" for name in MethodConfig.model_fields},
+    "masks": "the table [masks], as in masks.delta",
+    "seed": "seed",
+    "total_steps": "train.epochs",
+}
+"""Keyword of a pruner -> its key in recipes, where it has one; all others are a method's options."""
 
 
 class SiteOptions(TypedDict, total=False):
@@ -49,14 +58,23 @@ class RankingOptions(PrunerOptions, total=False):
     """Samples per call at which a latency target is measured; the example's by default."""
 
 
-def keywords_of(build: type) -> tuple[str, ...]:
-    """Return the keyword arguments of a pruner class, those of its options TypedDict included."""
-    hints = get_type_hints(build.__init__)  # type: ignore[misc]
+def keywords_of(pruner: type) -> tuple[str, ...]:
+    """Return the keyword arguments of a pruner class, those of its options TypedDict or of its base class included."""
     names: list[str] = []
-    for name, hint in hints.items():
-        unpacked = [part for part in get_args(hint) if hasattr(part, "__required_keys__")]
-        names += get_type_hints(unpacked[0]) if unpacked else [name]
-    return tuple(name for name in names if name not in ("model", "example", "return"))
+    for init in (vars(cls)["__init__"] for cls in pruner.__mro__ if "__init__" in vars(cls)):
+        parameters = list(inspect.signature(init).parameters.values())[3:]  # after self, model, example
+        names += [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        rest = [each.name for each in parameters if each.kind is inspect.Parameter.VAR_KEYWORD]
+        declared = [each for each in get_args(get_type_hints(init).get("".join(rest))) if is_typeddict(each)]
+        names += [name for each in declared for name in get_type_hints(each)]
+        if declared or not rest:
+            break
+    return tuple(dict.fromkeys(names))
+
+
+def options_of(pruner: type) -> tuple[str, ...]:
+    """Return the names of the settings that only this method has: `method.options` of a recipe."""
+    return tuple(name for name in keywords_of(pruner) if name not in RECIPE_KEYS)
 
 
 def check_strength(strength: float | Tensor) -> None:

@@ -125,7 +125,7 @@ class StoredPruner(Pruner):
         return FixedGate(torch.ones(site.width, dtype=torch.bool), masked_training=True)
 
     def _stored(self, name: str) -> Tensor:
-        gate = self._masked[name].gate
+        gate = self.norms[name].gate
         assert isinstance(gate, FixedGate)
         return gate.mask
 
@@ -137,7 +137,7 @@ class StoredPruner(Pruner):
         """
         made, sites = dict(masks), {site.name: site for site in self.sites}
         for group in self.coupled:
-            scales = {name: self._masked[name].weight.abs() for name in group}
+            scales = {name: self.norms[name].weight.abs() for name in group}
             votes = torch.stack([made[name] for name in group]).sum(0)
             chances = [votes + scale / (1 + scale.max()) for scale in scales.values()]
             common = keep_common(chances, self.floor(sites[group[0]]))

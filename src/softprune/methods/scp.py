@@ -51,6 +51,9 @@ class SoftPruner(Pruner):
     """
 
     name = "scp"
+    title = "SCP"
+    description = "soft channel pruning: masks from BatchNorm shift and scale, learned with the weights"
+    continues = True
     penalised = True
     shifts_decide = True
     settings: ClassVar[tuple[str, ...]] = ("cost_weighting",)
@@ -138,11 +141,11 @@ class SoftPruner(Pruner):
 
     def _hard(self, name: str, network: nn.Module) -> Tensor:
         # A copy may be without masks, and does not know then what is coupled.
-        coupled = [(self._soft_gate(other), self._norms(other, network)) for other in self.coupled_to(name)]
-        return self._soft_gate(name).hard(self._norms(name, network), coupled)
+        coupled = [(self._soft_gate(other), self._norms_in(other, network)) for other in self.coupled_to(name)]
+        return self._soft_gate(name).hard(self._norms_in(name, network), coupled)
 
     def _soft_gate(self, name: str) -> SoftGate:
-        gate = self._masked[name].gate
+        gate = self.norms[name].gate
         assert isinstance(gate, SoftGate)
         return gate
 

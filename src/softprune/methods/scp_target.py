@@ -31,6 +31,9 @@ class TargetSoftPruner(SoftPruner):
     """
 
     name = "scp-target"
+    title = "SCP (target ratio)"
+    description = "SCP that ends at a given share of channels, without a search for the strength"
+    continues = False
     settings = (*SoftPruner.settings, "ratio")
 
     def __init__(
@@ -56,7 +59,7 @@ class TargetSoftPruner(SoftPruner):
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sparsity loss of every channel, which channels are chosen, and which of those are still alive."""
         terms, alive, dead = [], [], []
-        for name, bn in self._masked.items():
+        for name, bn in self.norms.items():
             gate = self._soft_gate(name)
             terms.append(sparsity_terms(*site_affine(bn), gate.config, gate.activation))
             alive.append(gate.alive(bn).detach())

@@ -71,6 +71,9 @@ class ScratchPruner(StoredPruner):
     """
 
     name = "scratch"
+    title = "Same shape from scratch"
+    description = "a finished run's shape trained from new weights: the control for a method's weights"
+    continues = True
 
     def __init__(
         self, model: nn.Module, example: ExampleLike, *, plan: PlanLike | None = None, **options: Unpack[SiteOptions]

@@ -99,6 +99,8 @@ class SfpPruner(ZeroingPruner):
     """
 
     name = "sfp"
+    title = "SFP"
+    description = "the filters of smallest norm set to zero after every epoch, free to grow back"
     settings = ("ratios",)
 
     def __init__(

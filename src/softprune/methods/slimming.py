@@ -47,6 +47,8 @@ class SlimmingPruner(OneShotPruner):
     """
 
     name = "slimming"
+    title = "Slimming"
+    description = "L1 penalty on BatchNorm scales, then one threshold over all of them; to be fine-tuned"
     settings = ("ratio", "count")
     penalised = True
 
@@ -73,12 +75,12 @@ class SlimmingPruner(OneShotPruner):
     @torch.no_grad()
     def _begin(self) -> None:
         if self._initial_scale is not None:
-            for bn in self._masked.values():
+            for bn in self.norms.values():
                 bn.weight.fill_(self._initial_scale)
 
     def _extra_loss(self) -> Tensor:
         # abs() has the derivative 0 at 0, as the authors' sign(gamma) does.
-        penalty = torch.cat([bn.weight for bn in self._masked.values()]).abs().sum()
+        penalty = torch.cat([bn.weight for bn in self.norms.values()]).abs().sum()
         return self.strength * penalty
 
     def decide(self) -> dict[str, Tensor]:

@@ -67,6 +67,8 @@ class VariationalPruner(AffinePruner, StoredPruner):
     """
 
     name = "variational"
+    title = "Variational Pruning"
+    description = "BatchNorm scales with a posterior; those that end at zero are removed (a reconstruction)"
     settings = ("mu_below", "sigma_below")
     penalised = True
 
@@ -100,7 +102,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
         # A dropped channel plays no part any more; its divergence would only grow.
         terms = [
             torch.where(self._stored(name), (bn.weight / self.extras[name].value.exp()) ** 2, 0.0).sum()
-            for name, bn in self._masked.items()
+            for name, bn in self.norms.items()
         ]
         return self.strength * 0.5 * torch.stack(terms).sum()
 
@@ -113,7 +115,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
         self._masked_model.check_in_place()
         sigmas, chosen = self.sigmas(), {}
         for site in self.sites:
-            mu = self._masked[site.name].weight.abs()
+            mu = self.norms[site.name].weight.abs()
             at_zero = (mu < self.mu_below) & (sigmas[site.name] < self.sigma_below)
             keep = self._stored(site.name) & ~at_zero
             # What was dropped before does not come back to fill a floor.

@@ -58,28 +58,43 @@ def build_network(
     return network
 
 
-def named_config(folder: RunFolder, model: str = "", data: str = "", *, needs_data: bool = True) -> RunConfig:
-    """Return the configuration of a run, with ``model`` and ``data`` from the command line in place of its own.
+def named_config(
+    folder: RunFolder,
+    model: str = "",
+    data: str = "",
+    method: str = "",
+    *,
+    needs: Collection[str] = ("model", "data", "method"),
+) -> RunConfig:
+    """Return the configuration of a run, with the names from the command line in place of its own.
 
     The folder of a run is data. A ``module:factory`` in its config.toml is code of whoever wrote it, and is imported
-    only if the user names it too. Without ``needs_data`` the name of the data is not checked.
+    only if the user names it too. ``needs`` says which of the names will be imported; the others are not checked.
     """
     config = folder.read_config()
-    names = [("model", config.model.name, model), ("data", config.data.name, data)]
-    for key, own, given in names if needs_data else names[:1]:
-        if is_factory_name(own) and not given:
+    given = {"model": model, "data": data, "method": method}
+    for key, own in _own_names(config).items():
+        if key in needs and not given[key]:
             raise ConfigError(
                 f"Code that a run's config.toml names is imported only if the command names it too. Got {key}.name = "
                 f"{own!r} in {folder.config}; if you trust it, add `--{key} {own}`."
             )
-    chosen = config.model if model in ("", config.model.name) else ModelConfig(name=model)
-    return config.replace(model=chosen, data=config.data.replace(name=data or config.data.name))
+    return config.replace(
+        model=config.model if model in ("", config.model.name) else ModelConfig(name=model),
+        data=config.data.replace(name=data or config.data.name),
+        method=config.method.replace(name=method or config.method.name),
+    )
+
+
+def _own_names(config: RunConfig) -> dict[str, str]:
+    """Return what names code of the user's own, by section."""
+    names = {"model": config.model.name, "data": config.data.name, "method": config.method.name}
+    return {key: name for key, name in names.items() if is_factory_name(name)}
 
 
 def own_code(config: RunConfig) -> list[str]:
     """Return the options that name the user's own code of a run, for commands that import nothing on its word."""
-    names = {"--model": config.model.name, "--data": config.data.name}
-    return [part for option, name in names.items() if is_factory_name(name) for part in (option, name)]
+    return [part for key, name in _own_names(config).items() for part in (f"--{key}", name)]
 
 
 def origin_of(config: RunConfig, data: DataBundle) -> Origin:

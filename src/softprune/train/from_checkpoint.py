@@ -16,7 +16,7 @@ from softprune.train.stage import Stage, recalibrate, restored_stage
 
 
 def evaluate_folder(
-    path: Path, *, device: str = "auto", data_dir: str | None = None, model: str = "", data: str = ""
+    path: Path, *, device: str = "auto", data_dir: str | None = None, model: str = "", data: str = "", method: str = ""
 ) -> dict[str, EvalTotals]:
     """Return the test accuracy of a run's network, as trained ("masked") and "compact", or of a compact network alone.
 
@@ -30,7 +30,12 @@ def evaluate_folder(
             "`softprune evaluate` takes the folder of a run (with config.toml) or the .safetensors file of a compact "
             f"network. Got {path}, which is neither."
         )
-    config = _config_for(run, compact, model, data, data_dir)
+    if run is None:
+        config = _config_outside(compact, model, data)
+    else:
+        needs = ("model", "data", "method") if is_run else ("model", "data")
+        config = named_config(run, model, data, method, needs=needs)
+    config = config.replace(data=config.data.replace(dir=data_dir or config.data.dir))
     world = join_world(device)
     set_arithmetic(config, world.device)
     images = open_data(config, world.device, download=False)
@@ -49,21 +54,18 @@ def evaluate_folder(
     return found
 
 
-def _config_for(run: RunFolder | None, compact: Path, model: str, data: str, data_dir: str | None) -> RunConfig:
-    origin = known_origin(compact) if run is None else None
+def _config_outside(compact: Path, model: str, data: str) -> RunConfig:
+    """Return the configuration for a compact network outside its run."""
+    origin = known_origin(compact)
     if origin is not None:
         model, data = model or origin.model, data or origin.data
-    if run is not None:
-        config = named_config(run, model, data)
-    elif model and data:
-        config = RunConfig(model=ModelConfig(name=model), data=DataConfig(name=data))
-    else:
+    if not (model and data):
         raise ConfigError(
             "A compact network outside its run needs --model and --data, unless it records that it comes from one of "
             "softprune's own networks. "
             f"Got {'only --model' if model else 'only --data' if data else 'neither'}."
         )
-    return config.replace(data=config.data.replace(dir=data_dir or config.data.dir))
+    return RunConfig(model=ModelConfig(name=model), data=DataConfig(name=data))
 
 
 def refuse_dense(config: RunConfig, run: Path) -> None:
@@ -85,15 +87,16 @@ def compact_run(
     gathers: bool = True,
     model: str = "",
     data_name: str = "",
+    method: str = "",
 ) -> tuple[Path, Cost, Cost]:
     """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its own cost.
 
     For a finished run it equals the network that the run wrote, if the device is the same. A run that recalibrated
     with several processes computed statistics on a share of each batch, here they come from whole batches.
-    `round_to` and `gathers` are those of Pruner.compact; `model` and `data_name` those of named_config.
+    `round_to` and `gathers` are those of Pruner.compact; `model`, `data_name` and `method` those of named_config.
     """
     folder = RunFolder.open(run)
-    config = named_config(folder, model, data_name)
+    config = named_config(folder, model, data_name, method)
     refuse_dense(config, run)
     if out is None:
         folder.check_plain_files()

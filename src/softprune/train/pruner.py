@@ -1,5 +1,6 @@
 """The pruner of a run, from its configuration."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -8,61 +9,63 @@ from softprune.budget.measures import MEASURES
 from softprune.config.method import MethodConfig
 from softprune.config.settings import RunConfig
 from softprune.errors import ConfigError, nearest
+from softprune.factories import check_name, import_factory
 from softprune.masks import MaskConfig
-from softprune.methods import REGISTRY, Pruner
-from softprune.methods.ranking import OneShotPruner
+from softprune.methods import REGISTRY, OneShotPruner, Pruner
+from softprune.methods.options import RECIPE_KEYS, keywords_of, options_of
 
-# The recipe key of each keyword that every pruner may take.
-_KEYS = {
-    **{name: f"method.{name}" for name in MethodConfig.model_fields},
-    "masks": "the table [masks], as in masks.delta",
-    "seed": "seed",
-    "total_steps": "train.epochs",
-}
+
+def find_method(name: str) -> type[Pruner]:
+    """Return the pruner class that ``name`` means: a registry name, or ``module:Class``."""
+    if name in REGISTRY:
+        return REGISTRY[name]
+    check_name("method.name", name, [*REGISTRY, "dense"], own="module:Class")
+    found = import_factory(name, "method.name")
+    if not isinstance(found, type) or not issubclass(found, Pruner) or not hasattr(found, "name"):
+        raise ConfigError(
+            "method.name = 'module:Class' must name a subclass of softprune.methods.Pruner that has a `name`. Got "
+            f"{name!r}, which is {found!r}; docs/own-method.md has an example."
+        )
+    return found
+
+
+def _able(supports: Callable[[type[Pruner]], bool]) -> str:
+    return ", ".join(name for name, pruner in REGISTRY.items() if supports(pruner))
 
 
 def check_method(config: MethodConfig, *, compact_at: int = 0) -> None:
     """Raise a ConfigError unless ``config`` names a method, options that it has, and features that it supports."""
     if config.name == "dense":
         return
-    if config.name not in REGISTRY:
+    method = find_method(config.name)
+    if compact_at and not method.continues:
         raise ConfigError(
-            f"method.name must be one of {', '.join(REGISTRY)} or dense. Got {config.name!r}."
-            f"{nearest(config.name, [*REGISTRY, 'dense'])}"
-        )
-    if compact_at and not REGISTRY[config.name].continues:
-        able = ", ".join(name for name, entry in REGISTRY.items() if entry.continues)
-        raise ConfigError(
-            f"train.compact_at needs a method that can continue after a cut: {able}. Got "
+            f"train.compact_at needs a method that can continue after a cut: {_able(lambda each: each.continues)}. Got "
             f"{config.name}; use 0 to cut only at the end."
         )
-    if config.target and "target" not in REGISTRY[config.name].keywords:
-        able = ", ".join(name for name, entry in REGISTRY.items() if "target" in entry.keywords)
+    if config.target and "target" not in keywords_of(method):
+        able = _able(lambda each: "target" in keywords_of(each))
         raise ConfigError(f"method.target needs a method that can meet one: {able}. Got {config.name}.")
+    own = options_of(method)
     for option in config.options:
-        _check_option(config.name, option)
-
-
-def _check_option(method: str, option: str) -> None:
-    key = _KEYS.get(option)
-    if key is not None:
-        raise ConfigError(
-            f"method.options must be options of {method}. Got {option!r}, which has a key of its own: use {key}."
-        )
-    own = REGISTRY[method].options
-    if option not in own:
-        raise ConfigError(
-            f"method.options must be options of {method}: {', '.join(own) or 'it has none'}. "
-            f"Got {option!r}.{nearest(option, own)}"
-        )
+        if option in RECIPE_KEYS:
+            raise ConfigError(
+                f"method.options must be options of {config.name}. Got {option!r}, which has a key of its own: use "
+                f"{RECIPE_KEYS[option]}."
+            )
+        if option not in own:
+            raise ConfigError(
+                f"method.options must be options of {config.name}: {', '.join(own) or 'it has none'}. "
+                f"Got {option!r}.{nearest(option, own)}"
+            )
 
 
 def check_one_shot(config: RunConfig) -> None:
     """Raise a ConfigError if a run without training epochs has no trained weights, or a method that must train."""
     if config.train.epochs:
         return
-    if config.method.name == "dense" or not issubclass(REGISTRY[config.method.name].build, OneShotPruner):
-        able = ", ".join(name for name, entry in REGISTRY.items() if issubclass(entry.build, OneShotPruner))
+    if config.method.name == "dense" or not issubclass(find_method(config.method.name), OneShotPruner):
+        able = _able(lambda each: issubclass(each, OneShotPruner))
         raise ConfigError(
             f"train.epochs = 0 needs a method that ranks the channels of a trained network: {able}. Got "
             f"{config.method.name}; choose one of them, or train."
@@ -82,10 +85,12 @@ def make_pruner(
     Strength, masks and the other settings go to the methods that have them. A target replaces the strength.
     """
     check_method(config)
+    method = find_method(config.name)
+    keywords = keywords_of(method)
     budget: dict[str, Any] = {"target": config.target, "total_steps": total_steps, "final_at": config.final_at}
     if any(MEASURES[key].is_timed for key in config.target):
         budget["latency_batch"] = config.latency_batch
-    adjusts = config.target and "total_steps" in REGISTRY[config.name].keywords
+    adjusts = config.target and "total_steps" in keywords
     settings: dict[str, Any] = {
         **(budget if config.target else {}),
         **({} if adjusts else {"strength": config.strength}),
@@ -97,5 +102,5 @@ def make_pruner(
         "min_channels": config.min_channels,
         "seed": seed,
     }
-    known = {key: value for key, value in settings.items() if key in REGISTRY[config.name].keywords}
-    return REGISTRY[config.name].build(network, example, **{**known, **config.options})
+    known = {key: value for key, value in settings.items() if key in keywords}
+    return method(network, example, **{**known, **config.options})
