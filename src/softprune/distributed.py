@@ -1,6 +1,5 @@
 """Distributed training: the processes that torchrun started, or a single one."""
 
-import logging
 import os
 import re
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import ConfigError
+from softprune.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ def _warn_of_shared_store() -> None:
     """
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     several = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
-    if shared and several and may_restart() and os.environ.get("RANK") == "0":
+    if shared and several and may_restart():
         logger.warning(
             "softprune: after a restart by torchrun, processes on several nodes can wait for each other forever. "
             "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node before you start torchrun."

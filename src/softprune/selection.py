@@ -1,7 +1,6 @@
 """Choose the BatchNorms to prune: those that pass a trial cut, without those that the user excludes."""
 
 import fnmatch
-import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -11,11 +10,12 @@ from softprune.costs import count_exact
 from softprune.errors import ConfigError, ModelError, check_types, few_of
 from softprune.graph import ChannelGraph, ExampleLike, trace
 from softprune.graph.sites import KINDS
+from softprune.log import get_logger
 from softprune.masks import check_unmasked
 from softprune.plan import dense_macs
 from softprune.surgery import probe_cuts, without_gc
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Globs = str | Iterable[str] | None
 """Module names, with * and ? as wildcards."""

@@ -12,7 +12,7 @@ ROOT = Path(softprune.__file__).parent
 
 # Packages of one line do not import each other.
 ORDER = [
-    {"errors", "hardware", "module_state"},
+    {"errors", "hardware", "log", "module_state"},
     {"distillation", "distributed", "factories", "io", "rng"},
     {"config"},
     {"graph"},

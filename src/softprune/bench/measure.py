@@ -1,6 +1,5 @@
 """Measure dense and compact network under every backend and batch size."""
 
-import logging
 from collections.abc import Iterable
 
 import torch
@@ -13,9 +12,10 @@ from softprune.errors import ConfigError, SoftpruneError, check_choice, check_ty
 from softprune.export import fold_batch_norms
 from softprune.graph import Example, ExampleLike
 from softprune.hardware import synchronizer
+from softprune.log import get_logger
 from softprune.masks import check_unmasked
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 

@@ -1,6 +1,5 @@
 """A budget: adjusts the strength during training, protects channels, and finalises a cut that meets the target."""
 
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,9 +18,10 @@ from softprune.budget.weighting import CostWeights
 from softprune.config.target import FINAL_AT, TargetLike
 from softprune.distributed import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError, is_integer, is_number
+from softprune.log import get_logger
 from softprune.masks import SoftGate
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 EARLIEST = 0.2
 """The share of the training from which on the cut is finalised as soon as the target is met, for the default

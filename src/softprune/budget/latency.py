@@ -8,7 +8,6 @@ the time at five widths; and what the whole dense network takes beyond the sum o
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,11 +21,12 @@ from softprune.graph import ChannelGraph
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.ops import LayerOp, NormOp
 from softprune.hardware import time_ms
+from softprune.log import get_logger
 from softprune.module_state import evaluating
 from softprune.plan import ModuleCut, PrunePlan
 from softprune.surgery import plain_copy
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 

@@ -1,6 +1,5 @@
 """The limit of a target, whether a network can meet it, and cuts that do."""
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,9 +11,10 @@ from softprune.budget.measures import MEASURES, PrunableNetwork, check_batch
 from softprune.budget.search import CLOSE, Counts, Cut, CutSearch
 from softprune.config.target import TargetLike, read_target
 from softprune.errors import ConfigError
+from softprune.log import get_logger
 from softprune.surgery import plain_copy
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MANY_ALIVE = 0.05
 """The share of all channels that may be removed although they are alive before a warning says so."""

@@ -270,11 +270,6 @@ class _LogLines(logging.Handler):
 def show_log(debug: bool) -> None:
     """Send the log of the library to standard error."""
     log = logging.getLogger("softprune")
-    log.setLevel(logging.DEBUG if debug else logging.INFO if is_rank_0() else logging.ERROR)
+    log.setLevel(logging.DEBUG if debug else logging.INFO)
     log.handlers = [_LogLines()]
     log.propagate = False
-
-
-def is_rank_0() -> bool:
-    """Return whether this is the only process, or rank 0 of those that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"

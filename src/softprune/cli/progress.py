@@ -13,10 +13,10 @@ from softprune.cli.output import (
     format_count,
     format_cut,
     format_percent,
-    is_rank_0,
     live_output,
     say,
 )
+from softprune.log import is_rank_0
 from softprune.runs.result import Epoch, Totals
 from softprune.sweep.runner import Job, SweepListener
 from softprune.train.control import Listener

@@ -1,6 +1,5 @@
 """MACs and parameters of any model, counted on the operators that its forward really runs."""
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,9 +17,10 @@ from softprune.graph import check_is_module
 from softprune.graph.capture import ANALYSIS_BATCH
 from softprune.graph.example import Example, ExampleLike, per_sample
 from softprune.graph.recorder import PROCESS_WIDE, Constants, calls_reported_to, values_known
+from softprune.log import get_logger
 from softprune.module_state import attributes_kept
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 aten = torch.ops.aten
 

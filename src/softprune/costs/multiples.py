@@ -6,7 +6,6 @@ multiple that does not help costs time, since the channels it adds are computed,
 """
 
 import functools
-import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -15,8 +14,9 @@ import torch.nn.functional as F
 
 from softprune.errors import ConfigError
 from softprune.hardware import Call, seconds, synchronizer
+from softprune.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MULTIPLES = (1, 2, 4, 8, 16, 32)
 WIDTHS = (37, 45, 50, 58, 67, 75, 86, 91, 99, 110)

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import logging
 import shutil
 import tarfile
 import tempfile
@@ -14,8 +13,9 @@ from pathlib import Path
 
 from softprune.errors import DataError, first_line
 from softprune.io import extract_plain
+from softprune.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def fetch_archive(url: str, sha256: str, folder: str, root: Path) -> Path:

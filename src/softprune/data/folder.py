@@ -1,6 +1,5 @@
 """Find the images of a folder in the ImageNet layout: ROOT/train/CLASS/*.jpeg and ROOT/val/CLASS/*.jpeg."""
 
-import logging
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -13,8 +12,9 @@ from softprune.data.datasets import DataBundle
 from softprune.data.images import Crops, FolderDataset
 from softprune.errors import DataError, first_few
 from softprune.factories import import_optional
+from softprune.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SPLITS = ("train", "val")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"})

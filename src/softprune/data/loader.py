@@ -1,6 +1,5 @@
 """Batches of images that worker processes load ahead of their use, in an order that the caller fixes."""
 
-import logging
 import os
 import signal
 import threading
@@ -13,8 +12,9 @@ from torch.utils.data import DataLoader, Sampler, default_collate
 
 from softprune.data.images import BrokenImage, LoadedDataset
 from softprune.errors import DataError
+from softprune.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def collate(items: list[tuple[Tensor, int] | BrokenImage]) -> tuple[Tensor, Tensor] | BrokenImage:

@@ -1,6 +1,5 @@
 """Decode images in files once, and keep them on the device."""
 
-import logging
 from dataclasses import replace
 
 import torch
@@ -11,8 +10,9 @@ from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
 from softprune.data.images import BrokenImage, EncodedDataset, LoadedDataset, decode_image, image_tensor
 from softprune.data.loader import BatchLoader
 from softprune.errors import DataError, first_line
+from softprune.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _ROWS = 250
 """Images that a loader process decodes at a time."""

@@ -1,6 +1,5 @@
 """Compare the outputs of a network with those of another runtime, on the example and on random inputs."""
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +10,14 @@ from torch import Tensor, nn
 from softprune.errors import ModelError, VerificationError, first_line
 from softprune.graph import Example
 from softprune.graph.example import first_floating
+from softprune.log import get_logger
 from softprune.masks import check_unmasked
 from softprune.module_state import first_uninitialised
 from softprune.surgery.apply import duplicated
 from softprune.surgery.comparison import compare as distance
 from softprune.surgery.comparison import outputs_of
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference between two runtimes relative to the largest output. They add in different orders."""

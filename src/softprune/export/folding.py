@@ -3,7 +3,6 @@
 For inference only: a folded network has no statistics to train with.
 """
 
-import logging
 from collections import OrderedDict
 
 import torch
@@ -17,10 +16,11 @@ from softprune.graph import Example, ExampleLike
 from softprune.graph.capture import Capture, capture
 from softprune.graph.modules import ConstantOutput, is_known_batch_norm, is_timm_batch_norm
 from softprune.graph.rules.registry import operator_name
+from softprune.log import get_logger
 from softprune.surgery.apply import HISTORY
 from softprune.surgery.comparison import outputs_of
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LAYERS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear"}
 

@@ -18,9 +18,10 @@ from torch.fx import Node
 from softprune.errors import ModelError, first_line
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.recorder import PROCESS_WIDE, TORCH, record
+from softprune.log import get_logger
 from softprune.module_state import attributes_kept, evaluating, modes_kept
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ANALYSIS_BATCH = 13
 """Batch size of the analysis: not 1, so that squeezing and broadcasting cannot hide the batch dimension; and a prime

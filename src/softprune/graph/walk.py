@@ -1,6 +1,5 @@
 """Walk the operators of a capture in order and let each operator's rule relate its channels."""
 
-import logging
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +13,9 @@ from softprune.graph.modules import ConstantOutput
 from softprune.graph.ops import ConstantOp, OpaqueOp
 from softprune.graph.rules import elementwise, layers, pieces, views  # noqa: F401  (they register the rules)
 from softprune.graph.rules.registry import OPERATORS, RULES, operator_name
+from softprune.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def walk(builder: GraphBuilder, capture: Capture) -> None:

@@ -7,7 +7,6 @@ BatchNorms. A compact network, and the plain model after detach(), have them fol
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,11 +17,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from softprune.distributed import is_distributed
+from softprune.log import get_logger
 from softprune.masks import AffineGate
 from softprune.methods.base import Pruner
 from softprune.surgery import plain_copy
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class LearnedVector:

@@ -1,6 +1,5 @@
 """The base class of all pruning methods: the training loop's side, the decision and the state."""
 
-import logging
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -12,6 +11,7 @@ from softprune.config.target import Target
 from softprune.costs import fastest_multiple, fitting_multiple
 from softprune.errors import ConfigError, first_few, nearest
 from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.log import get_logger
 from softprune.masks import Chain, Clock, Gate, draw_chain
 from softprune.masks.gates import check_rounding
 from softprune.methods.cutting import CuttableModel
@@ -31,7 +31,7 @@ from softprune.methods.options import (
 from softprune.plan import coupled_sites, required_sites
 from softprune.selection import Globs, read_graph
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Pruner(CuttableModel):

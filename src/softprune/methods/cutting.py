@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,13 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.budget import PrunableNetwork
 from softprune.graph import ChannelGraph, Site
 from softprune.graph.example import Example
+from softprune.log import get_logger
 from softprune.masks import MaskedBatchNorm, is_masked, norms_of
 from softprune.methods.masked_model import MaskedModel
 from softprune.methods.options import check_cut, check_values
 from softprune.plan import PrunePlan, make_plan
 from softprune.surgery import Certificate, apply_plan, verify_plan, without_gc
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)

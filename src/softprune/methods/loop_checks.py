@@ -1,7 +1,6 @@
 """Mistakes in a training loop that a pruner can notice while it trains: a loss left out or added twice, other steps."""
 
 import itertools
-import logging
 import math
 import sys
 from collections.abc import Iterator
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from softprune.errors import ConfigError
+from softprune.log import get_logger
 from softprune.methods.optimizer_hooks import OptimizerHooks
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _WITHOUT_LOSS = {
     True: ("without pruner.loss(...)", "call loss = pruner.loss(task_loss) before loss.backward()"),

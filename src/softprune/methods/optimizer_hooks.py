@@ -1,7 +1,6 @@
 """A pruner and its optimizer: parameter groups, checks, and hooks around each step."""
 
 import functools
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +9,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from softprune.errors import ConfigError, first_few
+from softprune.log import get_logger
 from softprune.masks import MaskedBatchNorm
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class OptimizerHooks:

@@ -1,6 +1,5 @@
 """Soft Channel Pruning (SCP): masks from each BatchNorm's own shift and scale, learned with the weights."""
 
-import logging
 import math
 import sys
 from collections.abc import Iterable
@@ -16,12 +15,13 @@ from softprune.config.target import FINAL_AT, TargetLike
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.sites import DEFAULT_KINDS
+from softprune.log import get_logger
 from softprune.masks import Gate, MaskConfig, SoftGate
 from softprune.methods.base import Pruner
 from softprune.methods.options import PrunerOptions, check_cut, check_has_target, check_state, check_values
 from softprune.selection import Globs, check_kinds, read_graph
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _KEYS = {"budget": "a target", "cost_weights": "cost_weighting"}
 

@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import hashlib
 import io
-import logging
 import random
 import re
 import shlex
@@ -22,8 +21,9 @@ import torch
 
 from softprune.errors import CheckpointError, SoftpruneError, first_line
 from softprune.io import remove_leftovers, write_atomically
+from softprune.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _VERSION = 2
 _COMMENT = re.compile(rb"softprune checkpoint (\d{1,9}) sha256 ([0-9a-f]{64})\Z")

@@ -1,7 +1,6 @@
 """The folder of a run: its files, and how each is written and read."""
 
 import contextlib
-import logging
 import os
 import platform
 import re
@@ -16,9 +15,10 @@ from softprune.config.recipes import dump_config, read_config
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
 from softprune.io import create_file, remove_leftovers, unwritable, write_atomically
+from softprune.log import get_logger
 from softprune.runs.result import Epoch, Result, Session, numbered_lines, parse, parse_result, to_line
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class RunFolder:

@@ -1,7 +1,6 @@
 """The network of a run: from the registry or the user's own module, with fresh or given weights."""
 
 import inspect
-import logging
 import re
 import zipfile
 from collections.abc import Collection, Mapping
@@ -18,12 +17,13 @@ from softprune.config.settings import BASELINE, ModelConfig, RunConfig
 from softprune.data import DataBundle
 from softprune.errors import ConfigError, FileFormatError, first_few
 from softprune.factories import check_name, import_factory, is_factory_name
+from softprune.log import get_logger
 from softprune.module_state import evaluating
 from softprune.runs.checkpoint import load_tensors, read_newest, restoring
 from softprune.runs.folder import RunFolder
 from softprune.surgery import Origin, read_origin, saved_path
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def build_network(

@@ -1,6 +1,5 @@
 """What resuming a run needs besides the checkpoint: the same images, the same arithmetic, and advice after errors."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +8,12 @@ from torch import Tensor, nn
 
 from softprune.data import DataBundle
 from softprune.errors import CheckpointError, first_few
+from softprune.log import get_logger
 from softprune.runs.checkpoint import newest_path
 from softprune.runs.folder import RunFolder
 from softprune.runs.result import Session
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def resume_hint(folder: RunFolder) -> str:

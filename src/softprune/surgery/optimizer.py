@@ -1,6 +1,5 @@
 """Carry a torch optimizer over a cut, so that training continues with the smaller network."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,10 +7,11 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from softprune.errors import PlanError
+from softprune.log import get_logger
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import plans_of, slice_named
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) -> None:

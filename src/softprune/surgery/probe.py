@@ -8,7 +8,6 @@ masked one on a small random input: before a GPU-hour is spent, not after.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Iterator, Sequence, Set
 
@@ -20,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import ModelError, few_of, first_line
 from softprune.graph import ChannelGraph, Example
 from softprune.graph.ops import UnprovenSize
+from softprune.log import get_logger
 from softprune.masks.sampling import unmask_model_
 from softprune.module_state import attributes_kept
 from softprune.plan import make_plan, required_sites
@@ -36,7 +36,7 @@ from softprune.surgery.comparison import (
 )
 from softprune.surgery.verify import mask_sites_, masks_on
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-8}
 """Relative to the largest output. A wrong cut differs by about the size of the outputs themselves; a difference in

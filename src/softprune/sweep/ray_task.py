@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import fcntl
-import logging
 import math
 import os
 import signal
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from softprune.errors import ConfigError, first_line
+from softprune.log import get_logger
 from softprune.sweep.executor import Arguments
 from softprune.train.control import EXIT_STOPPED
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _STOP_SUFFIX = ".stop"
 """A run ends when this file appears beside its log: all nodes see the sweep's folder."""

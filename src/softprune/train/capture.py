@@ -1,7 +1,6 @@
 """How a training step runs: eager, compiled, or captured as a CUDA graph, and trial steps whose effects are undone."""
 
 import copy
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,8 +10,9 @@ from torch import Tensor
 from softprune.config.settings import Mode
 from softprune.errors import check_choice
 from softprune.fused.training import rewrite_graph
+from softprune.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,6 +1,5 @@
 """Evaluation of a network: accuracy on a whole test set, and the latency of a forward."""
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +13,11 @@ from softprune.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset
 from softprune.data.images import normalised
 from softprune.distributed import World, broadcast_from_rank0_
 from softprune.hardware import time_ms
+from softprune.log import get_logger
 from softprune.module_state import evaluating
 from softprune.train.capture import capture_graph
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)

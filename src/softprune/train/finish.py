@@ -1,6 +1,5 @@
 """The end of a run: the last cut, the compact network, the table, and result.json."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from torch import nn
 
 from softprune.costs import Cost
 from softprune.errors import CheckpointError
+from softprune.log import get_logger
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import origin_of
 from softprune.runs.result import Module, Moment, Result, Totals, Variant
@@ -19,7 +19,7 @@ from softprune.surgery import save
 from softprune.train.evaluate import latency_ms
 from softprune.train.trainer import Trainer
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _LATENCY_BATCH = 64
 

@@ -1,6 +1,5 @@
 """Start or resume a run: the dense baseline first if the recipe asks for it, then the run itself."""
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +14,7 @@ from softprune.config.settings import BASELINE, START, DistillConfig, RunConfig
 from softprune.data import DataBundle, load_data
 from softprune.distributed import World, join_world, leave_world, may_restart
 from softprune.errors import CheckpointError, ConfigError, DataError
+from softprune.log import get_logger
 from softprune.runs.checkpoint import damaged_files, newest_path, read_newest, restoring
 from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.result import Result
@@ -27,7 +27,7 @@ from softprune.train.teacher import check_same_teacher, load_teacher
 from softprune.train.trackers import check_trackers
 from softprune.train.trainer import Trainer
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Experiment trackers: the numbers of every epoch in TensorBoard, Weights & Biases or MLflow."""
 
 import json
-import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +13,10 @@ from softprune.config.settings import RunConfig, TrackerName
 from softprune.errors import ConfigError, first_line
 from softprune.factories import import_optional
 from softprune.io import write_atomically
+from softprune.log import get_logger
 from softprune.runs.result import Epoch
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _PROJECT = "softprune"
 

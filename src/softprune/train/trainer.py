@@ -1,7 +1,6 @@
 """The training loop: epochs for any method, checkpoints at any step, physical cuts on the way."""
 
 import copy
-import logging
 import time
 from typing import Any
 
@@ -12,6 +11,7 @@ from softprune.config.settings import RunConfig
 from softprune.data import DataBundle
 from softprune.distributed import World
 from softprune.errors import ConfigError, DataError, NonFiniteLoss, SoftpruneError, first_few
+from softprune.log import get_logger
 from softprune.methods import Pruner
 from softprune.module_state import non_finite
 from softprune.runs.checkpoint import random_state, restoring, save_checkpoint, set_random_state
@@ -34,7 +34,7 @@ from softprune.train.optim import optimizer_state
 from softprune.train.stage import Stage, StartingPoint, recalibrate
 from softprune.train.trackers import Trackers
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Several processes agree on whether to stop or save only from time to time, since each time costs a round trip.
 _AGREE_EVERY = 10

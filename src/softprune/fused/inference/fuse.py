@@ -1,6 +1,5 @@
 """Fuse a network and verify the result. Three rewrites: epilogues, first convolutions, odd widths."""
 
-import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import TypeGuard
@@ -27,10 +26,11 @@ from softprune.export.writing import export_error, exportable, exported
 from softprune.fused.inference.convolutions import ConvolutionGraph, FusableConvolution
 from softprune.graph import Example, ExampleLike
 from softprune.hardware import IMAGE_CHANNELS, alignment_padding
+from softprune.log import get_logger
 from softprune.surgery.comparison import compare as distance
 from softprune.surgery.comparison import outputs_of
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _aten = torch.ops.aten
 _RELU = torch.ops.aten.relu.default

@@ -1,0 +1,71 @@
+"""In distributed training only rank 0 gives warnings."""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from method_networks import Chain, batch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import softprune
+from softprune.log import get_logger
+from softprune.methods import SoftPruner
+
+
+@pytest.fixture(params=["torchrun", "group"])
+def rank_1(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is rank 1 of 2, before or after it has joined the process group."""
+    if request.param == "torchrun":
+        monkeypatch.setenv("RANK", "1")
+        yield
+    else:
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+        yield
+        dist.destroy_process_group()
+
+
+def _misuse() -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    for _ in range(2):
+        pruner.loss(pruner.model(batch()[0]).logsumexp(1))
+
+
+def test_a_single_process_warns(caplog: pytest.LogCaptureFixture) -> None:
+    _misuse()
+    assert caplog.text.count("no optimizer is attached") == 1
+    assert caplog.text.count("takes one number") == 1
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_another_rank_gives_errors_alone(caplog: pytest.LogCaptureFixture) -> None:
+    _misuse()
+    assert not caplog.records
+    get_logger("softprune.somewhere").error("it fails")
+    assert [record.getMessage() for record in caplog.records] == ["it fails"]
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_another_rank_says_all_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="softprune")
+    _misuse()
+    assert "no optimizer is attached" in caplog.text
+
+
+def test_rank_0_of_a_group_warns_whatever_its_environment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        get_logger("softprune.somewhere").warning("look")
+    finally:
+        dist.destroy_process_group()
+    assert caplog.messages == ["look"]
+
+
+def test_every_logger_of_the_package_is_one_of_these() -> None:
+    for file in Path(softprune.__file__).parent.rglob("*.py"):
+        assert not re.search(r"getLogger\(__name__\)", file.read_text()), file
