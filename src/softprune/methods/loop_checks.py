@@ -1,13 +1,14 @@
 """Mistakes in a training loop that a pruner can notice while it trains: a loss left out or added twice, other steps."""
 
+import gc
 import itertools
-import math
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from softprune.errors import ConfigError
 from softprune.log import get_logger
@@ -22,8 +23,6 @@ _WITHOUT_LOSS = {
 """What is wrong with a step to which the method added nothing, and the remedy, by whether the model trains."""
 _DEPTH = 4
 """Operations before a call of pruner.loss in which another call, or a scaler's factor, is found."""
-_SMALLEST_SCALE = 128.0
-"""Factors of a GradScaler are powers of two, 65536 at first; smaller ones are other weights of a loss."""
 
 
 class LoopChecks:
@@ -150,7 +149,14 @@ def _scale(node: Any) -> float:
     if factor is None or factor.ndim or factor.dtype != torch.float32 or factor.requires_grad:
         return 1.0
     value = float(factor)
-    return value if value >= _SMALLEST_SCALE and math.frexp(value)[0] == 0.5 else 1.0
+    return value if value > 1 and value in _scales_in_use() else 1.0
+
+
+def _scales_in_use() -> set[float]:
+    """Return the factors of all GradScalers of this process, which takes about 0.1 s."""
+    # isinstance() would read an attribute of every object, for which deprecated ones warn.
+    scalers = [each for each in gc.get_objects() if issubclass(type(each), GradScaler)]
+    return {scaler.get_scale() for scaler in scalers}
 
 
 def _notes(node: Any) -> dict[str, Any]:
