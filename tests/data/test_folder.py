@@ -1,17 +1,19 @@
 """Images in folders."""
 
 import importlib
+import io
 import logging
 import os
 import random
 import re
 
+import numpy as np
 import pytest
 import torch
 
 from softprune.data import BatchLoader, load_data, loader
 from softprune.data.crops import random_box
-from softprune.data.images import BrokenImage, normalised
+from softprune.data.images import BrokenImage, decode_image, normalised
 from softprune.errors import DataError
 
 Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
@@ -165,10 +167,11 @@ def test_an_empty_class(root, caplog):
 
 
 def test_files_that_are_no_images_are_reported(root, caplog):
-    (root / "train" / "ant" / "notes.txt").write_text("x")
+    for name in ("notes.txt", "._0.png"):
+        (root / "train" / "ant" / name).write_text("x")
     with caplog.at_level(logging.WARNING):
         assert len(_load(root).train) == 12
-    assert "ignoring 1 files" in caplog.text
+    assert "ignoring 2 files" in caplog.text
 
 
 def test_classes_that_differ_between_splits(root):
@@ -276,7 +279,56 @@ def test_a_decoder_is_chosen_from_the_common_ones_alone(root):
     Image.new("RGB", (20, 20)).save(root / "train" / "ant" / "0.png", format="EPS")
     item = _load(root).train[0, 0]
     assert isinstance(item, BrokenImage)
-    assert "cannot identify" in item.reason
+    assert item.reason.startswith("it is not an image that can be read (JPEG, PNG")
+
+
+def _encoded(values, kind, **options):
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, kind, **options)
+    return file.getvalue()
+
+
+_RAMP = np.arange(0, 65536, 65, dtype=np.uint16).reshape(1, -1)
+_RAMP_PGM = b"P5 %d 1 65535\n" % _RAMP.size + _RAMP.astype(">u2").tobytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [_encoded(_RAMP, "PNG"), _encoded(_RAMP, "TIFF"), _encoded(_RAMP.byteswap().view(">u2"), "TIFF"), _RAMP_PGM],
+)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_of_16_bits_the_upper_eight_are_taken(content, mode):
+    pixels = np.asarray(decode_image(content, mode)).reshape(_RAMP.size, -1)
+    assert (pixels == _RAMP.reshape(-1, 1) // 256).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pixels_without_a_range_are_refused(dtype):
+    with pytest.raises(DataError, match=r"32 bits and no known range \(mode [IF]\); save it with 8 or 16 bits"):
+        decode_image(_encoded(_RAMP.astype(dtype), "TIFF"))
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "CMYK", "P", "1"])
+def test_images_are_decoded_as_torchvision_decodes_them(tmp_path, mode):
+    """EXIF's orientation included, which its ImageFolder does not apply."""
+    from torchvision.datasets.folder import default_loader
+
+    path = tmp_path / ("image.jpg" if mode == "CMYK" else "image.png")
+    turned = Image.Exif()
+    turned[0x112] = 6
+    ramp = Image.fromarray(np.arange(24 * 16, dtype=np.uint8).reshape(16, 24)).convert("RGB")
+    ramp.convert(mode).save(path, exif=turned)
+    decoded = decode_image(path.read_bytes())
+    assert decoded.size == (24, 16)
+    assert decoded.tobytes() == default_loader(path).tobytes()
+
+
+def test_a_palette_with_transparency_has_its_colours_and_no_warning(recwarn):
+    colours = Image.new("RGB", (8, 8), (10, 200, 30)).quantize(4)
+    file = io.BytesIO()
+    colours.save(file, "PNG", transparency=bytes(4))
+    assert decode_image(file.getvalue()).getpixel((0, 0)) == (10, 200, 30)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(

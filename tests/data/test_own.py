@@ -74,6 +74,10 @@ def triples():
 def maps():
     return (Items((IMAGE, torch.zeros(8, 8))),) * 2
 
+def palettes():
+    from PIL import Image
+    return (Items((Image.new("RGB", (8, 8)).quantize(4), 1)),) * 2
+
 def loaders():
     return (torch.utils.data.DataLoader(made(4)),) * 2
 
@@ -143,6 +147,7 @@ def test_bundles_and_arrays_are_taken_as_they_are(own):
         ("dicts", DataError, r"must be \(image, label\). Got a dict with the keys image, label\.$"),
         ("triples", DataError, r"must be \(image, label\). Got a tuple of 3\.$"),
         ("maps", DataError, r"number of a class. Got a tensor of shape \(8, 8\); for other tasks"),
+        ("palettes", DataError, r'Got mode P, numbers of colours; return image.convert\("RGB"\)'),
         ("loaders", DataError, r"it is no DataLoader and no IterableDataset. Got DataLoader"),
         ("streams", DataError, r"it is no DataLoader and no IterableDataset. Got Stream"),
         ("three", DataError, r"must return \(train, test\).*Got a tuple of 3 from"),

@@ -120,4 +120,5 @@ def _walk(root: Path) -> Iterator[tuple[str, bool]]:
         subfolders.sort()
         for name in sorted(files):
             path = os.path.join(folder, name)
-            yield path, os.path.splitext(name)[1].lower() in SUFFIXES and os.path.isfile(path)
+            # A hidden file is not the user's: macOS adds "._NAME.jpg", which holds no image, to archives.
+            yield path, name[0] != "." and os.path.splitext(name)[1].lower() in SUFFIXES and os.path.isfile(path)

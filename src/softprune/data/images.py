@@ -267,11 +267,24 @@ def read_image(path: Path | bytes) -> bytes:
 
 
 def decode_image(content: bytes, mode: str = "RGB") -> Image:
-    """Return an encoded image in a mode of Pillow."""
-    from PIL import Image
+    """Return an encoded image in a mode of Pillow, as stored: EXIF's orientation is not applied.
 
-    image: Image.Image = Image.open(BytesIO(content), formats=_FORMATS)
+    As in torchvision's ImageFolder, except that of 16 bits the upper eight are taken, where Pillow would clip: an image
+    of 16 bits would be white.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image: Image.Image = Image.open(BytesIO(content), formats=_FORMATS)
+    except UnidentifiedImageError:
+        raise DataError(f"it is not an image that can be read ({', '.join(_FORMATS)})") from None
     if image.width * image.height > _MOST_PIXELS:
         raise DataError(f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}")
     image.load()
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise DataError(f"its pixels have 32 bits and no known range (mode {image.mode}); save it with 8 or 16 bits")
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the same colours; Pillow warns otherwise
     return image if image.mode == mode else image.convert(mode)  # which copies also if there is nothing to do

@@ -49,6 +49,11 @@ class TorchDataset(LoadedDataset):
             raise DataError(f"An item of a data set must be (image, label). Got {_described(item)}.")
         image, label = item
         if not isinstance(image, Tensor):
+            if getattr(image, "mode", "") == "P":
+                raise DataError(
+                    "A PIL image must have the values of its channels. Got mode P, numbers of colours; return "
+                    'image.convert("RGB").'
+                )
             image = image_tensor(image)
         if image.ndim != 3 or (image.dtype != torch.uint8 and not image.is_floating_point()):
             raise DataError(
