@@ -66,7 +66,7 @@ def test_an_option_of_the_wrong_kind(method: str, options: dict[str, Any], said:
     ],
 )
 def test_a_pruner_takes_numbers_of_numpy_and_keeps_none(method: str, options: dict[str, Any], tmp_path: Path) -> None:
-    pruner = REGISTRY[method].build(Chain(), batch()[0], **options)
+    pruner = REGISTRY[method](Chain(), batch()[0], **options)
     torch.save(pruner.state_dict(), tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True)["method"] == method
     if pruner.target is None:
@@ -75,7 +75,7 @@ def test_a_pruner_takes_numbers_of_numpy_and_keeps_none(method: str, options: di
 
 
 def test_training_that_diverges_under_a_target_is_told_so() -> None:
-    pruner = REGISTRY["scp"].build(Chain(), batch()[0], target={"macs": 0.5}, total_steps=100)
+    pruner = REGISTRY["scp"](Chain(), batch()[0], target={"macs": 0.5}, total_steps=100)
     optimizer = sgd(pruner)
     train(pruner, optimizer, 2)
     with torch.no_grad():
