@@ -145,12 +145,25 @@ def test_room_left_by_an_overshoot_is_filled_with_regrown_channels():
     assert status.finalised_step == 260
 
 
+def test_margin_of_a_cut_and_score_of_a_channel():
+    _, pruner, _ = build(total_steps=1000)
+    pruner.budget.update(10)
+    status = pruner.status
+    assert status.margin == 1 - status.dense / status.limit
+    assert status.score == pytest.approx(1)
+    older = pruner.budget.state_dict()
+    older["margin"] = older.pop("score")
+    pruner.budget.score = None
+    pruner.budget.load_state_dict(older)
+    assert pruner.status.score == status.score
+
+
 def test_room_left_at_the_end_stays_unused_and_is_reported(caplog):
     model, pruner, _ = build(total_steps=1000)
     kill(model, pruner, 0.8)
     with caplog.at_level("WARNING", logger="softprune"):
         pruner.decide()
-    assert pruner.status.unused > 0.1
+    assert pruner.status.margin > 0.1
     assert "more channels have died than the target asks for" in caplog.text
     assert not pruner._dead_kept(model)
 

@@ -1,4 +1,4 @@
-"""The strength's rule, on made-up plants: how fast a margin falls for a strength."""
+"""The strength's rule, on made-up plants: how fast a score falls for a strength."""
 
 import itertools
 import math
@@ -11,22 +11,22 @@ TOTAL, UPDATES = 10_000, 100
 
 
 def simulate(gain, *, resistance=0.0, rate=lambda done: 1.0):
-    """Return (margin, strength) at every update; the strength pushes down, and what was learned pushes back."""
-    controller, margin, path = Controller(TOTAL), 1.0, []
+    """Return (score, strength) at every update; the strength pushes down, and what was learned pushes back."""
+    controller, score, path = Controller(TOTAL), 1.0, []
     for number in range(1, UPDATES + 1):
         done = number / UPDATES
-        strength = controller.update(number * TOTAL // UPDATES, margin, 0.0)
-        path.append((margin, strength))
+        strength = controller.update(number * TOTAL // UPDATES, score, 0.0)
+        path.append((score, strength))
         push = gain * strength / first_strength(TOTAL)
-        margin -= rate(done) / (REACH * UPDATES) * (push - resistance * max(1 - margin, 0))
-        if margin <= 0:
+        score -= rate(done) / (REACH * UPDATES) * (push - resistance * max(1 - score, 0))
+        if score <= 0:
             break
     return path
 
 
 @pytest.mark.parametrize("gain", [0.1, 0.3, 1.0, 5.0])
 @pytest.mark.parametrize("resistance", [0.0, 0.5])
-def test_the_margin_is_gone_soon_after_a_third(gain, resistance):
+def test_the_score_is_gone_soon_after_a_third(gain, resistance):
     path = simulate(gain, resistance=resistance)
     assert len(path) <= 0.6 * UPDATES
 

@@ -89,7 +89,7 @@ class Budget(Limit):
         self.controller = Controller(pursuit)
         self.cost_weights = CostWeights(cost_weighting, self.measure, self.channels.widths)
         self.finalised_step: int | None = None
-        self.margin: float | None = None
+        self.score: float | None = None
         self.regrown = 0
         self._near: int | None = None
         self._scores: Masks | None = None
@@ -136,17 +136,17 @@ class Budget(Limit):
         broadcast_from_rank0_(near := near.to(self.channels.decision.in_force.device))
         self._near = int(near)
         keep = search.masks(search.at_rank(self._near))
-        self.margin = max(
+        self.score = max(
             (float(score[~keep[name]].max()) for name, score in scores.items() if not keep[name].all()), default=0.0
         )
-        if step >= self.latest or (self.margin <= 0 and step >= self.earliest):
+        if step >= self.latest or (self.score <= 0 and step >= self.earliest):
             self._finalise(step, scores)
             return self._hold(step, self.channels.scores())
         factors, endangered = self.channels.protection(scores, self._scores, keep, self._kept_share)
         self._set_weights(self.cost_weights.apply(factors, self.network, keep))
         # A lower strength does not help channels that do not get all of it.
-        strength = self.controller.update(step, self.margin, endangered if self._kept_share == 1 else 0.0)
-        logger.debug("step %d: margin %.3f, strength %.3g", step, self.margin, strength)
+        strength = self.controller.update(step, self.score, endangered if self._kept_share == 1 else 0.0)
+        logger.debug("step %d: score %.3f, strength %.3g", step, self.score, strength)
         return strength
 
     @property
@@ -278,10 +278,7 @@ class Budget(Limit):
 
     def status(self, masks: Mapping[str, Tensor], strength: float) -> BudgetStatus:
         return replace(
-            super().status(masks, strength),
-            margin=self.margin,
-            finalised_step=self.finalised_step,
-            regrown=self.regrown,
+            super().status(masks, strength), score=self.score, finalised_step=self.finalised_step, regrown=self.regrown
         )
 
     # --- state -------------------------------------------------------------------------------------------------
@@ -297,7 +294,7 @@ class Budget(Limit):
             "controller": self.controller.state_dict(),
             "cost_weights": self.cost_weights.state_dict(),
             "near": self._near,
-            "margin": self.margin,
+            "score": self.score,
             "finalised_step": self.finalised_step,
             "regrown": self.regrown,
             "in_force": self.is_final,
@@ -316,7 +313,8 @@ class Budget(Limit):
         self.controller.load_state_dict(state["controller"])
         self.cost_weights.load_state_dict(state["cost_weights"])
         self.was_trained = bool(state["was_trained"])
-        self._near, self.margin, self.regrown = state["near"], state["margin"], state["regrown"]
+        self._near, self.regrown = state["near"], state["regrown"]
+        self.score = state["score"] if "score" in state else state["margin"]  # its name in older states
         self.finalised_step, self._scores = state["finalised_step"], state["scores"]
         self.channels.allowed, self.channels.weights = state["allowed"], state["weights"]
         self.channels.in_force = state["in_force"]

@@ -1,15 +1,15 @@
 """The strength during training: constant while the cut arrives in time, raised when it is late.
 
-What is controlled is not the cost itself, which changes in steps, but the margin of the most alive channel that must
-be removed: 1 for an untrained channel, 0 at the threshold at which SCP drops a channel. The target is met when the
-margin is 0.
+What is controlled is not the cost itself, which changes in steps, but the highest score of a channel that must be
+removed: 1 for an untrained channel, 0 at the threshold at which SCP drops a channel. The target is met when the score
+is 0.
 """
 
 import math
 from typing import Any
 
 REACH = 1 / 3
-"""The share of the training after which the margin should be 0: features are still forming there, and learning rates
+"""The share of the training after which the score should be 0: features are still forming there, and learning rates
 usually fall later."""
 _WATCH = 0.05
 """The share of the training at its beginning in which the strength is not raised ..."""
@@ -48,29 +48,29 @@ class Controller:
         self._last: tuple[float, float] | None = None
         self._speed: float | None = None
 
-    def update(self, step: int, margin: float, endangered: float) -> float:
+    def update(self, step: int, score: float, endangered: float) -> float:
         """Return the strength from `step` on; `endangered` is the share of the channels to keep that would die soon."""
         done = step / self.total_steps
         if self._last is not None and done > self._last[0]:
             passed = done - self._last[0]
-            speed = (self._last[1] - margin) / passed
+            speed = (self._last[1] - score) / passed
             self._speed = speed if self._speed is None else 0.5 * (self._speed + speed)
-            self.strength *= math.exp(min(100 * passed, 5.0) * self._change(done, margin, endangered))
+            self.strength *= math.exp(min(100 * passed, 5.0) * self._change(done, score, endangered))
             lowest = first_strength(self.total_steps) / 4
             self.strength = min(max(self.strength, lowest), _CEILING)
-        self._last = (done, margin)
+        self._last = (done, score)
         return self.strength
 
-    def _change(self, done: float, margin: float, endangered: float) -> float:
+    def _change(self, done: float, score: float, endangered: float) -> float:
         """Return the change of the strength's logarithm for one hundredth of the training."""
         if endangered > _CROWD:
             return -_BRAKE
-        if done < max(_WATCH, _LAG / self.total_steps) or margin <= 0 or self._speed is None:
+        if done < max(_WATCH, _LAG / self.total_steps) or score <= 0 or self._speed is None:
             return 0.0
         if done >= REACH:
             return _RAISE_LATE
-        # How much faster the margin would have to fall to be 0 in time.
-        needed = margin / (REACH - done)
+        # How much faster the score would have to fall to be 0 in time.
+        needed = score / (REACH - done)
         return _RAISE * min(max(1 - self._speed / needed, 0.0), 1.0)
 
     def state_dict(self) -> dict[str, Any]:

@@ -34,16 +34,16 @@ class BudgetStatus:
     """The figure of what a cut would leave now."""
     strength: float
     """The weight of the sparsity loss."""
-    margin: float | None = None
-    """How far the most alive channel that must be removed is from being dropped: 1 untrained, 0 dropped. None before
-    the first update, and for methods that rank channels."""
+    score: float | None = None
+    """The highest score of a channel that must be removed: 1 untrained, 0 dropped. None before the first update, and
+    for methods that rank channels."""
     finalised_step: int | None = None
     """The step after which the cut was finalised."""
     regrown: int = 0
     """Channels that were brought back because more had died than the target asks for."""
 
     @property
-    def unused(self) -> float:
+    def margin(self) -> float:
         """The share of the limit that the cut leaves unused; negative before the target is met."""
         return 1 - self.cost / self.limit
 

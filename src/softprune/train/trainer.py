@@ -202,7 +202,7 @@ class Trainer:
             decided=stage.pruner is None or stage.pruner.decided,
             lr=step.schedule(last_step),
             strength=stage.strength(last_step),
-            margin=None if budget is None else budget.unused,
+            margin=None if budget is None else budget.margin,
             train_loss=totals.loss,
             train_top1=totals.top1,
             test_loss=None if tested is None else tested.loss,
