@@ -54,6 +54,17 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[
 
 
 @pytest.fixture
+def same_operators() -> Iterator[None]:
+    """Forget the operators that a test adds."""
+    from softprune.graph.rules.registry import OPERATORS
+
+    before = dict(OPERATORS)
+    yield
+    OPERATORS.clear()
+    OPERATORS.update(before)
+
+
+@pytest.fixture
 def forking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the environment of a fork server, which imports the modules of its children from PYTHONPATH."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -68,7 +68,7 @@ def python_blocks(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.usefixtures("smaller_networks")
+@pytest.mark.usefixtures("smaller_networks", "same_operators")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if "own-model" in name else ()) for name in DOCUMENTS]
 )

@@ -13,19 +13,13 @@ from torch import Tensor, nn
 import softprune as sp
 from softprune.errors import ModelError
 from softprune.graph import trace
-from softprune.graph.rules.registry import ACTIVATIONS
 from softprune.inspection import floor_masks
-from softprune.masks import KNOWN_ACTIVATIONS
 from softprune.plan import make_plan, required_sites
 from softprune.plan.coupling import _live_outputs, _on_every_path
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan
 
 IMAGE = torch.randn(2, 3, 8, 8)
-
-
-def test_every_activation_of_the_graph_has_a_dead_probability() -> None:
-    assert set(ACTIVATIONS) | {"none"} == KNOWN_ACTIVATIONS
 
 
 @pytest.mark.parametrize("name", [*TOPOLOGIES, *GROUPED])

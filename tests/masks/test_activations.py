@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from softprune.errors import ConfigError
-from softprune.masks import KNOWN_ACTIVATIONS, MaskConfig, dead_edges
+from softprune.graph.rules.registry import activations
+from softprune.masks import MaskConfig, dead_edges
 from softprune.masks.activations import left_tail_dies
 
 TORCH = {
@@ -24,6 +25,8 @@ TORCH = {
     "selu": F.selu,
     "tanh": torch.tanh,
     "hardtanh": F.hardtanh,
+    "clamp": lambda x: x.clamp(-2, 3),
+    "clamp_min": lambda x: x.clamp_min(-2),
     "softsign": F.softsign,
     "tanhshrink": F.tanhshrink,
     "softshrink": F.softshrink,
@@ -39,7 +42,7 @@ def dead_set(x, edges):
 
 
 def test_every_known_activation_is_checked_here():
-    assert set(TORCH) == KNOWN_ACTIVATIONS
+    assert set(TORCH) == {*activations(), "none"}
 
 
 @pytest.mark.parametrize("delta", [0.01, 0.05, 0.2, 0.9])
@@ -55,7 +58,7 @@ def test_a_dip_shallower_than_delta_does_not_count():
     assert len(dead_edges("silu", MaskConfig(delta=0.28))) == 1
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN_ACTIVATIONS - set(LEFT_TAIL)))
+@pytest.mark.parametrize("name", sorted(TORCH.keys() - set(LEFT_TAIL)))
 def test_two_sided_activations_stay_within_delta_on_their_set(name):
     low, high = dead_edges(name, MaskConfig(delta_two_sided=0.05))
     assert low == -high
@@ -64,13 +67,14 @@ def test_two_sided_activations_stay_within_delta_on_their_set(name):
     assert not left_tail_dies(name, MaskConfig())
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN_ACTIVATIONS))
+@pytest.mark.parametrize("name", sorted(TORCH))
 def test_without_relu_only_the_input_counts(name):
     config = MaskConfig(use_relu=False, delta_two_sided=0.1)
     assert dead_edges(name, config) == (-0.1, 0.1)
     assert not left_tail_dies(name, config)
 
 
-def test_an_unknown_activation_is_refused():
+@pytest.mark.parametrize("use_relu", [True, False])
+def test_an_unknown_activation_is_refused(use_relu):
     with pytest.raises(ConfigError, match=r"must be one of celu, .* Got 'sigmoid'"):
-        dead_edges("sigmoid", MaskConfig())
+        dead_edges("sigmoid", MaskConfig(use_relu=use_relu))

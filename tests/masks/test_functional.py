@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from softprune.graph.rules.registry import activations
 from softprune.masks import (
-    KNOWN_ACTIVATIONS,
     MaskConfig,
     alive_probability,
     dead_probability,
@@ -166,7 +166,7 @@ def test_finite_at_the_extremes(activation, dtype):
 @given(
     beta=st.floats(-(2.0**126), 2.0**126, width=32),
     gamma=st.floats(-(2.0**126), 2.0**126, width=32),
-    activation=st.sampled_from(sorted(KNOWN_ACTIVATIONS)),
+    activation=st.sampled_from([*activations(), "none"]),
     use_relu=st.booleans(),
 )
 def test_finite_for_any_parameters(beta, gamma, activation, use_relu):

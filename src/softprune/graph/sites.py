@@ -13,12 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.graph.builder import GraphBuilder
 from softprune.graph.groups import Entering, find_groups
 from softprune.graph.modules import is_known_batch_norm
-from softprune.graph.rules.registry import ACTIVATIONS, OPERATORS, activation_of, operator_name
+from softprune.graph.rules.registry import OPERATORS, activation_of, activations, operator_name
 
 KINDS = ("sum", "linear", "stream")
 """Kinds of sites beside ``"activated"``, a BatchNorm that an activation reads; see :mod:`softprune.graph.groups`."""
 DEFAULT_KINDS = ("sum",)
-WRITTEN_OUT = tuple(name for name, activation in ACTIVATIONS.items() if activation.left_tail_dies)
+WRITTEN_OUT = tuple(name for name, activation in activations().items() if activation.left_tail_dies)
 """Activations that forward() may write out in arithmetic, such as x * sigmoid(x)."""
 LARGEST_FORMULA = 12
 """Operators that a written-out activation has at most (GELU in its tanh form has nine)."""

@@ -1,7 +1,6 @@
 """The paper's mathematics and the masked BatchNorm."""
 
 from softprune.config.method import MaskConfig as MaskConfig
-from softprune.masks.activations import KNOWN_ACTIVATIONS as KNOWN_ACTIVATIONS
 from softprune.masks.activations import dead_edges as dead_edges
 from softprune.masks.batchnorm import MaskedBatchNorm as MaskedBatchNorm
 from softprune.masks.batchnorm import is_masked as is_masked

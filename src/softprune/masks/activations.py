@@ -21,33 +21,19 @@ from collections.abc import Callable
 
 from softprune.config.method import MaskConfig
 from softprune.errors import ConfigError
-from softprune.graph.rules.registry import ACTIVATIONS, Activation
-
-KNOWN_ACTIVATIONS = frozenset({*ACTIVATIONS, "none"})
-"""Names that ``activation=`` may have; ``"none"`` is a BatchNorm without an activation."""
+from softprune.graph.rules.registry import OPERATORS, Activation, activations
 
 # exp(700) is still a float, and every dipping activation is zero to double precision long before -700.
 _FAR = 700.0
 
 
-def check_activation(activation: str) -> None:
-    """Raise unless ``activation`` is a name with a known dead set."""
-    if activation not in KNOWN_ACTIVATIONS:
-        raise ConfigError(
-            f"An activation must be one of {', '.join(sorted(KNOWN_ACTIVATIONS))}. Got {activation!r}. "
-            'Use "none" for a decision from BatchNorm alone.'
-        )
-
-
 def left_tail_dies(activation: str, config: MaskConfig) -> bool:
     """Whether pushing ``beta`` down kills a channel: it decides the form of the sparsity loss."""
-    check_activation(activation)
-    return config.use_relu and _entry(activation).left_tail_dies
+    return _entry(activation).left_tail_dies and config.use_relu
 
 
 def dead_edges(activation: str, config: MaskConfig) -> tuple[float, ...]:
     """Bounds of the inputs that die, ascending; with an odd number of edges the left tail dies too."""
-    check_activation(activation)
     if not left_tail_dies(activation, config):
         # Without ReLU the paper bounds |x| itself, whatever follows.
         slope = _entry(activation).steepest_slope if config.use_relu else 1.0
@@ -67,7 +53,15 @@ _solved: dict[tuple[str, float], tuple[float, ...]] = {}
 
 
 def _entry(activation: str) -> Activation:
-    return ACTIVATIONS.get(activation, _NONE)
+    """Return what is known of an activation, by the name of its operator; "none" is a BatchNorm without one."""
+    found = OPERATORS.get(activation)
+    known = _NONE if activation == "none" else None if found is None else found.activation
+    if known is None:
+        raise ConfigError(
+            f"An activation must be one of {', '.join(sorted({*activations(), 'none'}))}. Got {activation!r}. "
+            'Use "none" for a decision from BatchNorm alone.'
+        )
+    return known
 
 
 def _dipping_edges(act: Callable[[float], float], delta: float) -> tuple[float, ...]:

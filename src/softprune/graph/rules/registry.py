@@ -1,16 +1,21 @@
 """The table of operators: what each does to zeros, constants and channels, and whether it is an activation.
 
 The rules, the search for sites and the masks all read this table. To add an operator, give it an entry with the kind of
-an existing rule, or write a rule for a new kind with :func:`rule`.
+an existing rule, or write a rule for a new kind with :func:`rule`. :func:`add_operator` adds one of the user's own.
 """
 
 import math
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
+
+from softprune.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,12 @@ class Operator:
     transparent: bool = False
     """Whether it hands channels on, so that a BatchNorm's activation may stand after it."""
     activation: Activation | None = None
-    clips: bool = False
-    """Whether its bounds decide if it is an activation, and which."""
+    by_values: bool = False
+    """Whether its arguments decide if it is an activation, and which: bounds of a clip, the slope of a LeakyReLU."""
 
 
 OPERATORS: dict[str, Operator] = {}
-"""Operator name without overload and in-place underscore -> what it does."""
+"""Operator name, as :func:`operator_name` returns it -> what it does."""
 
 
 def _add(kind: str, *names: str, **properties: Any) -> None:
@@ -76,13 +81,12 @@ _add("pointwise", "hardswish", activation=Activation(left_tail_dies=True, dips=_
 _add("pointwise", "silu", activation=Activation(left_tail_dies=True, dips=_silu))
 _add("pointwise", "gelu", activation=Activation(left_tail_dies=True, dips=_gelu))
 _add("pointwise", "mish", activation=Activation(left_tail_dies=True, dips=_mish))
+_add("pointwise", "leaky_relu", "hardtanh", "clamp", "clamp_min", activation=_BOTH_TAILS_LIVE, by_values=True)
 _add(
-    "pointwise", "leaky_relu", "rrelu", "elu", "celu", "tanh", "softsign", "tanhshrink", "softshrink",
+    "pointwise", "rrelu", "elu", "celu", "tanh", "softsign", "tanhshrink", "softshrink",
     "hardshrink", activation=_BOTH_TAILS_LIVE,
 )
 _add("pointwise", "selu", activation=Activation(steepest_slope=_SELU_SLOPE))
-_add("pointwise", "hardtanh", activation=_BOTH_TAILS_LIVE, clips=True)
-_add("pointwise", "clamp", "clamp_min", clips=True)
 _add("pointwise", "sigmoid", "hardsigmoid", at_zero=0.5)
 _add("pointwise", "softplus", at_zero=0.69)
 _add("pointwise", "log_sigmoid", at_zero=-0.69)
@@ -153,9 +157,6 @@ _add("index", "index", "index_select")
 _add("pad", "pad", "constant_pad_nd", transparent=True)
 # fmt: on
 
-ACTIVATIONS = {name: entry.activation for name, entry in OPERATORS.items() if entry.activation is not None}
-"""Activations that a dropped channel passes as zero."""
-
 Rule = Callable[[Any, Node], Any]
 """(GraphBuilder, node) -> the node's value."""
 
@@ -173,13 +174,37 @@ def rule(kind: str) -> Callable[[Rule], Rule]:
     return register
 
 
+def add_operator(name: str, entry: Operator) -> None:
+    """Tell softprune what an operator of your own (``torch.library``) does, so that channels can be cut through it.
+
+    Args:
+        name: ``"mine::act"``, or as `inspect` shows it, ``"mine.act.default"``.
+        entry: What it does, such as ``Operator("pointwise", activation=Activation(left_tail_dies=True))``.
+    """
+    space, name, *_ = [*re.split(r"::|\.", name), ""]
+    if not space or not name:
+        raise ConfigError(f"An operator's name must be namespace::name. Got {space!r}; write 'mine::{space}', say.")
+    if entry.kind not in RULES:
+        raise ConfigError(f"The kind of an operator must be one of {', '.join(RULES)}. Got {entry.kind!r}.")
+    OPERATORS[_qualified(space, name)] = entry
+
+
+def activations() -> dict[str, Activation]:
+    """Return the activations that a dropped channel passes as zero, by the name of their operator."""
+    return {name: entry.activation for name, entry in OPERATORS.items() if entry.activation is not None}
+
+
 def operator_name(node: Node) -> str:
-    """Return the name in the table: ``aten::add_.Tensor`` -> ``add``."""
+    """Return the name in the table: ``aten::add_.Tensor`` -> ``add``, ``mine::add_`` -> ``mine::add``."""
     if node.target is operator.getitem:
         return "getitem"
     schema = getattr(node.target, "_schema", None)
-    name = schema.name.split("::")[-1] if schema is not None else str(node.target)
-    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    return str(node.target) if schema is None else _qualified(*schema.name.split("::"))
+
+
+def _qualified(space: str, name: str) -> str:
+    name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    return name if space == "aten" else f"{space}::{name}"
 
 
 def argument(node: Node, index: int, name: str, default: Any = None) -> Any:
@@ -188,19 +213,20 @@ def argument(node: Node, index: int, name: str, default: Any = None) -> Any:
 
 
 def activation_of(node: Node) -> str | None:
-    """Return the activation that `node` is, or None. Clips are activations depending on their bounds."""
+    """Return the activation that `node` is, or None. Where arguments decide, its values tell."""
     name = operator_name(node)
-    if name not in OPERATORS or not OPERATORS[name].clips:
-        return name if name in ACTIVATIONS else None
-    low, high = _bounds(name, node)
-    if any(isinstance(bound, Node) for bound in (low, high)):
+    entry = OPERATORS.get(name)
+    if entry is None or entry.activation is None:
         return None
-    if low == 0:
-        return "relu6" if high == 6 else "relu"
-    return "hardtanh" if low is not None and high is not None and low < 0 < high else None
+    if not entry.by_values:
+        return name
+    if len(node.all_input_nodes) > 1:  # a bound that is a tensor
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), lambda _: _POINTS.clone())  # it may write in place
+    values = node.target(*args, **kwargs)  # type: ignore[operator]
+    if values[_POINTS <= 0].any():
+        return None if values[_POINTS == 0].any() else name
+    return "relu6" if values.equal(_POINTS.clamp(0, 6)) else "relu"
 
 
-def _bounds(name: str, node: Node) -> tuple[Any, Any]:
-    first, second = ("min_val", "max_val") if name == "hardtanh" else ("min", "max")
-    default = (-1.0, 1.0) if name == "hardtanh" else (None, None)
-    return argument(node, 1, first, default[0]), argument(node, 2, second, default[1])
+_POINTS = torch.arange(-8.0, 9.0)
