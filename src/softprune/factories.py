@@ -1,8 +1,10 @@
 """Load what softprune does not contain: factories of the user's own (``module:factory``) and optional packages."""
 
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Collection
+import traceback
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,17 @@ def check_name(
     registry: Collection[str],
     error: type[SoftpruneError] = ConfigError,
     own: str = "module:factory",
+    options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise an error unless ``name`` is in the registry or reads as ``module:factory``. Imports nothing."""
+    """Raise an error unless ``name`` is in the registry or reads as ``module:factory``. Imports nothing.
+
+    ``options`` are arguments of a factory: what is in the registry takes none.
+    """
+    if name in registry and options:
+        raise error(
+            f"{key.partition('.')[0]}.options are arguments of a factory ({key} = 'module:factory'). Got {options} for "
+            f"{name!r}; leave them out."
+        )
     if name not in registry and not is_factory_name(name):
         raise error(
             f"{key} must be one of {', '.join(registry)}, or {own} of your own. Got {name!r}."
@@ -59,6 +70,38 @@ def import_factory(name: str, key: str) -> Callable[..., Any]:
             f"{key} = 'module:factory' must name something in the module. Got {name!r}, and {module_name} has no "
             f"{factory_name!r}.{nearest(factory_name, dir(module))}"
         ) from error
+
+
+def call_factory(
+    name: str,
+    key: str,
+    options: Mapping[str, Any],
+    offered: Mapping[str, Any] | None = None,
+    error: type[SoftpruneError] = ConfigError,
+) -> Any:
+    """Return what the factory ``name`` returns for ``options`` and those of the arguments ``offered`` that it takes."""
+    factory = import_factory(name, key)
+    offered = offered or {}
+    try:
+        signature = inspect.signature(factory)
+        takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.parameters.values())
+        given = {**{word: offered[word] for word in offered if takes_all or word in signature.parameters}, **options}
+        signature.bind(**given)
+    except (TypeError, ValueError) as problem:
+        called = [f"those of {', '.join(offered)} that it takes", *options] if offered else [*options]
+        raise error(
+            f"The factory of {key} is called with {', '.join(called)}. Got {name!r}: {problem}. Change the factory, or "
+            f"{key.partition('.')[0]}.options."
+        ) from problem
+    try:
+        return factory(**given)
+    except (TypeError, ValueError) as problem:
+        place = traceback.extract_tb(problem.__traceback__)[-1]
+        call = f"{name}({', '.join(f'{word}={value!r}' for word, value in given.items())})"
+        raise error(
+            f"The factory of {key} must work with its arguments. Got {type(problem).__name__}: {first_line(problem)}, "
+            f"raised in line {place.lineno} of {place.filename} by {call}."
+        ) from problem
 
 
 def import_optional(

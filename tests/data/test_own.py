@@ -106,6 +106,13 @@ def targets():
     part.targets = [0, 1, 2, 7]
     return made(4), part
 
+def rooted(root):
+    return root / "train", root / "test"
+
+def sized(seed, *, count, **more):
+    assert more == {"root": None, "image_size": 224, "augment": True, "fold": 2}
+    return made(count), made(6)
+
 def numbers():
     return [1, 2], [3]
 """
@@ -130,6 +137,14 @@ def test_a_pair_of_torch_data_sets(own):
     assert (len(held.train), len(held.holdout)) == (15, 5)
 
 
+def test_options_are_arguments_of_the_factory(own):
+    assert len(load_data("my_own_data:sized", options={"count": 9, "fold": 2}).train) == 9
+    with pytest.raises(DataError, match=r"that it takes, fold\. Got 'my_own_data:pair': .* 'fold'.*or data\.options\."):
+        load_data("my_own_data:pair", options={"fold": 2})
+    with pytest.raises(DataError, match=r"data\.options are arguments of a factory .* Got {'fold': 2} for 'digits'"):
+        load_data("digits", options={"fold": 2})
+
+
 def test_bundles_and_arrays_are_taken_as_they_are(own):
     assert load_data("my_own_data:bundle").name == "mine"
     assert load_data("my_own_data:arrays").num_classes == 4
@@ -143,6 +158,7 @@ def test_bundles_and_arrays_are_taken_as_they_are(own):
         ("worded", DataError, "how many classes it has, at least 2. Got '4' from"),
         ("one", DataError, r"must return \(train, test\)"),
         ("needs", DataError, "called with those of root, image_size, seed, augment"),
+        ("rooted", DataError, r"TypeError: unsupported .* raised in line \d+ of .*my_own_data.py by .*\(root=None\)"),
         ("numbers", DataError, r"items \(image, label\)"),
         ("dicts", DataError, r"must be \(image, label\). Got a dict with the keys image, label\.$"),
         ("triples", DataError, r"must be \(image, label\). Got a tuple of 3\.$"),

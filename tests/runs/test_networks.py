@@ -191,12 +191,17 @@ def test_a_factory_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_own_nets.py").write_text(
         "from torch import nn\ndef small(num_classes): return nn.Linear(3, num_classes)\ndef no(): pass\n"
+        "def bad(num_classes): return [] + num_classes\n"
     )
     network = build_network("my_own_nets:small", 4)
     assert network.out_features == 4
     for name, message in [
         ("my_own_nets:large", "has no 'large'"),
-        ("my_own_nets:no", "must take num_classes"),
+        ("my_own_nets:no", "called with num_classes. Got .* unexpected keyword argument 'num_classes'"),
+        (
+            "my_own_nets:bad",
+            r"TypeError: can only .*, raised in line 4 of .*my_own_nets\.py by .*:bad\(num_classes=4\)",
+        ),
         ("nowhere_at_all:f", "must be importable"),
         ("vgg61", "Did you mean"),
     ]:

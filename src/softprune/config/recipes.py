@@ -19,7 +19,7 @@ from softprune.errors import ConfigError, nearest
 DEFAULT_RECIPE = "digits"
 _DEEPEST = 8
 """Levels of tables and lists in a TOML file; no recipe and no sweep needs more."""
-_TABLES = ("method.options.", "method.target.", "model.options.")
+_TABLES = ("data.options.", "method.options.", "method.target.", "model.options.")
 """Tables whose keys softprune does not know beforehand."""
 
 

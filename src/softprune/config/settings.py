@@ -67,6 +67,8 @@ class DataConfig(Section, section="data"):
     """A name from `softprune data`: `digits`, `cifar10`, `cifar100`, `folder` for images in the ImageNet layout,
     `webdataset` for tar shards, `huggingface` for a set of the Hugging Face Hub; or `module:factory` for a function of
     your own that returns training and test set (docs/data.md)."""
+    options: Options = Field(default_factory=dict)
+    """Further keyword arguments of the factory, such as `{fold = 3}`."""
     dir: str = ""
     """Where the files are; `--data-dir` sets it. Not needed for the digits, which come with softprune."""
     download: bool = False

@@ -1,6 +1,6 @@
 """Data sets of the user's own: a factory that returns torch data sets, or a DataBundle."""
 
-import inspect
+from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from softprune.data.datasets import ArrayDataset, DataBundle, class_numbers
 from softprune.data.images import LoadedDataset, byte_constants, image_tensor, seeded
 from softprune.errors import DataError
-from softprune.factories import import_factory
+from softprune.factories import call_factory
 
 _RENUMBER = "number the classes from 0, or correct `classes` or `num_classes` of the training set"
 
@@ -77,28 +77,15 @@ class TorchDataset(LoadedDataset):
 
 
 def load_own(
-    name: str, *, root: Path | None, image_size: int, seed: int, augment: bool, device: torch.device
+    name: str, options: Mapping[str, Any], *, root: Path | None, image_size: int, seed: int, augment: bool
 ) -> DataBundle:
     """Call the factory ``name`` and return its data as a bundle.
 
-    The factory gets those of the keywords `root`, `image_size`, `seed` and `augment` that it has. It returns a pair
-    (train, test) of torch data sets or of ArrayDatasets, or a DataBundle.
+    The factory gets ``options``, and those of the keywords `root`, `image_size`, `seed` and `augment` that it has. It
+    returns a pair (train, test) of torch data sets or of ArrayDatasets, or a DataBundle.
     """
-    factory = import_factory(name, "data.name")
-    known = {"root": root, "image_size": image_size, "seed": seed, "augment": augment}
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise DataError(f"The factory of data.name must be a function. Got {name!r}: {error}.") from error
-    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    accepted = {parameter.name for parameter in parameters}
-    given = {key: value for key, value in known.items() if takes_all or key in accepted}
-    try:
-        data = factory(**given)
-    except TypeError as error:
-        raise DataError(
-            f"The factory of data.name is called with those of {', '.join(known)} that it takes. Got {name!r}: {error}."
-        ) from error
+    offered = {"root": root, "image_size": image_size, "seed": seed, "augment": augment}
+    data = call_factory(name, "data.name", options, offered, DataError)
     if isinstance(data, DataBundle):
         return data
     if not isinstance(data, tuple) or len(data) != 2:

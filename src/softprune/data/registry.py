@@ -1,9 +1,10 @@
 """The data sets by name: one entry each, read by `load_data`, the command line and its help."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -93,6 +94,7 @@ def load_data(
     repo: str = "",
     in_memory: bool = False,
     workers: int = 0,
+    options: Mapping[str, Any] | None = None,
 ) -> DataBundle:
     """Return the data set `name`: a key of DATASETS, or `module:factory` of your own (docs/data.md).
 
@@ -112,8 +114,9 @@ def load_data(
         repo: The set on the Hugging Face Hub, or a folder that its package `datasets` saved.
         in_memory: Decode images in files once and keep them on `device`; they must have one size.
         workers: Processes that decode them.
+        options: Further keyword arguments of a factory of your own.
     """
-    check_name("data.name", name, DATASETS, DataError)
+    check_name("data.name", name, DATASETS, DataError, options=options)
     if randaugment and name not in _IN_FILES:
         raise DataError(
             f"data.randaugment needs images in files (data.name = {', '.join(_IN_FILES)}). Got data.name = "
@@ -131,9 +134,7 @@ def load_data(
                 f"data.erasing needs one of softprune's data sets ({', '.join(DATASETS)}). Got data.name = {name!r}; "
                 "leave it out, or put random erasing into the transform of your own data set."
             )
-        bundle = load_own(
-            name, root=folder, image_size=image_size, seed=seed, augment=augment, device=torch.device(device)
-        )
+        bundle = load_own(name, options or {}, root=folder, image_size=image_size, seed=seed, augment=augment)
         return bundle.with_holdout(holdout, seed) if holdout else bundle
     if name in ("folder", "webdataset") and folder is None:
         raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")

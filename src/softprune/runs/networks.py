@@ -16,7 +16,7 @@ from softprune import models
 from softprune.config.settings import BASELINE, ModelConfig, RunConfig
 from softprune.data import DataBundle
 from softprune.errors import ConfigError, FileFormatError, first_few
-from softprune.factories import check_name, import_factory, is_factory_name
+from softprune.factories import call_factory, check_name, import_factory, is_factory_name
 from softprune.log import get_logger
 from softprune.module_state import evaluating
 from softprune.runs.checkpoint import load_tensors, read_newest, restoring
@@ -33,24 +33,12 @@ def build_network(
 
     A factory is called with ``num_classes=``, unless that is None, and with ``options`` and ``more``.
     """
-    check_name("model.name", name, models.REGISTRY)
+    check_name("model.name", name, models.REGISTRY, options=options or more)
     classes = {} if num_classes is None else {"num_classes": num_classes}
     given = {**classes, **(options or {}), **more}
     if ":" not in name:
-        if options or more:
-            raise ConfigError(
-                f"model.options are arguments of a factory (model.name = 'module:factory'). Got {options or more} for "
-                f"{name!r}; leave them out."
-            )
         return models.build(name, given["num_classes"])
-    factory = import_factory(name, "model.name")
-    try:
-        network = factory(**given)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"The factory of model.name must take {', '.join(given)}. Got {name!r}: {error}. Change model.options, or "
-            "the factory."
-        ) from error
+    network = call_factory(name, "model.name", given)
     if not isinstance(network, nn.Module):
         raise ConfigError(
             f"The factory of model.name must return an nn.Module. Got {type(network).__name__} from {name!r}."

@@ -182,8 +182,8 @@ def _cells_of(
 def _check_config(config: RunConfig, search: Search | None, after: Cell | None) -> None:
     """Raise what the run itself would raise before training, apart from what the data shows."""
     check_method(config.method, compact_at=config.train.compact_at)
-    check_name("model.name", config.model.name, models.REGISTRY)
-    check_name("data.name", config.data.name, DATASETS)
+    check_name("model.name", config.model.name, models.REGISTRY, options=config.model.options)
+    check_name("data.name", config.data.name, DATASETS, options=config.data.options)
     if after is None and config.model.weights:
         check_weights_exist(Path(config.model.weights).expanduser())
     epochs = config.train.epochs

@@ -300,6 +300,7 @@ def open_data(
         repo=config.data.repo,
         in_memory=config.data.in_memory,
         workers=config.data.workers,
+        options=config.data.options,
     )
 
 
