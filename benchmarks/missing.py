@@ -148,11 +148,12 @@ QUEUE = (
 comes after networks that cannot, and so fills the ends of sessions."""
 
 NEXT = (
-    "--only 'cifar100-*' --only cifar10-vgg19-slimming-ft",
-    "--only 'tinyimagenet-*'",
+    "--first cifar100-densenet40-scp cifar100-densenet40-scp-high cifar100-densenet40-scp-strength3e-05 "
+    "cifar10-vgg19-slimming-ft --only 'tinyimagenet-*' --runs gpu-runs",
+    "--only 'cifar100-vgg*'",
     "--only '*-densenet40-*' --most 4 --runs gpu-runs",
 )
-"""Options of prepare.py for the next sessions: VGGs, whose last seconds DenseNet-40 fills; ResNet-50; DenseNet-40."""
+"""Options of prepare.py for the next sessions: what was cut off, then ResNet-50; VGGs; DenseNet-40."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ def queue_page(there: set[tuple[str, int]]) -> str:
         "Runs that are wanted and have no record, most wanted first, with prices in GPU minutes (one H200, alone) and",
         "the rows of the paper's tables that each adds. `benchmarks/gpu/` runs them side by side, resumes those that",
         "were cut off, and brings the records to `results/NAME-sSEED/`. Then run `python benchmarks/missing.py`, which",
-        "writes this page. Proposed for the next sessions of 1,600 s (add `--plan 1` to see which runs would end):",
+        "writes this page. Proposed for the next sessions of 1,690 s (add `--plan 1` to see which runs would end):",
         "",
         *(f"{number}. `python benchmarks/gpu/prepare.py {options}`" for number, options in enumerate(NEXT, start=1)),
     ]

@@ -18,7 +18,6 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import missing  # noqa: E402
 import torch  # noqa: E402
 from fork import common_training  # noqa: E402
-from pack import LARGEST  # noqa: E402
 from prices import IMAGES  # noqa: E402
 from run_jobs import Job  # noqa: E402
 
@@ -33,6 +32,8 @@ ROOT = Path("/tmp/g")
 """The folder on the GPU machine. Runs name it in their configuration, so it stays the same."""
 SETTINGS = (*missing.SETTINGS, "records.checkpoint_seconds=200")
 FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+LARGEST = 14_000_000
+"""Bytes of the largest checkpoint that surely comes back, beside those of other runs."""
 LONG = 300.0
 """Seconds from which a run goes before shorter ones on the GPU, since it decides when everything ends."""
 

@@ -22,9 +22,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 FILE = 15_500_000
 """Bytes of one file that comes back."""
 TOTAL = 64_000_000
-FILES = 8
-LARGEST = 14_000_000
-"""Bytes of the largest checkpoint that is kept."""
+"""Bytes of all of them, which are eight at most."""
 
 
 def newest_checkpoint(run: Path) -> Path | None:
@@ -52,7 +50,7 @@ def weights(runs: Path) -> Iterator[tuple[int, Path]]:
 
 
 def pack(root: Path, out: Path) -> list[str]:
-    """Write records.tgz and weights-N.tar to ``out``; return the names of the files that did not fit."""
+    """Write records.tgz and the pieces of one tar file to ``out``; return the names of the files that did not fit."""
     out.mkdir(parents=True, exist_ok=True)
     with tarfile.open(out / "records.tgz", "w:gz", compresslevel=6) as tar:
         for path in sorted(root.glob("runs/**/*")):
@@ -61,34 +59,30 @@ def pack(root: Path, out: Path) -> list[str]:
         for path in (root / "logs", root / "queue.log"):
             if path.exists():
                 tar.add(path, arcname=path.name)
-    left = TOTAL - (out / "records.tgz").stat().st_size
-    bins: list[list[Path]] = []
-    sizes: list[int] = []
-    left_out = []
+    left = TOTAL - (out / "records.tgz").stat().st_size - 10_240  # which end a tar file
+    chosen, left_out = [], []
     found = sorted(weights(root / "runs"), key=lambda item: (item[0], item[1].stat().st_size))
     for _, path in found:
         size = path.stat().st_size + 2048  # the header and the padding in the tar file
-        place = next((number for number, used in enumerate(sizes) if used + size <= FILE), len(bins))
-        if size > left or (path.suffix == ".ckpt" and size > LARGEST) or size > FILE or place == FILES - 1:
+        if size > left:
             left_out.append(f"{path.relative_to(root)} ({size / 1e6:.1f} MB)")
-            continue
-        if place == len(bins):
-            bins.append([])
-            sizes.append(10_240)
-        bins[place].append(path)
-        sizes[place] += size
-        left -= size
-    for number, paths in enumerate(bins, start=1):
-        with tarfile.open(out / f"weights-{number}.tar", "w") as tar:
-            for path in paths:
-                tar.add(path, arcname=str(path.relative_to(root)))
+        else:
+            chosen.append(path)
+            left -= size
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for path in chosen:
+            tar.add(path, arcname=str(path.relative_to(root)))
+    for number, start in enumerate(range(0, len(archive.getbuffer()), FILE), start=1):
+        (out / f"weights-{number}.part").write_bytes(archive.getbuffer()[start : start + FILE])
     return left_out
 
 
 def collect(packed: Path, runs: Path, results: Path = RESULTS) -> list[str]:
     """Extract the files; move records to ``results``, keep what is to be resumed in ``runs``; return new records."""
-    for file in sorted(packed.glob("*.t*")):
-        with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as tar:
+    pieces = b"".join(file.read_bytes() for file in sorted(packed.glob("weights-*.part")))
+    for content in ((packed / "records.tgz").read_bytes(), pieces):
+        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
             extract_plain(tar, runs / ".packed")
     records = []
     for run in sorted((runs / ".packed" / "runs").iterdir()):

@@ -1,6 +1,6 @@
 """Prepare a GPU session with one command: packages, jobs, data, and the list of calls.
 
-    python benchmarks/gpu/prepare.py --data DATA [--seconds 1600] [--only 'cifar100-*'] [--first NAME ...]
+    python benchmarks/gpu/prepare.py --data DATA [--seconds 1690] [--only 'cifar100-*'] [--first NAME ...]
     python benchmarks/gpu/prepare.py --plan 3    # only show which runs the next three sessions would finish
 
 DATA holds cifar-10-batches-py and cifar-100-python (../shared/data/make_cifar.py) and tinyimagenet
@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets")
     parser.add_argument("--runs", type=Path, help="folder of runs that came back unfinished (pack.py --collect)")
-    parser.add_argument("--seconds", type=int, default=1600, help="from the first call to the end of training")
+    parser.add_argument("--seconds", type=int, default=1690, help="from the first call to the end of training")
     parser.add_argument("--most", type=int, default=6, help="jobs at the same time")
     parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="names to take; all by default")
     parser.add_argument("--first", nargs="+", default=[], metavar="NAME", help="names to put in front")

@@ -1,6 +1,6 @@
 """Run jobs side by side on one GPU until a deadline.
 
-    python benchmarks/gpu/run_jobs.py JOBS.json ROOT --seconds 1600 --most 6
+    python benchmarks/gpu/run_jobs.py JOBS.json ROOT --seconds 1690 --most 6
 
 Writes ROOT/queue.log, ROOT/logs/NAME.log and, at the end, the empty file ROOT/finished. Needs only the standard
 library, so that it starts at once.

@@ -109,19 +109,20 @@ def test_unfinished_runs_and_dense_networks_come_back(tmp_path: Path) -> None:
     _run(runs / "done-s0" / "dense", finished=True, method="dense", checkpoint=200)
     _run(runs / "plain-dense-s0", finished=True, method="dense", checkpoint=300)
     _run(runs / "half-s0", finished=False, checkpoint=400)
-    _run(runs / "large-s0", finished=False, checkpoint=pack.LARGEST)
+    _run(runs / "large-s0", finished=False, checkpoint=pack.TOTAL)
+    _run(runs / "middle-s0", finished=False, checkpoint=pack.FILE + 1)
     left_out = pack.pack(root, out)
     assert [text.partition("/step")[0] for text in left_out] == ["runs/large-s0/checkpoints"]
-    assert sorted(file.name for file in out.iterdir()) == ["records.tgz", "weights-1.tar"]
+    assert sorted(file.name for file in out.iterdir()) == ["records.tgz", "weights-1.part", "weights-2.part"]
     assert pack.collect(out, kept, results) == ["done-s0", "plain-dense-s0"]
     assert sorted(path.name for path in (results / "done-s0").iterdir()) == ["config.toml", "result.json"]
     found = sorted(str(path.relative_to(kept)) for path in kept.glob("[!.]*/**/*.ckpt"))
     newest = "checkpoints/step-0000000010.ckpt"
-    assert found == [f"{run}/{newest}" for run in ("done-s0/dense", "half-s0", "plain-dense-s0")]
+    assert found == [f"{run}/{newest}" for run in ("done-s0/dense", "half-s0", "middle-s0", "plain-dense-s0")]
 
 
 def test_all_files_together_stay_below_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("FILE", 50_000), ("TOTAL", 120_000), ("LARGEST", 40_000)):
+    for name, value in (("FILE", 50_000), ("TOTAL", 120_000)):
         monkeypatch.setattr(pack, name, value)
     for number in range(5):
         _run(tmp_path / "runs" / f"half-s{number}", finished=False, checkpoint=30_000)
