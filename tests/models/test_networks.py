@@ -20,7 +20,7 @@ def test_forward_shape(name: str) -> None:
 @pytest.mark.parametrize("name", models.REGISTRY)
 def test_registry_names_are_functions_of_the_package(name: str) -> None:
     entry = models.REGISTRY[name]
-    assert getattr(models, name) is entry.build
+    assert getattr(models, name, None) is entry.build, "export it in models/__init__.py"
     assert entry.description
 
 

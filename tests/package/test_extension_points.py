@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from softprune import models
+from softprune.data.registry import DATASETS
 from softprune.methods import REGISTRY
 
 ROOT = Path(__file__).parents[2]
@@ -14,7 +15,15 @@ ADDITIONS = dict(re.findall(r"^### (an? .+?)\n\n(.*?)(?=\n#|\Z)", TEXT, re.MULTI
 
 
 def test_the_additions_are_described() -> None:
-    expected = {"a method", "an operator", "a network", "a budget measure", "a report section"}
+    expected = {
+        "a method",
+        "an operator",
+        "a network",
+        "a recipe",
+        "a data set",
+        "a budget measure",
+        "a report section",
+    }
     assert set(ADDITIONS) == expected | {"a metric of every epoch"}
 
 
@@ -31,6 +40,11 @@ def test_an_addition_touches_at_most_four_files(name: str) -> None:
 def test_every_method_is_in_the_files_that_are_listed() -> None:
     for name in REGISTRY:
         assert (ROOT / "docs" / "methods" / f"{name}.md").is_file()
+
+
+def test_every_data_set_is_documented() -> None:
+    text = (ROOT / "docs" / "data.md").read_text()
+    assert not [name for name in DATASETS if f"`{name}`" not in text]
 
 
 def test_every_network_has_its_counts_tested() -> None:

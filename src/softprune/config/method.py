@@ -51,7 +51,7 @@ class MethodConfig(Section, section="method"):
     strength: Amount = 1e-4
     """Weight of the sparsity loss (the paper's lambda): larger prunes more. Not used with a target."""
     target: dict[str, float | str] = Field(default_factory=dict)
-    """Instead of a strength, a budget that the run meets: `macs`, `params`, `channels` or `latency` with the share to
+    """Instead of a strength, a budget that the run meets: a quantity (docs/budgets.md lists them) with the share to
     keep (0.5 or "50%") or the figure itself, as in `target = {macs = 0.5}`. Empty for none."""
     cost_weighting: Annotated[float, Ge(0), Le(1)] = 0.0
     """Exponent a of the cost in the sparsity loss: the strength of a channel is proportional to (MACs that its

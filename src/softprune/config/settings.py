@@ -64,9 +64,8 @@ class DataConfig(Section, section="data"):
     """The images."""
 
     name: str = "digits"
-    """A name from `softprune data`: `digits`, `cifar10`, `cifar100`, `folder` for images in the ImageNet layout,
-    `webdataset` for tar shards, `huggingface` for a set of the Hugging Face Hub; or `module:factory` for a function of
-    your own that returns training and test set (docs/data.md)."""
+    """A name from `softprune data`, such as `folder` for images in the ImageNet layout; or `module:factory` for a
+    function of your own that returns training and test set (docs/data.md)."""
     options: Options = Field(default_factory=dict)
     """Further keyword arguments of the factory, such as `{fold = 3}`."""
     dir: str = ""

@@ -33,6 +33,11 @@ class DataEntry:
     num_classes: int | None = None
     """None if the files determine it."""
 
+    @property
+    def in_files(self) -> bool:
+        """Whether images are decoded from files and cropped to `image_size`."""
+        return self.input_shape is None
+
 
 def _cifar(cifar: Cifar) -> DataEntry:
     return DataEntry(
@@ -73,7 +78,7 @@ DATASETS: dict[str, DataEntry] = {
         needs_root=False,
     ),
 }
-_IN_FILES = ("folder", "webdataset", "huggingface")
+_IN_FILES = tuple(name for name, entry in DATASETS.items() if entry.in_files)
 
 
 @check_types
@@ -136,11 +141,12 @@ def load_data(
             )
         bundle = load_own(name, options or {}, root=folder, image_size=image_size, seed=seed, augment=augment)
         return bundle.with_holdout(holdout, seed) if holdout else bundle
-    if name in ("folder", "webdataset") and folder is None:
+    entry = DATASETS[name]
+    if entry.in_files and entry.needs_root and folder is None:
         raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
-    if name in _IN_FILES:
+    if entry.in_files:
         require_decoder(randaugment)
-    bundle = DATASETS[name].load(
+    bundle = entry.load(
         root=folder,
         device=torch.device(device),
         download=download,
@@ -149,10 +155,10 @@ def load_data(
         val_shards=val_shards,
         repo=repo,
     )
-    if erasing and name not in _IN_FILES:
+    if erasing and not entry.in_files:
         bundle = replace(bundle, augmentation=replace(bundle.augmentation, erasing=erasing))
     if holdout:
         bundle = bundle.with_holdout(holdout, seed)
-    if in_memory and name in _IN_FILES:
+    if in_memory and entry.in_files:
         bundle = keep_in_memory(bundle, torch.device(device), workers)
     return bundle if augment else replace(bundle, augmentation=Augmentation())
