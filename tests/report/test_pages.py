@@ -310,6 +310,7 @@ def test_a_target_of_any_quantity_has_a_page(
     counted = key not in ("latency", "activations")
     unit = QUANTITIES[key].unit
     assert (f" {unit}, 50.0 % of the dense network" in page) == (counted and amount == 0.5)
+    assert (f"At most 50.0 % of the dense network&#39;s {key}." in page) == (not counted and amount == 0.5)
     assert (f"At most 500 {unit}." in page) == (amount == 500)
     assert ("target removed" in page) == counted
 

@@ -1,6 +1,6 @@
 """One-shot methods that remove a share of every site: filters of small L1 norm, or random channels."""
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from torch import Tensor, nn
 
@@ -22,7 +22,7 @@ from softprune.selection import Globs
 class LayerwisePruner(OneShotPruner):
     """A one-shot method that removes the channels of lowest score from every site: a share `ratio` of each."""
 
-    settings = ("ratios",)
+    settings: ClassVar[tuple[str, ...]] = ("ratios",)
 
     def __init__(
         self, model: nn.Module, example: ExampleLike, *, ratio: Ratio | None = None, **options: Unpack[RankingOptions]

@@ -4,14 +4,15 @@ import math
 
 from torch import Tensor, nn
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, check_types
 
 # Standard deviation of a unit normal truncated at two of its own standard deviations.
 _TRUNCATED_STD = 0.87962566103423978
 
 
+@check_types
 def classifier(width: int, num_classes: int) -> nn.Linear:
-    """Return the last layer of a network; raise a ConfigError for a number of classes below one."""
+    """Return the last layer of a network; raise a ConfigError for what is no number of classes."""
     if num_classes < 1:
         raise ConfigError(f"`num_classes` must be at least 1. Got {num_classes}; pass the number of your classes.")
     return nn.Linear(width, num_classes)

@@ -49,14 +49,14 @@ def warnings_of(run: Run) -> list[str]:
     return texts if more <= 0 else [*texts[:MOST_WARNINGS], f"{more} more in run.log"]
 
 
-def target_of(run: Run) -> tuple[Target, float] | None:
-    """The target of a run and its limit, or None. A share of what records do not count, a latency say, is unknown."""
+def target_of(run: Run) -> tuple[Target, float | None] | None:
+    """The target of a run, or None, and its limit: None for a share of what records do not count, a latency say."""
     if not run.config.method.target:
         return None
     target = read_target(run.config.method.target)
     dense = getattr(run.dense, target.key, None)
     if dense is None:
-        return None if target.is_share else (target, target.amount)
+        return target, None if target.is_share else target.amount
     return target, target.limit(dense)
 
 
@@ -77,12 +77,13 @@ def target_section(run: Run) -> dict[str, Any] | None:
     if found is None:
         return None
     target, limit = found
-    lead = f"At most {target.figure(limit)}"
-    if target.is_share:
-        lead += f", {percent(100 * target.amount)} of the dense network"
-    lead += ". "
+    share = f"{percent(100 * target.amount)} of the dense network"
+    if limit is None:
+        lead = f"At most {share}'s {target.key}. "
+    else:
+        lead = f"At most {target.figure(limit)}{f', {share}' if target.is_share else ''}. "
     reached = getattr(run.compact, target.key, None)
-    if reached is not None:
+    if reached is not None and limit is not None:
         verdict = "meets" if reached <= limit else "exceeds"
         what = "The network so far" if run.in_progress else "The compact network"
         lead += f"{what} has {count(reached)}, {percent(100 * reached / limit)} of the limit, and {verdict} it. "
