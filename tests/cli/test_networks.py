@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,9 @@ from saved_files import rewrite
 
 import softprune as sp
 from softprune import models
-from softprune.cli.opened import open_images
 from softprune.config.recipes import load_recipe
 from softprune.methods.base import Pruner
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network
 from softprune.surgery import Origin, read_origin, read_plans, save
 
 OWN = ("--model", "tiny_networks:tiny")
@@ -277,47 +274,6 @@ def test_facts_as_json(softprune, finished: Path) -> None:
     assert {site["activation"] for site in found["sites"]} == {"relu"}
     rows = json.loads(softprune("evaluate", str(finished), *OWN, "--json").output)
     assert [row["network"] for row in rows] == ["masked", "compact"]
-
-
-def test_predict_agrees_with_the_labels(softprune, finished: Path, tmp_path: Path) -> None:
-    Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
-    test = sp.data.load_data("digits").test
-    labels = []
-    for index in range(20):
-        Image.fromarray((test.images[index, 0] * (255 / 16)).byte().numpy()).save(f"{index}.png")
-        labels.append(str(int(test.labels[index])))
-    result = softprune("predict", str(finished), *OWN, *(f"{index}.png" for index in range(20)), "--json")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    right = sum(row["classes"][0]["class"] == label for row, label in zip(found, labels, strict=True))
-    network = sp.load(finished / "compact.safetensors", build_network("tiny_networks:tiny", 10)).eval()
-    expected = network(test.batch(torch.arange(20))[0]).argmax(1)
-    assert right == int((expected == test.labels[:20]).sum())
-    table = softprune("predict", str(finished), *OWN, "0.png")
-    assert found[0]["classes"][0]["class"] in table.output
-    (tmp_path / "text.png").write_text("no image")
-    os.mkfifo("pipe.png")
-    Image.new("RGB", (8, 8)).save("page.png", format="EPS")  # whose decoder starts another program
-    Image.new("1", (9_000, 9_000)).save("large.png")
-    for name in ("text.png", "pipe.png", "page.png", "large.png"):
-        bad = softprune("predict", str(finished), *OWN, name)
-        assert bad.exit_code == 2
-        assert name in bad.stderr
-
-
-def test_predict_reads_grey_images_for_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
-    monkeypatch.chdir(tmp_path)
-    Path("grey_images.py").write_text(
-        "from PIL import Image\n"
-        "class Grey(list):\n    classes = ['dark', 'light']\n"
-        "def load():\n    return (Grey([(Image.new('L', (8, 8), 90), 0)]),) * 2\n"
-    )
-    Image.new("L", (8, 8), 255).save("white.png")
-    config = load_recipe("digits", ["data.name=grey_images:load"])
-    batch, names = open_images([Path("white.png")], config)
-    assert torch.equal(batch, torch.ones(1, 1, 8, 8))
-    assert names == ("dark", "light")
 
 
 @pytest.mark.parametrize("command", ["inspect", "evaluate", "export", "bench", "compact", "resume", "predict"])

@@ -5,8 +5,6 @@ import random
 import pytest
 import torch
 
-from softprune.cli.opened import open_images
-from softprune.config.recipes import load_recipe
 from softprune.data import ArrayDataset, load_data
 from softprune.data.batches import EpochSampler, make_batches
 from softprune.data.crops import TRIES, random_box, random_boxes, resized_crops
@@ -141,11 +139,3 @@ def test_lack_of_memory_names_the_size(root, monkeypatch):
     monkeypatch.setattr(torch, "empty", full)
     with pytest.raises(DataError, match=r"memory for all images on cpu\. Got 10 images of .*: out of memory\. Leave"):
         _load(root, in_memory=True)
-
-
-def test_predict_crops_images_as_from_files(root):
-    files = ["data.name=folder", f"data.dir={root}", "data.image_size=16"]
-    config, kept = load_recipe("digits", files), load_recipe("digits", [*files, "data.in_memory=true"])
-    (expected, _), (batch, names) = (open_images([root / "val/ant/0.png"], each) for each in (config, kept))
-    assert names == ("ant", "bee")
-    assert torch.equal(batch, expected)

@@ -13,7 +13,8 @@ from softprune.errors import CheckpointError, ConfigError, FileFormatError
 from softprune.io import write_atomically
 from softprune.runs.environment import command_line, describe_environment, describe_session
 from softprune.runs.folder import RunFolder
-from softprune.runs.result import Epoch, Session, read_metrics
+from softprune.runs.reading import read_metrics
+from softprune.runs.result import Epoch, Session
 
 
 def row(epoch: int, loss: float) -> Epoch:

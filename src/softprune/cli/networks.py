@@ -188,7 +188,7 @@ def evaluate(
 @command
 def predict(
     run: Run,
-    images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", show_default=False)],
     device: Device = "cpu",
     data_dir: DataDir = None,
     model: Model = "",
@@ -197,25 +197,35 @@ def predict(
 ) -> None:
     """Classify images with the compact network of a finished run.
 
-    Images are resized and normalised as in the run's evaluation. The class names come from its data set.
+    Images are resized and normalised as in the run's evaluation, and the classes are those that it was trained on. The
+    run has recorded both; --data and --data-dir are for runs of earlier versions, which have not.
     """
     import torch
 
-    from softprune.cli.opened import open_compact, open_images
+    from softprune.cli.opened import open_compact, open_images, open_inputs
+    from softprune.data.folder import image_files
     from softprune.distributed import pick_device
     from softprune.runs.folder import RunFolder
-    from softprune.runs.networks import named_config
 
-    config = named_config(RunFolder.open(run), model, data, needs=("model", "data"))
-    batch, names = open_images(images, config, data_dir)
-    where = pick_device(device)
-    network = open_compact(run, model=model, shape=tuple(batch.shape[1:])).compact.to(where).eval()
-    with torch.inference_mode():
-        best = network(batch.to(where)).float().softmax(1).topk(min(3, len(names)), dim=1)
+    inputs = open_inputs(RunFolder.open(run), model=model, data=data, data_dir=data_dir)
+    names, where = inputs.classes, pick_device(device)
+    network = open_compact(run, model=model, shape=inputs.shape).compact.to(where).eval()
     found: list[dict[str, Any]] = []
-    for file, shares, classes in zip(images, best.values.tolist(), best.indices.tolist(), strict=True):
-        ranking = [{"class": names[index], "probability": share} for share, index in zip(shares, classes, strict=True)]
-        found.append({"image": str(file), "classes": ranking})
+    chosen = image_files(images)
+    for files in (chosen[start : start + 16] for start in range(0, len(chosen), 16)):
+        with torch.inference_mode():
+            outputs = network(open_images(files, inputs).to(where)).float()
+        if outputs.shape[1:] != (len(names),):
+            raise ConfigError(
+                f"A network must have one output per class. Got {tuple(outputs.shape[1:])} for {len(names)} classes; "
+                "the run's record or its data set was changed: restore it."
+            )
+        best = outputs.softmax(1).topk(min(3, len(names)), dim=1)
+        for file, shares, classes in zip(files, best.values.tolist(), best.indices.tolist(), strict=True):
+            ranking = [
+                {"class": names[index], "probability": share} for share, index in zip(shares, classes, strict=True)
+            ]
+            found.append({"image": str(file), "classes": ranking})
     if as_json:
         print_json(found)
         return

@@ -12,18 +12,20 @@ from torch import Tensor, nn
 
 from softprune.config.settings import RunConfig
 from softprune.data import DATASETS
-from softprune.data.datasets import ArrayDataset
 from softprune.data.folder import require_decoder
-from softprune.data.images import byte_constants, evaluation_crop, open_image
+from softprune.data.images import evaluation_crop, open_image
 from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.models import REGISTRY
 from softprune.plan.plan import model_shapes
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, locate_compact, named_config
+from softprune.runs.networks import build_network, inputs_of, locate_compact, named_config
+from softprune.runs.result import Inputs
 from softprune.surgery import LARGEST_INPUT, check_saved_shapes, load, read_origin, read_plans
 from softprune.train.from_checkpoint import refuse_dense
 from softprune.train.run import open_data
 
+LARGEST_SIDE = 4096
+"""Side of the images that the record of a run may ask for, as of its settings."""
 LARGEST_CLASSES = 1_000_000
 """Classes that the file of a network may ask for: a small file could ask for any number."""
 
@@ -150,19 +152,41 @@ def _definition(name: str, compact: Path, options: Mapping[str, Any]) -> nn.Modu
     )
 
 
-def open_images(
-    files: Sequence[Path], config: RunConfig, data_dir: str | None = None
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Read image files as a batch for a run's network, and return it with the class names of the run's data set."""
-    require_decoder()
+def open_inputs(folder: RunFolder, *, model: str = "", data: str = "", data_dir: str | None = None) -> Inputs:
+    """Return how images become inputs of a run's network: as its record says, or else its data set, which is opened."""
+    found = folder.read_result().inputs if folder.result.is_file() else None
+    found = found or _inputs_of_data(folder, model, data, data_dir)
+    channels, *sides = found.shape
+    if channels not in (1, 3) or not 0 < min(sides) <= max(sides) <= LARGEST_SIDE:
+        raise DataError(
+            f"Images to classify are grey or RGB, of at most {LARGEST_SIDE:,} pixels a side. Got a network for "
+            f"{'x'.join(map(str, found.shape))}; classify in Python with `softprune.load`."
+        )
+    return found
+
+
+def _inputs_of_data(folder: RunFolder, model: str, data: str, data_dir: str | None) -> Inputs:
+    config = named_config(folder, model, data, needs=("model", "data"))
     config = config.replace(data=config.data.replace(in_memory=False))  # only its classes and constants are needed
-    data = open_data(config, torch.device("cpu"), data_dir, download=False)
-    channels, height, width = data.input_shape
+    found = inputs_of(open_data(config, torch.device("cpu"), data_dir, download=False), config)
+    if found is None:
+        raise DataError(
+            "`softprune predict` must know how an image becomes an input. Got a data set of your own with floats, made "
+            f"by a transform that is not known ({config.data.name}). Let it return bytes, which softprune normalises, "
+            f"or classify in Python with `softprune.load({str(folder.compact)!r}, network)`."
+        )
+    return found
+
+
+def open_images(files: Sequence[Path], inputs: Inputs) -> Tensor:
+    """Read image files as a batch for a network."""
+    require_decoder()
+    channels, height, width = inputs.shape
     pixels = []
     for file in files:
         try:
             picture = open_image(file, "L" if channels == 1 else "RGB")
-            if not isinstance(data.test, ArrayDataset):
+            if inputs.crop:
                 picture = evaluation_crop(picture, height)
         except MemoryError:
             raise  # not the image's fault
@@ -172,13 +196,5 @@ def open_images(
             ) from error
         array = np.asarray(picture.resize((width, height)), dtype=np.float32)
         pixels.append(torch.from_numpy(array).reshape(height, width, channels).permute(2, 0, 1))
-    batch = torch.stack(pixels)
-    names = data.class_names or tuple(map(str, range(data.num_classes)))
-    if isinstance(data.test, ArrayDataset):
-        # Some data sets do not store 0 to 255; the digits store 0 to 16.
-        return data.test.normalise(batch * (float(data.test.images.max()) / 255)), names
-    # A transform of the user's own, which gives floats, is not known here.
-    known = data.test.dtype == torch.uint8
-    constants = (data.test.mean, data.test.std) if known else byte_constants(channels)
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in constants)
-    return (batch - mean) / std, names
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (inputs.mean, inputs.std))
+    return (torch.stack(pixels) - mean) / std

@@ -1,7 +1,7 @@
 """Find the images of a folder in the ImageNet layout: ROOT/train/CLASS/*.jpeg and ROOT/val/CLASS/*.jpeg."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -42,6 +42,17 @@ def scan_folder(root: Path) -> tuple[list[str], dict[str, tuple[list[bytes], lis
             f"Got {first_few(train_only) or 'none'} only in train and {first_few(val_only) or 'none'} only in val."
         )
     return classes["train"], {split: _scan(root / split, classes[split]) for split in SPLITS}
+
+
+def image_files(paths: Iterable[Path]) -> list[Path]:
+    """Return the files among ``paths``, and the images in the folders among them."""
+    files: list[Path] = []
+    for path in paths:
+        found = [Path(file) for file, is_image in _walk(path) if is_image] if path.is_dir() else [path]
+        if not found:
+            raise DataError(f"A folder to classify must hold images ({', '.join(sorted(SUFFIXES))}). Got {path}.")
+        files += found
+    return files
 
 
 def require_decoder(randaugment: int = 0) -> None:

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from softprune import models
 from softprune.config.settings import BASELINE, ModelConfig, RunConfig
-from softprune.data import DataBundle
+from softprune.data import ArrayDataset, DataBundle
 from softprune.errors import ConfigError, FileFormatError, first_few
 from softprune.factories import call_factory, check_name, import_factory, is_factory_name
 from softprune.log import get_logger
 from softprune.module_state import evaluating
 from softprune.runs.checkpoint import load_tensors, read_newest, restoring
 from softprune.runs.folder import RunFolder
+from softprune.runs.result import Inputs, printable
 from softprune.surgery import Origin, read_origin, saved_path
 
 logger = get_logger(__name__)
@@ -88,6 +89,27 @@ def own_code(config: RunConfig) -> list[str]:
 def origin_of(config: RunConfig, data: DataBundle) -> Origin:
     """Return the origin that a run stores in its compact networks."""
     return Origin(config.model.name, config.data.name, data.input_shape)
+
+
+def inputs_of(data: DataBundle, config: RunConfig) -> Inputs | None:
+    """Return how the images of a data set become inputs; None for floats of a transform that is not known."""
+    test, unit = data.test, 1.0
+    if isinstance(test, ArrayDataset):
+        if not config.data.in_memory:  # some data sets do not store 0 to 255; the digits store 0 to 16
+            low, high = (float(value) for value in test.images.aminmax())
+            if low < 0 or high <= 0:
+                return None
+            unit = 255 / high
+    elif test.dtype != torch.uint8:
+        return None
+    mean, std = (torch.as_tensor(values).flatten().tolist() for values in (test.mean, test.std))
+    return Inputs(
+        shape=data.input_shape,
+        crop=config.data.in_memory or not isinstance(test, ArrayDataset),
+        mean=tuple(unit * value for value in mean),
+        std=tuple(unit * value for value in std),
+        classes=tuple(map(printable, data.class_names or map(str, range(data.num_classes)))),
+    )
 
 
 def locate_compact(path: Path) -> tuple[RunFolder | None, Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from softprune.config.settings import RunConfig
 from softprune.errors import FileFormatError
 from softprune.runs.folder import RunFolder
-from softprune.runs.result import Environment, Moment, Result, Variant, read_metrics
+from softprune.runs.result import Environment, Epoch, Moment, Result, Variant, numbered_lines, parse
 
 
 class Run(Result):
@@ -105,3 +105,21 @@ def _in_training(folder: RunFolder) -> Run:
         in_progress=True,
         notes=tuple(notes),
     )
+
+
+def read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
+    """Return the epochs of a metrics.jsonl in order, and whether its last line is incomplete (and left out).
+
+    A line that a resumed run wrote again replaces the earlier one.
+    """
+    rows: dict[int, Epoch] = {}
+    lines = list(numbered_lines(path))
+    for number, line in lines:
+        try:
+            row = parse(Epoch, line, f"{path}, line {number}", "Resume the run, which writes the file again.")
+        except FileFormatError:
+            if number < lines[-1][0] or path.read_bytes().endswith(b"\n"):
+                raise
+            return tuple(rows[key] for key in sorted(rows)), True
+        rows[row.epoch] = row
+    return tuple(rows[key] for key in sorted(rows)), False

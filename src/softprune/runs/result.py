@@ -29,9 +29,14 @@ from softprune.errors import FileFormatError
 RESULT_FORMAT: Literal[2] = 2
 
 
+def printable(text: str) -> str:
+    """Return text with a replacement character for each that no record may hold."""
+    return "".join("\ufffd" if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in text)
+
+
 def _without_controls(text: str) -> str:
     """Refuse control characters: names and commands are printed to terminals."""
-    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in text):
+    if printable(text) != text:
         raise ValueError("text must have no control characters")
     return text
 
@@ -184,6 +189,27 @@ class Module(Record):
     out_compact: Count | None
 
 
+class Inputs(Record):
+    """How an image becomes an input of the network, and what its outputs mean."""
+
+    shape: tuple[Count, Count, Count]
+    """Channels, height and width."""
+    crop: bool
+    """Whether the centre of the image is taken, instead of all of it."""
+    mean: tuple[float, ...]
+    """Mean of each channel, for pixels from 0 to 255."""
+    std: tuple[float, ...]
+    """Standard deviation of each channel, for pixels from 0 to 255."""
+    classes: tuple[Text, ...]
+    """Name of each output."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not len(self.mean) == len(self.std) == self.shape[0]:
+            raise ValueError(f"mean and std must have one number per channel, {self.shape[0]}")
+        return self
+
+
 class Revision(Record):
     """The commit of the checkout that softprune ran from."""
 
@@ -242,6 +268,8 @@ class Result(Record):
     """The multiple that widths were kept at."""
     finalised_step: Count | None = None
     """With a target: the step from which the removed channels were fixed."""
+    inputs: Inputs | None = None
+    """None for floats of a data set of the user's own, whose transform is not known."""
     sites: tuple[SiteRecord, ...] = ()
     modules: tuple[Module, ...] = ()
     config: RunConfig
@@ -308,24 +336,6 @@ def parse(kind: type[RecordType], content: bytes, place: str, remedy: str) -> Re
     rule = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
     value = "" if first["type"] == "missing" else f" Got {show(first['input'])}."
     raise FileFormatError(f"{place}: {show(field)} is not what softprune writes: {rule}.{value} {remedy}")
-
-
-def read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
-    """Return the epochs of a metrics.jsonl in order, and whether its last line is incomplete (and left out).
-
-    A line that a resumed run wrote again replaces the earlier one.
-    """
-    rows: dict[int, Epoch] = {}
-    lines = list(numbered_lines(path))
-    for number, line in lines:
-        try:
-            row = parse(Epoch, line, f"{path}, line {number}", "Resume the run, which writes the file again.")
-        except FileFormatError:
-            if number < lines[-1][0] or path.read_bytes().endswith(b"\n"):
-                raise
-            return tuple(rows[key] for key in sorted(rows)), True
-        rows[row.epoch] = row
-    return tuple(rows[key] for key in sorted(rows)), False
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -64,6 +64,17 @@ def check_same_images(data: DataBundle, state: dict[str, Any], folder: RunFolder
     )
 
 
+def check_same_classes(data: DataBundle, state: dict[str, Any]) -> None:
+    """Raise a CheckpointError if the classes are not those of the checkpoint: the outputs would mean others."""
+    then = state["data"]
+    if (data.num_classes, list(data.class_names)) != (then["classes"], then["class names"]):
+        raise CheckpointError(
+            f"A network must be used with the classes that it was trained on. Got {data.num_classes} "
+            f"({first_few(data.class_names)}) instead of {then['classes']} ({first_few(then['class names'])}). "
+            "Restore the images, or say where they are with --data-dir."
+        )
+
+
 def warn_of_changes(before: Sequence[Session], now: Session) -> None:
     """Warn if a run is resumed where sums may be computed in another order than in the session ``before``."""
     if not before:

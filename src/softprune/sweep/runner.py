@@ -12,7 +12,8 @@ from typing import IO, Any, Literal
 
 from softprune.errors import FileFormatError
 from softprune.io import unwritable, write_atomically
-from softprune.runs.result import Epoch, read_metrics
+from softprune.runs.reading import read_metrics
+from softprune.runs.result import Epoch
 from softprune.sweep.executor import LocalPool
 from softprune.sweep.grid import LOGS, Cell, Sweep
 from softprune.sweep.ray_executor import RayExecutor

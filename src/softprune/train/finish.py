@@ -13,7 +13,7 @@ from softprune.costs import Cost
 from softprune.errors import CheckpointError
 from softprune.log import get_logger
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import origin_of
+from softprune.runs.networks import inputs_of, origin_of
 from softprune.runs.result import Module, Moment, Result, Totals, Variant
 from softprune.surgery import save
 from softprune.train.evaluate import latency_ms
@@ -134,6 +134,7 @@ def _write(trainer: Trainer, table: list[Variant], counted: Cost, totals: Totals
         latency_batch=_LATENCY_BATCH,
         round_to=None if pruned is None else pruned.round_to,
         finalised_step=None if pruned is None else pruned.finalised_step,
+        inputs=inputs_of(trainer.data, config),
         sites=() if pruned is None else pruned.sites,
         modules=_modules(trainer, counted, final),
         config=config,

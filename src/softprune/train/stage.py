@@ -24,7 +24,7 @@ from softprune.module_state import evaluating
 from softprune.plan import PrunePlan
 from softprune.runs.checkpoint import random_state, restoring
 from softprune.runs.networks import build_network, check_outputs, starting_network
-from softprune.runs.resume import load_unsaved_buffers
+from softprune.runs.resume import check_same_classes, load_unsaved_buffers
 from softprune.surgery import apply_plan
 from softprune.train.optim import (
     Schedule,
@@ -198,6 +198,8 @@ def first_stage(config: RunConfig, data: DataBundle, world: World) -> StartingPo
 
 def restored_stage(config: RunConfig, data: DataBundle, world: World, state: dict[str, Any]) -> StartingPoint:
     """Build the stage of a checkpoint: the dense definition, its cuts, the weights, and all that training changes."""
+    with restoring():
+        check_same_classes(data, state)
     dense = build_network(config.model.name, data.num_classes, config.model.options)
     with restoring():
         network = dense if state["cuts"] else copy.deepcopy(dense)
