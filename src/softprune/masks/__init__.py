@@ -21,6 +21,7 @@ from softprune.masks.gates import MaskDecision as MaskDecision
 from softprune.masks.gates import SoftGate as SoftGate
 from softprune.masks.gates import fill_to_multiple as fill_to_multiple
 from softprune.masks.sampling import Chain as Chain
+from softprune.masks.sampling import HookOwner as HookOwner
 from softprune.masks.sampling import MaskBank as MaskBank
 from softprune.masks.sampling import check_unmasked as check_unmasked
 from softprune.masks.sampling import draw_chain as draw_chain

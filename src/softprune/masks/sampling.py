@@ -227,7 +227,11 @@ def _site_batch(modules: list[MaskedBatchNorm]) -> SiteBatch:
     )
 
 
-class RootHooks:
+class HookOwner:
+    """What has bound methods as hooks of a masked model: they are removed with the masks."""
+
+
+class RootHooks(HookOwner):
     """Forward hooks of the model itself.
 
     They know the clock and the bank alone, so that a deep copy of the model (an EMA, say) copies nothing else.
@@ -272,8 +276,9 @@ def unmask_model_(model: nn.Module) -> None:
     for module in model.modules():
         if is_masked(module):
             unmask_(module)  # type: ignore[arg-type]
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            ours = [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), RootHooks)]
+        kinds = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+        for hooks in kinds:
+            ours = [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), HookOwner)]
             for key in ours:
                 del hooks[key]
 

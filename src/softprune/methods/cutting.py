@@ -13,7 +13,7 @@ from softprune.budget import PrunableNetwork
 from softprune.graph import ChannelGraph, Site
 from softprune.graph.example import Example
 from softprune.log import get_logger
-from softprune.masks import MaskedBatchNorm, is_masked, norms_of
+from softprune.masks import HookOwner, MaskedBatchNorm, is_masked, norms_of
 from softprune.methods.masked_model import MaskedModel
 from softprune.methods.options import check_cut, check_values
 from softprune.plan import PrunePlan, make_plan
@@ -72,7 +72,7 @@ class Summary:
     __repr__ = __str__  # what a notebook shows
 
 
-class CuttableModel:
+class CuttableModel(HookOwner):
     """The part of a pruner that turns its masks into a plan and a compact network."""
 
     penalised: ClassVar[bool] = False
