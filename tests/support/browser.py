@@ -11,6 +11,7 @@ from typing import Any
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.wait import WebDriverWait
 
 HEIGHT = 900
 
@@ -43,7 +44,11 @@ class Browser:
         self._cdp("Emulation.setScriptExecutionDisabled", value=not scripts)
         for kind in ("browser", "performance"):
             self.driver.get_log(kind)  # forget what earlier pages logged
-        self.driver.get(page.resolve().as_uri())
+        address = page.resolve().as_uri()
+        self.driver.get(address)
+        # On a busy machine the first expressions can still meet the blank page.
+        ready = f"document.readyState == 'complete' && location.href == {json.dumps(address)}"
+        WebDriverWait(self.driver, 60, poll_frequency=0.05).until(lambda _: self.evaluate(ready))
 
     @property
     def problems(self) -> list[str]:
