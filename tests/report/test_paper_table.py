@@ -205,6 +205,9 @@ def test_a_record_of_tiny_imagenet_fills_the_rows_of_imagenet_and_is_marked(tmp_
     assert (ours["runs"], ours["drop, paper"]) == ("1", "0.62")
     assert float(ours["FLOPs cut, ours"]) > 0
     assert float(ours["speed-up, ours"]) > 0
+    sites = record["sites"]
+    kept = sum(site["kept"] for site in sites) / sum(site["width"] for site in sites)
+    assert rows[0].channels.mean == pytest.approx(100 - 100 * kept)
     assert lines["imagenet-resnet50-sss"]["best, ours"] == "-"
     assert tables["Table 8 of the paper"][0] == "Table 8 of the paper"
     assert "speed-up, ours" not in tables["Table 1 of the paper"][1]

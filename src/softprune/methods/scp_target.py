@@ -1,11 +1,13 @@
 """SCP at a target ratio: train until a given share of the channels is dead, without a search for the strength."""
 
+from collections.abc import Iterable
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from softprune.graph import ExampleLike
+from softprune.graph.sites import DEFAULT_KINDS
 from softprune.masks import MaskConfig, channel_words, site_affine, sparsity_terms
 from softprune.methods.options import PrunerOptions
 from softprune.methods.ranking import check_ratio
@@ -27,6 +29,7 @@ class TargetSoftPruner(SoftPruner):
         strength: Weight of the sparsity loss: how hard the chosen channels are pushed, no longer how many go. Too
             small, and they do not die within the training.
         masks: The constants of the masks; the defaults are the authors'.
+        site_kinds: Kinds of sites beside BatchNorms that an activation reads, as :class:`SoftPruner` takes them.
         options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
     """
 
@@ -44,10 +47,11 @@ class TargetSoftPruner(SoftPruner):
         ratio: float = 0.4,
         strength: float = 1e-3,
         masks: MaskConfig | None = None,
+        site_kinds: Iterable[str] = DEFAULT_KINDS,
         **options: Unpack[PrunerOptions],
     ) -> None:
         self.ratio = check_ratio(ratio)
-        super().__init__(model, example, strength=strength, masks=masks, **options)
+        super().__init__(model, example, strength=strength, masks=masks, site_kinds=site_kinds, **options)
         device = self.clock.step.device
         words = [channel_words(self.clock.seed, number, site.width) for number, site in enumerate(self.sites)]
         self._shuffle = torch.argsort(torch.cat(words), stable=True).to(device)

@@ -179,7 +179,7 @@ def _row(
         best=over(lambda entry: entry.best),
         compact=over(lambda entry: entry.compact),
         drop=pruned(_drop),
-        channels=less(lambda totals: _first(totals.paper_channels, totals.channels)),
+        channels=pruned(_channels_cut),
         params=less(lambda totals: _first(totals.paper_params, totals.params)),
         flops=less(lambda totals: _first(totals.paper_flops, totals.macs)),
         macs=less(lambda totals: totals.macs),
@@ -207,6 +207,14 @@ def _figures(name: str, run: Run) -> PaperFigures | None:
 def _drop(entry: _Entry) -> float | None:
     baseline = entry.run.dense_top1
     return None if baseline is None or entry.last is None else baseline - entry.last
+
+
+def _channels_cut(entry: _Entry) -> float | None:
+    """As the paper counts where its rules are known, else of the sites."""
+    run = entry.run
+    if run.dense.paper_channels is not None or not run.sites:
+        return cut(*(_first(totals.paper_channels, totals.channels) for totals in (run.dense, run.compact)))
+    return cut(sum(site.width for site in run.sites), sum(site.kept for site in run.sites))
 
 
 def _first(*values: float | None) -> float | None:
