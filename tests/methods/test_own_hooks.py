@@ -48,6 +48,8 @@ def test_hooks_of_a_method_act_on_its_model_and_leave_with_the_masks() -> None:
     before = {name: scores.clone() for name, scores in pruner._scores(model).items()}
     assert all(scores.any() for scores in before.values())
     copy.deepcopy(model).train()(batch()[0])
+    averaged = copy.deepcopy(model)
+    assert hooks_of(pruner.compact(averaged)) == 1
     compact = pruner.compact().train()
     compact(batch()[0]).sum().backward()
     assert {name: scores.tolist() for name, scores in pruner._scores(model).items()} == {

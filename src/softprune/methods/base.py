@@ -285,8 +285,8 @@ class Pruner(CuttableModel):
         return self._masked_model.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pruner":
-        # A copy of what holds both the model and its pruner, such as an EMA of a LightningModule, keeps this pruner.
-        if id(self.model) not in memo:
+        # A copy of what holds the pruner, an EMA of a LightningModule or a module with a hook of it, keeps this pruner.
+        if not memo:
             self.__reduce__()
         return self
 
