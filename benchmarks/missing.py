@@ -34,11 +34,17 @@ STARTS = {
 """Runs of dense networks that recipes with open weights start from."""
 SWEEPS = ("paper-table-6", "paper-table-7", "finetune-cifar10-resnet56")
 """Sweeps that vary settings of a recipe."""
-STRENGTHS = {"cifar100-vgg16-scp-high": "1.64e-4", "cifar100-vgg19-scp": "4.35e-5", "cifar100-vgg19-scp-high": "9.2e-5"}
-"""Strengths to try next: one more secant step towards the paper's cut."""
+STRENGTHS = (
+    ("cifar100-vgg16-scp-high", "1.64e-4"),
+    ("cifar100-vgg19-scp", "4.35e-5"),
+    ("cifar100-vgg19-scp-high", "9.2e-5"),
+    ("tinyimagenet-resnet50-scp", "2.4e-4"),
+    ("tinyimagenet-resnet50-scp", "9.6e-4"),
+)
+"""Strengths to try next: one more secant step towards the paper's cut, and half and twice a recipe's first guess."""
 VARIANTS = {"float32": "train.precision=fp32", "queue": "data.sampling=queue"}
 """Changes of cifar100-vgg16-scp that might explain the distance to the paper."""
-TRIALS = {f"{recipe}-strength{value}": (recipe, f"method.strength={value}") for recipe, value in STRENGTHS.items()} | {
+TRIALS = {f"{recipe}-strength{value}": (recipe, f"method.strength={value}") for recipe, value in STRENGTHS} | {
     f"cifar100-vgg16-scp-{name}": ("cifar100-vgg16-scp", setting) for name, setting in VARIANTS.items()
 }
 """Name, recipe and setting of single runs."""
@@ -84,7 +90,7 @@ QUEUE = (
     Wanted(
         "VGG on CIFAR-100 at fixed strengths",
         "The second secant step. Where the cut is nearer to the paper's, the recipe takes over the strength.",
-        tuple((f"{recipe}-strength{strength}", (0,)) for recipe, strength in STRENGTHS.items()),
+        tuple((f"{recipe}-strength{value}", (0,)) for recipe, value in STRENGTHS if "vgg" in recipe),
     ),
     Wanted(
         "VGG-16 on CIFAR-100: precision and order of the images",
@@ -106,7 +112,10 @@ QUEUE = (
         "The paper's 54% of FLOPs cut; ImageNet itself is the recipes imagenet-resnet50-*.",
         tuple(
             (f"tinyimagenet-resnet50-{row}", (0,))
-            for row in ("dense", "scp-ft", "scp-40-ft", "scp-target-ft", "fpgm-ft", "sss", "fpgm", "slimming-ft")
+            for row in (
+                *("dense", "scp-ft", "scp-40-ft", "scp-target-ft", "fpgm-ft", "sss", "fpgm", "slimming-ft"),
+                *(f"scp-strength{value}" for recipe, value in STRENGTHS if recipe == "tinyimagenet-resnet50-scp"),
+            )
         ),
     ),
     Wanted(
