@@ -52,6 +52,8 @@ class Inspection:
         lines = [f"{'BatchNorm':<{max(name, 9)}}  width  state"]
         lines += [f"{row[0]:<{max(name, 9)}}  {row[1]:>5}  {row[2]}" for row in rows]
         lines += [f"operator without a rule: {op} in {place}" for op, place in self.unknown_operators.items()]
+        if any(not operator.startswith("aten.") for operator in self.unknown_operators):
+            lines.append("softprune.graph.add_operator gives an operator of your own a rule (docs/sites.md)")
         if self.unreached:
             shown = first_few(self.unreached)
             lines.append(f"not reached by the example, so that what they read may be cut away: {shown}")

@@ -61,3 +61,9 @@ def test_what_where_to_look_names_is_there() -> None:
         code = (ROOT / "src" / "softprune" / path).read_text()
         for name in re.findall(r"`([\w.]+)`", functions):
             assert re.search(rf"^ *(def|class) {name.rpartition('.')[2]}\b", code, re.MULTILINE), (path, name)
+
+
+def test_the_list_of_slow_tests_names_tests() -> None:
+    for line in (ROOT / "tests" / "slow.txt").read_text().splitlines():
+        path, _, name = line.partition("[")[0].partition("::")
+        assert re.search(rf"^ *def {name}\(", (ROOT / "tests" / path).read_text(), re.MULTILINE), line

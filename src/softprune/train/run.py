@@ -1,5 +1,6 @@
 """Start or resume a run: the dense baseline first if the recipe asks for it, then the run itself."""
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from softprune.config.method import MethodConfig
-from softprune.config.settings import BASELINE, START, DistillConfig, RunConfig
+from softprune.config.settings import BASELINE, START, DataConfig, DistillConfig, RunConfig
 from softprune.data import DataBundle, load_data
 from softprune.distributed import World, join_world, leave_world, may_restart
 from softprune.errors import CheckpointError, ConfigError, DataError
@@ -28,6 +29,9 @@ from softprune.train.trackers import check_trackers
 from softprune.train.trainer import Trainer
 
 logger = get_logger(__name__)
+
+DATA_SETTINGS = DataConfig.model_fields.keys() & inspect.signature(load_data).parameters.keys() - {"name"}
+"""What of the section [data] decides which images there are; the rest is the training's business."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,24 +288,9 @@ def open_data(
 
     Commands that only read a run pass ``download=False``: its folder is data, and must not make them fetch anything.
     """
-    return load_data(
-        config.data.name,
-        folder or config.data.dir or None,
-        device=device,
-        download=config.data.download and download,
-        image_size=config.data.image_size,
-        seed=config.seed,
-        augment=config.data.augment,
-        randaugment=config.data.randaugment,
-        erasing=config.data.erasing,
-        holdout=config.data.holdout,
-        train_shards=config.data.train_shards,
-        val_shards=config.data.val_shards,
-        repo=config.data.repo,
-        in_memory=config.data.in_memory,
-        workers=config.data.workers,
-        options=config.data.options,
-    )
+    settings = {key: getattr(config.data, key) for key in DATA_SETTINGS}
+    settings["download"] &= download
+    return load_data(config.data.name, folder or config.data.dir or None, device=device, seed=config.seed, **settings)
 
 
 def set_arithmetic(config: RunConfig, device: torch.device) -> None:
