@@ -13,12 +13,9 @@ from softprune.errors import CheckpointError
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-_RESUME = "run `softprune resume`"
 
 
-def write_atomically(
-    path: Path, content: bytes | Iterable[bytes], *, then: str = _RESUME, follow_link: bool = False
-) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[bytes], *, then: str, follow_link: bool = False) -> None:
     """Write a temporary file beside ``path``, force it to disk, then rename it to ``path``.
 
     A symbolic link is replaced, since the folder of a run may be from others and link to any file. With
@@ -63,7 +60,7 @@ def create_file(path: Path, content: bytes) -> None:
     _sync_folder(path.parent)
 
 
-def unwritable(path: Path, error: OSError, then: str = _RESUME) -> CheckpointError:
+def unwritable(path: Path, error: OSError, then: str) -> CheckpointError:
     """Return the error for a ``path`` that could not be written."""
     if error.errno not in _NO_SPACE:
         return CheckpointError(

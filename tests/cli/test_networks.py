@@ -202,7 +202,7 @@ def test_compact_of_a_run_without_a_checkpoint_says_how_to_continue(softprune, t
     RunFolder.create("run", load_recipe("tiny.toml"))
     result = softprune("compact", "run", *OWN)
     assert result.exit_code == 2
-    assert "`softprune resume run` trains it" in result.stderr
+    assert "`softprune resume run --model tiny_networks:tiny` trains it" in " ".join(result.stderr.split())
 
 
 def test_compact_takes_multiples_and_leaves_gathers_out(softprune, finished: Path, tmp_path: Path) -> None:

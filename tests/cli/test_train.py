@@ -209,7 +209,7 @@ def test_a_full_disk_ends_in_one_message_and_loses_nothing(softprune, tmp_path: 
     with file_size_limit(12_000):
         result = softprune("train", "tiny.toml", "--set", "train.epochs=1", "--out", "run")
     assert result.exit_code == 2, result.output
-    assert "make room, then run `softprune resume`" in result.stderr
+    assert "then run `softprune resume run --model tiny_networks:tiny`" in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
@@ -238,14 +238,17 @@ def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
         assert text in result.output
     assert "epochs of 30 steps" in result.output  # 1,437 images in batches of 48
     assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
+    Path("runs/digits-tiny-l1").mkdir(parents=True)
     result = softprune(
         "train", "tiny.toml", "--dry-run", "--set", "method.name=l1", "--set", "method.options.ratio=0.3"
     )
+    assert result.output.endswith("folder    runs/digits-tiny-l1-2\n")
     assert "method    l1, ratio = 0.3\n" in result.output  # no strength, which it does not use
     for arguments, text in (
         (("--model", "vgg166"), "vgg16"),
         (("--model", "resnet20"), "The network resnet20 must accept the images of the data set, of shape 1x8x8"),
         (("--set", "method.target.macs=0.000001"), "target"),
+        (("--out", "tiny.toml"), "tiny.toml is not a folder"),
     ):
         result = softprune("train", "tiny.toml", "--dry-run", *arguments)
         assert result.exit_code == 2

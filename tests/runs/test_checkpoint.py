@@ -111,7 +111,7 @@ def test_nothing_whole_is_the_same_error_every_time(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     size = (tmp_path / "step-0000000001.ckpt").stat().st_size
-    refused = pytest.raises(CheckpointError, match="make room, then run `softprune resume`")
+    refused = pytest.raises(CheckpointError, match="make room, then run `softprune resume ")
     with file_size_limit(size // 2), refused:
         checkpoint.save_checkpoint(tmp_path, 2, _state(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.ckpt"]
@@ -131,7 +131,7 @@ def test_an_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(CheckpointError, match="must be writable"):
-        io.write_atomically(blocked / "x", b"1")
+        io.write_atomically(blocked / "x", b"1", then="try again")
 
 
 def test_pytorch_opens_a_checkpoint(tmp_path: Path) -> None:

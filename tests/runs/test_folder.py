@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from softprune.config.settings import RunConfig
+from softprune.config.settings import DataConfig, ModelConfig, RunConfig
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
 from softprune.io import write_atomically
 from softprune.runs.environment import command_line, describe_environment, describe_session
@@ -68,14 +68,32 @@ def test_a_full_disk_under_the_metrics_is_a_clear_error(tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("softprune.runs.folder.open", full, raising=False)
-    with pytest.raises(CheckpointError, match=r"room for metrics\.jsonl.*make room, then run `softprune resume`"):
+    with pytest.raises(
+        CheckpointError, match=r"room for metrics\.jsonl.*make room, then run `softprune resume /.*/run`"
+    ):
         folder.append_metrics(row(0, 1.0))
+
+
+def test_the_command_that_resumes_names_the_code_of_ones_own(tmp_path: Path) -> None:
+    own = RunConfig(model=ModelConfig(name="my_nets:net"), data=DataConfig(name="my_data:load"))
+    folder = RunFolder.create(tmp_path / "a run", own)
+    baseline = RunFolder.create(folder.dense, own)
+    for run in (folder, baseline):
+        assert run.resume_command == f"softprune resume '{folder.path}' --model my_nets:net --data my_data:load"
+        assert run.again_command == f"softprune train '{folder.config}'"
+    with folder.lock(), pytest.raises(CheckpointError, match="--model my_nets:net --data my_data:load"), folder.lock():
+        pass
+    folder.config.write_text("damaged")
+    assert folder.resume_command == f"softprune resume '{folder.path}'"
 
 
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "a" / "b" / "run", RunConfig(name="first"))
     with pytest.raises(ConfigError, match="holds a run already"):
         RunFolder.create(folder.path, RunConfig(name="second"))
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.check_new(folder.path)
+    RunFolder.check_new(folder.path / "new" / "run")
     assert folder.read_config().name == "first"
     assert [path.name for path in folder.path.iterdir()] == ["config.toml"]
 
@@ -95,9 +113,10 @@ def test_a_configuration_is_new_also_without_hard_links(tmp_path: Path, monkeypa
 def test_no_run_begins_where_a_file_is_in_the_way(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
-    with pytest.raises(ConfigError, match=rf"{where}: .*/(file|nowhere) is not a folder.*--out") as caught:
-        RunFolder.create(tmp_path / where, RunConfig())
-    assert "resume" not in str(caught.value)
+    for begin in (RunFolder.check_new, lambda path: RunFolder.create(path, RunConfig())):
+        with pytest.raises(ConfigError, match=rf"{where}: .*/(file|nowhere) is not a folder.*--out") as caught:
+            begin(tmp_path / where)
+        assert "resume" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "nowhere"]
 
 
@@ -113,6 +132,14 @@ def test_no_run_begins_where_nothing_can_be_written(
         RunFolder.create(tmp_path.joinpath(*missing), RunConfig())
     assert "resume" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_without_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("softprune.runs.folder.os.access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(ConfigError, match=rf"Got {tmp_path}/new/run: {tmp_path} is not writable.*--out"):
+        RunFolder.check_new(tmp_path / "new" / "run")
 
 
 def test_no_run_begins_below_a_parent_that_cannot_be_made(tmp_path: Path) -> None:
@@ -169,7 +196,7 @@ def test_a_link_in_a_run_leads_to_no_file_elsewhere(tmp_path: Path, name: str) -
     (folder.path / name).symlink_to(tmp_path / "mine")
     with pytest.raises(CheckpointError, match=f"plain files.*Got {folder.path / name}"), folder.lock():
         pass
-    write_atomically(folder.path / name, b"theirs")
+    write_atomically(folder.path / name, b"theirs", then="")
     assert (tmp_path / "mine").read_text() == "mine"
     assert (folder.path / name).read_bytes() == b"theirs"
 
@@ -241,7 +268,7 @@ def test_commands_are_recorded_without_control_characters(monkeypatch: pytest.Mo
 def test_a_path_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=rf"The folder of {path} must be writable\. Got Is a directory"):
-        write_atomically(Path(path), b"")
+        write_atomically(Path(path), b"", then="")
     assert not list(tmp_path.iterdir())
 
 

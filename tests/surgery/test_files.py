@@ -116,7 +116,7 @@ def test_a_process_that_is_killed_before_the_rename(tmp_path: Path) -> None:
 import os, signal, sys
 from softprune import io
 os.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-io.write_atomically(io.Path(sys.argv[1]), b"other")
+io.write_atomically(io.Path(sys.argv[1]), b"other", then="")
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", code, str(file)], env=environment, capture_output=True)

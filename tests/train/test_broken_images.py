@@ -131,7 +131,9 @@ def test_a_run_goes_on_as_if_its_images_had_always_been_whole(
     message = str(caught.value)
     assert re.search(rf"Got {tmp_path}/images/{split}/\w+/\d+\.png, which is not: ", message)
     assert "saved" in message
-    assert message.endswith(f"`softprune resume {tmp_path / 'run'}` then resumes from {saved}.")
+    assert message.endswith(
+        f"`softprune resume {tmp_path / 'run'} --model coloured_networks:coloured` then resumes from {saved}."
+    )
     with pytest.raises(DataError, match=r"/\d+\.png, which is not: .* then resumes from "):
         resume(tmp_path / "run")  # nothing was mended
     broken.mend()
@@ -203,7 +205,8 @@ def test_the_baseline_of_a_run_goes_on_with_the_run(config: Callable[..., RunCon
     settings = config("train.dense_baseline=true", "train.epochs=2")
     start(settings, tmp_path / "whole")
     broken = Break(tmp_path / "images", "train", step=3)
-    with pytest.raises(DataError, match=f"`softprune resume {tmp_path / 'run'}` then resumes from .*/run/dense/"):
+    again = f"`softprune resume {tmp_path / 'run'} --model coloured_networks:coloured`"
+    with pytest.raises(DataError, match=f"{again} then resumes from .*/run/dense/"):
         start(settings, tmp_path / "run", listener=broken)
     broken.mend()
     resume(tmp_path / "run")
@@ -214,8 +217,8 @@ def test_the_baseline_of_a_run_goes_on_with_the_run(config: Callable[..., RunCon
 def test_a_full_disk_at_that_moment_hides_neither_error(
     config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, content: object) -> None:
-        raise unwritable(path, OSError(errno.ENOSPC, "No space left on device"))
+    def full(path: Path, content: object, *, then: str) -> None:
+        raise unwritable(path, OSError(errno.ENOSPC, "No space left on device"), then)
 
     monkeypatch.setattr("softprune.runs.checkpoint.write_atomically", full)
     both = r"\.png, which is not: .* could not be saved: The disk must have room .* from the beginning"

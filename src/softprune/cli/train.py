@@ -1,6 +1,5 @@
 """`train` and `resume`."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -137,12 +136,11 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
     import softprune
     from softprune.train.run import check
 
-    data, begin, where = check(config, device=device)
+    data, begin, where, path = check(config, out, device=device)
     network, pruner = begin.dense, begin.stage.pruner
     sites, frozen = (pruner.sites, pruner.graph.frozen) if pruner is not None else ((), ())
     cost = softprune.cost(network, data.example(1))
     method, steps = config.method, begin.stage.step.steps
-    folder = str(out or Path("runs") / config.name)
     if as_json:
         numbers = {
             "params": cost.params,
@@ -154,7 +152,7 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
             "classes": data.num_classes,
             "steps_per_epoch": steps,
             "device": str(where),
-            "folder": folder,
+            "folder": str(path),
         }
         print_json(numbers | {"config": config_to_dict(config)})
         return
@@ -171,7 +169,7 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
         "training": f"{config.train.epochs} epochs of {steps:,} steps{fine}",
         "method": ", ".join([method.name, *limits]),
         "device": str(where),
-        "folder": folder,
+        "folder": str(path),
     }
     for name, text in facts.items():
         say(f"{name:<9} {text}")
@@ -184,10 +182,7 @@ def _conclude(outcome: "Outcome") -> None:
             raise typer.Exit(EXIT_STOPPED)
         return
     if outcome.stopped:
-        from softprune.runs.networks import own_code
-
-        own = "".join(f" {shlex.quote(part)}" for part in own_code(outcome.folder.read_config()))
-        say(f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}{own}")
+        say(f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}")
         raise typer.Exit(EXIT_STOPPED)
     from softprune.cli.reports import print_result, write_report
 

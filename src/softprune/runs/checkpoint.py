@@ -10,7 +10,6 @@ import hashlib
 import io
 import random
 import re
-import shlex
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from softprune.errors import CheckpointError, SoftpruneError, first_line
 from softprune.io import remove_leftovers, write_atomically
 from softprune.log import get_logger
+from softprune.runs.folder import RunFolder
 
 logger = get_logger(__name__)
 
@@ -49,7 +49,11 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
     comment = b"softprune checkpoint %d sha256 %s" % (_VERSION, hashlib.sha256(archive).hexdigest().encode())
     path = checkpoint_path(folder, step)
     # A ZIP archive ends with the length of its comment, two bytes, and the comment.
-    write_atomically(path, (archive[:-2], len(comment).to_bytes(2, "little"), comment))
+    write_atomically(
+        path,
+        (archive[:-2], len(comment).to_bytes(2, "little"), comment),
+        then=f"run `{RunFolder(folder.parent).resume_command}`",
+    )
     for old in _newest_first(folder)[keep:]:
         old.unlink(missing_ok=True)
     return path
@@ -128,7 +132,7 @@ def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, 
     if not paths and not damaged_files(folder):
         raise CheckpointError(
             f"The network of a run is in its checkpoints. Got none in {folder}: the run stopped before its first one. "
-            f"`softprune resume {shlex.quote(str(folder.parent))}` trains it."
+            f"`{RunFolder(folder.parent).resume_command}` trains it."
         )
     damaged = len(damaged_files(folder))
     for path in paths:

@@ -13,7 +13,8 @@ from filelock import FileLock, Timeout
 
 from softprune.config.recipes import dump_config, read_config
 from softprune.config.settings import RunConfig
-from softprune.errors import CheckpointError, ConfigError, FileFormatError
+from softprune.errors import CheckpointError, ConfigError, FileFormatError, SoftpruneError
+from softprune.factories import is_factory_name
 from softprune.io import create_file, remove_leftovers, unwritable, write_atomically
 from softprune.log import get_logger
 from softprune.runs.result import Epoch, Result, Session, numbered_lines, parse, parse_result, to_line
@@ -41,14 +42,23 @@ class RunFolder:
         self.lock_file = self.path / ".lock"
 
     @property
+    def whole(self) -> "RunFolder":
+        """The run that is started and resumed: for a baseline, the run that contains it."""
+        around = RunFolder(self.path.parent)
+        return around if self.path == around.dense and around.config.is_file() else self
+
+    @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
-        return f"softprune resume {shlex.quote(str(self.path))}"
+        run, own = self.whole, list[str]()
+        with contextlib.suppress(SoftpruneError, OSError):  # a damaged config.toml must not hide the first error
+            own = own_code(run.read_config())
+        return shlex.join(["softprune", "resume", str(run.path), *own])
 
     @property
     def again_command(self) -> str:
         """The command that starts another run with the same settings."""
-        return f"softprune train {shlex.quote(str(self.config))}"
+        return f"softprune train {shlex.quote(str(self.whole.config))}"
 
     @classmethod
     def create(cls, path: Path | str, config: RunConfig) -> "RunFolder":
@@ -68,6 +78,15 @@ class RunFolder:
                     each.rmdir()
             raise _no_new_run(folder, error) from error
         return folder
+
+    @classmethod
+    def check_new(cls, path: Path | str) -> None:
+        """Raise the ConfigError that :meth:`create` would raise, as far as it can be told without writing."""
+        folder = cls(check_not_url(path))
+        path = folder.path.absolute()
+        parent = next(each for each in (path, *path.parents) if os.path.lexists(each))
+        if os.path.lexists(folder.config) or not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise _no_new_run(folder, PermissionError(f"{parent} is not writable"))
 
     @classmethod
     def open(cls, path: Path | str) -> "RunFolder":
@@ -97,7 +116,7 @@ class RunFolder:
                 f"it ends, or stop it with SIGTERM (it saves first); then `{self.resume_command}`."
             ) from None
         except OSError as error:
-            raise unwritable(self.lock_file, error) from error
+            raise unwritable(self.lock_file, error, self._then) from error
         try:
             for folder in (self.path, self.checkpoints):
                 remove_leftovers(folder)
@@ -134,13 +153,18 @@ class RunFolder:
                     f"Got {path}; remove it, or put a copy of the file there."
                 )
 
+    @property
+    def _then(self) -> str:
+        """What to do after a file could not be written, for messages."""
+        return f"run `{self.resume_command}`"
+
     def read_config(self) -> RunConfig:
         """Return the resolved configuration of the run."""
         return read_config(self.config)
 
     def write_history(self, rows: Sequence[Epoch]) -> None:
         """Make metrics.jsonl hold exactly ``rows``: the epochs of the checkpoint that a run resumes from."""
-        write_atomically(self.metrics, "".join(map(to_line, rows)).encode())
+        write_atomically(self.metrics, "".join(map(to_line, rows)).encode(), then=self._then)
 
     def append_metrics(self, row: Epoch) -> None:
         """Add the line of one epoch. On resume :meth:`write_history` removes a line that a crash cut off."""
@@ -148,14 +172,14 @@ class RunFolder:
             with open(self.metrics, "a", encoding="utf-8") as file:
                 file.write(to_line(row))
         except OSError as error:
-            raise unwritable(self.metrics, error) from error
+            raise unwritable(self.metrics, error, self._then) from error
 
     def add_session(self, session: Session) -> None:
         """Record a process that trains the run, before it does anything."""
         before = self.sessions.read_bytes() if self.sessions.is_file() else b""
         if before and not before.endswith(b"\n"):
             before += b"\n"  # an incomplete line stays alone
-        write_atomically(self.sessions, before + to_line(session).encode())
+        write_atomically(self.sessions, before + to_line(session).encode(), then=self._then)
 
     def read_sessions(self) -> list[Session]:
         """Return the processes that trained the run, in order, without lines that are damaged."""
@@ -170,7 +194,7 @@ class RunFolder:
         return sessions
 
     def write_result(self, result: Result) -> None:
-        write_atomically(self.result, result.to_json().encode())
+        write_atomically(self.result, result.to_json().encode(), then=self._then)
 
     def read_result(self) -> Result:
         """Return the content of result.json, or raise an error that says why there is none."""
@@ -187,6 +211,17 @@ class RunFolder:
             ) from error
         remedy = f"Delete it, and `{self.resume_command}` writes it again from the last checkpoint."
         return parse_result(content, str(self.result), remedy)
+
+
+def own_names(config: RunConfig) -> dict[str, str]:
+    """Return what names code of the user's own, by section."""
+    names = {"model": config.model.name, "data": config.data.name, "method": config.method.name}
+    return {key: name for key, name in names.items() if is_factory_name(name)}
+
+
+def own_code(config: RunConfig) -> list[str]:
+    """Return the options that name the user's own code of a run, for commands that import nothing on its word."""
+    return [part for key, name in own_names(config).items() for part in (f"--{key}", name)]
 
 
 def _no_new_run(folder: RunFolder, error: OSError) -> ConfigError:

@@ -16,11 +16,11 @@ from softprune import models
 from softprune.config.settings import BASELINE, ModelConfig, RunConfig
 from softprune.data import ArrayDataset, DataBundle
 from softprune.errors import ConfigError, FileFormatError, first_few
-from softprune.factories import call_factory, check_name, import_factory, is_factory_name
+from softprune.factories import call_factory, check_name, import_factory
 from softprune.log import get_logger
 from softprune.module_state import evaluating
 from softprune.runs.checkpoint import load_tensors, read_newest, restoring
-from softprune.runs.folder import RunFolder
+from softprune.runs.folder import RunFolder, own_names
 from softprune.runs.result import Inputs, printable
 from softprune.surgery import Origin, read_origin, saved_path
 
@@ -62,7 +62,7 @@ def named_config(
     """
     config = folder.read_config()
     given = {"model": model, "data": data, "method": method}
-    for key, own in _own_names(config).items():
+    for key, own in own_names(config).items():
         if key in needs and not given[key]:
             raise ConfigError(
                 f"Code that a run's config.toml names is imported only if the command names it too. Got {key}.name = "
@@ -73,17 +73,6 @@ def named_config(
         data=config.data.replace(name=data or config.data.name),
         method=config.method.replace(name=method or config.method.name),
     )
-
-
-def _own_names(config: RunConfig) -> dict[str, str]:
-    """Return what names code of the user's own, by section."""
-    names = {"model": config.model.name, "data": config.data.name, "method": config.method.name}
-    return {key: name for key, name in names.items() if is_factory_name(name)}
-
-
-def own_code(config: RunConfig) -> list[str]:
-    """Return the options that name the user's own code of a run, for commands that import nothing on its word."""
-    return [part for key, name in _own_names(config).items() for part in (f"--{key}", name)]
 
 
 def origin_of(config: RunConfig, data: DataBundle) -> Origin:

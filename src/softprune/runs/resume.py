@@ -20,13 +20,13 @@ def resume_hint(folder: RunFolder) -> str:
     """Return how to resume after images could not be read."""
     last = newest_path(folder.checkpoints)
     start = "the beginning, since there is no checkpoint yet" if last is None else last
-    return f"Repair the images; `{_whole_run(folder).resume_command}` then resumes from {start}."
+    return f"Repair the images; `{folder.resume_command}` then resumes from {start}."
 
 
 def restart_hint(folder: RunFolder, *, finetuning: bool, cut: bool) -> str:
     """Return what to do after training diverged. A run keeps its settings, so that other ones are another run."""
     rate = "finetune.lr" if finetuning else "optimizer.lr"
-    again = f"{_whole_run(folder).again_command} --set {rate}=..."
+    again = f"{folder.again_command} --set {rate}=..."
     last = newest_path(folder.checkpoints)
     if last is None:
         return f"There is no checkpoint yet: start a new run with `{again}`."
@@ -60,7 +60,7 @@ def check_same_images(data: DataBundle, state: dict[str, Any], folder: RunFolder
     raise CheckpointError(
         f"A run must be resumed with the images that it began with. Got {', '.join(found) or 'other class names'}. "
         "Restore the images or say where they are with --data-dir, or start a new run with "
-        f"`{_whole_run(folder).again_command}`."
+        f"`{folder.again_command}`."
     )
 
 
@@ -145,9 +145,3 @@ def _plain_attributes(network: nn.Module) -> dict[str, Any]:
         for key, value in vars(module).items()
         if key != "training" and isinstance(value, bool | int | float | str)
     }
-
-
-def _whole_run(folder: RunFolder) -> RunFolder:
-    """Return the run that is started and resumed: for a baseline, the run that contains it."""
-    whole = RunFolder(folder.path.parent)
-    return whole if folder.path == whole.dense and whole.config.is_file() else folder

@@ -15,8 +15,8 @@ from softprune.config.settings import RunConfig
 from softprune.data.registry import DATASETS
 from softprune.errors import ConfigError, DataError, check_choice, nearest
 from softprune.factories import check_name
-from softprune.runs.folder import RunFolder, check_folder_name, check_not_url
-from softprune.runs.networks import check_weights_exist, own_code
+from softprune.runs.folder import RunFolder, check_folder_name, check_not_url, own_code
+from softprune.runs.networks import check_weights_exist
 from softprune.sweep.search import Search, read_search
 from softprune.train.pruner import check_method
 from softprune.train.run import absolute_paths

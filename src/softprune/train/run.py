@@ -82,10 +82,14 @@ def start(
             return _run(config, folder, data, world, begin, time_limit, logged)
 
 
-def check(config: RunConfig, *, device: str = "auto") -> tuple[DataBundle, StartingPoint, torch.device]:
-    """Return what a new run would start with, and on which device; raise what it would raise before training."""
+def check(
+    config: RunConfig, out: Path | str | None = None, *, device: str = "auto"
+) -> tuple[DataBundle, StartingPoint, torch.device, Path]:
+    """Return what a new run would start with, its device and its folder; raise what it would raise before training."""
+    path = Path(out or _free_folder(config.name or "run"))
+    RunFolder.check_new(path)
     with _world(device) as world:
-        return *_prepare(absolute_paths(config), world), world.device
+        return *_prepare(absolute_paths(config), world), world.device, path
 
 
 def _prepare(config: RunConfig, world: World) -> tuple[DataBundle, StartingPoint]:

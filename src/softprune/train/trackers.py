@@ -14,6 +14,7 @@ from softprune.errors import ConfigError, first_line
 from softprune.factories import import_optional
 from softprune.io import write_atomically
 from softprune.log import get_logger
+from softprune.runs.folder import RunFolder
 from softprune.runs.result import Epoch
 
 logger = get_logger(__name__)
@@ -168,4 +169,5 @@ def _read_id(folder: Path, name: str) -> str | None:
 
 def _write_id(folder: Path, name: str, identity: str) -> None:
     ids = {str(each): found for each in _FACTORIES if (found := _read_id(folder, each)) is not None} | {name: identity}
-    write_atomically(folder / "trackers.json", (json.dumps(ids, indent=1) + "\n").encode())
+    then = f"run `{RunFolder(folder).resume_command}`"
+    write_atomically(folder / "trackers.json", (json.dumps(ids, indent=1) + "\n").encode(), then=then)
