@@ -40,6 +40,15 @@ def pytest_collection() -> None:
     torch.set_num_threads(1)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests that need a GPU where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU")
+
+
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[..., RunConfig]]":
     """Return a function that makes the configuration of a tiny run, in a folder that has the network's module."""

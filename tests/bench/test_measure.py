@@ -96,7 +96,7 @@ def test_fused_networks_are_for_half_precision_on_a_gpu() -> None:
     assert "half precision" in row.note
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch's own, to begin with
 def test_gpu_fused_networks_are_measured() -> None:
     dense, compact, example = compacted("residual")

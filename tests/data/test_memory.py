@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from softprune.data import ArrayDataset, load_data
-from softprune.data.batches import EpochSampler, make_batches
+from softprune.data.batches import EpochSampler, augmented_batch, image_words, make_batches
 from softprune.data.crops import TRIES, random_box, random_boxes, resized_crops
+from softprune.data.datasets import Augmentation
 from softprune.errors import DataError
 from softprune.rng import Clock
 
@@ -109,6 +110,19 @@ def test_training_batches_are_crops_that_depend_on_seed_and_step(root):
     assert torch.equal(images, batch(3)[0])
     assert not torch.equal(images, batch(4)[0])
     assert (images == 0).all(1).any()  # erased
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")  # Inductor's advice
+def test_a_gpu_makes_the_same_crops_compiled(root):
+    augmentation = Augmentation(resize=16, flip=True, erasing=0.5)
+    batches = {}
+    for device in ("cpu", "cuda"):
+        data = _load(root, in_memory=True, device=device).train
+        step = torch.compile(augmented_batch) if device == "cuda" else augmented_batch
+        arguments = torch.arange(10, device=device), augmentation, Clock(0, device), image_words(0, 10, device)
+        batches[device] = step(data, *arguments)[0].cpu()
+    assert torch.allclose(batches["cuda"], batches["cpu"], atol=1e-4)
 
 
 def test_images_of_several_sizes_are_refused(root):

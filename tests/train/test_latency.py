@@ -65,7 +65,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(
     assert "cannot be captured: operation not permitted" in caplog.text
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_gpu_replays_the_forward() -> None:
     network = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(50))).cuda()
     batch = torch.zeros(1, 8, 8, 8, device="cuda")

@@ -192,7 +192,7 @@ def test_every_step_reads_the_same_memory(method: str, monkeypatch: pytest.Monke
         assert step.found == recorded.found
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")  # Inductor's advice: TF32, split reductions
 @pytest.mark.parametrize("mode", ["cuda_graph", "compile+cuda_graph"])
 @pytest.mark.parametrize("method", REGISTRY)

@@ -323,7 +323,7 @@ def test_label_smoothing_and_memory_order():
     assert run.train(1).step.totals().loss == pytest.approx(plain, rel=1e-4)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")  # Inductor's advice: TF32, split reductions
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("mode", ["cuda_graph", "compile", "compile+cuda_graph"])

@@ -227,7 +227,7 @@ def test_a_fused_network_compiles_in_one_piece() -> None:
     assert_same(model, compiled, images)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["vgg16", "resnet18", "resnet56", "densenet40"])
 def test_gpu_kernels_agree_with_separate_operators(name: str) -> None:
     torch.manual_seed(0)

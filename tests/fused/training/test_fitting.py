@@ -210,7 +210,7 @@ def test_densenets_layers_are_products() -> None:
     assert left == [3]  # the stem and the transitions
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_a_gpu_computes_the_same_in_bfloat16() -> None:
     torch.manual_seed(0)
