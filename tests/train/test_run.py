@@ -257,6 +257,29 @@ def test_a_run_starts_from_its_own_baseline(tiny: Tiny, tmp_path: Path, monkeypa
     assert metrics(tmp_path / "own") == metrics(tmp_path / "parts")
 
 
+def test_a_baseline_may_start_from_pretrained_weights(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "pretrained_tiny.py").write_text(
+        "import torch\nfrom tiny_networks import tiny\n"
+        "def net(num_classes=10, pretrained=False):\n"
+        "    with torch.random.fork_rng():\n"
+        "        torch.manual_seed(1 if pretrained else 2)\n"
+        "        return tiny(num_classes)\n"
+    )
+    net = "model.name=pretrained_tiny:net"
+    short = (net, "train.epochs=1", "method.target.macs=0.5", "distill.teacher=baseline", "train.dense_baseline=true")
+    own = tiny(*short, "model.weights=baseline", "model.pretrained=true")
+    start(own, tmp_path / "own")
+    baseline = tiny(net, "train.epochs=1", "method.name=dense", "model.pretrained=true")
+    start(baseline, tmp_path / "baseline")
+    assert metrics(tmp_path / "own" / "dense") == metrics(tmp_path / "baseline")
+    named = tiny(*short[:3], f"distill.teacher={tmp_path}/baseline", f"model.weights={tmp_path}/baseline")
+    start(named, tmp_path / "named")
+    assert metrics(tmp_path / "own") == metrics(tmp_path / "named")
+
+
 def test_a_damaged_checkpoint_costs_only_the_way_back(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

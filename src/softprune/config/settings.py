@@ -48,11 +48,12 @@ class ModelConfig(Section, section="model"):
     weights: str = ""
     """Start from these weights instead of random ones: a `.safetensors` file, a file with a PyTorch state_dict, or
     the folder of another run (its newest checkpoint). A relative path is taken from the current folder. `baseline`
-    starts from the network that `train.dense_baseline` trains first."""
+    starts from the network that `train.dense_baseline` trains first; with `pretrained` that one starts from the
+    pretrained weights."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.pretrained and self.weights:
+        if self.pretrained and self.weights not in ("", BASELINE):
             raise ConfigError(
                 "model.pretrained and model.weights exclude each other: both give the weights to start from. Got "
                 f"model.weights = {self.weights!r}; leave one of them out."

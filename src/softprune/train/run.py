@@ -242,7 +242,7 @@ def _train(
             check_same_images(data, state, folder)
         begin = restored_stage(config, data, world, state)
     elif config.model.weights == BASELINE:
-        trained = config.model.replace(weights=str(folder.dense))
+        trained = config.model.replace(weights=str(folder.dense), pretrained=False)
         begin = first_stage(config.replace(model=trained), data, world)
     elif begin is None:
         begin = first_stage(config, data, world)
