@@ -44,6 +44,14 @@ def distillation_loss(
             "teacher and student must have outputs of one shape. Got "
             f"{tuple(teacher_logits.shape)} and {tuple(student_logits.shape)}; use a teacher with the same classes."
         )
+    shape = tuple(student_logits.shape)
+    if len(shape) < 2 or shape[1] < 2 or (labels.is_floating_point() and tuple(labels.shape) != shape):
+        raise ConfigError(
+            "`distillation_loss` is for classification: outputs (batch, classes), with two classes at least, and "
+            "labels that are numbers of classes, or probabilities of the outputs' shape. Got outputs "
+            f"{shape} and labels {tuple(labels.shape)} of {labels.dtype}; for other tasks add a loss between both "
+            "outputs to yours, such as F.mse_loss(student, teacher)."
+        )
     task = F.cross_entropy(student_logits, labels)
     if weight == 0:
         return task

@@ -63,6 +63,15 @@ def test_wrong_settings_are_refused(settings: dict[str, float], message: str) ->
         sp.distillation_loss(logits(0), logits(1), LABELS, **settings)
 
 
+@pytest.mark.parametrize(
+    ("outputs", "labels"), [((16, 10), (16,)), ((16, 1), (16, 1)), ((16,), (16,)), ((16, 10), (16, 9))]
+)
+def test_other_tasks_than_classification_are_refused(outputs: tuple[int, ...], labels: tuple[int, ...]) -> None:
+    """One output would be a distribution of one class, whose losses are all zero."""
+    with pytest.raises(ConfigError, match=r"for classification.*Got outputs .* of torch.float32; for other tasks"):
+        sp.distillation_loss(torch.zeros(outputs), torch.zeros(outputs), torch.zeros(labels))
+
+
 def test_a_teacher_with_other_classes_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"one shape. Got \(16, 12\) and \(16, 10\)"):
         sp.distillation_loss(logits(0), logits(1, 12), LABELS)
