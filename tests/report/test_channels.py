@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softprune.report.channels import KEPT_ROWS, QUADRANTS, ROWS, DropRule, decide, exemplar, tally, view_of
+from softprune.report.channels import KEPT_ROWS, QUADRANTS, ROWS, DropRule, decide, exemplar, layer
 from softprune.runs.result import SiteRecord
 
 RULE = DropRule(delta=0.05, c=0.95)
@@ -17,7 +17,7 @@ def made(beta: tuple[float, ...], gamma: tuple[float, ...], keep: tuple[bool, ..
     return SiteRecord(name="bn", activation="relu", width=len(keep), kept=sum(keep), beta=beta, gamma=gamma, keep=keep)
 
 
-def layer(width: int, seed: int = 0) -> SiteRecord:
+def random_site(width: int, seed: int = 0) -> SiteRecord:
     rng = random.Random(seed)
     beta = tuple(rng.gauss(-0.3, 0.4) for _ in range(width))
     gamma = tuple(rng.gauss(0, 0.3) for _ in range(width))
@@ -26,37 +26,37 @@ def layer(width: int, seed: int = 0) -> SiteRecord:
 
 
 def test_every_channel_of_a_small_layer_from_alive_to_dead() -> None:
-    site = layer(30)
-    view = view_of(site, RULE)
-    assert sorted(view.order) == list(range(30))
-    masses = [RULE.dead_mass(site.beta[i], site.gamma[i]) for i in view.order]
+    site = random_site(30)
+    view = layer(site, RULE)
+    assert sorted(view["order"]) == list(range(30))
+    masses = [RULE.dead_mass(site.beta[i], site.gamma[i]) for i in view["order"]]
     assert masses == sorted(masses)
-    assert tally(site, view) == f"bn: {site.kept} kept, {30 - site.kept} dropped"
+    assert view["tally"] == f"bn: {site.kept} kept, {30 - site.kept} dropped"
 
 
 def test_a_wide_layer_is_thinned_with_room_for_both_kinds() -> None:
-    site = layer(512)
-    view = view_of(site, RULE)
-    assert len(view.order) == len(set(view.order)) == ROWS
-    assert sum(site.keep[i] for i in view.order) == KEPT_ROWS
-    assert view.low < RULE.delta < view.high
-    assert "40 drawn" in tally(site, view)
+    site = random_site(512)
+    view = layer(site, RULE)
+    assert len(view["order"]) == len(set(view["order"])) == ROWS
+    assert sum(site.keep[i] for i in view["order"]) == KEPT_ROWS
+    assert view["range"][0] < RULE.delta < view["range"][1]
+    assert "40 drawn" in view["tally"]
 
 
 def test_the_rows_go_to_the_kind_that_needs_them() -> None:
     all_kept = made((0.5,) * 90, (0.1,) * 90, (True,) * 90)
-    assert len(view_of(all_kept, RULE).order) == ROWS
+    assert len(layer(all_kept, RULE)["order"]) == ROWS
     few_kept = made((-2.0,) * 90, (0.1,) * 90, (True,) * 3 + (False,) * 87)
-    view = view_of(few_kept, RULE)
-    assert view.order[:3] == (0, 1, 2)
-    assert len(view.order) == ROWS
+    view = layer(few_kept, RULE)
+    assert view["order"][:3] == [0, 1, 2]
+    assert len(view["order"]) == ROWS
 
 
 def test_scales_of_zero_are_drawn() -> None:
     site = made((-0.4, 0.4), (0.0, 0.0), (False, True))
-    view = view_of(site, RULE)
-    assert view.order == (1, 0)
-    assert view.low < RULE.delta < view.high
+    view = layer(site, RULE)
+    assert view["order"] == [1, 0]
+    assert view["range"][0] < RULE.delta < view["range"][1]
 
 
 def site(beta: list[float], gamma: list[float], keep: list[bool] | None = None, name: str = "bn") -> SiteRecord:

@@ -8,7 +8,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from itertools import groupby
+from statistics import NormalDist, fmean, median_high
 from typing import Any
 
 from softprune.report.scales import CANVASES, Canvas, Scale, limits, num, quantile, ticks
@@ -78,24 +79,19 @@ def decide(sites: Sequence[SiteRecord], rule: DropRule, recorded: bool) -> Decis
     With `recorded`, the decisions of SCP are the masks of the run, with its rounding and floors. Otherwise, for a run
     of another method, the rule says what SCP would drop.
     """
-    rows: list[tuple[int, int, float, float, bool]] = []
-    for position, site in enumerate(sites):
-        if not site.has_channels:
-            continue
-        for index, (beta, gamma, keep) in enumerate(zip(site.beta, site.gamma, site.keep, strict=True)):
-            dropped = not keep if recorded else rule.drops(beta, gamma)
-            rows.append((position, index, beta, abs(gamma), dropped))
+    rows = [
+        (position, index, beta, abs(gamma), not keep if recorded else rule.drops(beta, gamma))
+        for position, site in enumerate(sites)
+        if site.has_channels
+        for index, (beta, gamma, keep) in enumerate(zip(site.beta, site.gamma, site.keep, strict=True))
+    ]
     if not rows:
         return None
     smallest_first = sorted(range(len(rows)), key=lambda row: rows[row][3])
     number = sum(row[4] for row in rows)
     slimmed = set(smallest_first[:number])
-    if number == 0:
-        threshold = 0.0
-    elif number == len(rows):
-        threshold = rows[smallest_first[-1]][3]
-    else:
-        threshold = 0.5 * (rows[smallest_first[number - 1]][3] + rows[smallest_first[number]][3])
+    # Between the last channel that Slimming drops and the first that it keeps, where there is one.
+    threshold = fmean(rows[row][3] for row in smallest_first[number - 1 : number + 1]) if number else 0.0
     channels = tuple(Channel(*row, slimming_drops=position in slimmed) for position, row in enumerate(rows))
     return Decisions(channels, rule, threshold, recorded)
 
@@ -105,9 +101,7 @@ def exemplar(decisions: Decisions, quadrant: str) -> Channel | None:
     members = [channel for channel in decisions.channels if channel.quadrant == quadrant]
     if not members:
         return None
-    middle = len(members) // 2
-    beta = sorted(channel.beta for channel in members)[middle]
-    gamma = sorted(channel.gamma for channel in members)[middle]
+    beta, gamma = (median_high(getattr(channel, key) for channel in members) for key in ("beta", "gamma"))
     return min(members, key=lambda channel: (channel.beta - beta) ** 2 + (channel.gamma - gamma) ** 2)
 
 
@@ -120,28 +114,32 @@ BELL = "M" + "L".join(
     f"{num(x, 2)} {num(-math.exp(-0.5 * x * x), 3)}" for x in (REACH * (index / 22 - 1) for index in range(45))
 )
 """The path of the unit bell curve. Every N(beta, gamma^2) is an affine copy of it."""
-PLANE = (52, 606, 30, 672)
-"""Left, right, top and bottom of the plane of shift and scale."""
 
 
-@dataclass(frozen=True)
-class DrawnChannels:
-    """The drawn channels of a layer, in order, and the range of the axis."""
+def layer(site: SiteRecord, rule: DropRule) -> dict[str, Any]:
+    """The data of a layer for the script: in ten-thousandths, with the channels that it draws and their order.
 
-    order: tuple[int, ...]
-    low: float
-    high: float
-
-
-def view_of(site: SiteRecord, rule: DropRule) -> DrawnChannels:
-    """Kept channels first, each kind from the most alive to the most dead, evenly thinned to the rows."""
+    Kept channels come first, each kind from the most alive to the most dead, evenly thinned to the rows.
+    """
     order = sorted(
         range(site.width), key=lambda index: (rule.delta - site.beta[index]) / (abs(site.gamma[index]) + 1e-8)
     )
     kept = [index for index in order if site.keep[index]]
     dropped = [index for index in order if not site.keep[index]]
     room = min(len(kept), max(KEPT_ROWS, ROWS - len(dropped)))
-    return DrawnChannels((*_thin(kept, room), *_thin(dropped, ROWS - room)), *_range(site, rule))
+    drawn = [*_thin(kept, room), *_thin(dropped, ROWS - room)]
+    thinned = f"; {len(drawn)} drawn, spread evenly" if len(drawn) < site.width else ""
+    low, high = _range(site, rule)
+    return {
+        "name": site.name,
+        "tally": f"{site.name}: {site.kept} kept, {len(dropped)} dropped{thinned}",
+        "order": drawn,
+        "range": [round(low, 4), round(high, 4)],
+        "ticks": {canvas.name: ticks(low, high, 4 if canvas.narrow else 9) for canvas in CANVASES},
+        "beta": [round(1e4 * value) for value in site.beta],
+        "gamma": [round(1e4 * abs(value)) for value in site.gamma],
+        "keep": "".join("01"[keep] for keep in site.keep),
+    }
 
 
 def _thin(channels: list[int], rows: int) -> list[int]:
@@ -152,83 +150,47 @@ def _thin(channels: list[int], rows: int) -> list[int]:
 
 def _range(site: SiteRecord, rule: DropRule) -> tuple[float, float]:
     """All curves but a few outliers. Dead channels may leave the plot on the left."""
-    channels = list(zip(site.beta, site.gamma, strict=True))
-    starts = [beta - 3.2 * abs(gamma) for beta, gamma in channels]
-    ends = [beta + 3.2 * abs(gamma) for beta, gamma in channels]
-    high = max(quantile(ends, 0.995), rule.delta + 0.1)
-    low = min(quantile(starts, 0.02), rule.delta - 0.1)
+    channels = list(zip(site.beta, map(abs, site.gamma), strict=True))
+    high = max(quantile([beta + 3.2 * gamma for beta, gamma in channels], 0.995), rule.delta + 0.1)
+    low = min(quantile([beta - 3.2 * gamma for beta, gamma in channels], 0.02), rule.delta - 0.1)
     return max(low, rule.delta - 2.5 * (high - rule.delta)), high
 
 
-def tally(site: SiteRecord, view: DrawnChannels) -> str:
-    """The numbers of kept and dropped channels of a layer, in words."""
-    drawn = f"; {len(view.order)} drawn, spread evenly" if len(view.order) < site.width else ""
-    return f"{site.name}: {site.kept} kept, {site.width - site.kept} dropped{drawn}"
-
-
 def distributions(run: Run, decisions: Decisions) -> dict[str, Any]:
-    """The layers for the picker and the data of every channel, in ten-thousandths, for the script."""
-    shown = sorted({channel.site for channel in decisions.channels})
-    sites, rule = [run.sites[position] for position in shown], decisions.rule
-    # Show a wide layer first that keeps about half of its channels.
-    chosen = min(sites, key=lambda site: (abs(site.kept / site.width - 0.5) > 0.3, -site.width))
-    letters = {name: str(position) for position, name in enumerate(QUADRANTS)}
-    quadrants = {(channel.site, channel.index): letters[channel.quadrant] for channel in decisions.channels}
-    layers = []
-    for position, site in zip(shown, sites, strict=True):
-        view = view_of(site, rule)
-        layers.append(
-            {
-                "name": site.name,
-                "tally": tally(site, view),
-                "order": view.order,
-                "range": [round(view.low, 4), round(view.high, 4)],
-                "ticks": {canvas.name: ticks(view.low, view.high, 4 if canvas.narrow else 9) for canvas in CANVASES},
-                "beta": [round(1e4 * value) for value in site.beta],
-                "gamma": [round(1e4 * abs(value)) for value in site.gamma],
-                "keep": "".join("01"[keep] for keep in site.keep),
-                "quadrant": "".join(quadrants.get((position, index), "-") for index in range(site.width)),
-            }
-        )
+    """The layers for the picker and the data of every channel for the script."""
+    sites, layers = [], []
+    for position, channels in groupby(decisions.channels, key=lambda channel: channel.site):
+        sites.append(run.sites[position])
+        kinds = "".join(str(QUADRANTS.index(channel.quadrant)) for channel in channels)
+        layers.append({**layer(sites[-1], decisions.rule), "quadrant": kinds})
     return {
         "sites": sites,
-        "chosen": chosen,
-        "rule": rule,
+        # Show a wide layer first that keeps about half of its channels.
+        "chosen": min(sites, key=lambda site: (abs(site.kept / site.width - 0.5) > 0.3, -site.width)),
         "other_activations": sorted({site.activation for site in sites if site.activation not in RELU_LIKE}),
-        "drawings": [_frame(canvas, rule) for canvas in CANVASES],
-        "data": {"delta": rule.delta, "sites": layers},
+        "drawings": [_shares(canvas) for canvas in CANVASES],
+        "data": {"delta": decisions.rule.delta, "sites": layers},
     }
 
 
-def _frame(canvas: Canvas, rule: DropRule) -> dict[str, Any]:
-    split = 260.0 if canvas.narrow else 690.0
-    shares = Scale(0.0, 1.0, split + 16.0, canvas.width - 14.0)
-    values = [0.0, 1.0] if canvas.narrow else [0.0, 0.5, 1.0]
-    return {
-        "name": canvas.name,
-        "width": canvas.width,
-        "left": 6.0,
-        "split": split,
-        "top": 60.0,
-        "bottom": 486.0,
-        "shares": shares,
-        "marks": shares.marks(values),
-        "least": shares(1 - rule.c),
-    }
+def _shares(canvas: Canvas) -> dict[str, Any]:
+    """The axis of the shares right of delta, beside the curves, which end at `split`."""
+    split, values = (260.0, [0.0, 1.0]) if canvas.narrow else (690.0, [0.0, 0.5, 1.0])
+    shares = Scale(0.0, 1.0, split + 16.0, canvas.width - 14.0, ticks=values)
+    return {"canvas": canvas, "split": split, "shares": shares}
 
 
 def plane(run: Run, decisions: Decisions) -> dict[str, Any]:
     """Every channel by shift and scale, the two decision lines, and a typical channel of each quadrant."""
-    left, right, top, bottom = PLANE
     channels, rule, threshold = decisions.channels, decisions.rule, decisions.threshold
     low, high = limits([channel.beta for channel in channels], trim=0.002)
     most = max(quantile([channel.gamma for channel in channels], 0.998) * 1.06, threshold * 1.5, 1e-3)
     # Where the line of Slimming would lie on the axis, a square-root axis gives the small scales room.
     root = 0 < threshold < 0.05 * most
-    scale_x = Scale(low, high, left, right)
-    scale_y = Scale(0.0, most, bottom, top, "sqrt" if root else "linear")
     rooted = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 3.0)
     y_ticks = [tick for tick in rooted if tick <= most] if root else ticks(0.0, most, 5)
+    scale_x = Scale(low, high, 52, 606, ticks=ticks(low, high, 6))
+    scale_y = Scale(0.0, most, 672, 30, "sqrt" if root else "linear", y_ticks)
     dots: dict[str, set[str]] = {kind: set() for kind in QUADRANTS}
     for channel in channels:
         # Channels on the same half pixel are one dot.
@@ -242,9 +204,6 @@ def plane(run: Run, decisions: Decisions) -> dict[str, Any]:
     return {
         "x": scale_x,
         "y": scale_y,
-        "frame": PLANE,
-        "x_marks": scale_x.marks(ticks(low, high, 6)),
-        "y_marks": scale_y.marks(y_ticks),
         "dots": {kind: "".join(sorted(dots[kind])) for kind in ("drop", "keep", "scp", "slimming")},
         "line": "M" + "L".join(f"{num(x)} {num(y)}" for x, y in line),
         # The label stands where the line leaves the points below it.
@@ -259,19 +218,17 @@ def _examples(sites: Sequence[SiteRecord], decisions: Decisions) -> dict[str, di
     """A typical channel of each quadrant, all to one scale."""
     found = {kind: channel for kind in QUADRANTS if (channel := exemplar(decisions, kind))}
     delta = decisions.rule.delta
-    low = min(channel.beta - REACH * channel.gamma for channel in found.values())
-    high = max(channel.beta + REACH * channel.gamma for channel in found.values())
-    scale = Scale(min(low, delta - 0.1), max(high, delta + 0.1), 4, 276)
-    return {kind: _example(channel, sites, scale, delta) for kind, channel in found.items()}
-
-
-def _example(channel: Channel, sites: Sequence[SiteRecord], scale: Scale, delta: float) -> dict[str, Any]:
-    pixels = (scale.end - scale.start) / (scale.high - scale.low)
-    # A scale of zero has no width; half a pixel still shows its place.
-    spread = max(channel.gamma * pixels, 0.5)
+    low = min(delta - 0.1, *(channel.beta - REACH * channel.gamma for channel in found.values()))
+    high = max(delta + 0.1, *(channel.beta + REACH * channel.gamma for channel in found.values()))
+    scale = Scale(low, high, 4, 276)
+    pixels = (scale.end - scale.start) / (high - low)
     return {
-        "channel": channel,
-        "name": sites[channel.site].name,
-        "transform": f"matrix({num(spread, 2)} 0 0 46 {num(scale(channel.beta))} 60)",
-        "delta": scale(delta),
+        kind: {
+            "channel": channel,
+            "name": sites[channel.site].name,
+            # A scale of zero has no width; half a pixel still shows its place.
+            "transform": f"matrix({num(max(channel.gamma * pixels, 0.5), 2)} 0 0 46 {num(scale(channel.beta))} 60)",
+            "delta": scale(delta),
+        }
+        for kind, channel in found.items()
     }

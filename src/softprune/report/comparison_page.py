@@ -1,7 +1,8 @@
 """The page that compares runs."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -9,17 +10,17 @@ from urllib.parse import quote
 
 from softprune.errors import ConfigError
 from softprune.io import write_atomically
-from softprune.report.curves import ACCURACY, REMOVED, Panel, Series, curves, events_of
-from softprune.report.grouping import Experiment, distinct, group_runs, over, shared, spread, with_baselines
-from softprune.report.layers import ROWS_SHOWN, profiles
-from softprune.report.page import render_page, style_of
+from softprune.report.curves import ACCURACY, REMOVED, Series, curves, events_of
+from softprune.report.grouping import Experiment, Spread, distinct, group_runs, shared, spread, with_baselines
+from softprune.report.layers import ROWS_SHOWN, profile
+from softprune.report.page import Column, render_page, style_of
 from softprune.report.paper_table import PaperRow, paper_rows, top1_of
 from softprune.report.pareto import pareto_views
+from softprune.report.scales import CANVASES
 from softprune.report.tables import EXPLANATION, table_cells
-from softprune.report.text import MINUS, PLUS_MINUS, UNKNOWN, cut, known_as
+from softprune.report.text import MINUS, PLUS_MINUS, UNKNOWN, accuracy, change, cut, duration, fixed, known_as, percent
 from softprune.report.training import precision_of
 from softprune.runs.reading import Run, load_run
-from softprune.runs.result import Epoch, Totals
 
 
 def render_comparison(run_dirs: Sequence[Path | str], out: Path | str, titles: Mapping[str, str] | None = None) -> Path:
@@ -86,69 +87,62 @@ def _against_dense(run: Run) -> float | None:
     return None if compact is None or dense is None or run.method == "dense" else compact - dense
 
 
-def _cut(run: Run, get: Callable[[Totals], float | None]) -> float | None:
+def _cut(run: Run, key: str) -> float | None:
     """Return what was removed in percent; None for a dense network."""
-    return None if run.method == "dense" else cut(get(run.dense), get(run.compact))
+    return None if run.method == "dense" else cut(getattr(run.dense, key), getattr(run.compact, key))
 
 
-COLUMNS: tuple[tuple[str, int, str, Callable[[Run], float | None]], ...] = (
-    ("Dense top-1", 2, "n", lambda run: run.dense_top1),
-    ("Best top-1", 2, "n spare", lambda run: top1_of(run.best)),
-    ("Compact top-1", 2, "n", lambda run: run.compact_top1),
-    ("Against dense", 2, "n", _against_dense),
-    ("MACs cut %", 1, "n", lambda run: _cut(run, lambda totals: totals.macs)),
-    ("Params cut %", 1, "n spare", lambda run: _cut(run, lambda totals: totals.params)),
-    ("Channels cut %", 1, "n spare", lambda run: _cut(run, lambda totals: totals.channels)),
-    ("Paper FLOPs cut %", 1, "n spare", lambda run: _cut(run, lambda totals: totals.paper_flops)),
+one_decimal = partial(fixed, digits=1)
+COLUMNS = (
+    Column("Dense top-1", lambda run: run.dense_top1, fixed),
+    Column("Best top-1", lambda run: top1_of(run.best), fixed, "n spare"),
+    Column("Compact top-1", lambda run: run.compact_top1, fixed),
+    Column("Against dense", _against_dense, fixed),
+    Column("MACs cut %", partial(_cut, key="macs"), one_decimal),
+    Column("Params cut %", partial(_cut, key="params"), one_decimal, "n spare"),
+    Column("Channels cut %", partial(_cut, key="channels"), one_decimal, "n spare"),
+    Column("Paper FLOPs cut %", partial(_cut, key="paper_flops"), one_decimal, "n spare"),
 )
 RUN_COLUMNS = (
-    *(("Seed", "n"), ("Best top-1", "n spare"), ("Compact top-1", "n"), ("Against dense", "n")),
-    *(("MACs cut", "n"), ("Params cut", "n spare"), ("Precision", "spare"), ("Time", "n spare")),
+    Column("Seed", lambda run: run.seed, str),
+    Column("Best top-1", lambda run: top1_of(run.best), accuracy, "n spare"),
+    Column("Compact top-1", lambda run: run.compact_top1, accuracy),
+    Column("Against dense", _against_dense, change),
+    Column("MACs cut", partial(_cut, key="macs"), percent),
+    Column("Params cut", partial(_cut, key="params"), percent, "n spare"),
+    Column("Precision", precision_of, str, "spare"),
+    Column("Time", lambda run: run.wall_seconds, duration, "n spare"),
 )
 
 
 def _summary(groups: Sequence[Experiment], out: Path) -> dict[str, Any]:
-    columns = [column for column in COLUMNS if any(over(group, column[3]).n for group in groups)]
-    used = " or ".join(sorted({run.evaluated_on for group in groups for run in group.runs}, reverse=True))
+    runs = [(index, run) for index, group in enumerate(groups) for run in group.runs]
+    columns = [column for column in COLUMNS if any(column.value(run) is not None for _, run in runs)]
+    used = " or ".join(sorted({run.evaluated_on for _, run in runs}, reverse=True))
     lead = f"The best epoch is chosen by {used} accuracy; compact is the network that was written."
-    if any(run.baseline_top1 is not None for group in groups for run in group.runs):
+    if any(run.baseline_top1 is not None for _, run in runs):
         lead += " Runs without a dense baseline are compared with the dense runs of the same training among these."
-    if any(len(group.runs) > 1 for group in groups):
+    if len(runs) > len(groups):
         lead += f" Mean {PLUS_MINUS} sample standard deviation over seeds."
     return {
         "lead": lead,
-        "head": [(label, kind) for label, _, kind, _ in columns],
-        "rows": [
-            {
-                "n": len(group.runs),
-                "spreads": [
-                    (shared(over(group, get)) if head == "Dense top-1" else over(group, get), digits, kind)
-                    for head, digits, kind, get in columns
-                ],
-            }
-            for group in groups
-        ],
-        "run_head": [("Run", ""), *RUN_COLUMNS],
-        "runs": [_run_row(run, index, out) for index, group in enumerate(groups) for run in group.runs],
+        "columns": columns,
+        "rows": [[_over(group, column) for column in columns] for group in groups],
+        "run_columns": RUN_COLUMNS,
+        "runs": [(index, run, _link(run, out)) for index, run in runs],
     }
 
 
-def _run_row(run: Run, group: int, out: Path) -> dict[str, Any]:
+def _over(group: Experiment, column: Column) -> Spread:
+    found = spread(map(column.value, group.runs))
+    return shared(found) if column.label == "Dense top-1" else found
+
+
+def _link(run: Run, out: Path) -> str:
+    """The report of a run, relative to the page; empty without one."""
     report = run.path / "report.html"
-    return {
-        "group": group,
-        "name": run.name,
-        # quote() also keeps a folder called "javascript:..." from being a scheme.
-        "link": quote(os.path.relpath(report, out.parent)) if report.is_file() else "",
-        "seed": run.seed,
-        "best": top1_of(run.best),
-        "compact": run.compact_top1,
-        "against": _against_dense(run),
-        "macs": _cut(run, lambda totals: totals.macs),
-        "params": _cut(run, lambda totals: totals.params),
-        "seconds": run.wall_seconds,
-        "precision": precision_of(run),
-    }
+    # quote() also keeps a folder called "javascript:..." from being a scheme.
+    return quote(os.path.relpath(report, out.parent)) if report.is_file() else ""
 
 
 def _beside_paper(rows: Sequence[PaperRow]) -> dict[str, Any] | None:
@@ -173,35 +167,31 @@ def _paper_cell(text: str, kind: str) -> tuple[str, str, str]:
     return shown, kind, f"{PLUS_MINUS} {deviation}" if sign else ""
 
 
-def _overlay(groups: Sequence[Experiment]) -> dict[str, Any] | None:
+def _overlay(groups: Sequence[Experiment]) -> dict[str, Any]:
     """All runs in one chart: thin lines are runs, bold lines the mean of a group."""
-    lines = [line for index, group in enumerate(groups) for line in _lines(index, group) if line.known]
-    if not lines:
-        return None
+    lines = [line for index, group in enumerate(groups) for line in _lines(index, group)]
     longest = max((run for group in groups for run in group.runs), key=lambda run: len(run.epochs))
     runs = sum(len(group.runs) for group in groups)
     lead = "Accuracy above, the share of the MACs removed below."
     if runs > len(groups):
         lead += " Thin lines are single runs, bold lines their mean."
-    title, description = ("Accuracy and MACs removed against epochs", f"{runs} runs in {len(groups)} experiments")
-    return {"lead": lead, "chart": curves("epochs", lines, title, description, events_of(longest.epochs))}
+    title, description = "Accuracy and MACs removed against epochs", f"{runs} runs in {len(groups)} experiments"
+    return {"lead": lead, "chart": curves(lines, title, description, events_of(longest.epochs))}
 
 
 def _lines(index: int, group: Experiment) -> Iterator[Series]:
     style = style_of(index)
-    panels: tuple[tuple[Panel, str, Callable[[Run, Epoch], float | None]], ...] = (
-        (ACCURACY, "", lambda run, row: row.test_top1),
-        (REMOVED, ", removed", lambda run, row: cut(run.dense.macs, row.totals.macs)),
-    )
-    for panel, suffix, get in panels:
-        rows = [{row.number: get(run, row) for row in run.epochs} for run in group.runs]
+    for panel, suffix in ((ACCURACY, ""), (REMOVED, ", removed")):
+        rows = [
+            {row.number: row.test_top1 if panel is ACCURACY else cut(run.dense.macs, row.macs) for row in run.epochs}
+            for run in group.runs
+        ]
         if len(rows) > 1:
             for values in rows:
-                at = tuple(sorted(values))
-                yield Series("", f"{style} thin", panel, at, tuple(values[e] for e in at), index, background=True)
-        at = tuple(sorted({epoch for values in rows for epoch in values}))
-        means = tuple(spread(values.get(epoch) for values in rows).mean for epoch in at)
-        yield Series(f"{group.label}{suffix}", style, panel, at, means, index)
+                yield Series("", f"{style} thin", panel, sorted(values.items()), index, background=True)
+        epochs = sorted({epoch for values in rows for epoch in values})
+        means = [(epoch, spread(values.get(epoch) for values in rows).mean) for epoch in epochs]
+        yield Series(f"{group.label}{suffix}", style, panel, means, index)
 
 
 def _profiles(groups: Sequence[Experiment]) -> Iterator[dict[str, Any]]:
@@ -221,7 +211,7 @@ def _profiles(groups: Sequence[Experiment]) -> Iterator[dict[str, Any]]:
             "sites": layers,
             "kept": kept,
             "head": [("Layer", ""), ("0 to 100 % kept", "wide-cell"), ("Width", "n"), *columns],
-            "drawings": profiles(layers, kept) if len(layers) > ROWS_SHOWN else [],
+            "drawings": [profile(canvas, layers, kept) for canvas in CANVASES] if len(layers) > ROWS_SHOWN else [],
         }
 
 

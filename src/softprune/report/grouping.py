@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -60,11 +60,6 @@ def spread(values: Iterable[float | None]) -> Spread:
 def shared(baseline: Spread) -> Spread:
     """Return the spread without its deviation if all runs have the same baseline."""
     return baseline if baseline.deviation else Spread(baseline.mean, None, baseline.n)
-
-
-def over(group: Experiment, get: Callable[[Run], float | None]) -> Spread:
-    """Mean and deviation of a figure over the runs of an experiment."""
-    return spread(get(run) for run in group.runs)
 
 
 def distinct(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from softprune.report.scales import CANVASES, Canvas, Scale, line_path, num, ticks
+from softprune.report.scales import Canvas, Scale, line_path, num, ticks
 from softprune.report.text import cut, stages
 from softprune.runs.result import Module, SiteRecord
 
@@ -13,15 +13,12 @@ SEGMENTS = 24
 """With more modules the flow shows stages."""
 
 
-def skylines(sites: Sequence[SiteRecord]) -> list[dict[str, Any]]:
+def skyline(canvas: Canvas, sites: Sequence[SiteRecord]) -> dict[str, Any]:
     """A column per layer: its width and kept channels above, the kept share below. For the template "skyline"."""
-    return [_skyline(canvas, sites) for canvas in CANVASES]
-
-
-def _skyline(canvas: Canvas, sites: Sequence[SiteRecord]) -> dict[str, Any]:
-    left, right, top, bottom, foot = 38, canvas.width - 6, 18, 178, 276
+    left, right, bottom, foot = 38, canvas.width - 6, 178, 276
     largest = max(site.width for site in sites)
-    widths, shares = Scale(0, largest, bottom, top), Scale(0, 100, foot, bottom + 34)
+    widths = Scale(0, largest, bottom, 18, ticks=ticks(0, largest, 4))
+    shares = Scale(0, 100, foot, bottom + 34, ticks=(0, 50, 100))
     pitch = (right - left) / len(sites)
     thickness = max(pitch - (1.0 if pitch > 3 else 0.35), 0.6)
     was, now = [], []
@@ -34,12 +31,9 @@ def _skyline(canvas: Canvas, sites: Sequence[SiteRecord]) -> dict[str, Any]:
         "canvas": canvas,
         "left": left,
         "right": right,
-        "top": top,
-        "bottom": bottom,
-        "foot": foot,
         "pitch": pitch,
-        "widths": widths.marks(ticks(0, largest, 4)),
-        "shares": shares.marks([0, 50, 100]),
+        "widths": widths,
+        "shares": shares,
         "was": "".join(was),
         "now": "".join(now),
         "emptied": [left + (position + 0.5) * pitch for position, site in enumerate(sites) if site.kept == 0],
@@ -74,12 +68,8 @@ def segments(modules: Sequence[Module]) -> list[dict[str, Any]]:
     return found
 
 
-def flows(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def flow(canvas: Canvas, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Two bars to one scale, with a ribbon from each part to what is left of it. For the template "flow"."""
-    return [_flow(canvas, parts) for canvas in CANVASES]
-
-
-def _flow(canvas: Canvas, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     before, after = sum(part["before"] for part in parts), sum(part["after"] for part in parts)
     scale = canvas.width / max(before, after)
     x, y, drawn = 0.0, 0.0, []
@@ -109,28 +99,17 @@ def _flow(canvas: Canvas, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def profiles(sites: Sequence[tuple[str, int]], kept: Mapping[int, Sequence[float]]) -> list[dict[str, Any]]:
+def profile(canvas: Canvas, sites: Sequence[tuple[str, int]], kept: Mapping[int, Sequence[float]]) -> dict[str, Any]:
     """The kept share of each layer, a line per experiment. For the template "profile"."""
-    drawn = []
-    for canvas in CANVASES:
-        left, right, top, bottom = 38.0, canvas.width - 6.0, 22.0, 242.0
-        scale_x, scale_y = Scale(0, len(sites), left, right), Scale(0, 100, bottom, top)
-        lines = {
-            index: line_path(
-                (scale_x(position + 0.5), scale_y(100 * value / sites[position][1]))
-                for position, value in enumerate(values)
-            )
-            for index, values in kept.items()
-        }
-        drawn.append(
-            {
-                "canvas": canvas,
-                "left": left,
-                "right": right,
-                "bottom": bottom,
-                "marks": scale_y.marks([0, 25, 50, 75, 100]),
-                "lines": lines,
-                "bands": bands([name for name, _ in sites], left, (right - left) / len(sites)),
-            }
+    scale_x = Scale(0, len(sites), 38.0, canvas.width - 6.0)
+    scale_y = Scale(0, 100, 242.0, 22.0, ticks=(0, 25, 50, 75, 100))
+    lines = {
+        index: line_path(
+            (scale_x(position + 0.5), scale_y(100 * value / width))
+            for position, (value, (_, width)) in enumerate(zip(values, sites, strict=True))
         )
-    return drawn
+        for index, values in kept.items()
+    }
+    pitch = (scale_x.end - scale_x.start) / len(sites)
+    places = bands([name for name, _ in sites], scale_x.start, pitch)
+    return {"canvas": canvas, "x": scale_x, "y": scale_y, "lines": lines, "bands": places}

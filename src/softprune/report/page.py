@@ -6,9 +6,11 @@ sheet and script, so that nothing else can run, and the page cannot fetch.
 
 import base64
 import hashlib
+import inspect
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -16,9 +18,23 @@ from markupsafe import Markup
 from softprune.config.recipes import flat_settings
 from softprune.report import text
 from softprune.report.channels import BELL
-from softprune.report.scales import line_path, num
+from softprune.report.scales import num
 
 HUES = 7
+
+
+class Column(NamedTuple):
+    """A column of a table with a row per record."""
+
+    label: str
+    value: Callable[[Any], Any]
+    text: Callable[[Any], str]
+    kind: str = "n"
+    """The class of its cells; "spare": there is no room for it on a phone."""
+
+    @property
+    def head(self) -> tuple[str, str]:
+        return self.label, self.kind
 
 
 def style_of(index: int) -> str:
@@ -46,24 +62,15 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = (
-        "accuracy change count count_or_short duration file_size known_as milliseconds percent removed "
-        "setting_text short significant to_the_minute"
-    )
-    environment.filters |= {name: getattr(text, name) for name in names.split()}
-    environment.filters |= {
+    own: dict[str, Callable[..., Any]] = {
         "flatten": lambda record: flat_settings(record.model_dump(mode="json")),
         "n": lambda value: num(value, 2),
         "exact": repr,
-        "fixed": _fixed,
     }
+    environment.filters |= dict(inspect.getmembers(text, inspect.isfunction)) | own
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.globals |= {"cut": text.cut, "style_of": style_of, "line_path": line_path, "BELL": BELL}
+    environment.globals |= {"cut": text.cut, "style_of": style_of, "BELL": BELL}
     return environment
-
-
-def _fixed(value: float, digits: int) -> str:
-    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", text.MINUS)  # + 0.0: no negative zero
 
 
 def _asset(name: str) -> str:

@@ -38,10 +38,10 @@ def front(spots: Sequence[Spot]) -> list[Spot]:
     return kept
 
 
-def pareto_views(groups: Sequence[Experiment]) -> list[dict[str, Any]]:
-    """The charts for the template "pareto", one per choice of the switch."""
+def pareto_views(groups: Sequence[Experiment]) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """Key, label and drawings for the template "pareto", for each choice of the switch."""
     return [
-        {"switch": (key, label), "drawings": [_drawing(canvas, groups, get) for canvas in CANVASES]}
+        (key, label, [_drawing(canvas, groups, get) for canvas in CANVASES])
         for key, label, get in VIEWS
         if any(get(run) for group in groups for run in group.runs)
     ]
@@ -56,28 +56,24 @@ def _drawing(canvas: Canvas, groups: Sequence[Experiment], get: Callable[[Run], 
     )
     everything = [*(spot for spots in runs for spot in spots), *dense]
     low, high = limits([spot.top1 for spot in everything], pad=0.12)
-    scale_x = Scale(0.0, max(spot.macs for spot in everything) * 1.04, left, right)
-    scale_y = Scale(low, min(high, 100.0), bottom, top)
+    high, most = min(high, 100.0), max(spot.macs for spot in everything) * 1.04
+    scale_x = Scale(0.0, most, left, right)
+    scale_y = Scale(low, high, bottom, top, ticks=ticks(low, high, 6))
     drawn = [_group(index, spots, scale_x, scale_y) for index, spots in enumerate(runs) if spots]
     best = front([group["mean"] for group in drawn])
     corners = [(scale_x(spot.macs), scale_y(spot.top1)) for spot in best]
     rings = [(scale_x(spot.macs), scale_y(spot.top1), spot) for spot in dense]
-    millions = Scale(0.0, scale_x.high / 1e6, left, right)
+    millions = ticks(0.0, most / 1e6, 4 if canvas.narrow else 8)
+    labels = [] if canvas.narrow else _labels(drawn, groups, _obstacles(drawn, rings, corners), scale_x, scale_y)
     return {
         "canvas": canvas,
         "runs": len(everything) - len(dense),
-        "left": left,
-        "right": right,
-        "top": top,
-        "bottom": bottom,
-        "x_marks": millions.marks(ticks(0.0, millions.high, 4 if canvas.narrow else 8)),
-        "y_marks": scale_y.marks(ticks(scale_y.low, scale_y.high, 6)),
+        "x": Scale(0.0, most / 1e6, left, right, ticks=millions),
+        "y": scale_y,
         "front": line_path(corners) if len(best) > 1 else "",
         "dense": rings,
         "groups": drawn,
-        "labels": []
-        if canvas.narrow
-        else _labels(drawn, groups, _obstacles(drawn, rings, corners), (left, right, top, bottom)),
+        "labels": labels,
     }
 
 
@@ -97,10 +93,11 @@ def _labels(
     drawn: Sequence[dict[str, Any]],
     groups: Sequence[Experiment],
     obstacles: Sequence[tuple[float, float]],
-    frame: tuple[float, float, float, float],
+    scale_x: Scale,
+    scale_y: Scale,
 ) -> list[dict[str, Any]]:
     """A label beside each mean, at the place that covers the fewest points, lines and labels."""
-    left, right, top, bottom = frame
+    left, right, top, bottom = scale_x.start, scale_x.end, scale_y.end, scale_y.start
     taken = [(x, y, 1) for x, y in obstacles]
     labels = []
     for group in drawn:

@@ -1,32 +1,19 @@
 """The page of one run."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from softprune.io import write_atomically
 from softprune.report.channels import DropRule, decide, distributions, plane
-from softprune.report.curves import ACCURACY, REMOVED, Mark, Series, curves, events_of
-from softprune.report.layers import ROWS_SHOWN, flows, segments, skylines
-from softprune.report.page import render_page
-from softprune.report.text import (
-    MINUS,
-    accuracy,
-    count,
-    cut,
-    duration,
-    file_size,
-    milliseconds,
-    percent,
-    short,
-    significant,
-    to_the_minute,
-)
+from softprune.report.curves import ACCURACY, REMOVED, curves, events_of, line_of
+from softprune.report.layers import ROWS_SHOWN, flow, segments, skyline
+from softprune.report.page import Column, render_page
+from softprune.report.scales import CANVASES
+from softprune.report.text import MINUS, accuracy, count, cut, file_size, milliseconds, percent, short, significant
 from softprune.report.training import (
     baseline_of,
-    line_of,
     precision_of,
     target_line,
     target_section,
@@ -34,7 +21,7 @@ from softprune.report.training import (
     warnings_of,
 )
 from softprune.runs.reading import Run, load_run
-from softprune.runs.result import Epoch, Totals, Variant
+from softprune.runs.result import Totals
 
 MODULES_SHOWN = 14
 """Modules in the open table of MACs; all of them are in a folded one."""
@@ -53,27 +40,25 @@ QUADRANT_TEXTS = (
 )
 
 
-class EpochColumn(NamedTuple):
-    """A column of the table of epochs."""
-
-    label: str
-    value: Callable[[Epoch], float | None]
-    text: Callable[[float | None], str]
-    kind: str = "n"
-    """The class of its cells; "spare": there is no room for it on a phone."""
-
-
 EPOCH_COLUMNS = (
-    EpochColumn("Epoch", lambda row: row.number, str),
-    EpochColumn("lr", lambda row: row.lr, significant, "n spare"),
-    EpochColumn("Train loss", lambda row: row.train_loss, partial(significant, digits=4), "n spare"),
-    EpochColumn("Train top-1", lambda row: row.train_top1, accuracy, "n spare"),
-    EpochColumn("Test loss", lambda row: row.test_loss, partial(significant, digits=4)),
-    EpochColumn("Test top-1", lambda row: row.test_top1, accuracy),
-    EpochColumn("Test top-5", lambda row: row.test_top5, accuracy, "n spare"),
-    EpochColumn("Channels", lambda row: row.channels, count),
-    EpochColumn("Parameters", lambda row: row.params, short, "n spare"),
-    EpochColumn("MACs", lambda row: row.macs, short),
+    Column("Epoch", lambda row: row.number, str),
+    Column("lr", lambda row: row.lr, significant, "n spare"),
+    Column("Train loss", lambda row: row.train_loss, partial(significant, digits=4), "n spare"),
+    Column("Train top-1", lambda row: row.train_top1, accuracy, "n spare"),
+    Column("Test loss", lambda row: row.test_loss, partial(significant, digits=4)),
+    Column("Test top-1", lambda row: row.test_top1, accuracy),
+    Column("Test top-5", lambda row: row.test_top5, accuracy, "n spare"),
+    Column("Channels", lambda row: row.channels, count),
+    Column("Parameters", lambda row: row.params, short, "n spare"),
+    Column("MACs", lambda row: row.macs, short),
+)
+VARIANT_COLUMNS = (
+    Column("Top-1 %", lambda row: row.top1, accuracy),
+    Column("Top-5 %", lambda row: row.top5, accuracy),
+    Column("Parameters", lambda row: row.params, count),
+    Column("MACs", lambda row: row.macs, count),
+    Column("File", lambda row: row.file_bytes, file_size),
+    Column("Latency", lambda row: row.latency_ms, milliseconds),
 )
 
 
@@ -104,7 +89,7 @@ def run_page(run: Run, titles: Mapping[str, str] | None = None, refresh: int = 0
         refresh=refresh,
         run=run,
         method=(titles or {}).get(run.method, run.method),
-        run_facts=_facts(run),
+        precision=precision_of(run),
         headline=_views(run),
         variants=_variants(run),
         epochs=_epochs(run),
@@ -120,99 +105,52 @@ def run_page(run: Run, titles: Mapping[str, str] | None = None, refresh: int = 0
     )
 
 
-def _facts(run: Run) -> list[tuple[str, str]]:
-    return [
-        ("seed", str(run.seed)),
-        ("epochs", str(len(run.epochs)) if run.epochs else ""),
-        ("trained in", duration(run.wall_seconds)),
-        ("images/s", "" if run.images_per_second is None else count(run.images_per_second)),
-        ("precision", precision_of(run)),
-        ("on", run.environment.device if run.environment else ""),
-        ("finished", to_the_minute(run.finished)),
-    ]
-
-
-@dataclass(frozen=True)
-class Headline:
-    """One choice of the switch above the large numbers."""
-
-    key: str
-    label: str
-    note: str
-    top1: float | None
-    top5: float | None
-    totals: Totals
-
-    @property
-    def switch(self) -> tuple[str, str]:
-        return self.key, self.label
-
-
-def _views(run: Run) -> list[Headline]:
+def _views(run: Run) -> list[tuple[str, str, str, float | None, float | None, Totals]]:
+    """Key, label, note, top-1, top-5 and cost of each choice of the switch above the large numbers."""
     views = []
     compact = run.variant("compact")
     if compact is not None:
         note = "the network that was written to disk"
-        views.append(Headline("compact", "Compact network", note, run.compact_top1, compact.top5, run.compact))
+        views.append(("compact", "Compact network", note, run.compact_top1, compact.top5, run.compact))
     for key, label, moment in (("best", "Best epoch", run.best), ("last", "Last epoch", run.last)):
         if moment is not None:
-            note = f"epoch {moment.number}"
-            note += f", chosen by {run.evaluated_on} accuracy" if key == "best" else ""
-            views.append(Headline(key, label, note, moment.top1, moment.top5, moment.totals))
-    return views or [Headline("compact", "Network", "", run.compact_top1, None, run.compact)]
+            chosen = f", chosen by {run.evaluated_on} accuracy" if key == "best" else ""
+            views.append((key, label, f"epoch {moment.number}{chosen}", moment.top1, moment.top5, moment.totals))
+    return views or [("compact", "Network", "", run.compact_top1, None, run.compact)]
 
 
 def _variants(run: Run) -> dict[str, Any]:
     """The table dense / masked / compact: (text, text on a phone, value, change against dense) of every cell."""
     base = run.variant("dense") or run.variant("masked")
     masked, compact = run.variant("masked"), run.variant("compact")
-    lead = "The network before pruning, the network during training, and the network you deploy."
-    if masked and compact and masked.top1 is not None and masked.top1 == compact.top1:
-        lead += f" The masked and the compact network agree: {accuracy(compact.top1)} % top-1 each."
-    columns: list[tuple[str, str, Callable[[float | None], str]]] = [
-        ("Top-1 %", "top1", accuracy),
-        ("Top-5 %", "top5", accuracy),
-        ("Parameters", "params", count),
-        ("MACs", "macs", count),
-        ("File", "file_bytes", file_size),
-        ("Latency", "latency_ms", milliseconds),
-    ]
     rows = []
     for row in run.table:
         more = ", then fine-tuned" if row.name == "compact" and run.finetuned else ""
         cells = []
-        for _, key, write in columns:
-            value = getattr(row, key)
-            phone = short(value) if write is count else write(value)
-            cells.append((write(value), phone, value, _against(row, base, key)))
-        rows.append({"name": row.name, "meaning": MEANINGS[row.name] + more, "cells": cells})
+        for column in VARIANT_COLUMNS:
+            value, text = column.value(row), column.text
+            against = "" if base is None or text is accuracy else _against(value, column.value(base))
+            cells.append((text(value), short(value) if text is count else text(value), value, against))
+        rows.append((row.name, MEANINGS[row.name] + more, cells))
     return {
-        "lead": lead,
+        "agree": masked and compact and masked.top1 is not None and masked.top1 == compact.top1,
         "rows": rows,
-        "columns": [(label, "n") for label, _, _ in columns],
+        "columns": VARIANT_COLUMNS,
         "names": [(row.name, "n") for row in run.table],
-        "latency": _latency(run),
+        "slow": run.method != "dense" and run.speed_up is not None and run.speed_up < 1 / SAME_LATENCY,
     }
 
 
-def _latency(run: Run) -> dict[str, Any]:
-    """The conditions of the latencies, and whether the compact network is not faster."""
-    if run.speed_up is None:
-        return {"caption": "", "slow": False}
-    device = run.environment.device if run.environment else "the device of the run"
-    slow = run.method != "dense" and run.speed_up < 1 / SAME_LATENCY
-    return {"caption": f"Latency: one forward pass of {run.latency_batch} images on {device}.", "slow": slow}
-
-
-def _against(row: Variant, base: Variant | None, key: str) -> str:
-    value, dense = getattr(row, key), getattr(base, key, None)
-    if key in ("top1", "top5") or value is None or not dense or abs(value / dense - 1) < 0.005:
+def _against(value: float | None, dense: float | None) -> str:
+    if value is None or not dense or abs(value / dense - 1) < 0.005:
         return ""
     share = 100 * (value / dense - 1)
     return f"{MINUS if share < 0 else '+'}{percent(abs(share), 0)}"
 
 
 def _epochs(run: Run) -> dict[str, Any] | None:
+    if not run.epochs:
+        return None
     dense, baseline = run.dense, baseline_of(run)
     lines = [
         line_of(run, f"{run.evaluated_on} top-1", "s-test", ACCURACY, lambda row: row.test_top1),
@@ -220,32 +158,24 @@ def _epochs(run: Run) -> dict[str, Any] | None:
     ]
     if baseline is not None:
         lines.append(line_of(baseline, "dense top-1", "s-dense", ACCURACY, lambda row: row.test_top1))
-    shares: tuple[tuple[str, str, Callable[[Totals], float | None]], ...] = (
-        ("parameters", "s-params", lambda totals: cut(dense.params, totals.params)),
-        ("channels", "s-channels", lambda totals: cut(dense.channels, totals.channels)),
-        ("MACs", "s-macs", lambda totals: cut(dense.macs, totals.macs)),
-    )
-    for name, style, share in shares:
-        values = tuple(share(row.totals) for row in run.epochs)
-        at = tuple(row.number for row in run.epochs)
-        lines.append(Series(f"{name} removed", style, REMOVED, at, values))
-    lines += target_line(run)
-    if not any(line.known for line in lines):
-        return None
+    lines += [
+        line_of(run, "parameters removed", "s-params", REMOVED, lambda row: cut(dense.params, row.params)),
+        line_of(run, "channels removed", "s-channels", REMOVED, lambda row: cut(dense.channels, row.channels)),
+        line_of(run, "MACs removed", "s-macs", REMOVED, lambda row: cut(dense.macs, row.macs)),
+        *target_line(run),
+    ]
     events, best, last = events_of(run.epochs), run.best, run.epochs[-1]
-    mark = None
-    if best is not None:
-        mark = Mark(best.number, best.top1, f"best {accuracy(best.top1)}, epoch {best.number}")
+    mark = None if best is None else (best.number, best.top1, f"best {accuracy(best.top1)}, epoch {best.number}")
     description = (
         f"In epoch {last.number}: {run.evaluated_on} top-1 {accuracy(last.test_top1)} percent, "
-        f"{percent(cut(dense.macs, last.totals.macs))} of the MACs removed"
+        f"{percent(cut(dense.macs, last.macs))} of the MACs removed"
     )
     title = "Accuracy and share removed against epochs"
     return {
         "lead": "Above, the accuracy of the network with its masks; below, the share that they remove. "
         + ("Dotted lines mark changes of the training." if events else "Both share one axis."),
-        "chart": curves("epochs", lines, title, description, events, mark, end_labels=True),
-        "head": [(each.label.replace("Test", run.evaluated_on.capitalize()), each.kind) for each in EPOCH_COLUMNS],
+        "chart": curves(lines, title, description, events, mark, end_labels=True),
+        "head": [(label.replace("Test", run.evaluated_on.capitalize()), kind) for label, _, _, kind in EPOCH_COLUMNS],
         "columns": EPOCH_COLUMNS,
     }
 
@@ -256,7 +186,8 @@ def _widths(run: Run) -> dict[str, Any]:
     lead = f"{len(run.sites)} masked layers had {count(before)} channels and keep {count(after)}."
     if emptied:
         lead += f" {emptied} of them {'is' if emptied == 1 else 'are'} empty and removed completely."
-    return {"lead": lead, "skylines": skylines(run.sites) if len(run.sites) > ROWS_SHOWN else []}
+    many = len(run.sites) > ROWS_SHOWN
+    return {"lead": lead, "skylines": [skyline(canvas, run.sites) for canvas in CANVASES] if many else []}
 
 
 def _macs(run: Run) -> dict[str, Any] | None:
@@ -272,4 +203,5 @@ def _macs(run: Run) -> dict[str, Any] | None:
         lead += f" The largest part of the reduction, {percent(share, 0)}, is in {saved['name']}."
     modules.sort(key=lambda module: -module.macs_dense)
     shown = modules[:MODULES_SHOWN] if len(modules) > MODULES_SHOWN + 4 else modules
-    return {"lead": lead, "before": before, "flows": flows(parts), "modules": modules, "shown": shown}
+    drawn = [flow(canvas, parts) for canvas in CANVASES]
+    return {"lead": lead, "before": before, "flows": drawn, "modules": modules, "shown": shown}

@@ -45,6 +45,7 @@ class Scale:
     start: float
     end: float
     warp: str = "linear"
+    ticks: Sequence[float] = ()
 
     def __call__(self, value: float) -> float:
         warp = WARPS[self.warp]
@@ -56,10 +57,10 @@ class Scale:
         """The pixel of `value`, moved to the nearer end where it lies outside."""
         return self(min(max(value, self.low), self.high))
 
-    def marks(self, values: Sequence[float]) -> list[tuple[float, str]]:
-        """(pixel, label) of ticks."""
-        together = (lambda value: [value]) if self.warp == "log" else (lambda value: values)
-        return [(self(value), tick_label(value, together(value))) for value in values]
+    @property
+    def marks(self) -> list[tuple[float, str]]:
+        """(pixel, label) of the ticks."""
+        return [(self(tick), tick_label(tick, [tick] if self.warp == "log" else self.ticks)) for tick in self.ticks]
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
@@ -89,8 +90,6 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def limits(values: Sequence[float], trim: float = 0.0, pad: float = 0.05) -> tuple[float, float]:
     """The range of `values` without the `trim` share at each end, padded and never empty."""
-    if not values:
-        return 0.0, 1.0
     low, high = quantile(values, trim), quantile(values, 1.0 - trim)
     room = (high - low) * pad or abs(high) * 0.1 or 1.0
     return low - room, high + room
@@ -113,20 +112,15 @@ def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[
 
 def num(value: float, digits: int = 1) -> str:
     """A coordinate: at most `digits` decimals, no trailing zeros, no negative zero."""
-    text = f"{value:.{digits}f}"
-    if "." in text:
-        text = text.rstrip("0").rstrip(".")
-    return "0" if text in ("-0", "") else text
+    return f"{round(value, digits) + 0.0:.12g}"
 
 
 def line_path(points: Iterable[tuple[float, float] | None]) -> str:
     """The path of a polyline that breaks at None. A point alone between two breaks is a dot."""
-    parts: list[str] = []
-    start = True
+    path, drawing = "", False
     for point in points:
-        if point is None:
-            start = True
-            continue
-        parts.append(f"{'M' if start else 'L'}{num(point[0])} {num(point[1])}{'h0' if start else ''}")
-        start = False
-    return "".join(parts)
+        if point is not None:
+            x, y = map(num, point)
+            path += f"L{x} {y}" if drawing else f"M{x} {y}h0"
+        drawing = point is not None
+    return path

@@ -55,9 +55,14 @@ def cut(before: float | None, after: float | None) -> float | None:
     return 100.0 * (1.0 - after / before)
 
 
+def fixed(value: float | None, digits: int = 2) -> str:
+    """A number with `digits` decimals and no negative zero."""
+    return UNKNOWN if value is None else f"{round(value, digits) + 0.0:.{digits}f}".replace("-", MINUS)
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     """A percentage with its sign."""
-    return UNKNOWN if value is None else f"{_signed(value, digits)}{THIN}%"
+    return UNKNOWN if value is None else f"{fixed(value, digits)}{THIN}%"
 
 
 def removed(value: float | None, digits: int = 1) -> str:
@@ -70,7 +75,7 @@ def change(value: float | None, digits: int = 2) -> str:
     """A difference with its sign."""
     if value is None:
         return UNKNOWN
-    text = _signed(value, digits)
+    text = fixed(value, digits)
     return text if text.startswith(MINUS) or float(text) == 0 else f"+{text}"
 
 
@@ -144,8 +149,3 @@ def _with_unit(value: float, units: Sequence[tuple[float, str]]) -> str:
             digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
             return f"{scaled:.{digits}f}{THIN}{unit}"
     return ""
-
-
-def _signed(value: float, digits: int) -> str:
-    text = f"{abs(value):.{digits}f}"
-    return f"{MINUS}{text}" if value < 0 and float(text) != 0 else text

@@ -2,15 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from softprune.config.target import Target, read_target
 from softprune.errors import SoftpruneError
-from softprune.report.curves import REMOVED, Panel, Series, curves, events_of
+from softprune.report.curves import REMOVED, Panel, Series, curves, events_of, line_of
 from softprune.report.text import count, cut, percent, significant
 from softprune.runs.reading import Run, load_run
-from softprune.runs.result import Epoch
 
 PRECISIONS = {"bf16": "bfloat16", "tf32": "float32 with TF32", "fp32": "float32"}
 _WARNING = re.compile(r"\S+ \S+ (?:WARNING|ERROR)\s+(.*)")
@@ -63,12 +61,9 @@ def target_of(run: Run) -> tuple[Target, float | None] | None:
 def target_line(run: Run) -> list[Series]:
     """The target as a line of the panel of removed shares, where records count it."""
     found = target_of(run)
-    dense = None if found is None else getattr(run.dense, found[0].key, None)
-    if found is None or dense is None or not run.epochs:
-        return []
-    share = cut(dense, found[1])
-    numbers = (run.epochs[0].number, run.epochs[-1].number)
-    return [Series("target removed", "s-target", REMOVED, numbers, (share, share))]
+    share = None if found is None else cut(getattr(run.dense, found[0].key, None), found[1])
+    points = [(row.number, share) for row in (run.epochs[0], run.epochs[-1])]
+    return [] if share is None else [Series("target removed", "s-target", REMOVED, points)]
 
 
 def target_section(run: Run) -> dict[str, Any] | None:
@@ -87,35 +82,24 @@ def target_section(run: Run) -> dict[str, Any] | None:
         verdict = "meets" if reached <= limit else "exceeds"
         what = "The network so far" if run.in_progress else "The compact network"
         lead += f"{what} has {count(reached)}, {percent(100 * reached / limit)} of the limit, and {verdict} it. "
-    finalised, events = finalised_at(run), events_of(run.epochs)
-    if finalised is not None:
-        step, epoch = finalised
+    step, events = run.finalised_step, events_of(run.epochs)
+    if step is not None:
+        epoch = next((row.number for row in run.epochs if row.step >= step), run.epochs[-1].number)
         lead += f"The removed channels were finalised at step {count(step)}, in epoch {epoch}."
         events = sorted([*events, (epoch, "finalised")])
     lines = [
         line_of(run, "strength", "s-macs", STRENGTH, lambda row: row.strength),
         line_of(run, "margin", "s-params", MARGIN, lambda row: None if row.margin is None else 100 * row.margin),
     ]
-    if not any(line.known for line in lines):
-        return {"lead": lead, "chart": None}
-    last = next((row.strength for row in reversed(run.epochs) if row.strength is not None), None)
+    last = next(reversed(lines[0].known), None)
     description = f"strength {significant(last)} in the last epoch"
-    return {
-        "lead": lead,
-        "chart": curves("target", lines, "The path to the target", description, events, end_labels=True),
-    }
-
-
-def finalised_at(run: Run) -> tuple[int, int] | None:
-    """(step, epoch) from which the removed channels were fixed, or None."""
-    step = run.finalised_step
-    if step is None:
-        return None
-    return step, next((row.number for row in run.epochs if row.step >= step), run.epochs[-1].number)
+    return {"lead": lead, "chart": curves(lines, "The path to the target", description, events, end_labels=True)}
 
 
 def training_section(run: Run) -> dict[str, Any] | None:
-    """Loss, learning rate and, where it varies without a target, the strength."""
+    """The chart of loss, learning rate and, where it varies without a target, the strength."""
+    if not run.epochs:
+        return None
     lines = [
         line_of(run, f"{run.evaluated_on} loss", "s-test", LOSS, lambda row: row.test_loss),
         line_of(run, "train loss", "s-train", LOSS, lambda row: row.train_loss),
@@ -124,18 +108,6 @@ def training_section(run: Run) -> dict[str, Any] | None:
     strength = line_of(run, "strength", "s-params", STRENGTH, lambda row: row.strength)
     if len(set(strength.known)) > 1 and target_of(run) is None:
         lines.append(strength)
-    if not any(line.known for line in lines):
-        return None
     last = run.epochs[-1]
     description = f"In epoch {last.number}: train loss {significant(last.train_loss)}, lr {significant(last.lr)}"
-    return {
-        "chart": curves(
-            "training", lines, "Loss and learning rate", description, events_of(run.epochs), end_labels=True
-        )
-    }
-
-
-def line_of(run: Run, label: str, style: str, panel: Panel, get: Callable[[Epoch], float | None]) -> Series:
-    """A line over the epochs of a run."""
-    numbers, values = (row.number for row in run.epochs), (get(row) for row in run.epochs)
-    return Series(label, style, panel, tuple(numbers), tuple(values))
+    return curves(lines, "Loss and learning rate", description, events_of(run.epochs), end_labels=True)
