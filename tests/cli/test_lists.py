@@ -77,10 +77,17 @@ def test_runs_are_listed_with_their_state(softprune, finished: Path, tmp_path: P
     assert softprune("runs").output == "No runs in runs.\n"
     shutil.copytree(finished, tmp_path / "runs" / "a")
     RunFolder.create("runs/sweep/b", load_recipe("tiny.toml"))
-    assert softprune("train", "tiny.toml", "--out", "runs/c", "--time-limit", "0").exit_code == 75
+    for name in ("c", "dense"):
+        more = ("--set", "train.dense_baseline=true") if name == "dense" else ()
+        assert softprune("train", "tiny.toml", "--out", f"runs/{name}", "--time-limit", "0", *more).exit_code == 75
     rows = {row["run"]: row for row in json.loads(softprune("runs", "--json").output)}
     states = {name: row["state"] for name, row in rows.items()}
-    assert states == {"runs/a": "finished", "runs/sweep/b": "not started", "runs/c": "stopped"}
+    assert states == {
+        "runs/a": "finished",  # without its baseline, runs/a/dense
+        "runs/sweep/b": "not started",
+        "runs/c": "stopped",
+        "runs/dense": "stopped",  # in its baseline
+    }
     assert rows["runs/a"]["epoch"] == "3"
     with RunFolder("runs/c").lock():
         assert "running" in softprune("runs").output

@@ -8,7 +8,7 @@ import pytest
 from softprune.train.control import StopSignal
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_remembered_and_handlers_go_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopSignal() as stop:
@@ -28,3 +28,14 @@ def test_a_second_interrupt_is_immediate() -> None:
 def test_time_limit() -> None:
     assert StopSignal(3600).reason() is None
     assert StopSignal(0).reason() == "the time limit of 0 s"
+
+
+def test_nohup_stays_in_force() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.reason() is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -32,6 +32,8 @@ def runs(
 
 def _run_folders(root: Path) -> Iterator[Path]:
     """Yield the folders below ``root`` with a config.toml, without dense baselines. Links are not followed."""
+    from softprune.runs.folder import RunFolder
+
     folders = [str(root)]  # not rglob, which fails in deep folders
     while folders:
         folder = folders.pop()
@@ -41,8 +43,9 @@ def _run_folders(root: Path) -> Iterator[Path]:
         except OSError:  # a folder that cannot be read has no runs to show
             continue
         folders += [entry.path for entry in inside if entry.is_dir(follow_symlinks=False)]
-        if os.path.basename(folder) != "dense" and any(entry.name == "config.toml" for entry in inside):
-            yield Path(folder)
+        run = RunFolder(folder)
+        if run.whole is run and any(entry.name == "config.toml" for entry in inside):
+            yield run.path
 
 
 def _run_cells(path: Path) -> list[str]:
@@ -54,7 +57,7 @@ def _run_cells(path: Path) -> list[str]:
     try:
         run = load_run(path)
     except SoftpruneError:  # damaged, or no epoch has ended
-        begun = folder.checkpoints.is_dir() or folder.metrics.is_file()
+        begun = any(path.exists() for path in (folder.checkpoints, folder.metrics, folder.dense))
         state = "running" if folder.is_locked() else "stopped" if begun else "not started"
         return [str(path), state, "-", "-", "-"]
     state = "finished" if not run.in_progress else "running" if folder.is_locked() else "stopped"

@@ -54,7 +54,8 @@ def train(
 
     Without arguments it trains a small network on the embedded digits, which takes about a minute.
 
-    SIGTERM, Ctrl-C and --time-limit finish the step, save, and exit with code 75; `softprune resume RUN` continues.
+    SIGTERM, Ctrl-C, a closed terminal and --time-limit finish the step, save, and exit with code 75; `softprune resume
+    RUN` continues.
     To use several GPUs: torchrun --nproc-per-node N -m softprune train ...
     """
     seconds = parse_time(time_limit)

@@ -91,7 +91,7 @@ def inputs_of(data: DataBundle, config: RunConfig) -> Inputs | None:
             unit = 255 / high
     elif test.dtype != torch.uint8:
         return None
-    mean, std = (torch.as_tensor(values).flatten().tolist() for values in (test.mean, test.std))
+    mean, std = (torch.as_tensor(values, dtype=torch.float64).flatten().tolist() for values in (test.mean, test.std))
     return Inputs(
         shape=data.input_shape,
         crop=config.data.in_memory or not isinstance(test, ArrayDataset),

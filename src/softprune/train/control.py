@@ -36,10 +36,10 @@ class Listener:
 
 
 class StopSignal:
-    """Holds the reason to stop after the current step: SIGTERM, SIGINT (Ctrl-C) or a time limit.
+    """Holds the reason to stop after the current step: SIGTERM, SIGINT (Ctrl-C), SIGHUP or a time limit.
 
-    As a context manager it handles SIGTERM and SIGINT and restores the previous handlers on exit. A second SIGINT
-    interrupts at once.
+    As a context manager it handles the signals and restores the previous handlers on exit. A second SIGINT interrupts
+    at once. SIGHUP, which a closed terminal sends, stays ignored where `nohup` ignores it.
     """
 
     def __init__(self, time_limit: float | None = None) -> None:
@@ -59,7 +59,10 @@ class StopSignal:
     def __enter__(self) -> "StopSignal":
         # Only the main thread may set handlers; a run inside another thread is stopped by its owner.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            numbers = [signal.SIGTERM, signal.SIGINT]
+            if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not on Windows
+                numbers.append(signal.SIGHUP)
+            for number in numbers:
                 self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
