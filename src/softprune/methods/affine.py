@@ -5,8 +5,7 @@ the user's optimizer. They follow the learning rate and the momentum of the grou
 BatchNorms. A compact network, and the plain model after detach(), have them folded in.
 """
 
-from __future__ import annotations
-
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,37 +24,21 @@ from softprune.surgery import plain_copy
 logger = get_logger(__name__)
 
 
-class LearnedVector:
-    """A learned vector and its velocity. Both change in place only."""
+class LearnedVector(nn.Module):
+    """A learned vector and its velocity, outside the model. Both change in place only."""
+
+    velocity: Tensor
 
     def __init__(self, value: Tensor) -> None:
-        self.value = value.clone().requires_grad_()
-        self.velocity = torch.zeros_like(value)
+        super().__init__()
+        self.value = nn.Parameter(value.clone())
+        self.register_buffer("velocity", torch.zeros_like(value))
 
     def take_gradient(self) -> Tensor:
         """Return the gradient since the last step and reset it."""
         gradient = self.value.grad
         self.value.grad = None
         return torch.zeros_like(self.velocity) if gradient is None else gradient
-
-    def to(self, device: torch.device) -> None:
-        """Move to the device of the model."""
-        if self.value.device != device:
-            self.value = self.value.detach().to(device).requires_grad_()
-            self.velocity = self.velocity.to(device)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LearnedVector:
-        copied = LearnedVector(self.value.detach())
-        copied.velocity.copy_(self.velocity)
-        return copied
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"value": self.value.detach().clone(), "velocity": self.velocity.clone()}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.value.copy_(state["value"])
-        self.velocity.copy_(state["velocity"])
 
 
 def take_gradients(vectors: Iterable[LearnedVector]) -> list[Tensor]:
@@ -122,7 +105,8 @@ class AffinePruner(Pruner):
         return model
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "extras": {name: e.state_dict() for name, e in self.extras.items()}}
+        extras = {name: dict(extra.state_dict()) for name, extra in self.extras.items()}
+        return {**super().state_dict(), "extras": copy.deepcopy(extras)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

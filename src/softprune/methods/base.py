@@ -1,12 +1,13 @@
 """The base class of all pruning methods: the training loop's side, the decision and the state."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softprune.budget import BudgetStatus, Limit
+from softprune.budget import Budget, BudgetStatus, Limit
 from softprune.config.target import Target
 from softprune.costs import fastest_multiple, fitting_multiple
 from softprune.errors import ConfigError, first_few, nearest
@@ -81,6 +82,7 @@ class Pruner(CuttableModel):
         if not self.graph.sites:
             chosen = options.get("include") is not None or options.get("exclude") is not None
             raise nothing_to_prune(model, self.graph, chosen)
+        self._check_sites([site.name for site in self.graph.sites])
         if self.graph.unreached:
             logger.warning(
                 "softprune: the example does not lead to %s: what only they read may be cut away. "
@@ -117,6 +119,9 @@ class Pruner(CuttableModel):
         """Return the channel graph with the sites that the method masks."""
         return read_graph(model, example, include=include, exclude=exclude)
 
+    def _check_sites(self, names: Sequence[str]) -> None:
+        """Read the options that are given by site, before any site is masked."""
+
     def _gate(self, number: int, site: Site) -> Gate:
         raise NotImplementedError
 
@@ -142,8 +147,8 @@ class Pruner(CuttableModel):
 
     @property
     def status(self) -> BudgetStatus | None:
-        """Where the budget is, for metrics and reports; None for a pruner without a target."""
-        return None
+        """Where the budget is; None without a target. Counts the cost of a cut now, so call it once per epoch."""
+        return None if self._limit is None else self._limit.status(self.masks(), float(self.strength))
 
     def end_epoch(self, epoch: int) -> None:
         """Call after every epoch; most methods do nothing there."""
@@ -169,11 +174,13 @@ class Pruner(CuttableModel):
 
     @strength.setter
     def strength(self, value: float | Tensor) -> None:
-        self._check_strength(value)
-        self._set_strength(value)
-
-    def _check_strength(self, value: float | Tensor) -> None:
         check_strength(value)
+        if isinstance(self._limit, Budget):
+            raise ConfigError(
+                "a target adjusts the strength itself. "
+                f"Got strength = {float(value):g}; set it for a pruner without a target only."
+            )
+        self._set_strength(value)
 
     def _set_strength(self, value: float | Tensor) -> None:
         # In place, so that a captured CUDA graph sees the new value.

@@ -136,22 +136,19 @@ class CuttableModel(HookOwner):
 
     def plan(self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True) -> PrunePlan:
         """Return what every module would keep if the network were cut now. Arguments as in :meth:`compact`."""
-        network, masks = self._prepare_cut(model, round_to, gathers)
-        return self._plan_of(network, masks, round_to, gathers)
+        return self._plan_cut(model, round_to, gathers)[0]
 
-    def _prepare_cut(
+    def _plan_cut(
         self, model: nn.Module | None, round_to: int | None, gathers: bool
-    ) -> tuple[nn.Module, dict[str, Tensor]]:
-        """Return the network that a cut starts from, and the masks."""
+    ) -> tuple[PrunePlan, nn.Module, dict[str, Tensor]]:
+        """Return the plan of a cut, the network that it starts from, and the masks."""
         self._masked_model.check_unchanged()
         network = self._network_of(model)
         check_values(network)
         check_cut(round_to, gathers)
-        return self._fold_gates(network), self.masks(model)
-
-    def _plan_of(self, network: nn.Module, masks: dict[str, Tensor], round_to: int | None, gathers: bool) -> PrunePlan:
+        network, masks = self._fold_gates(network), self.masks(model)
         multiple = self.round_to if round_to is None else int(round_to)
-        return make_plan(self.graph, network, masks, round_to=multiple, gathers=gathers)
+        return make_plan(self.graph, network, masks, round_to=multiple, gathers=gathers), network, masks
 
     def summary(self) -> Summary:
         """Return width and kept channels per site, and the totals before and after. Prints as a table."""
@@ -211,8 +208,7 @@ class CuttableModel(HookOwner):
                 "softprune: `model` is a copy without masks, so evaluating it has not shown what is cut: evaluate the "
                 "compact network, or copy the network (for an EMA) after the pruner is made"
             )
-        network, masks = self._prepare_cut(model, round_to, gathers)
-        plan = self._plan_of(network, masks, round_to, gathers)
+        plan, network, masks = self._plan_cut(model, round_to, gathers)
         self.certificate = verify_plan(plan, network, masks, self.example)
         logger.info("%s", self.certificate)
         compact = apply_plan(plan, network)

@@ -1,16 +1,16 @@
 """FPGM: the filters nearest to all others, which the others can stand in for, are set to zero after every epoch."""
 
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from softprune.errors import ConfigError, is_bool
-from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.graph import ExampleLike, Site
 from softprune.methods.options import RankingOptions
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_or_target, ratio_per_site
 from softprune.methods.sfp import Evaluation, ZeroingPruner
-from softprune.selection import Globs
 
 
 def summed_distances(filters: Tensor) -> Tensor:
@@ -64,9 +64,7 @@ class FpgmPruner(ZeroingPruner):
         self.mask_gradients = bool(mask_gradients)
         super().__init__(model, example, evaluation=evaluation, **options)
 
-    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
-        graph = super()._read(model, example, include, exclude)
-        names = [site.name for site in graph.sites]
+    def _check_sites(self, names: Sequence[str]) -> None:
         self.norm_ratios = ratio_per_site(self._ratio_norm, names, "ratio_norm")
         self.distance_ratios = ratio_per_site(self._ratio_dist, names, "ratio_dist")
         for name in names:
@@ -75,7 +73,6 @@ class FpgmPruner(ZeroingPruner):
                     f"`ratio_norm` and `ratio_dist` together must leave some filters of every layer. Got "
                     f"{self.norm_ratios[name]:g} and {self.distance_ratios[name]:g} for '{name}'; make one smaller."
                 )
-        return graph
 
     def _scores(self, filters: Tensor) -> Tensor:
         return summed_distances(filters)

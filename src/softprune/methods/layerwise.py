@@ -1,10 +1,11 @@
 """One-shot methods that remove a share of every site: filters of small L1 norm, or random channels."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
 from torch import Tensor, nn
 
-from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.graph import ExampleLike, Site
 from softprune.masks import channel_words
 from softprune.methods.options import RankingOptions
 from softprune.methods.ranking import (
@@ -16,7 +17,6 @@ from softprune.methods.ranking import (
     ratio_per_site,
     within_site,
 )
-from softprune.selection import Globs
 
 
 class LayerwisePruner(OneShotPruner):
@@ -30,10 +30,8 @@ class LayerwisePruner(OneShotPruner):
         self._ratio = ratio_or_target("ratio", ratio, 0.5, options)
         super().__init__(model, example, **options)
 
-    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
-        graph = super()._read(model, example, include, exclude)
-        self.ratios = ratio_per_site(self._ratio, [site.name for site in graph.sites])
-        return graph
+    def _check_sites(self, names: Sequence[str]) -> None:
+        self.ratios = ratio_per_site(self._ratio, names)
 
     def _scores(self, network: nn.Module) -> dict[str, Tensor]:
         """Return a score for every channel, by site; they are compared within a site only."""

@@ -1,13 +1,13 @@
 """Methods that rank channels by a score, decide at certain moments and keep the decision until the next."""
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from softprune.budget import BudgetStatus, Limit
+from softprune.budget import Limit
 from softprune.config.target import TargetLike
 from softprune.errors import ConfigError, few_of, is_number
 from softprune.graph import ChannelGraph, ExampleLike, Site
@@ -59,9 +59,8 @@ def ratio_or_target(name: str, ratio: Ratio | None, default: float, options: Ran
     return default if ratio is None else ratio
 
 
-def ratio_per_site(ratio: Ratio, sites: Iterable[str], name: str = "ratio") -> dict[str, float]:
+def ratio_per_site(ratio: Ratio, names: Sequence[str], name: str = "ratio") -> dict[str, float]:
     """Return the share of every site. Of several matching globs the last one counts."""
-    names = list(sites)
     if not isinstance(ratio, Mapping):
         return dict.fromkeys(names, check_ratio(ratio, name))
     shares = dict.fromkeys(names, 0.0)
@@ -109,11 +108,6 @@ class StoredPruner(Pruner):
             self.detach()
             raise
 
-    @property
-    def status(self) -> BudgetStatus | None:
-        """Where the budget is; None without a target."""
-        return None if self._limit is None else self._limit.status(self.masks(), float(self.strength))
-
     @torch.no_grad()
     def _meet_target(self, network: nn.Module, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the masks of the highest scores that meet the target."""
@@ -149,10 +143,8 @@ class StoredPruner(Pruner):
         for name, mask in masks.items():
             self._stored(name).copy_(mask)
 
-    def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
-        self._masked_model.check_in_place()
-        self._network_of(model)
-        return {site.name: self._stored(site.name).clone() for site in self.sites}
+    def _hard(self, name: str, network: nn.Module) -> Tensor:
+        return self._stored(name)
 
     def _filled(self, site: Site, keep: Tensor, scores: Tensor) -> Tensor:
         """Return `keep`, filled up to the site's floor and to a multiple of `round_to`."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softprune.budget import Budget, BudgetStatus, CostWeights, Macs
+from softprune.budget import Budget, CostWeights, Macs
 from softprune.budget.channels import present
 from softprune.config.target import FINAL_AT, TargetLike
 from softprune.errors import CheckpointError, ConfigError
@@ -154,21 +154,6 @@ class SoftPruner(Pruner):
         return self.strength * self._masked_model.hooks.bank.loss()
 
     # --- a target ------------------------------------------------------------------------------------------------
-
-    def _check_strength(self, value: float | Tensor) -> None:
-        super()._check_strength(value)
-        if self.budget is not None:
-            raise ConfigError(
-                "a target adjusts the strength itself. "
-                f"Got strength = {float(value):g}; set it for a pruner without a target only."
-            )
-
-    @property
-    def status(self) -> BudgetStatus | None:
-        """Where the budget is; None without a target. Counts the cost of a cut now, so call it once per epoch."""
-        if self.budget is None:
-            return None
-        return self.budget.status(self.masks(), float(self.strength))
 
     def update_strength(self, step: int) -> None:
         if self.budget is not None and step > 0 and self.budget.next_update(step - 1) == step:

@@ -62,6 +62,7 @@ class TargetSoftPruner(SoftPruner):
 
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sparsity loss of every channel, which channels are chosen, and which of those are still alive."""
+        self._follow_device()
         terms, alive, dead = [], [], []
         for name, bn in self.norms.items():
             gate = self._soft_gate(name)
@@ -75,12 +76,10 @@ class TargetSoftPruner(SoftPruner):
         return torch.cat(terms), chosen, chosen & ~torch.cat(dead)
 
     def _extra_loss(self) -> Tensor:
-        self._follow_device()
         terms, chosen, _ = self._terms()
         return self.strength * torch.where(chosen, terms, 0.0).sum()
 
     def _total_loss(self, task: Tensor) -> Tensor:
-        self._follow_device()
         terms, chosen, pending = self._terms()
         self._now.copy_(terms.detach())
         # The shift of a dead channel falls in every step: counted too, it would hide that the others rise.

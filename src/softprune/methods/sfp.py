@@ -1,16 +1,16 @@
 """Soft Filter Pruning: after every epoch the weakest filters are set to zero, and may grow back in the next."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
 from softprune.errors import CheckpointError, check_choice
-from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.graph import ExampleLike, Site
 from softprune.masks import FixedGate, Gate
 from softprune.methods.options import RankingOptions
 from softprune.methods.ranking import FilterPruner, Ratio, drop_lowest, ratio_or_target, ratio_per_site, within_site
-from softprune.selection import Globs
 
 Evaluation = Literal["strict", "authors"]
 """What evaluation computes where a filter is zero: "strict" zero, "authors" the constant that its BatchNorm emits."""
@@ -115,10 +115,8 @@ class SfpPruner(ZeroingPruner):
         self._ratio = ratio_or_target("ratio", ratio, 0.4, options)
         super().__init__(model, example, evaluation=evaluation, **options)
 
-    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
-        graph = super()._read(model, example, include, exclude)
-        self.ratios = ratio_per_site(self._ratio, [site.name for site in graph.sites])
-        return graph
+    def _check_sites(self, names: Sequence[str]) -> None:
+        self.ratios = ratio_per_site(self._ratio, names)
 
     def _scores(self, filters: Tensor) -> Tensor:
         return filters.norm(dim=1)

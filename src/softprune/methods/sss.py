@@ -2,7 +2,6 @@
 
 import functools
 import operator
-from dataclasses import dataclass
 from typing import Literal, Unpack, get_args
 
 import numpy as np
@@ -27,18 +26,14 @@ _DATA = 1
 """The bit of values that depend on the network's input, unlike constants and parameters."""
 
 
-@dataclass(frozen=True)
-class Branch:
-    """A residual branch: what one addition adds to the stream."""
+Branches = dict[str, tuple[str, ...]]
+"""Residual branches by the last BatchNorm that every path of the branch passes: dead, it makes the branch zero.
 
-    last: str
-    """The last BatchNorm that every path of the branch passes: dead, it makes the branch zero."""
-    norms: tuple[str, ...]
-    """All masked BatchNorms that stand in the branch alone, in the order of execution, up to `last`."""
+The values are all masked BatchNorms that stand in the branch alone, in the order of execution, up to that one."""
 
 
-def residual_branches(graph: ChannelGraph) -> dict[str, Branch]:
-    """Return the branches that an addition joins to a shortcut, by their last BatchNorm, among the sites of `graph`.
+def residual_branches(graph: ChannelGraph) -> Branches:
+    """Return the branches that an addition joins to a shortcut, among the sites of `graph`.
 
     Of the two sides of an addition, the branch is the one with more BatchNorms that the other lacks. A branch with
     no BatchNorm on all of its paths is left out, and so is one that shares a BatchNorm with another.
@@ -59,7 +54,7 @@ class _Branches(ForwardAnalysis):
         self.every: NDArray[np.object_] = np.zeros(len(graph.classes), dtype=object)
         for parameter in graph.free_parameters:
             self.some[parameter.atoms] = 0
-        self.branches: dict[str, Branch] = {}
+        self.branches: Branches = {}
         super().__init__(self.some, self.every)
 
     def layer(self, op: LayerOp, use: Use) -> None:
@@ -96,9 +91,9 @@ class _Branches(ForwardAnalysis):
         """Note the branch of the sites `own`, which ends at the last of the sites `gating` on all of its paths."""
         names = [name for name, bit in self.bits.items() if own & bit]
         last = next((name for name in reversed(names) if gating & self.bits[name]), None)
-        taken = {name for branch in self.branches.values() for name in branch.norms}
+        taken = {name for norms in self.branches.values() for name in norms}
         if last is not None and not taken & set(names):
-            self.branches[last] = Branch(last, tuple(names[: names.index(last) + 1]))
+            self.branches[last] = tuple(names[: names.index(last) + 1])
 
 
 @torch.no_grad()
@@ -192,11 +187,11 @@ class SssPruner(AffinePruner):
         super().__init__(model, example, strength=strength, **options)
 
     def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
-        self.branches: dict[str, Branch] = {}
+        self.branches: Branches = {}
         if self.structure != "channel":
             graph = read_graph(model, example, include=include, exclude=exclude, every_norm=True)
             self.branches = residual_branches(graph)
-            inside = {name for branch in self.branches.values() for name in branch.norms}
+            inside = {name for norms in self.branches.values() for name in norms}
             blocks = graph.only(
                 {site.name: "it is in no residual branch" for site in graph.sites if site.name not in inside}
             )
@@ -210,9 +205,9 @@ class SssPruner(AffinePruner):
         if self.structure == "channel":
             extra = self.extras.setdefault(site.name, LearnedVector(torch.ones(site.width)))
             return _FactorGate(extra, site.width, self.round_to, self.floor(site))
-        branch = next(branch for branch in self.branches.values() if site.name in branch.norms)
-        extra = self.extras.setdefault(branch.last, LearnedVector(torch.ones(1)))
-        if site.name == branch.last:
+        last = next(last for last, norms in self.branches.items() if site.name in norms)
+        extra = self.extras.setdefault(last, LearnedVector(torch.ones(1)))
+        if site.name == last:
             return _FactorGate(extra, site.width, 1, 0)
         return _InnerGate(extra, site.width)
 
