@@ -59,7 +59,7 @@ def trained(method: str, device: torch.device, **options: Any) -> tuple[str | No
         settings["plan"] = RandomPruner(network(), bundle.example(), ratio=0.5).plan()
     if method == "scp with a target":
         settings = {"target": {"macs": 0.5}, "total_steps": 6}
-    pruner = REGISTRY[method.partition(" ")[0]].build(model, example, seed=4, **settings)
+    pruner = REGISTRY[method.partition(" ")[0]](model, example, seed=4, **settings)
     pruner.updates_on_step = False
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=2e-4), lr=0.1)
     pruner.attach(optimizer)
