@@ -18,7 +18,7 @@ from softprune.report.paper_table import PaperRow, paper_rows, top1_of
 from softprune.report.pareto import pareto_views
 from softprune.report.scales import CANVASES
 from softprune.report.tables import EXPLANATION, table_cells
-from softprune.report.text import MINUS, PLUS_MINUS, UNKNOWN, accuracy, change, cut, duration, fixed, known_as, percent
+from softprune.report.text import PLUS_MINUS, accuracy, change, cut, duration, fixed, known_as, percent
 from softprune.report.training import precision_of
 from softprune.runs.reading import Run, load_run
 
@@ -149,22 +149,10 @@ def _beside_paper(rows: Sequence[PaperRow]) -> dict[str, Any] | None:
     """The table that `softprune compare` prints, where a run repeats a row of the paper."""
     if all(row.paper is None for row in rows):
         return None
-    heads, lines = table_cells(rows)
-    kinds = ["" if position < heads.index("n") else "n" for position in range(len(heads))]
-    return {
-        "head": list(zip(heads, kinds, strict=True)),
-        "rows": [[_paper_cell(*pair) for pair in zip(line, kinds, strict=True)] for line in lines],
-        "explanation": EXPLANATION,
-    }
-
-
-def _paper_cell(text: str, kind: str) -> tuple[str, str, str]:
-    """Text, class and deviation of a cell."""
-    if not kind:
-        return text, "", ""
-    mean, sign, deviation = text.partition(f" {PLUS_MINUS} ")
-    shown = UNKNOWN if mean == "-" else mean.replace("-", MINUS)
-    return shown, kind, f"{PLUS_MINUS} {deviation}" if sign else ""
+    heads, cells = table_cells(rows)
+    first = heads.index("n")
+    kinds = [(head, "n" if position >= first else "") for position, head in enumerate(heads)]
+    return {"head": kinds, "rows": cells, "explanation": EXPLANATION}
 
 
 def _overlay(groups: Sequence[Experiment]) -> dict[str, Any]:

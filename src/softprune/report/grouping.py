@@ -1,6 +1,7 @@
 """Group runs that differ only in their seed, with mean and spread, labels and baselines."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,24 +12,13 @@ from softprune.config.recipes import config_to_dict, flat_settings
 from softprune.report.text import DOT, scientific
 from softprune.runs.reading import Run
 
-INCIDENTAL = frozenset(
-    {
-        "seed",
-        "name",
-        "data.dir",
-        "data.download",
-        "data.workers",
-        "data.eval_batch_size",
-        "train.mode",
-        "train.dense_baseline",
-    }
+INCIDENTAL = (
+    *("seed.", "name.", "records.", "train.mode.", "train.dense_baseline."),
+    *("data.dir.", "data.download.", "data.workers.", "data.eval_batch_size."),
 )
-"""Settings of the place and the repetition of a run, which do not change what was done."""
-INCIDENTAL_TABLES = ("records.",)
-
-TRAINING = frozenset({"train.epochs", "train.label_smoothing", "train.ema"})
-"""Settings that a dense network must share with a run to be its baseline."""
-TRAINING_TABLES = ("model.", "data.", "optimizer.", "schedule.")
+"""Settings and tables of the place and the repetition of a run, which do not change what was done."""
+TRAINING = ("model.", "data.", "optimizer.", "schedule.", "train.epochs.", "train.label_smoothing.", "train.ema.")
+"""Settings and tables that a dense network must share with a run to be its baseline."""
 _OF_A_SCHEDULE = {"schedule.milestones": ("step",), "schedule.factor": ("step",), "schedule.final": ("cosine",)}
 
 
@@ -82,33 +72,25 @@ def with_baselines(runs: Sequence[Run]) -> list[Run]:
 
     An experiment in which some run has its own baseline keeps it, so that no mean is over two kinds of baselines.
     """
-    dense = [run for run in runs if run.method == "dense" and not run.in_progress]
+    dense = [(training(run), run.compact_top1) for run in runs if run.method == "dense" and not run.in_progress]
     provided = {experiment_key(run) for run in runs if run.dense_top1 is not None}
-    return [
-        run
-        if run.method == "dense" or experiment_key(run) in provided
-        else run.model_copy(
-            update={"baseline_top1": spread(o.compact_top1 for o in dense if same_training(run, o)).mean}
-        )
-        for run in runs
-    ]
+    found = []
+    for run in runs:
+        if run.method != "dense" and experiment_key(run) not in provided:
+            own = training(run)
+            baseline = spread(top1 for other, top1 in dense if other == own).mean
+            run = run.model_copy(update={"baseline_top1": baseline})
+        found.append(run)
+    return found
 
 
-def same_training(run: Run, dense: Run) -> bool:
-    """Return whether the dense network was trained as the run, apart from pruning and fine-tuning."""
-    return (run.model, run.data) == (dense.model, dense.data) and training(run) == training(dense)
-
-
-def training(run: Run) -> dict[str, Any]:
-    """The settings on which the accuracy of a dense network depends."""
+def training(run: Run) -> list[Any]:
+    """Network, data and the settings on which the accuracy of a dense network depends, apart from pruning."""
     values = settings(run)
     kind = values.get("schedule.kind")
     unused = {key for key, kinds in _OF_A_SCHEDULE.items() if kind is not None and kind not in kinds}
-    return {
-        key: value
-        for key, value in values.items()
-        if (key in TRAINING or key.startswith(TRAINING_TABLES)) and key not in unused
-    }
+    used = {key: value for key, value in values.items() if _among(key, TRAINING) and key not in unused}
+    return [run.model, run.data, used]
 
 
 def group_runs(runs: Sequence[Run]) -> list[Experiment]:
@@ -124,13 +106,14 @@ def settings(run: Run) -> dict[str, Any]:
     """The flat configuration without incidental settings and settings without effect."""
     values = dict(flat_settings(config_to_dict(run.config)))
     targeted = any(key.startswith("method.target.") for key in values)
-    dropped = INCIDENTAL | ({"method.strength"} if targeted else set())  # a target chooses its strength
-    tables = (*INCIDENTAL_TABLES, *(["method."] if run.method == "dense" else []))
-    return {
-        key: _of_any_seed(value, run.seed)
-        for key, value in values.items()
-        if key not in dropped and not key.startswith(tables)
-    }
+    dropped = [*INCIDENTAL, *(["method.strength."] if targeted else [])]  # a target chooses its strength
+    dropped += ["method."] if run.method == "dense" else []
+    return {key: _of_any_seed(value, run.seed) for key, value in values.items() if not _among(key, dropped)}
+
+
+def _among(key: str, names: Sequence[str]) -> bool:
+    """Whether a setting, or a table that it is in, has one of these names, which end in a dot."""
+    return f"{key}.".startswith(tuple(names))
 
 
 def _of_any_seed(value: Any, seed: int) -> Any:
@@ -147,16 +130,13 @@ def experiment_key(run: Run) -> str:
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     """The common name of the runs without the seed, and the differences where groups share a name."""
-    firsts = [group[0] for group in groups]
-    labels = [_common_name(group) for group in groups]
-    if "" in labels or len(set(labels)) == 1 < len(labels):
-        labels = [f" {DOT} ".join(_differences(run, firsts)) or run.name for run in firsts]
-    else:
-        sharing = {label: [run for run, name in zip(firsts, labels, strict=True) if name == label] for label in labels}
-        labels = [
-            f" {DOT} ".join([label, *_differences(run, sharing[label])])
-            for run, label in zip(firsts, labels, strict=True)
-        ]
+    firsts, names = [group[0] for group in groups], [_common_name(group) for group in groups]
+    if "" in names or len(set(names)) == 1 < len(names):
+        names = [""] * len(names)
+    labels = []
+    for run, name in zip(firsts, names, strict=True):
+        sharing = [other for other, its in zip(firsts, names, strict=True) if its == name]
+        labels.append(f" {DOT} ".join(filter(None, (name, *_differences(run, sharing)))) or run.name)
     return _numbered(labels)
 
 
@@ -175,9 +155,7 @@ def _numbered(labels: Sequence[str]) -> list[str]:
 def _common_name(group: Sequence[Run]) -> str:
     if len(group) == 1:
         return group[0].name
-    first, last = min(run.name for run in group), max(run.name for run in group)
-    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    prefix = first[:same]
+    prefix = os.path.commonprefix([run.name for run in group])  # noqa: RUF071 - letters, not parts of paths
     # The last letter or digit of a name stays: sss, vgg16.
     return re.sub(r"([-_. ]+(seed|s)?|[-_. ]*seed)[-_. =]*\d*$", "", prefix)
 

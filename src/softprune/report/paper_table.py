@@ -10,7 +10,7 @@ from softprune.report.grouping import Spread, distinct, experiment_key, shared, 
 from softprune.report.pareto import Spot, front
 from softprune.report.text import cut, known_as
 from softprune.runs.reading import Run
-from softprune.runs.result import Moment, Totals
+from softprune.runs.result import Moment
 
 SAME_FLOPS = 1.0
 """Allowed difference in points between the paper's FLOPs reduction and a target in exact MACs."""
@@ -96,9 +96,15 @@ class _Entry:
     name: str
     finetuned: bool
     last: float | None
-    best: float | None
-    compact: float | None
-    seconds: float | None
+    best: float | None = None
+    compact: float | None = None
+    seconds: float | None = None
+
+    def less(self, *keys: str) -> float | None:
+        """What was removed in percent, by the first of these counts that the record has."""
+        sides = (self.run.dense, self.run.compact)
+        found = ([value for key in keys if (value := getattr(side, key)) is not None] for side in sides)
+        return cut(*(values[0] if values else None for values in found))
 
 
 def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> list[PaperRow]:
@@ -117,34 +123,36 @@ def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> 
             continue
         key = (run.data, run.model, _label(run, titles or {}), entry.name, entry.finetuned)
         alike.setdefault(key, {}).setdefault(experiment_key(run), []).append(entry)
-    rows = []
-    for key, experiments in alike.items():
+    networks: dict[tuple[str, str], list[PaperRow]] = {}
+    for (data, model, method, *_), experiments in alike.items():
         members = list(experiments.values())
         apart = tell_apart([each[0].run for each in members]) if len(members) > 1 else [""]
-        rows += [_row(*key, text, each) for text, each in zip(apart, members, strict=True)]
-    order = {key: number for number, key in enumerate(dict.fromkeys((row.data, row.model) for row in rows))}
-    rows.sort(key=lambda row: (order[row.data, row.model], row.method != "Dense"))
-    spots: dict[tuple[str, str], list[Spot]] = {}
-    for row in rows:
-        spots.setdefault((row.data, row.model), []).extend(_spots(row))
-    best = {network: front(found) for network, found in spots.items()}
-    return [replace(row, on_front=any(spot in best[row.data, row.model] for spot in _spots(row))) for row in rows]
+        rows = networks.setdefault((known_as(data), known_as(model)), [])
+        rows += [_row(method, text, each) for text, each in zip(apart, members, strict=True)]
+    return [row for rows in networks.values() for row in _with_front(rows)]
 
 
-def _spots(row: PaperRow) -> list[Spot]:
-    """The row by the share of the MACs that it keeps; empty without it. A dense network keeps all."""
+def _with_front(rows: Sequence[PaperRow]) -> list[PaperRow]:
+    """The rows of a network, dense ones first, with those on the Pareto front marked."""
+    spots = [(row, _spot(row)) for row in sorted(rows, key=lambda row: row.method != "Dense")]
+    best = front([spot for _, spot in spots if spot is not None])
+    return [replace(row, on_front=spot in best) for row, spot in spots]
+
+
+def _spot(row: PaperRow) -> Spot | None:
+    """The row by the share of the MACs that it keeps, or None without it. A dense network keeps all."""
     accuracy = row.compact.mean if row.compact.mean is not None else row.last.mean
     cut = 0.0 if row.method == "Dense" else row.macs.mean
-    return [] if accuracy is None or cut is None else [Spot(100 - cut, accuracy)]
+    return None if accuracy is None or cut is None else Spot(100 - cut, accuracy)
 
 
 def _entries(run: Run) -> list[_Entry]:
     last, best = top1_of(run.last), top1_of(run.best)
-    entries = [_Entry(run, run.name, run.finetuned, last, best, run.compact_top1, run.wall_seconds)]
+    after = _Entry(run, run.name, run.finetuned, last, best, run.compact_top1, run.wall_seconds)
     before = run.variant("masked")
-    if run.finetuned and before is not None:
-        entries.insert(0, _Entry(run, run.name.removesuffix(FT), False, before.top1, None, None, None))
-    return entries
+    if not run.finetuned or before is None:
+        return [after]
+    return [_Entry(run, run.name.removesuffix(FT), finetuned=False, last=before.top1), after]
 
 
 def _label(run: Run, titles: Mapping[str, str]) -> str:
@@ -154,25 +162,22 @@ def _label(run: Run, titles: Mapping[str, str]) -> str:
     return f"{title} without ReLU" if not run.config.masks.use_relu else title
 
 
-def _row(
-    data: str, model: str, method: str, name: str, finetuned: bool, apart: str, members: Sequence[_Entry]
-) -> PaperRow:
+def _row(method: str, apart: str, members: Sequence[_Entry]) -> PaperRow:
+    first = members[0]
+
     def over(get: Callable[[_Entry], float | None]) -> Spread:
-        return spread(get(entry) for entry in members)
+        return spread(map(get, members))
 
     def pruned(get: Callable[[_Entry], float | None]) -> Spread:
         return spread(()) if method == "Dense" else over(get)
 
-    def less(get: Callable[[Totals], float | None]) -> Spread:
-        return pruned(lambda entry: cut(get(entry.run.dense), get(entry.run.compact)))
-
     return PaperRow(
-        data=known_as(data),
-        model=known_as(model),
+        data=known_as(first.run.data),
+        model=known_as(first.run.model),
         method=method,
-        name=name,
+        name=first.name,
         apart=apart,
-        finetuned=finetuned,
+        finetuned=first.finetuned,
         n=len(members),
         baseline=shared(over(lambda entry: entry.run.dense_top1)),
         last=over(lambda entry: entry.last),
@@ -180,12 +185,12 @@ def _row(
         compact=over(lambda entry: entry.compact),
         drop=pruned(_drop),
         channels=pruned(_channels_cut),
-        params=less(lambda totals: _first(totals.paper_params, totals.params)),
-        flops=less(lambda totals: _first(totals.paper_flops, totals.macs)),
-        macs=less(lambda totals: totals.macs),
+        params=pruned(lambda entry: entry.less("paper_params", "params")),
+        flops=pruned(lambda entry: entry.less("paper_flops", "macs")),
+        macs=pruned(lambda entry: entry.less("macs")),
         minutes=over(lambda entry: None if entry.seconds is None else entry.seconds / 60),
         speed_up=pruned(lambda entry: entry.run.speed_up),
-        paper=_figures(name, members[0].run),
+        paper=_figures(first.name, first.run),
     )
 
 
@@ -213,12 +218,8 @@ def _channels_cut(entry: _Entry) -> float | None:
     """As the paper counts where its rules are known, else of the sites."""
     run = entry.run
     if run.dense.paper_channels is not None or not run.sites:
-        return cut(*(_first(totals.paper_channels, totals.channels) for totals in (run.dense, run.compact)))
+        return entry.less("paper_channels", "channels")
     return cut(sum(site.width for site in run.sites), sum(site.kept for site in run.sites))
-
-
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
 
 
 def top1_of(moment: Moment | None) -> float | None:

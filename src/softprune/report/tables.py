@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -14,25 +14,30 @@ from softprune.report.paper_table import PaperFigures, PaperRow, paper_table_row
 
 @dataclass(frozen=True)
 class Column:
-    """A column of figures: ours and, where the paper has it, the paper's."""
+    """A column of figures: ours, a field of PaperRow, and the paper's, a field of PaperFigures where it has one."""
 
     head: str
     digits: int
-    ours: Callable[[PaperRow], Spread]
-    paper: Callable[[PaperFigures], float | None] | None = None
+    ours: str
+    paper: str = ""
+
+    def texts(self, row: PaperRow | None, figures: PaperFigures | None) -> list[str]:
+        """Ours and, where the paper has the column, the paper's; a dash for what is unknown."""
+        texts = ["-" if row is None else _spread_text(getattr(row, self.ours), self.digits)]
+        return [*texts, _number(getattr(figures, self.paper, None), self.digits)] if self.paper else texts
 
 
 COLUMNS = (
-    Column("baseline", 2, lambda row: row.baseline, lambda paper: paper.baseline),
-    Column("last", 2, lambda row: row.last),
-    Column("best", 2, lambda row: row.best, lambda paper: paper.top1),
-    Column("compact", 2, lambda row: row.compact),
-    Column("drop", 2, lambda row: row.drop, lambda paper: paper.drop),
-    Column("channels cut", 1, lambda row: row.channels, lambda paper: paper.channels),
-    Column("params cut", 1, lambda row: row.params, lambda paper: paper.params),
-    Column("FLOPs cut", 1, lambda row: row.flops, lambda paper: paper.flops),
-    Column("MACs cut", 1, lambda row: row.macs),
-    Column("minutes", 1, lambda row: row.minutes),
+    Column("baseline", 2, "baseline", "baseline"),
+    Column("last", 2, "last"),
+    Column("best", 2, "best", "top1"),
+    Column("compact", 2, "compact"),
+    Column("drop", 2, "drop", "drop"),
+    Column("channels cut", 1, "channels", "channels"),
+    Column("params cut", 1, "params", "params"),
+    Column("FLOPs cut", 1, "flops", "flops"),
+    Column("MACs cut", 1, "macs"),
+    Column("minutes", 1, "minutes"),
 )
 SPEED_UP = (
     "Speed-up: latency of the dense network over that of the compact one, measured at the end of the run; runs at the "
@@ -57,12 +62,10 @@ def table_cells(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
     quoted = any(row.paper is not None for row in rows)
     heads, cells = list(TEXTS), [_texts(row) for row in rows]
     for column in COLUMNS:
-        both = quoted and column.paper is not None
-        heads += [f"{column.head}, ours", f"{column.head}, paper"] if both else [column.head]
+        added = [f"{column.head}, ours", f"{column.head}, paper"] if quoted and column.paper else [column.head]
+        heads += added
         for row, line in zip(rows, cells, strict=True):
-            line.append(_spread_text(column.ours(row), column.digits))
-            if both:
-                line.append(_number(_of_paper(column, row), column.digits))
+            line += column.texts(row, row.paper)[: len(added)]
     return [*heads, "front"], [[*line, _yes(row.on_front)] for row, line in zip(rows, cells, strict=True)]
 
 
@@ -72,29 +75,31 @@ def markdown(rows: Sequence[PaperRow]) -> str:
 
 
 def markdown_table(heads: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """A table in Markdown, without what it would read as a column, HTML, code or a link."""
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    lines += [f"| {' | '.join(map(_markdown_cell, line))} |" for line in cells]
+    for line in cells:
+        escaped = (re.sub(r"([\\|`\[\]])", r"\\\1", text).replace("&", "&amp;").replace("<", "&lt;") for text in line)
+        lines.append(f"| {' | '.join(escaped)} |")
     return "\n".join([*lines, ""])
 
 
 def csv_text(rows: Sequence[PaperRow]) -> str:
     """The table as CSV in full precision: mean and deviation of ours, and the figures of the paper."""
     heads = list(TEXTS)
+    # A spreadsheet takes text that begins so as a formula.
+    lines: list[list[object]] = [
+        [f"'{text}" if text.startswith(("=", "+", "-", "@")) else text for text in _texts(row)] for row in rows
+    ]
     for column in COLUMNS:
-        heads += [f"{column.head} mean", f"{column.head} deviation"]
-        heads += [f"{column.head} paper"] if column.paper else []
+        heads += [f"{column.head} {part}" for part in ("mean", "deviation", "paper")[: 3 if column.paper else 2]]
+        for row, line in zip(rows, lines, strict=True):
+            ours = getattr(row, column.ours)
+            line += [ours.mean, ours.deviation]
+            line += [getattr(row.paper, column.paper, None)] if column.paper else []
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow([*heads, "front"])
-    for row in rows:
-        # A spreadsheet takes text that begins so as a formula.
-        line: list[object] = [f"'{text}" if text[:1] in ("=", "+", "-", "@") else text for text in _texts(row)]
-        for column in COLUMNS:
-            ours = column.ours(row)
-            line += [ours.mean, ours.deviation]
-            line += [_of_paper(column, row)] if column.paper else []
-        writer.writerow([*line, _yes(row.on_front)])
+    writer.writerows([*line, _yes(row.on_front)] for row, line in zip(rows, lines, strict=True))
     return content.getvalue()
 
 
@@ -103,7 +108,7 @@ def paper_tables(rows: Sequence[PaperRow]) -> list[tuple[str, list[str], list[li
 
     Rows of ImageNet without a run show the run on Tiny-ImageNet, if there is one; row and title say so.
     """
-    columns = [column for column in COLUMNS if column.paper is not None]
+    columns = [column for column in COLUMNS if column.paper]
     ours = {row.paper.recipe: row for row in rows if row.paper is not None}
     small = {row.name: row for row in rows if row.name.startswith("tinyimagenet-")}
     tables = []
@@ -115,21 +120,14 @@ def paper_tables(rows: Sequence[PaperRow]) -> list[tuple[str, list[str], list[li
             if row is None and figure.stand_in in small:
                 row, name = small[figure.stand_in], f"{name} (ours: {figure.stand_in})"
                 title = f"Table {number} of the paper, {STAND_IN}"
-            lines.append(_paper_line(name, figure, row, columns))
-            if on_imagenet:  # wanted there besides the columns of the paper
-                lines[-1].append("-" if row is None else _spread_text(row.speed_up, 2))
+            line = [name, "-" if row is None else str(row.n)]
+            for column in columns:
+                line += reversed(column.texts(row, figure))
+            # The speed-up is wanted there besides the columns of the paper.
+            lines.append([*line, *Column("speed-up", 2, "speed_up").texts(row, None)] if on_imagenet else line)
         heads = ["recipe", "runs", *(f"{c.head}, {whose}" for c in columns for whose in ("paper", "ours"))]
         tables.append((title, [*heads, *(["speed-up, ours"] if on_imagenet else [])], lines))
     return tables
-
-
-def _paper_line(name: str, figures: PaperFigures, row: PaperRow | None, columns: Sequence[Column]) -> list[str]:
-    line = [name, "-" if row is None else str(row.n)]
-    for column in columns:
-        assert column.paper is not None
-        line.append(_number(column.paper(figures), column.digits))
-        line.append("-" if row is None else _spread_text(column.ours(row), column.digits))
-    return line
 
 
 def paper_tables_markdown(rows: Sequence[PaperRow]) -> str:
@@ -141,12 +139,7 @@ def paper_tables_markdown(rows: Sequence[PaperRow]) -> str:
 def _texts(row: PaperRow) -> list[str]:
     """The cells before the figures, without control characters."""
     run = f"{row.name} ({row.apart})" if row.apart else row.name
-    texts = (row.data, row.model, row.method, _yes(row.finetuned), run, str(row.n))
-    return [printable(text) for text in texts]
-
-
-def _of_paper(column: Column, row: PaperRow) -> float | None:
-    return None if row.paper is None or column.paper is None else column.paper(row.paper)
+    return [*map(printable, (row.data, row.model, row.method, _yes(row.finetuned), run, str(row.n)))]
 
 
 def _yes(value: bool) -> str:
@@ -160,8 +153,3 @@ def _number(value: float | None, digits: int) -> str:
 def _spread_text(value: Spread, digits: int) -> str:
     mean = _number(value.mean, digits)
     return mean if value.deviation is None else f"{mean} ± {value.deviation:.{digits}f}"
-
-
-def _markdown_cell(text: str) -> str:
-    """Escape what Markdown would read as a column, HTML, code or a link."""
-    return re.sub(r"([\\|`\[\]])", r"\\\1", text).replace("&", "&amp;").replace("<", "&lt;")
