@@ -30,6 +30,20 @@ def collate(items: list[tuple[Tensor, int] | BrokenImage]) -> tuple[Tensor, Tens
     return batch.permute(0, 3, 1, 2) if channels_last else batch, torch.tensor(labels)
 
 
+def broken_images(dataset: LoadedDataset, workers: int) -> Iterator[BrokenImage]:
+    """Load every image once; yield those that cannot be read."""
+    items = [(index, 0) for index in range(len(dataset))]
+    loader: DataLoader = DataLoader(
+        dataset, 64, sampler=items, collate_fn=_only_broken, num_workers=_at_most_cores(workers)
+    )
+    for found in loader:
+        yield from found
+
+
+def _only_broken(items: list[tuple[Tensor, int] | BrokenImage]) -> list[BrokenImage]:
+    return [item for item in items if isinstance(item, BrokenImage)]
+
+
 def _remove_worker_handler() -> None:
     """Remove PyTorch's SIGCHLD handler, which raises wherever the main thread is, perhaps inside a checkpoint.
 
