@@ -67,7 +67,7 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Any) -> None:
     assert (cell.config.seed, cell.config.method.strength, cell.config.train.epochs) == (1, 1e-4, 1)
     # Repetitions share a name, by which they are averaged.
     assert cell.config.name == sweep.cells[1].config.name == "tiny-strength0.0001"
-    assert cell.arguments[:2] == ["train", str(Path("tiny.toml").resolve())]
+    assert cell.arguments()[:2] == ["train", str(Path("tiny.toml").resolve())]
     last = sweep.cells[-1]
     assert last.after == "tiny-seed1-strength0.0001"
     assert last.config.method.options["plan"] == "runs/my-sweep/tiny-seed1-strength0.0001"
@@ -137,7 +137,9 @@ def test_a_run_that_was_started_otherwise_is_not_mixed_up(write: Any) -> None:
     file = write("[[run]]\nrecipe = 'tiny.toml'")
     cell = read_sweep(file).cells[0]
     RunFolder.create(cell.folder.path, cell.config)
-    assert read_sweep(file).cells[0].arguments == ["resume", "runs/my-sweep/tiny", "--model", "tiny_networks:tiny"]
+    assert read_sweep(file).cells[0].arguments() == ["resume", "runs/my-sweep/tiny", "--model", "tiny_networks:tiny"]
+    elsewhere = read_sweep(file, data_dir="images").cells[0]
+    assert elsewhere.arguments()[-2:] == ["--data-dir", "images"]
     other = cell.config.replace(seed=5)
     cell.folder.config.write_text(dump_config(other))
     with pytest.raises(ConfigError, match="holds a run with other settings than 'tiny' has now"):
@@ -166,7 +168,6 @@ class Pretended(Cell):
 
     code: str
 
-    @property
     def arguments(self) -> list[str]:
         return ["--help"]
 

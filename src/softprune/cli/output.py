@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Literal, TextIO, cast
 
 from rich import box
@@ -23,11 +23,10 @@ from softprune.errors import printable
 
 
 class _Stream(io.TextIOBase):
-    """Writes to ``sys.stdout`` or ``sys.stderr``. After the first failure it calls ``on_loss`` and drops the text."""
+    """Writes to ``sys.stdout`` or ``sys.stderr``, and drops the text after the first failure."""
 
-    def __init__(self, name: Literal["stdout", "stderr"], on_loss: Callable[[OSError], None]) -> None:
+    def __init__(self, name: Literal["stdout", "stderr"]) -> None:
         self._name = name
-        self._on_loss = on_loss
         self.lost: OSError | None = None
         """The error after which nothing is written."""
 
@@ -73,7 +72,8 @@ class _Stream(io.TextIOBase):
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, self.fileno())
             os.close(nothing)
-        self._on_loss(error)
+        if self is _stdout and _State.training:
+            remark(f"warning: cannot write to standard output ({error.strerror}); the run continues without it")
 
 
 class _State:
@@ -83,13 +83,8 @@ class _State:
     """Whether a bar or a live table occupies the last lines of the terminal."""
 
 
-def _on_loss(error: OSError) -> None:
-    if _State.training:
-        remark(f"warning: cannot write to standard output ({error.strerror}); the run continues without it")
-
-
-_stdout = _Stream("stdout", _on_loss)
-_stderr = _Stream("stderr", lambda error: None)
+_stdout = _Stream("stdout")
+_stderr = _Stream("stderr")
 _out = Console(file=cast(IO[str], _stdout), highlight=False, soft_wrap=True)
 _err = Console(file=cast(IO[str], _stderr), highlight=False, soft_wrap=True)
 
@@ -160,77 +155,74 @@ def print_table(
     and the text wrap so that the table fits. If it is still too wide, columns of ``optional`` are left out, the first
     ones first; without them each row becomes a list of its cells. In a pipe every row is one line with all columns.
     """
+    table = [_Column(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
     if not _out.is_terminal:
-        _print_lines(title, columns, rows)
+        _print_lines(title, table)
         return []
     left_out: list[str] = []
-    kept = list(range(len(columns)))
     for name in optional:
-        if _least_width(columns, rows, kept) <= _out.width:
+        if _least_width(table) <= _out.width:
             break
         if name in columns:
             left_out.append(name)
-            kept.remove(columns.index(name))
-    columns, rows = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
-    if _least_width(columns, rows, range(len(columns))) > _out.width:
-        _print_records(title, columns, rows)
+            table = [column for column in table if column.name != name]
+    if _least_width(table) > _out.width:
+        _print_records(title, table)
         return left_out
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    full = sum(max(len(name), _least_column(columns, rows, i)) for i, name in enumerate(columns))
-    wrap_heads = full + 2 * (len(columns) - 1) > _out.width
-    for index, name in enumerate(columns):
-        right = _is_numeric(rows, index)
-        width = max(_least_column(columns, rows, index), 0 if wrap_heads else len(name))
-        head = "\n".join(textwrap.wrap(name, width)) if right else name
-        justify: Literal["right", "left"] = "right" if right else "left"
-        table.add_column(head, justify=justify, min_width=width, no_wrap=right, overflow="fold")
-    for row in rows:
-        table.add_row(*(printable(cell, "\n\t") for cell in row))
-    _out.print(table, markup=False, soft_wrap=False)
+    wrap_heads = sum(max(len(column.name), column.least) + 2 for column in table) - 2 > _out.width
+    grid = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column in table:
+        right, width = column.is_numeric, max(column.least, 0 if wrap_heads else len(column.name))
+        head = "\n".join(textwrap.wrap(column.name, width)) if right else column.name
+        grid.add_column(head, justify="right" if right else "left", min_width=width, no_wrap=right, overflow="fold")
+    for row in _rows(table):
+        grid.add_row(*(printable(cell, "\n\t") for cell in row))
+    _out.print(grid, markup=False, soft_wrap=False)
     return left_out
 
 
 _LONG_WORD = 32
 
 
-def _is_numeric(rows: Sequence[Sequence[str]], index: int) -> bool:
-    return bool(rows) and all(row[index][:1] in "0123456789-+" for row in rows)
+class _Column:
+    def __init__(self, name: str, cells: list[str]) -> None:
+        self.name, self.cells = name, cells
+        self.is_numeric = bool(cells) and all(cell[:1] in "0123456789-+" for cell in cells)
+        words = [word for text in (name, *cells) for word in text.split()]
+        least = max(map(len, [*name.split(), *cells] if self.is_numeric else words), default=0)
+        self.least = least if self.is_numeric else min(least, _LONG_WORD)
+        """The width without which a number or a word would be broken. Long paths may be."""
 
 
-def _least_column(columns: Sequence[str], rows: Sequence[Sequence[str]], index: int) -> int:
-    """Return the width without which a number or a word would be broken. Long paths may be."""
-    if _is_numeric(rows, index):
-        return max(map(len, [*columns[index].split(), *(row[index] for row in rows)]))
-    words = [word for text in (columns[index], *(row[index] for row in rows)) for word in text.split()]
-    return min(max(map(len, words), default=0), _LONG_WORD)
+def _least_width(table: list[_Column]) -> int:
+    return sum(column.least + 2 for column in table) - 2
 
 
-def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
-    return sum(_least_column(columns, rows, i) for i in kept) + 2 * (len(kept) - 1)
+def _rows(table: list[_Column]) -> Iterable[tuple[str, ...]]:
+    return zip(*(column.cells for column in table), strict=True)
 
 
-def _print_records(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_records(title: str, table: list[_Column]) -> None:
     if title:
         say(title)
-    width = max(map(len, columns))
-    for row in rows:
+    width = max(len(column.name) for column in table)
+    for row in _rows(table):
         say()
-        for name, cell in zip(columns, row, strict=True):
+        for column, cell in zip(table, row, strict=True):
             if cell:
-                say(f"{name.ljust(width)}  {cell}")
+                say(f"{column.name.ljust(width)}  {cell}")
 
 
-def _print_lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_lines(title: str, table: list[_Column]) -> None:
     if title:
         say(title)
-    numeric = [_is_numeric(rows, i) for i in range(len(columns))]
-    widths = [max(len(name), *(len(row[i]) for row in rows), 0) for i, name in enumerate(columns)]
-    for row in [columns, *rows]:
-        cells = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ]
-        say("  ".join(cells).rstrip())
+    padded = []
+    for column in table:
+        texts = [column.name, *column.cells]
+        width = max(map(len, texts))
+        padded.append([text.rjust(width) if column.is_numeric else text.ljust(width) for text in texts])
+    for row in zip(*padded, strict=True):
+        say("  ".join(row).rstrip())
 
 
 def print_facts(columns: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool) -> None:

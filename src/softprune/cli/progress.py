@@ -35,7 +35,12 @@ class _EpochLines(Listener):
         self._epochs = epochs
 
     def on_epoch(self, row: Epoch, dense: Totals) -> None:
-        say(_epoch_line(row, dense, self._epochs))
+        parts = [f"epoch {row.number}/{self._epochs}", f"lr {row.lr:.2g}", f"loss {format_percent(row.train_loss, 4)}"]
+        if row.test_top1 is not None:
+            parts.append(f"top-1 {format_percent(row.test_top1)}%")
+        if row.macs != dense.macs:
+            parts.append(f"MACs cut {format_cut(dense.macs, row.macs)}%")
+        say("  ".join([*parts, f"{row.images_per_second:,.0f} img/s"]))
 
 
 class _EpochBar(_EpochLines):
@@ -102,21 +107,17 @@ def run_progress() -> Iterator[Listener]:
         yield _EpochBar(progress)
 
 
-def _epoch_line(row: Epoch, dense: Totals, epochs: int) -> str:
-    parts = [f"epoch {row.number}/{epochs}", f"lr {row.lr:.2g}", f"loss {format_percent(row.train_loss, 4)}"]
-    if row.test_top1 is not None:
-        parts.append(f"top-1 {format_percent(row.test_top1)}%")
-    if row.macs != dense.macs:
-        parts.append(f"MACs cut {format_cut(dense.macs, row.macs)}%")
-    parts.append(f"{row.images_per_second:,.0f} img/s")
-    return "  ".join(parts)
-
-
 class _JobLines(SweepListener):
     """Prints one line when a run of the sweep starts or ends."""
 
     def on_change(self, job: Job) -> None:
-        say("  ".join([f"{job.state:<8}", job.cell.name, *_job_facts(job)]))
+        facts = []
+        if job.state != "running":
+            epoch, top1, macs, time = _job_cells(job)
+            facts = [f"epoch {epoch}", f"top-1 {top1}%", f"{macs} MACs", time]
+        if job.state not in ("running", "done"):
+            facts += job.last_lines(1)
+        say("  ".join([f"{job.state:<8}", job.cell.name, *facts]))
 
 
 class _JobTable(SweepListener):
@@ -152,11 +153,3 @@ def _job_cells(job: Job) -> list[str]:
         return ["-", "-", "-", time]
     epochs = job.cell.config.train.epochs + job.cell.config.finetune.epochs
     return [f"{row.number}/{epochs}", format_percent(row.test_top1), format_count(row.macs), time]
-
-
-def _job_facts(job: Job) -> list[str]:
-    if job.state == "running":
-        return []
-    epoch, top1, macs, time = _job_cells(job)
-    facts = [f"epoch {epoch}", f"top-1 {top1}%", f"{macs} MACs", time]
-    return facts if job.state == "done" else [*facts, *job.last_lines(1)]

@@ -76,7 +76,7 @@ def sweep(
         else:
             print_table(f"{len(planned.cells)} runs in {planned.folder}", ["run", "method", "", "after"], rows)
         return
-    runner = SweepRunner(planned, make_executor(planned.folder), data_dir=data_dir)
+    runner = SweepRunner(planned, make_executor(planned.folder))
     with sweep_progress() as listener:
         reason = runner.run(listener, seconds)
     done = [job.cell.folder.path for job in runner.jobs if job.state == "done"]

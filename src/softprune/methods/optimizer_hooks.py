@@ -33,34 +33,35 @@ class OptimizerHooks:
         self._trained = trained
         self._version = trained._version
         self._stepping = False
+        self._before, self._after = before, after
         self._handles = [
-            optimizer.register_step_pre_hook(self._hook(lambda _, args, kwargs: self._before(before, args, kwargs))),
-            optimizer.register_step_post_hook(self._hook(lambda stepped, *_: self._after(stepped, after))),
+            optimizer.register_step_pre_hook(self._hook(self._before_step)),
+            optimizer.register_step_post_hook(self._hook(self._after_step)),
         ]
 
-    def _before(self, before: Callable[[], None], args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Run the work before a step or, if a closure computes the gradients, after each of its calls."""
 
         def wrapped(given: Any) -> Any:
-            return functools.partial(self._call, given, before) if callable(given) else given
+            return functools.partial(self._call, given) if callable(given) else given
 
-        optimizer, *others = args
+        _, *others = args
         if any(map(callable, (*others, *kwargs.values()))):
             return (optimizer, *map(wrapped, others)), {name: wrapped(value) for name, value in kwargs.items()}
-        before()
+        self._before()
         return None
 
-    def _call(self, closure: Callable[..., Any], before: Callable[[], None], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._stepping = True
         try:
             result = closure(*args, **kwargs)
         finally:
             self._stepping = False
-        before()
+        self._before()
         return result
 
-    def _after(self, optimizer: Optimizer, after: Callable[[Optimizer], None]) -> None:
-        after(optimizer)
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._after(optimizer)
         self._version = self._trained._version
 
     def stepped_by_another(self) -> bool:

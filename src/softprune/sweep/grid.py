@@ -50,12 +50,14 @@ class Cell:
     """The cell that must have finished before."""
     run: str = ""
     """Name of its [[run]]."""
+    data_dir: str | None = None
+    """Folder of the images, in place of the recipe's."""
 
-    @property
     def arguments(self) -> list[str]:
-        """Arguments of `softprune` that start the run, or resume it if it was started."""
+        """Return the arguments of `softprune` that start the run, or resume it if it was started."""
         if self.folder.config.is_file():
-            return ["resume", str(self.folder.path), *own_code(self.config)]
+            images = [] if self.data_dir is None else ["--data-dir", self.data_dir]
+            return ["resume", str(self.folder.path), *own_code(self.config), *images]
         chosen = [part for setting in self.settings for part in ("--set", setting)]
         return ["train", self.recipe, *chosen, "--out", str(self.folder.path)]
 
@@ -176,6 +178,7 @@ def _cells_of(
             point=point,
             after=None if after is None else after.name,
             run=run.label,
+            data_dir=data_dir,
         )
 
 

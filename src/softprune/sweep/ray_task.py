@@ -20,10 +20,6 @@ from softprune.train.control import EXIT_STOPPED
 
 logger = get_logger(__name__)
 
-_STOP_SUFFIX = ".stop"
-"""A run ends when this file appears beside its log: all nodes see the sweep's folder."""
-_NODE_SUFFIX = ".node"
-"""Beside the log: locked by the process of a run on its node, which can outlive the worker that Ray calls lost."""
 _FREE_SECONDS = 300.0
 """How long a lost process may hold its lock. Shared storage releases the locks of a dead machine after a while."""
 _DEVICES = ("auto", "cpu", "cuda")
@@ -81,6 +77,9 @@ class RayTask:
 
     def __init__(self, ray: Any, options: RayOptions, arguments: Arguments, log: Path) -> None:
         self._ray, self._options, self._arguments, self._log = ray, options, arguments, log
+        # The run ends when the first file appears: all nodes see the sweep's folder. The second is locked by the
+        # process of the run on its node, which can outlive the worker that Ray calls lost.
+        self._stop_file, self._node_file = log.with_suffix(".stop"), log.with_suffix(".node")
         self._reference: Any = None
         self._code: int | None = None
         self._lost = 0
@@ -88,14 +87,6 @@ class RayTask:
         self._waiting_since = time.monotonic()
         self._stop_file.unlink(missing_ok=True)
         self._submit_if_free()
-
-    @property
-    def _stop_file(self) -> Path:
-        return self._log.with_suffix(_STOP_SUFFIX)
-
-    @property
-    def _node_file(self) -> Path:
-        return self._log.with_suffix(_NODE_SUFFIX)
 
     def poll(self) -> int | None:
         """Return the exit code of the run, or None while it runs; resume it if its worker or node was lost."""

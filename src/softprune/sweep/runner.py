@@ -32,7 +32,6 @@ class Job:
 
     cell: Cell
     log: Path
-    data_dir: str | None = None
     state: State = "waiting"
     seconds: float = 0.0
     """Running time in this call of the sweep."""
@@ -77,13 +76,6 @@ class Job:
             return []
         return [line for line in text.splitlines() if line.strip()][-lines:]
 
-    def arguments(self) -> list[str]:
-        """Return the arguments that start or resume the run."""
-        arguments = self.cell.arguments
-        if self.data_dir is not None and arguments[0] == "resume":
-            arguments += ["--data-dir", self.data_dir]
-        return arguments
-
     def lock(self) -> bool:
         """Lock the run. Return False while a process of an earlier sweep, or of another one, works on it."""
         path = self.log.with_suffix(".lock")
@@ -109,7 +101,7 @@ class Job:
     def start(self, executor: Executor) -> None:
         """Start the run, which must be locked."""
         assert self._lock is not None
-        self.task = executor.start(self.arguments, self.log, self._lock)
+        self.task = executor.start(self.cell.arguments, self.log, self._lock)
         self.state, self._began, self._asked_to_stop = "running", time.monotonic(), False
 
     def poll(self) -> bool:
@@ -205,12 +197,12 @@ class Halving:
 
 
 class SweepRunner:
-    """Runs a sweep, one process at a time on this machine by default. `data_dir` overrides the recipes'."""
+    """Runs a sweep, one process at a time on this machine by default."""
 
-    def __init__(self, sweep: Sweep, executor: Executor | None = None, *, data_dir: str | None = None) -> None:
+    def __init__(self, sweep: Sweep, executor: Executor | None = None) -> None:
         self.sweep, self.executor = sweep, executor or LocalPool()
         logs = sweep.folder / LOGS
-        self.jobs = [Job(cell, logs / f"{cell.name}.log", data_dir) for cell in sweep.cells]
+        self.jobs = [Job(cell, logs / f"{cell.name}.log") for cell in sweep.cells]
         self._by_name = {job.cell.name: job for job in self.jobs}
         self._halving = None if sweep.search is None else Halving(sweep.search)
 
