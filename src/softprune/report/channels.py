@@ -65,7 +65,6 @@ class Decisions:
     channels: tuple[Channel, ...]
     rule: DropRule
     threshold: float
-    recorded: bool
 
     @property
     def counts(self) -> dict[str, int]:
@@ -93,7 +92,7 @@ def decide(sites: Sequence[SiteRecord], rule: DropRule, recorded: bool) -> Decis
     # Between the last channel that Slimming drops and the first that it keeps, where there is one.
     threshold = fmean(rows[row][3] for row in smallest_first[number - 1 : number + 1]) if number else 0.0
     channels = tuple(Channel(*row, slimming_drops=position in slimmed) for position, row in enumerate(rows))
-    return Decisions(channels, rule, threshold, recorded)
+    return Decisions(channels, rule, threshold)
 
 
 def exemplar(decisions: Decisions, quadrant: str) -> Channel | None:

@@ -35,35 +35,32 @@ def render_comparison(run_dirs: Sequence[Path | str], out: Path | str, titles: M
     """
     if not run_dirs:
         raise ConfigError("A comparison needs at least one run folder. Got none. Name the folders to compare.")
-    runs = [load_run(folder) for folder in run_dirs]
     target = Path(out)
-    write_atomically(target, comparison_page(runs, target, titles).encode(), then="compare again")
-    return target
-
-
-def comparison_page(runs: Sequence[Run], out: Path, titles: Mapping[str, str] | None = None) -> str:
-    """The HTML of the page. Links to the reports of the runs are relative to `out`."""
-    runs, repeats = distinct(runs)
+    runs, repeats = distinct([load_run(folder) for folder in run_dirs])
     groups = group_runs(with_baselines(runs))
     heading = _heading(runs, groups)
-    precisions = ", ".join(sorted({precision_of(run) for run in runs} - {""}))
-    seeds = sorted({run.seed for run in runs})
-    return render_page(
+    page = render_page(
         "comparison.html",
         title=f"{heading}: softprune",
         version="",
         refresh=0,
         heading=heading,
-        run_facts=[("runs", str(len(runs))), ("seeds", ", ".join(map(str, seeds))), ("precision", precisions)],
+        run_facts=[
+            ("runs", len(runs)),
+            ("seeds", ", ".join(map(str, sorted({run.seed for run in runs})))),
+            ("precision", ", ".join(sorted({precision_of(run) for run in runs}))),
+        ],
         notes=_notes(runs, repeats),
         groups=groups,
-        summary=_summary(groups, out),
+        summary=_summary(groups, target),
         paper=_beside_paper(paper_rows([run for run in runs if not run.in_progress], titles)),
         pareto=pareto_views(groups),
         overlay=_overlay(groups),
         profiles=list(_profiles(groups)),
         commands=[run.command for run in runs if run.command],
     )
+    write_atomically(target, page.encode(), then="compare again")
+    return target
 
 
 def _heading(runs: Sequence[Run], groups: Sequence[Experiment]) -> str:

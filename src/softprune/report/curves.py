@@ -27,9 +27,7 @@ class Panel:
         return self.kind in ("accuracy", "removed")
 
     def text(self, value: float) -> str:
-        if self.kind == "accuracy":
-            return accuracy(value)
-        return removed(value) if self.kind == "removed" else significant(value)
+        return {"accuracy": accuracy, "removed": removed}.get(self.kind, significant)(value)
 
 
 ACCURACY = Panel("top-1 accuracy, %", "accuracy", 210.0)

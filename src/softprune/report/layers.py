@@ -1,6 +1,7 @@
 """Layer by layer: widths before and after, where the MACs went, and the profiles of several experiments."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from softprune.report.scales import Canvas, Scale, line_path, num, ticks
@@ -57,12 +58,10 @@ def bands(names: Sequence[str], left: float, pitch: float) -> list[tuple[float, 
 
 def segments(modules: Sequence[Module]) -> list[dict[str, Any]]:
     """The modules, or the stages of a deep network, with their MACs before and after."""
-    if len(modules) <= SEGMENTS:
-        return [{"name": m.name, "before": m.macs_dense, "after": m.macs_compact} for m in modules]
-    found, start = [], 0
-    for name, members in stages([module.name for module in modules]):
-        part = modules[start : start + members]
-        start += members
+    names = [module.name for module in modules]
+    rest, found = iter(modules), []
+    for name, members in stages(names) if len(modules) > SEGMENTS else [(name, 1) for name in names]:
+        part = list(islice(rest, members))
         before, after = sum(m.macs_dense for m in part), sum(m.macs_compact for m in part)
         found.append({"name": name, "before": before, "after": after})
     return found

@@ -1,17 +1,15 @@
 """Accuracy against MACs: the runs, their means, the dense networks, and the Pareto front."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from softprune.report.grouping import Experiment, spread
 from softprune.report.scales import CANVASES, Canvas, Scale, limits, line_path, ticks
 from softprune.runs.reading import Run
 
 
-@dataclass(frozen=True)
-class Spot:
+class Spot(NamedTuple):
     """A network by cost and accuracy."""
 
     macs: float
@@ -50,10 +48,7 @@ def pareto_views(groups: Sequence[Experiment]) -> list[tuple[str, str, list[dict
 def _drawing(canvas: Canvas, groups: Sequence[Experiment], get: Callable[[Run], Spot | None]) -> dict[str, Any]:
     left, right, top, bottom = 46, canvas.width - 14, 28, 400
     runs = [[spot for run in group.runs if (spot := get(run))] for group in groups]
-    dense = sorted(
-        {spot for group in groups for run in group.runs if (spot := _spot(run.dense.macs, run.dense_top1))},
-        key=lambda spot: (spot.macs, spot.top1),
-    )
+    dense = sorted({spot for group in groups for run in group.runs if (spot := _spot(run.dense.macs, run.dense_top1))})
     everything = [*(spot for spots in runs for spot in spots), *dense]
     low, high = limits([spot.top1 for spot in everything], pad=0.12)
     high, most = min(high, 100.0), max(spot.macs for spot in everything) * 1.04

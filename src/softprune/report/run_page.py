@@ -27,19 +27,6 @@ MODULES_SHOWN = 14
 """Modules in the open table of MACs; all of them are in a folded one."""
 SAME_LATENCY = 0.97
 """Above this share of the dense latency the compact network counts as not faster."""
-MEANINGS = {
-    "dense": "the network without masks",
-    "masked": "dropped channels multiplied by zero",
-    "compact": "dropped channels removed",
-}
-QUADRANT_TEXTS = (
-    ("keep", "Both keep", "It varies, and much of it passes the activation."),
-    ("scp", "Only SCP drops", "It varies, but almost all of it lies below δ, where the activation is zero."),
-    ("slimming", "Only Slimming drops", "Its scale is small, but its shift carries it through the activation."),
-    ("drop", "Both drop", "It hardly varies, and it lies below δ."),
-)
-
-
 EPOCH_COLUMNS = (
     Column("Epoch", lambda row: row.number, str),
     Column("lr", lambda row: row.lr, significant, "n spare"),
@@ -75,14 +62,8 @@ def render_run(
     """
     run = load_run(run_dir)
     target = Path(out) if out is not None else Path(run_dir) / "report.html"
-    write_atomically(target, run_page(run, titles, refresh).encode(), then="`softprune report` writes it")
-    return target
-
-
-def run_page(run: Run, titles: Mapping[str, str] | None = None, refresh: int = 0) -> str:
-    """The HTML of the page."""
     decisions = decide(run.sites, DropRule(run.config.masks.delta, run.config.masks.c), recorded=run.method == "scp")
-    return render_page(
+    page = render_page(
         "run.html",
         title=f"{run.name}: softprune report",
         version=run.environment and run.environment.softprune,
@@ -96,13 +77,14 @@ def run_page(run: Run, titles: Mapping[str, str] | None = None, refresh: int = 0
         warnings=warnings_of(run),
         target=target_section(run),
         training=training_section(run),
-        widths=_widths(run),
+        skylines=[skyline(canvas, run.sites) for canvas in CANVASES] if len(run.sites) > ROWS_SHOWN else [],
         macs=_macs(run),
         decisions=decisions,
         distributions=distributions(run, decisions) if decisions else None,
         plane=plane(run, decisions) if decisions else None,
-        kinds=QUADRANT_TEXTS,
     )
+    write_atomically(target, page.encode(), then="`softprune report` writes it")
+    return target
 
 
 def _views(run: Run) -> list[tuple[str, str, str, float | None, float | None, Totals]]:
@@ -125,13 +107,12 @@ def _variants(run: Run) -> dict[str, Any]:
     masked, compact = run.variant("masked"), run.variant("compact")
     rows = []
     for row in run.table:
-        more = ", then fine-tuned" if row.name == "compact" and run.finetuned else ""
         cells = []
         for column in VARIANT_COLUMNS:
             value, text = column.value(row), column.text
             against = "" if base is None or text is accuracy else _against(value, column.value(base))
             cells.append((text(value), short(value) if text is count else text(value), value, against))
-        rows.append((row.name, MEANINGS[row.name] + more, cells))
+        rows.append((row.name, cells))
     return {
         "agree": masked and compact and masked.top1 is not None and masked.top1 == compact.top1,
         "rows": rows,
@@ -178,16 +159,6 @@ def _epochs(run: Run) -> dict[str, Any] | None:
         "head": [(label.replace("Test", run.evaluated_on.capitalize()), kind) for label, _, _, kind in EPOCH_COLUMNS],
         "columns": EPOCH_COLUMNS,
     }
-
-
-def _widths(run: Run) -> dict[str, Any]:
-    before, after = sum(site.width for site in run.sites), sum(site.kept for site in run.sites)
-    emptied = sum(site.kept == 0 for site in run.sites)
-    lead = f"{len(run.sites)} masked layers had {count(before)} channels and keep {count(after)}."
-    if emptied:
-        lead += f" {emptied} of them {'is' if emptied == 1 else 'are'} empty and removed completely."
-    many = len(run.sites) > ROWS_SHOWN
-    return {"lead": lead, "skylines": [skyline(canvas, run.sites) for canvas in CANVASES] if many else []}
 
 
 def _macs(run: Run) -> dict[str, Any] | None:

@@ -43,11 +43,6 @@ def milliseconds(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3g}{THIN}ms"
 
 
-def accuracy(value: float | None) -> str:
-    """A percentage as in the records, with two decimals."""
-    return UNKNOWN if value is None else f"{value:.2f}"
-
-
 def cut(before: float | None, after: float | None) -> float | None:
     """The removed share in percent, or None where a count is unknown or there was nothing to remove."""
     if before is None or after is None or before <= 0:
@@ -60,6 +55,11 @@ def fixed(value: float | None, digits: int = 2) -> str:
     return UNKNOWN if value is None else f"{round(value, digits) + 0.0:.{digits}f}".replace("-", MINUS)
 
 
+def accuracy(value: float | None) -> str:
+    """A percentage as in the records."""
+    return fixed(value)
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     """A percentage with its sign."""
     return UNKNOWN if value is None else f"{fixed(value, digits)}{THIN}%"
@@ -67,16 +67,12 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 def removed(value: float | None, digits: int = 1) -> str:
     """A removed share as a negative change: ``-12.3 %``."""
-    text = percent(value, digits)
-    return f"{MINUS}{text}" if value is not None and float(f"{value:.{digits}f}") > 0 else text
+    return f"{MINUS if value is not None and round(value, digits) > 0 else ''}{percent(value, digits)}"
 
 
-def change(value: float | None, digits: int = 2) -> str:
+def change(value: float | None) -> str:
     """A difference with its sign."""
-    if value is None:
-        return UNKNOWN
-    text = fixed(value, digits)
-    return text if text.startswith(MINUS) or float(text) == 0 else f"+{text}"
+    return f"{'+' if value is not None and round(value, 2) > 0 else ''}{fixed(value)}"
 
 
 def significant(value: float | None, digits: int = 3) -> str:
