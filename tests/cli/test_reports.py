@@ -18,6 +18,9 @@ def test_report_of_a_finished_run(softprune, finished: Path) -> None:
     assert result.exit_code == 0
     assert '<span class="by">SCP</span>' in (finished / "report.html").read_text()
     assert softprune("report", "nothing").exit_code == 2
+    elsewhere = softprune("report", str(finished), "--out", "pages/run.html")  # the run may be on a read-only disk
+    assert elsewhere.output == "Report: pages/run.html\n"
+    assert Path("pages/run.html").read_text() == (finished / "report.html").read_text()
 
 
 def test_compare_prints_a_row_per_method_and_writes_a_page(softprune, finished: Path, tmp_path: Path) -> None:

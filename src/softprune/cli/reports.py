@@ -60,11 +60,14 @@ def _with_sign(number: str) -> str:
     return number if number == "-" else f"{number}%"
 
 
-def write_report(run: Path, refresh: int = 0) -> Path:
-    """Write the page of a run and return its path. With `refresh`, an open page reloads after these seconds."""
+def write_report(run: Path, out: Path | None = None, refresh: int = 0) -> Path:
+    """Write the page of a run, to RUN/report.html or ``out``, and return its path.
+
+    With ``refresh``, an open page reloads after these seconds.
+    """
     from softprune.report import render_run
 
-    return Path(render_run(run, titles=method_titles(), refresh=refresh))
+    return Path(render_run(run, out, titles=method_titles(), refresh=refresh))
 
 
 def method_titles() -> dict[str, str]:
@@ -80,19 +83,20 @@ WATCH_SECONDS = 2.0
 @command
 def report(
     run: Run,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. [default: RUN/report.html]")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Update the report whenever the run has new records.")] = False,
 ) -> None:
-    """Write the report of a run to RUN/report.html.
+    """Write the report of a run, as one page.
 
     The run need not be finished.
     """
     if watch:
-        _watch(run)
+        _watch(run, out)
     else:
-        say(f"Report: {write_report(run)}")
+        say(f"Report: {write_report(run, out)}")
 
 
-def _watch(run: Path) -> None:
+def _watch(run: Path, out: Path | None) -> None:
     """Write the page at each change of the records until the run has finished; the open page reloads itself."""
     if not run.is_dir():
         raise ConfigError(f"A run to watch must be a folder. Got {run}, which does not exist.")
@@ -106,7 +110,7 @@ def _watch(run: Path) -> None:
         ]
         finished, trained = (bool(size) for _, size in state[:2])
         if state != seen and (finished or trained):
-            page = write_report(run, refresh=0 if finished else 10)
+            page = write_report(run, out, refresh=0 if finished else 10)
             if finished or not seen:
                 say(f"Report: {page}")
             if finished:

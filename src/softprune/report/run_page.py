@@ -83,7 +83,7 @@ def render_run(
         distributions=distributions(run, decisions) if decisions else None,
         plane=plane(run, decisions) if decisions else None,
     )
-    write_atomically(target, page.encode(), then="`softprune report` writes it")
+    write_atomically(target, page.encode(), then="`softprune report` writes it, also elsewhere (--out)")
     return target
 
 
