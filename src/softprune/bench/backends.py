@@ -39,14 +39,12 @@ Ready = Callable[[Example], Call]
 
 def eager(model: nn.Module, example: Example, setting: Setting) -> Ready:
     """Eager PyTorch."""
-    network = placed(model, setting)
-    return lambda given: _caller(network, placed_input(given, setting))
+    return _ready(placed(model, setting, setting.dtype), setting)
 
 
 def compiled(model: nn.Module, example: Example, setting: Setting) -> Ready:
     """torch.compile, for each shape separately."""
-    network = placed(model, setting)
-    return lambda given: _caller(_compile(network, setting), placed_input(given, setting))
+    return _ready(placed(model, setting, setting.dtype), setting, compiling=True)
 
 
 def fused(model: nn.Module, example: Example, setting: Setting) -> Ready:
@@ -56,11 +54,7 @@ def fused(model: nn.Module, example: Example, setting: Setting) -> Ready:
             f"The fused backend needs an NVIDIA GPU and half precision. Got {setting.device.type} and {setting.dtype}."
         )
     # From full precision, so that the weights are rounded once.
-    network = duplicated(model).to(setting.device)
-    if setting.channels_last:
-        _to_channels_last(network)
-    network = fuse(network, example, dtype=setting.dtype)
-    return lambda given: _caller(_compile(network, setting), placed_input(given, setting))
+    return _ready(fuse(placed(model, setting), example, dtype=setting.dtype), setting, compiling=True)
 
 
 def onnxruntime(model: nn.Module, example: Example, setting: Setting) -> Ready:
@@ -93,19 +87,15 @@ COMPILED = ("compile", "fused")
 """Backends that compile at the first call."""
 
 
-def placed(model: nn.Module, setting: Setting) -> nn.Module:
-    """Return a copy of `model` in eval mode on the device and in the precision of the setting."""
-    network = duplicated(model).to(setting.device, setting.dtype).eval()
+def placed(model: nn.Module, setting: Setting, dtype: torch.dtype | None = None) -> nn.Module:
+    """Return a copy of `model` in eval mode on the device of the setting, in its own precision or in `dtype`."""
+    network = duplicated(model).to(setting.device, dtype).eval()
     if setting.channels_last:
-        _to_channels_last(network)
+        # 4-D tensors only, because Module.to(memory_format=...) fails for networks with 3-D convolutions.
+        for tensor in (*network.parameters(), *network.buffers()):
+            if tensor.ndim == 4:
+                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
     return network
-
-
-def _to_channels_last(network: nn.Module) -> None:
-    """Convert 4-D tensors only, because Module.to(memory_format=...) fails for networks with 3-D convolutions."""
-    for tensor in (*network.parameters(), *network.buffers()):
-        if tensor.ndim == 4:
-            tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
 
 
 def placed_input(example: Example, setting: Setting) -> Example:
@@ -127,12 +117,18 @@ def _compile(network: nn.Module, setting: Setting) -> Callable[..., object]:
     return torch.compile(network, dynamic=False, mode=setting.compile_mode)
 
 
-def _caller(network: Callable[..., object], given: Example) -> Call:
-    def call() -> object:
-        with torch.inference_mode():
-            return network(*given.args, **given.kwargs)
+def _ready(network: nn.Module, setting: Setting, *, compiling: bool = False) -> Ready:
+    def ready(example: Example) -> Call:
+        forward = _compile(network, setting) if compiling else network
+        given = placed_input(example, setting)
 
-    return call
+        def call() -> object:
+            with torch.inference_mode():
+                return forward(*given.args, **given.kwargs)
+
+        return call
+
+    return ready
 
 
 @contextmanager

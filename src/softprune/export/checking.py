@@ -143,7 +143,8 @@ def compare_outputs(
                 f"{type(model).__name__} on input {shape}: {first_line(error)}. "
                 "If forward() fixes the batch size, pass dynamic_batch=False."
             ) from error
-        limit = tolerance if tolerance is not None else _tolerance(expected)
+        usual = max((TOLERANCES.get(output.dtype, 0.0) for output in expected), default=0.0)
+        limit = usual if tolerance is None else tolerance
         if not difference <= limit * max(size, 1e-30):
             raise VerificationError(
                 f"{what} must compute what the network computes, within {limit:g} of its output. Got a difference of "
@@ -157,7 +158,3 @@ def compare_outputs(
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
-
-
-def _tolerance(outputs: Sequence[Tensor]) -> float:
-    return max((TOLERANCES.get(output.dtype, 0.0) for output in outputs), default=0.0)

@@ -14,7 +14,7 @@ from softprune.errors import VerificationError
 from softprune.export.checking import compare_outputs, exact, place_of, prepared
 from softprune.graph import Example, ExampleLike
 from softprune.graph.capture import Capture, capture
-from softprune.graph.modules import ConstantOutput, is_known_batch_norm, is_timm_batch_norm
+from softprune.graph.modules import is_known_batch_norm, is_timm_batch_norm
 from softprune.graph.rules.registry import operator_name
 from softprune.log import get_logger
 from softprune.surgery.apply import HISTORY
@@ -46,7 +46,7 @@ def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
         _check(model, pairs, given)
     except VerificationError:
         # A custom layer class may ignore its bias, for example. Such layers keep their BatchNorms.
-        pairs = [(layer, norm) for layer, norm in pairs if _is_torch_layer(folded.get_submodule(layer))]
+        pairs = [pair for pair in pairs if type(folded.get_submodule(pair[0])).__module__.startswith("torch.nn.")]
         _check(model, pairs, given)
     for layer, norm in pairs:
         _fold(folded, layer, norm)
@@ -76,11 +76,9 @@ def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
         if norm is None or layer is None or len(source.users) > 1:
             continue
         module = model.get_submodule(norm)
-        if not is_known_batch_norm(type(module)) or module.running_mean is None:
-            continue
-        if isinstance(model.get_submodule(layer), ConstantOutput) or _hooked(module) or not _plain_layer(model, layer):
-            continue
-        pairs.append((layer, norm))
+        hooked = module._forward_pre_hooks or module._forward_hooks
+        if is_known_batch_norm(type(module)) and module.running_mean is not None and not hooked:
+            pairs += [(layer, norm)] if _plain_layer(model, layer) else []
     return pairs
 
 
@@ -92,14 +90,6 @@ def _sole_owner(captured: Capture, node: Node) -> str | None:
         return None
     owners = {str(name).rpartition(".")[0] for name in names}
     return owners.pop() if len(owners) == 1 else None
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_pre_hooks or module._forward_hooks)
-
-
-def _is_torch_layer(layer: nn.Module) -> bool:
-    return type(layer).__module__.startswith("torch.nn.")
 
 
 def _plain_layer(model: nn.Module, name: str) -> bool:

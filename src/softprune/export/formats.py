@@ -61,16 +61,15 @@ def open_session(file: Path | bytes, *, threads: int = 0) -> Any:
     return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def run_session(session: Any, example: Example) -> list[Tensor]:
-    """Return the outputs of a session for the tensors of `example`, in the order of its inputs."""
-    names = [entry.name for entry in session.get_inputs()]
-    feed = {name: tensor.numpy() for name, tensor in zip(names, example.tensors(), strict=True)}
-    return [torch.from_numpy(output) for output in session.run(None, feed)]
-
-
 def _open_onnx(content: bytes) -> Runtime:
     session = open_session(content)
-    return lambda attempt: run_session(session, attempt)
+    names = [entry.name for entry in session.get_inputs()]
+
+    def run(example: Example) -> list[Tensor]:
+        feed = {name: tensor.numpy() for name, tensor in zip(names, example.tensors(), strict=True)}
+        return [torch.from_numpy(output) for output in session.run(None, feed)]
+
+    return run
 
 
 def _onnx_content(model: nn.Module, given: Example, dynamic_batch: bool, opset: int | None) -> bytes:
