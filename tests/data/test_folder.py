@@ -324,10 +324,10 @@ def test_images_are_decoded_as_torchvision_decodes_them(tmp_path, mode):
 
 
 def test_a_palette_with_transparency_has_its_colours_and_no_warning(recwarn):
-    colours = Image.new("RGB", (8, 8), (10, 200, 30)).quantize(4)
+    colours = Image.fromarray(np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)).convert("RGB").quantize(64)
     file = io.BytesIO()
-    colours.save(file, "PNG", transparency=bytes(4))
-    assert decode_image(file.getvalue()).getpixel((0, 0)) == (10, 200, 30)
+    colours.save(file, "PNG", transparency=bytes(range(64)))
+    assert decode_image(file.getvalue()).tobytes() == colours.convert("RGB").tobytes()
     assert not recwarn.list
 
 
