@@ -63,7 +63,7 @@ def test_a_single_epoch_and_a_gap_are_drawn() -> None:
     for drawing in drawn([one], end_labels=True)["drawings"]:
         assert "nan" not in str(drawing)
     for drawing in drawn([gap])["drawings"]:
-        assert drawing["panels"][0]["paths"][0][0].count("h0") == 2  # a dot on either side of the gap
+        assert drawing["panels"][0]["paths"][0][1].count("h0") == 2  # a dot on either side of the gap
 
 
 def test_every_value_lies_inside_its_panel() -> None:

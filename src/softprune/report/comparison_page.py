@@ -9,11 +9,10 @@ from typing import Any
 from urllib.parse import quote
 
 from softprune.errors import ConfigError
-from softprune.io import write_atomically
 from softprune.report.curves import ACCURACY, REMOVED, Series, curves, events_of
 from softprune.report.grouping import Experiment, Spread, distinct, group_runs, shared, spread, with_baselines
 from softprune.report.layers import ROWS_SHOWN, profile
-from softprune.report.page import Column, render_page, style_of
+from softprune.report.page import Column, style_of, write_page
 from softprune.report.paper_table import PaperRow, paper_rows, top1_of
 from softprune.report.pareto import pareto_views
 from softprune.report.scales import CANVASES
@@ -39,8 +38,10 @@ def render_comparison(run_dirs: Sequence[Path | str], out: Path | str, titles: M
     runs, repeats = distinct([load_run(folder) for folder in run_dirs])
     groups = group_runs(with_baselines(runs))
     heading = _heading(runs, groups)
-    page = render_page(
+    return write_page(
+        target,
         "comparison.html",
+        then="compare again",
         title=f"{heading}: softprune",
         version="",
         refresh=0,
@@ -59,8 +60,6 @@ def render_comparison(run_dirs: Sequence[Path | str], out: Path | str, titles: M
         profiles=list(_profiles(groups)),
         commands=[run.command for run in runs if run.command],
     )
-    write_atomically(target, page.encode(), then="compare again")
-    return target
 
 
 def _heading(runs: Sequence[Run], groups: Sequence[Experiment]) -> str:

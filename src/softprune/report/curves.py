@@ -137,12 +137,13 @@ def _drawing(
         members = [line for line in lines if line.panel == panel]
         top, bottom = bottom + 30.0, bottom + 30.0 + panel.height
         scale = _scale(panel, members, bottom, top)
+        ends = apart([scale.clamp(line.known[-1]) for line in members], 17, scale.end + 2, scale.start)
         drawn.append(
             {
-                "title": panel.title,
+                "panel": panel,
                 "scale": scale,
-                "paths": [_path(line, scale_x, scale) for line in members],
-                "labels": _end_labels(members, scale) if labelled else [],
+                "paths": [(line, _path(line, scale_x, scale)) for line in members],
+                "labels": list(zip(members, ends, strict=True)) if labelled else [],
             }
         )
     first_lines = [line for line in lines if line.panel == panels[0]]
@@ -185,24 +186,8 @@ def _error_ticks(low: float, high: float) -> list[float]:
     return found[::-1]
 
 
-def _path(line: Series, scale_x: Scale, scale_y: Scale) -> tuple[str, str]:
-    """The path of a line and its classes."""
-    group = "" if line.group is None else f" group-{line.group}"
-    points = (None if value is None else (scale_x(epoch), scale_y(value)) for epoch, value in line.points)
-    return line_path(points), f"{line.style}{group}"
-
-
-def _end_labels(lines: Sequence[Series], scale: Scale) -> list[dict[str, Any]]:
-    places = apart([scale.clamp(line.known[-1]) for line in lines], 17, scale.end + 2, scale.start)
-    return [
-        {
-            "name": line.label.removesuffix(" removed"),
-            "value": line.panel.text(line.known[-1]),
-            "style": line.style,
-            "y": y + 4,
-        }
-        for line, y in zip(lines, places, strict=True)
-    ]
+def _path(line: Series, scale_x: Scale, scale_y: Scale) -> str:
+    return line_path(None if value is None else (scale_x(epoch), scale_y(value)) for epoch, value in line.points)
 
 
 def _place_events(events: Sequence[Event], scale_x: Scale, canvas: Canvas) -> list[tuple[float, str]]:

@@ -10,12 +10,14 @@ import inspect
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from softprune.config.recipes import flat_settings
+from softprune.io import write_atomically
 from softprune.report import text
 from softprune.report.channels import BELL
 from softprune.report.scales import num
@@ -42,15 +44,17 @@ def style_of(index: int) -> str:
     return f"g{index % HUES} dash{index // HUES}" if index >= HUES else f"g{index % HUES}"
 
 
-def render_page(template: str, **context: Any) -> str:
-    """Render a page with style sheet, script and content security policy."""
+def write_page(target: Path, template: str, /, *, then: str, **context: Any) -> Path:
+    """Write a page with style sheet, script and content security policy; `then` is the remedy if that fails."""
     style, script = _asset("page.css"), _asset("page.js")
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
     page = _environment().get_template(template)
-    return page.render(policy=policy, style=Markup(style), script=Markup(script), **context)
+    html = page.render(policy=policy, style=Markup(style), script=Markup(script), **context)
+    write_atomically(target, html.encode(), then=then)
+    return target
 
 
 @cache

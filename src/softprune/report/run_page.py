@@ -5,11 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from softprune.io import write_atomically
 from softprune.report.channels import DropRule, decide, distributions, plane
 from softprune.report.curves import ACCURACY, REMOVED, curves, events_of, line_of
 from softprune.report.layers import ROWS_SHOWN, flow, segments, skyline
-from softprune.report.page import Column, render_page
+from softprune.report.page import Column, write_page
 from softprune.report.scales import CANVASES
 from softprune.report.text import MINUS, accuracy, count, cut, file_size, milliseconds, percent, short, significant
 from softprune.report.training import (
@@ -21,7 +20,7 @@ from softprune.report.training import (
     warnings_of,
 )
 from softprune.runs.reading import Run, load_run
-from softprune.runs.result import Totals
+from softprune.runs.result import Totals, Variant
 
 MODULES_SHOWN = 14
 """Modules in the open table of MACs; all of them are in a folded one."""
@@ -61,10 +60,11 @@ def render_run(
         FileFormatError: the folder holds no run, or its records are not what softprune writes.
     """
     run = load_run(run_dir)
-    target = Path(out) if out is not None else Path(run_dir) / "report.html"
     decisions = decide(run.sites, DropRule(run.config.masks.delta, run.config.masks.c), recorded=run.method == "scp")
-    page = render_page(
+    return write_page(
+        Path(run_dir) / "report.html" if out is None else Path(out),
         "run.html",
+        then="`softprune report` writes it, also elsewhere (--out)",
         title=f"{run.name}: softprune report",
         version=run.environment and run.environment.softprune,
         refresh=refresh,
@@ -83,8 +83,6 @@ def render_run(
         distributions=distributions(run, decisions) if decisions else None,
         plane=plane(run, decisions) if decisions else None,
     )
-    write_atomically(target, page.encode(), then="`softprune report` writes it, also elsewhere (--out)")
-    return target
 
 
 def _views(run: Run) -> list[tuple[str, str, str, float | None, float | None, Totals]]:
@@ -102,31 +100,26 @@ def _views(run: Run) -> list[tuple[str, str, str, float | None, float | None, To
 
 
 def _variants(run: Run) -> dict[str, Any]:
-    """The table dense / masked / compact: (text, text on a phone, value, change against dense) of every cell."""
+    """The table dense / masked / compact; on a phone counts are short."""
     base = run.variant("dense") or run.variant("masked")
     masked, compact = run.variant("masked"), run.variant("compact")
-    rows = []
-    for row in run.table:
-        cells = []
-        for column in VARIANT_COLUMNS:
-            value, text = column.value(row), column.text
-            against = "" if base is None or text is accuracy else _against(value, column.value(base))
-            cells.append((text(value), short(value) if text is count else text(value), value, against))
-        rows.append((row.name, cells))
+
+    def against(column: Column, row: Variant) -> str:
+        """The change of a cost against the dense network."""
+        value, dense = column.value(row), base and column.value(base)
+        if column.text is accuracy or value is None or not dense or abs(value / dense - 1) < 0.005:
+            return ""
+        share = 100 * (value / dense - 1)
+        return f"{MINUS if share < 0 else '+'}{percent(abs(share), 0)}"
+
     return {
         "agree": masked and compact and masked.top1 is not None and masked.top1 == compact.top1,
-        "rows": rows,
         "columns": VARIANT_COLUMNS,
+        "phone_columns": [each._replace(text=short) if each.text is count else each for each in VARIANT_COLUMNS],
         "names": [(row.name, "n") for row in run.table],
+        "against": against,
         "slow": run.method != "dense" and run.speed_up is not None and run.speed_up < 1 / SAME_LATENCY,
     }
-
-
-def _against(value: float | None, dense: float | None) -> str:
-    if value is None or not dense or abs(value / dense - 1) < 0.005:
-        return ""
-    share = 100 * (value / dense - 1)
-    return f"{MINUS if share < 0 else '+'}{percent(abs(share), 0)}"
 
 
 def _epochs(run: Run) -> dict[str, Any] | None:
