@@ -62,22 +62,18 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         begin_output()
         try:
             function(*args, **kwargs)
-        except SoftpruneError as error:
-            if _Settings.debug:
+            message = lost_output()
+        except (SoftpruneError, OSError) as error:
+            message = str(error)
+            if _Settings.debug or (isinstance(error, OSError) and error.filename is None):
                 raise
-            error_line(str(error))
-            raise typer.Exit(EXIT_ERROR) from None
-        except OSError as error:
-            if _Settings.debug or error.filename is None:
-                raise
-            error_line(
-                f"A path must be one that can be opened. Got {error.strerror}: {str(error.filename)[:200]}. "
-                "Give another path, or change its permissions."
-            )
-            raise typer.Exit(EXIT_ERROR) from None
-        lost = lost_output()
-        if lost is not None:
-            error_line(f"Standard output must be writable. Got {lost}. Redirect it to another file.")
+            if isinstance(error, OSError):
+                message = (
+                    f"A path must be one that can be opened. Got {error.strerror}: {str(error.filename)[:200]}. "
+                    "Give another path, or change its permissions."
+                )
+        if message is not None:
+            error_line(message)
             raise typer.Exit(EXIT_ERROR)
 
     return app.command()(guarded)

@@ -1,6 +1,7 @@
 """`export` and `bench`: write the compact network for another runtime, and time it."""
 
 import json
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,8 +37,6 @@ def export(
     """
     if format not in ("onnx", "pt2"):
         raise ConfigError(f"--format must be onnx or pt2. Got {format!r}.")
-    import tempfile
-
     from softprune import export as exporting
     from softprune.cli.opened import open_compact
 

@@ -9,7 +9,11 @@ import typer
 
 from softprune.cli.app import Json, command
 from softprune.cli.output import format_percent, print_facts, print_json, print_table, say
+from softprune.config import recipes as library
 from softprune.errors import ConfigError, SoftpruneError, nearest
+from softprune.io import write_atomically
+from softprune.runs.folder import RunFolder
+from softprune.runs.reading import load_run
 
 
 @command
@@ -22,7 +26,7 @@ def runs(
             f"The folder to look for runs in must exist. Got {folder}. `softprune train` makes runs in ./runs; "
             "name another folder as the argument."
         )
-    rows = [_run_cells(path) for path in sorted(_run_folders(folder))]
+    rows = [_run_cells(run) for run in sorted(_run_folders(folder), key=lambda run: run.path)]
     columns = ["run", "state", "epoch", "top-1 %", "MACs cut %"]
     if not rows and not as_json:
         say(f"No runs in {folder}.")
@@ -30,10 +34,8 @@ def runs(
     print_facts(columns, rows, as_json=as_json)
 
 
-def _run_folders(root: Path) -> Iterator[Path]:
+def _run_folders(root: Path) -> Iterator[RunFolder]:
     """Yield the folders below ``root`` with a config.toml, without dense baselines. Links are not followed."""
-    from softprune.runs.folder import RunFolder
-
     folders = [str(root)]  # not rglob, which fails in deep folders
     while folders:
         folder = folders.pop()
@@ -45,27 +47,23 @@ def _run_folders(root: Path) -> Iterator[Path]:
         folders += [entry.path for entry in inside if entry.is_dir(follow_symlinks=False)]
         run = RunFolder(folder)
         if run.whole is run and any(entry.name == "config.toml" for entry in inside):
-            yield run.path
+            yield run
 
 
-def _run_cells(path: Path) -> list[str]:
+def _run_cells(folder: RunFolder) -> list[str]:
     """Return name, state and newest figures."""
-    from softprune.runs.folder import RunFolder
-    from softprune.runs.reading import load_run
-
-    folder = RunFolder(path)
     try:
-        run = load_run(path)
+        run = load_run(folder.path)
     except SoftpruneError:  # damaged, or no epoch has ended
         begun = any(path.exists() for path in (folder.checkpoints, folder.metrics, folder.dense))
         state = "running" if folder.is_locked() else "stopped" if begun else "not started"
-        return [str(path), state, "-", "-", "-"]
+        return [str(folder.path), state, "-", "-", "-"]
     state = "finished" if not run.in_progress else "running" if folder.is_locked() else "stopped"
     last = run.epochs[-1]
     cut = None if run.in_progress else 100 * (1 - last.macs / max(run.dense.macs, 1))
     # Of a finished run the accuracy of its network on the test images, which epochs may not have used.
     top1 = last.test_top1 if run.in_progress or run.compact_top1 is None else run.compact_top1
-    return [str(path), state, str(last.number), format_percent(top1), format_percent(cut, 1)]
+    return [str(folder.path), state, str(last.number), format_percent(top1), format_percent(cut, 1)]
 
 
 @command
@@ -78,8 +76,6 @@ def recipes(
 
     Train them with `softprune train NAME` and `softprune sweep NAME`.
     """
-    from softprune.config import recipes as library
-
     if name is not None:
         _show_recipe(name, copy)
         return
@@ -97,8 +93,6 @@ def recipes(
 
 
 def _show_recipe(name: str, copy: Path | None) -> None:
-    from softprune.config import recipes as library
-
     files = library.sweep_files() | library.recipe_files()
     if name not in files:
         raise ConfigError(
@@ -110,8 +104,6 @@ def _show_recipe(name: str, copy: Path | None) -> None:
         return
     if copy.exists():
         raise ConfigError(f"--copy must name a file that does not exist. Got {copy}; name another.")
-    from softprune.io import write_atomically
-
     write_atomically(copy, text.encode(), then="copy again", follow_link=True)
     command = "sweep" if name in library.sweep_files() else "train"
     say(f"{copy} written. Edit it, then: softprune {command} {copy}")

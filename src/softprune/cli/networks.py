@@ -9,6 +9,7 @@ from softprune.cli.app import DataDir, DataName, Device, Input, Json, Model, Own
 from softprune.cli.output import format_percent, print_json, print_table, say
 from softprune.config.recipes import DEFAULT_RECIPE, load_recipe
 from softprune.errors import ConfigError, nearest
+from softprune.runs.folder import RunFolder
 
 
 @command
@@ -53,7 +54,6 @@ def inspect(
     import softprune
     from softprune.cli.opened import data_facts, dense_network, image_shape
     from softprune.models import REGISTRY
-    from softprune.runs.folder import RunFolder
     from softprune.runs.networks import build_network, named_config
 
     shape, asked = parse_shape(input_shape), model or code or "digits_net"
@@ -205,7 +205,6 @@ def predict(
     from softprune.cli.opened import open_compact, open_images, open_inputs
     from softprune.data.folder import image_files
     from softprune.distributed import pick_device
-    from softprune.runs.folder import RunFolder
 
     inputs = open_inputs(RunFolder.open(run), model=model, data=data, data_dir=data_dir)
     names, where = inputs.classes, pick_device(device)

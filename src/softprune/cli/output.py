@@ -111,11 +111,11 @@ def live_output() -> Iterator[Console]:
 
 
 def lost_output() -> str | None:
-    """Return why the command could not print its result. A reader that has closed the pipe (`head`) is no error."""
+    """Return the error of a command that could not print its result. A closed pipe (of `head`) is no error."""
     error = _stdout.lost
     if error is None or _State.training or error.errno == errno.EPIPE:
         return None
-    return error.strerror or str(error)
+    return f"Standard output must be writable. Got {error.strerror or error}. Redirect it to another file."
 
 
 def console() -> Console:

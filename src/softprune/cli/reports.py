@@ -11,6 +11,8 @@ import typer
 from softprune.cli.app import Json, Run, command
 from softprune.cli.output import format_count, format_cut, format_percent, print_json, print_table, remark, say
 from softprune.errors import ConfigError, printable
+from softprune.io import write_atomically
+from softprune.runs.folder import RunFolder
 from softprune.runs.result import Result
 
 if TYPE_CHECKING:
@@ -139,11 +141,11 @@ def compare(
     the same training (network, data, epochs, optimizer, schedule) among those compared. Unfinished runs, and runs
     with the configuration and seed of a newer one, are left out and named.
     """
+    from softprune.report import csv_text, markdown, paper_tables, paper_tables_markdown, render_comparison
+
     folders = _finished(runs)
     rows = comparison_rows(folders)
     if paper:
-        from softprune.report import paper_tables, paper_tables_markdown
-
         tables = paper_tables(rows)
         if as_json:
             records = [[dict(zip(heads, row, strict=True)) for row in cells] for _, heads, cells in tables]
@@ -153,22 +155,16 @@ def compare(
                 print_table(*table)
         text = paper_tables_markdown(rows)
     else:
-        from softprune.report import markdown
-
         if as_json:
             print_json([asdict(row) for row in rows])
         else:
             print_rows(rows)
         text = markdown(rows)
     if csv is not None:
-        from softprune.report import csv_text
-
         _write(csv, csv_text(rows), quiet=as_json)
     if out is not None and (out.suffix == ".md" or paper):
         _write(out, text, quiet=as_json)
     elif out is not None:
-        from softprune.report import render_comparison
-
         page = render_comparison(folders, out, method_titles())
         if not as_json:
             say(f"Comparison: {page}")
@@ -203,8 +199,6 @@ def print_rows(rows: "Sequence[PaperRow]") -> None:
 
 
 def _write(path: Path, text: str, *, quiet: bool) -> None:
-    from softprune.io import write_atomically
-
     write_atomically(path, text.encode(), then="compare again")
     if not quiet:
         say(f"Table: {path}")
@@ -234,24 +228,19 @@ def _optional(columns: Columns) -> list[str]:
 
 def _finished(given: Sequence[Path]) -> list[Path]:
     """Return the finished runs among these folders and in sweeps; a line names each run that is left out."""
-    from softprune.runs.folder import RunFolder
-
-    found = [folder for path in given for folder in _runs_in(path)]
-    finished = [folder for folder in found if RunFolder(folder).result.is_file()]
+    found = [RunFolder(folder) for path in given for folder in _runs_in(path)]
+    finished = [run.path for run in found if run.result.is_file()]
     if not finished and len(found) == 1:
-        RunFolder(found[0]).read_result()  # raises with a remedy
+        found[0].read_result()  # raises with a remedy
     if not finished:
         raise ConfigError(
             f"A comparison must have a finished run. Got none among the {len(found)} in "
             f"{', '.join(map(str, given))}. Run `softprune resume RUN` to finish one."
         )
-    for folder in found:
-        if folder in finished:
-            continue
-        if RunFolder(folder).config.is_file():
-            remark(f"Left out: {folder} is not finished; `{RunFolder(folder).resume_command}` finishes it.")
-        else:
-            remark(f"Left out: {folder} holds no run.")
+    for run in found:
+        if run.path not in finished:
+            why = f"is not finished; `{run.resume_command}` finishes it" if run.config.is_file() else "holds no run"
+            remark(f"Left out: {run.path} {why}.")
     return finished
 
 

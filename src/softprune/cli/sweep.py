@@ -10,10 +10,10 @@ from softprune.cli.app import DataDir, TimeLimit, command, parse_time
 from softprune.cli.output import error_line, print_facts, print_table, say
 from softprune.cli.reports import comparison_rows, method_titles, print_rows
 from softprune.errors import ConfigError
+from softprune.runs.folder import RunFolder
 from softprune.train.control import EXIT_STOPPED
 
 if TYPE_CHECKING:
-    from softprune.runs.folder import RunFolder
     from softprune.sweep.runner import Executor
 
 EXIT_FAILED = 1
@@ -100,7 +100,7 @@ def sweep(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _status(folder: "RunFolder") -> str:
+def _status(folder: RunFolder) -> str:
     return "done" if folder.result.is_file() else "started" if folder.config.is_file() else "new"
 
 

@@ -10,6 +10,7 @@ from softprune.cli.output import format_count, print_json, remark, say
 from softprune.config.recipes import DEFAULT_RECIPE, config_to_dict, load_recipe, recipe_files
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError
+from softprune.runs.folder import RunFolder
 from softprune.train.control import EXIT_STOPPED
 
 if TYPE_CHECKING:
@@ -103,7 +104,6 @@ def resume(
     """
     seconds = parse_time(time_limit)
     from softprune.cli.progress import run_progress
-    from softprune.runs.folder import RunFolder
     from softprune.runs.networks import named_config
     from softprune.train.run import resume as resume_run
 
@@ -178,13 +178,12 @@ def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bo
 
 def _conclude(outcome: "Outcome") -> None:
     """Print the result table and the path of the report, or how to resume."""
-    if not outcome.is_writer:
-        if outcome.stopped:
-            raise typer.Exit(EXIT_STOPPED)
-        return
     if outcome.stopped:
-        say(f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}")
+        if outcome.is_writer:
+            say(f"Stopped by {outcome.stopped}; everything is saved. Resume: {outcome.folder.resume_command}")
         raise typer.Exit(EXIT_STOPPED)
+    if not outcome.is_writer:
+        return
     from softprune.cli.reports import print_result, write_report
 
     assert outcome.result is not None

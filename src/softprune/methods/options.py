@@ -119,7 +119,6 @@ def check_state(state: object, keys: set[str]) -> None:
 
 def check_made_alike(made: dict[str, Any], state: dict[str, Any]) -> None:
     """Raise a CheckpointError unless a state is of a pruner that was `made` alike."""
-    state = {"settings": {}, **state}  # older states have none
     for name, here, there in _differences("", made, {key: state.get(key) for key in made}):
         later = ", or set pruner.strength after loading" if name == "settings.strength" else ""
         raise CheckpointError(

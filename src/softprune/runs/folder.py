@@ -15,7 +15,7 @@ from softprune.config.recipes import dump_config, read_config
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError, FileFormatError, SoftpruneError
 from softprune.factories import is_factory_name
-from softprune.io import create_file, remove_leftovers, unwritable, write_atomically
+from softprune.io import create_file, is_locked, remove_leftovers, unwritable, write_atomically
 from softprune.log import get_logger
 from softprune.runs.result import Epoch, Result, Session, numbered_lines, parse, parse_result, to_line
 
@@ -126,21 +126,7 @@ class RunFolder:
 
     def is_locked(self) -> bool:
         """Return whether a process writes the run. Changes nothing."""
-        try:
-            import fcntl  # not on Windows
-        except ImportError:
-            return False
-        try:
-            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return is_locked(self.lock_file)
 
     def check_plain_files(self) -> None:
         """Raise a CheckpointError if a part of the run is a link: writing would change files elsewhere."""

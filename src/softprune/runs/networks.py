@@ -22,7 +22,7 @@ from softprune.module_state import evaluating
 from softprune.runs.checkpoint import load_tensors, read_newest, restoring
 from softprune.runs.folder import RunFolder, own_names
 from softprune.runs.result import Inputs, printable
-from softprune.surgery import Origin, read_origin, saved_path
+from softprune.surgery import Origin, saved_path
 
 logger = get_logger(__name__)
 
@@ -107,15 +107,6 @@ def locate_compact(path: Path) -> tuple[RunFolder | None, Path]:
     if run.config.is_file():
         return run, run.compact
     return around if around.config.is_file() else None, saved_path(path)
-
-
-def known_origin(compact: Path) -> Origin | None:
-    """Return the origin of a saved network if it names a network of the registry, else None.
-
-    A `module:factory` is code of whoever wrote the file, and runs only when the user names it.
-    """
-    origin = read_origin(compact)
-    return origin if origin is not None and origin.model in models.REGISTRY else None
 
 
 def check_outputs(network: nn.Module, data: DataBundle, what: str, remedy: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from softprune.errors import ConfigError, first_line
+from softprune.io import is_locked
 from softprune.log import get_logger
 from softprune.sweep.executor import Arguments
 from softprune.train.control import EXIT_STOPPED
@@ -108,7 +109,7 @@ class RayTask:
     def _submit_if_free(self) -> None:
         if self._stopping:
             self._code = EXIT_STOPPED
-        elif _is_free(self._node_file):
+        elif not is_locked(self._node_file):
             self._submit()
         elif time.monotonic() - self._waiting_since > _FREE_SECONDS:
             self._note(f"softprune: a lost process still holds {self._node_file}; stop it and repeat the sweep")
@@ -190,16 +191,6 @@ def _run(
         time.sleep(0.1)
     # A process that is still importing has no handler yet, and nothing to save: SIGTERM ends it.
     return EXIT_STOPPED if asked and code < 0 else code
-
-
-def _is_free(path: Path) -> bool:
-    """Return whether no process has locked ``path``."""
-    with open(path, "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
 
 
 def _die_with_parent() -> None:

@@ -6,10 +6,11 @@ from softprune.config.settings import DataConfig, ModelConfig, RunConfig
 from softprune.costs import Cost, cost
 from softprune.distributed import join_world
 from softprune.errors import ConfigError
+from softprune.models import REGISTRY
 from softprune.runs.checkpoint import newest_path, read_newest
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, known_origin, locate_compact, named_config, origin_of
-from softprune.surgery import load, save
+from softprune.runs.networks import build_network, locate_compact, named_config, origin_of
+from softprune.surgery import load, read_origin, save
 from softprune.train.evaluate import EvalTotals, Evaluator
 from softprune.train.run import open_data, set_arithmetic
 from softprune.train.stage import Stage, recalibrate, restored_stage
@@ -56,8 +57,9 @@ def evaluate_folder(
 
 def _config_outside(compact: Path, model: str, data: str) -> RunConfig:
     """Return the configuration for a compact network outside its run."""
-    origin = known_origin(compact)
-    if origin is not None:
+    origin = read_origin(compact)
+    # A module:factory is code of whoever wrote the file, and runs only when the user names it.
+    if origin is not None and origin.model in REGISTRY:
         model, data = model or origin.model, data or origin.data
     if not (model and data):
         raise ConfigError(
