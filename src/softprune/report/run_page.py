@@ -6,19 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from softprune.report.channels import DropRule, decide, distributions, plane
-from softprune.report.curves import ACCURACY, REMOVED, curves, events_of, line_of
 from softprune.report.layers import ROWS_SHOWN, flow, segments, skyline
 from softprune.report.page import Column, write_page
 from softprune.report.scales import CANVASES
-from softprune.report.text import MINUS, accuracy, count, cut, file_size, milliseconds, percent, short, significant
-from softprune.report.training import (
-    baseline_of,
-    precision_of,
-    target_line,
-    target_section,
-    training_section,
-    warnings_of,
-)
+from softprune.report.text import MINUS, accuracy, count, file_size, milliseconds, percent, short, significant
+from softprune.report.training import epochs_section, precision_of, target_section, training_section, warnings_of
 from softprune.runs.reading import Run, load_run
 from softprune.runs.result import Totals, Variant
 
@@ -73,7 +65,11 @@ def render_run(
         precision=precision_of(run),
         headline=_views(run),
         variants=_variants(run),
-        epochs=_epochs(run),
+        epochs=epochs_section(run),
+        epoch_columns=[
+            column._replace(label=column.label.replace("Test", run.evaluated_on.capitalize()))
+            for column in EPOCH_COLUMNS
+        ],
         warnings=warnings_of(run),
         target=target_section(run),
         training=training_section(run),
@@ -119,38 +115,6 @@ def _variants(run: Run) -> dict[str, Any]:
         "names": [(row.name, "n") for row in run.table],
         "against": against,
         "slow": run.method != "dense" and run.speed_up is not None and run.speed_up < 1 / SAME_LATENCY,
-    }
-
-
-def _epochs(run: Run) -> dict[str, Any] | None:
-    if not run.epochs:
-        return None
-    dense, baseline = run.dense, baseline_of(run)
-    lines = [
-        line_of(run, f"{run.evaluated_on} top-1", "s-test", ACCURACY, lambda row: row.test_top1),
-        line_of(run, "train top-1", "s-train", ACCURACY, lambda row: row.train_top1),
-    ]
-    if baseline is not None:
-        lines.append(line_of(baseline, "dense top-1", "s-dense", ACCURACY, lambda row: row.test_top1))
-    lines += [
-        line_of(run, "parameters removed", "s-params", REMOVED, lambda row: cut(dense.params, row.params)),
-        line_of(run, "channels removed", "s-channels", REMOVED, lambda row: cut(dense.channels, row.channels)),
-        line_of(run, "MACs removed", "s-macs", REMOVED, lambda row: cut(dense.macs, row.macs)),
-        *target_line(run),
-    ]
-    events, best, last = events_of(run.epochs), run.best, run.epochs[-1]
-    mark = None if best is None else (best.number, best.top1, f"best {accuracy(best.top1)}, epoch {best.number}")
-    description = (
-        f"In epoch {last.number}: {run.evaluated_on} top-1 {accuracy(last.test_top1)} percent, "
-        f"{percent(cut(dense.macs, last.macs))} of the MACs removed"
-    )
-    title = "Accuracy and share removed against epochs"
-    return {
-        "lead": "Above, the accuracy of the network with its masks; below, the share that they remove. "
-        + ("Dotted lines mark changes of the training." if events else "Both share one axis."),
-        "chart": curves(lines, title, description, events, mark, end_labels=True),
-        "head": [(label.replace("Test", run.evaluated_on.capitalize()), kind) for label, _, _, kind in EPOCH_COLUMNS],
-        "columns": EPOCH_COLUMNS,
     }
 
 

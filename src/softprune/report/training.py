@@ -1,4 +1,4 @@
-"""How a run was trained: precision, dense baseline, loss, learning rate, and the path to its target."""
+"""How a run was trained: precision, warnings, accuracy and pruning by epoch, loss, and the path to its target."""
 
 import re
 from collections import Counter
@@ -6,8 +6,8 @@ from typing import Any
 
 from softprune.config.target import Target, read_target
 from softprune.errors import SoftpruneError
-from softprune.report.curves import REMOVED, Panel, Series, curves, events_of, line_of
-from softprune.report.text import count, cut, percent, significant
+from softprune.report.curves import ACCURACY, REMOVED, Panel, Series, curves, events_of, line_of
+from softprune.report.text import accuracy, count, cut, percent, significant
 from softprune.runs.reading import Run, load_run
 
 PRECISIONS = {"bf16": "bfloat16", "tf32": "float32 with TF32", "fp32": "float32"}
@@ -45,6 +45,35 @@ def warnings_of(run: Run) -> list[str]:
     texts = [message if n == 1 else f"{message} ({n} times)" for message, n in times.items()]
     more = len(texts) - MOST_WARNINGS
     return texts if more <= 0 else [*texts[:MOST_WARNINGS], f"{more} more in run.log"]
+
+
+def epochs_section(run: Run) -> dict[str, Any] | None:
+    """The accuracy of the masked network, that of the dense baseline, and what the masks remove."""
+    if not run.epochs:
+        return None
+    dense, baseline = run.dense, baseline_of(run)
+    lines = [
+        line_of(run, f"{run.evaluated_on} top-1", "s-test", ACCURACY, lambda row: row.test_top1),
+        line_of(run, "train top-1", "s-train", ACCURACY, lambda row: row.train_top1),
+    ]
+    if baseline is not None:
+        lines.append(line_of(baseline, "dense top-1", "s-dense", ACCURACY, lambda row: row.test_top1))
+    lines += [
+        line_of(run, "parameters removed", "s-params", REMOVED, lambda row: cut(dense.params, row.params)),
+        line_of(run, "channels removed", "s-channels", REMOVED, lambda row: cut(dense.channels, row.channels)),
+        line_of(run, "MACs removed", "s-macs", REMOVED, lambda row: cut(dense.macs, row.macs)),
+        *target_line(run),
+    ]
+    events, best, last = events_of(run.epochs), run.best, run.epochs[-1]
+    mark = None if best is None else (best.number, best.top1, f"best {accuracy(best.top1)}, epoch {best.number}")
+    lead = "Above, the accuracy of the network with its masks; below, the share that they remove. "
+    lead += "Dotted lines mark changes of the training." if events else "Both share one axis."
+    title = "Accuracy and share removed against epochs"
+    description = (
+        f"In epoch {last.number}: {run.evaluated_on} top-1 {accuracy(last.test_top1)} percent, "
+        f"{percent(cut(dense.macs, last.macs))} of the MACs removed"
+    )
+    return {"lead": lead, "chart": curves(lines, title, description, events, mark, end_labels=True)}
 
 
 def target_of(run: Run) -> tuple[Target, float | None] | None:
