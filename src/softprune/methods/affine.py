@@ -16,12 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from softprune.distributed import is_distributed
-from softprune.log import get_logger
 from softprune.masks import AffineGate
 from softprune.methods.base import Pruner
 from softprune.surgery import plain_copy
-
-logger = get_logger(__name__)
 
 
 class LearnedVector(nn.Module):
@@ -65,7 +62,6 @@ class AffinePruner(Pruner):
 
     extras: dict[str, LearnedVector]
     """The learned vectors, by the site at whose learning rate they are stepped."""
-    _float16_seen = False
 
     def _step_vector(self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
         raise NotImplementedError
@@ -80,11 +76,10 @@ class AffinePruner(Pruner):
             self._step_vector(extra, gradient, rate, momentum)
 
     def loss(self, task: Tensor) -> Tensor:
-        if not self._float16_seen and not torch.compiler.is_compiling() and _autocast_float16():
-            self._float16_seen = True
-            logger.warning(
-                "softprune: float16 is usually trained with a GradScaler, which does not unscale the gradients of what "
-                "method %r learns beside the network. Train in float32 or bfloat16",
+        if not torch.compiler.is_compiling() and _autocast_float16():
+            self._checks.warn_once(
+                "float16 is usually trained with a GradScaler, which does not unscale the gradients of what method %r "
+                "learns beside the network. Train in float32 or bfloat16",
                 self.name,
             )
         return super().loss(task)

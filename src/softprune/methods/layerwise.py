@@ -8,15 +8,7 @@ from torch import Tensor, nn
 from softprune.graph import ExampleLike, Site
 from softprune.masks import channel_words
 from softprune.methods.options import RankingOptions
-from softprune.methods.ranking import (
-    FilterPruner,
-    OneShotPruner,
-    Ratio,
-    drop_lowest,
-    ratio_or_target,
-    ratio_per_site,
-    within_site,
-)
+from softprune.methods.ranking import FilterPruner, OneShotPruner, Ratio, ratio_or_target, ratio_per_site, within_site
 
 
 class LayerwisePruner(OneShotPruner):
@@ -43,8 +35,7 @@ class LayerwisePruner(OneShotPruner):
 
     def _choose(self, network: nn.Module) -> dict[str, Tensor]:
         scores = self._scores(network)
-        kept = {site: drop_lowest(scores[site.name], self._drop_count(site)) for site in self.sites}
-        return {site.name: self._filled(site, keep, scores[site.name]) for site, keep in kept.items()}
+        return {s.name: self._without_lowest(s, scores[s.name], self._drop_count(s)) for s in self.sites}
 
     def _ranking(self, network: nn.Module) -> dict[str, Tensor]:
         return {name: within_site(scores) for name, scores in self._scores(network).items()}

@@ -35,7 +35,8 @@ class LoopChecks:
         self._scale_checked = False
         self._said: set[str] = set()
 
-    def _warn_once(self, message: str, *values: object) -> None:
+    def warn_once(self, message: str, *values: object) -> None:
+        """Log a mistake, the first time that it is made."""
         if message not in self._said:
             self._said.add(message)
             logger.warning("softprune: " + message, *values)
@@ -45,7 +46,7 @@ class LoopChecks:
         if hooks is None:
             self._losses += 1
             if self._losses > 1:
-                self._warn_once(
+                self.warn_once(
                     "no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before the first "
                     "step"
                 )
@@ -61,13 +62,13 @@ class LoopChecks:
     def check_task(self, task: Tensor, last: list[Any]) -> None:
         """Warn of a task loss to which nothing should be added: of another network, scaled, or of several samples."""
         if task.numel() > 1:
-            self._warn_once(
+            self.warn_once(
                 "pruner.loss(...) takes one number. Got a loss of shape %s, to each of whose values what the method "
                 "adds is added: call pruner.loss(loss.mean())",
                 tuple(task.shape),
             )
         if self._is_of_another_network(task, last):
-            self._warn_once(
+            self.warn_once(
                 "pruner.loss(...) takes a loss of the network that is being pruned. Got one that depends on none of "
                 "its parameters: train a compact network with the task loss alone, and with an optimizer of its own or "
                 "after softprune.remap_optimizer"
@@ -76,7 +77,7 @@ class LoopChecks:
         factor = 1.0 if self._scale_checked else max(map(_scale, last), default=1.0)
         self._scale_checked = True
         if factor > 1:
-            self._warn_once(
+            self.warn_once(
                 "pruner.loss(...) takes the task loss before a GradScaler scales it. Got one multiplied by %g, against "
                 "which what the method adds is too small: call scaler.scale(pruner.loss(loss))",
                 factor,
@@ -98,27 +99,27 @@ class LoopChecks:
         """Return whether one of the last operations is that of a marked loss; those of micro-batches are not."""
         # What a compiled function returns cannot be marked in it: its node is named as that of any such function.
         if not any(
-            _notes(node).get("softprune") == id(self)
+            node.metadata.get("softprune") == id(self)
             or (self.loss_compiled and node.name() == "CompiledFunctionBackward")
             for node in last
         ):
             return False
-        self._warn_once(
+        self.warn_once(
             "pruner.loss(...) is called once for each task loss. Got what it returned before, to which nothing is "
             "added again: leave one of the calls out (the callbacks for Lightning and transformers contain one)"
         )
         return True
 
     def mark_loss(self, total: Tensor) -> None:
-        """Mark a loss that contains the method's own."""
+        """Mark a loss that contains the method's own, on its node of autograd, which lives as long as its graph."""
         if total.grad_fn is not None:
-            _notes(total.grad_fn)["softprune"] = id(self)
+            total.grad_fn.metadata["softprune"] = id(self)  # type: ignore[index]
 
     def after_step(self, *, penalised: bool, training: bool) -> None:
         """Note that the attached optimizer has made a step. `penalised`: the method adds to the loss."""
         self._foreign_steps = 0
         if penalised and not self.loss_called:
-            self._warn_once(
+            self.warn_once(
                 "an optimizer step ran %s, so nothing was added to the task loss: %s", *_WITHOUT_LOSS[training]
             )
         self.loss_called = self.loss_compiled = False
@@ -157,8 +158,3 @@ def _scales_in_use() -> set[float]:
     # isinstance() would read an attribute of every object, for which deprecated ones warn.
     scalers = [each for each in gc.get_objects() if issubclass(type(each), GradScaler)]
     return {scaler.get_scale() for scaler in scalers}
-
-
-def _notes(node: Any) -> dict[str, Any]:
-    """Return what may be noted on a node of autograd, which lives as long as the graph of a loss."""
-    return node.metadata  # type: ignore[no-any-return]

@@ -146,6 +146,10 @@ class StoredPruner(Pruner):
     def _hard(self, name: str, network: nn.Module) -> Tensor:
         return self._stored(name)
 
+    def _without_lowest(self, site: Site, scores: Tensor, count: int) -> Tensor:
+        """Return the channels of `site` that are kept when the `count` of lowest score are dropped."""
+        return self._filled(site, drop_lowest(scores, count), scores)
+
     def _filled(self, site: Site, keep: Tensor, scores: Tensor) -> Tensor:
         """Return `keep`, filled up to the site's floor and to a multiple of `round_to`."""
         return fill_up(keep, scores, self.round_to, self.floor(site))

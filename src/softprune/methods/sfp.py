@@ -10,7 +10,7 @@ from softprune.errors import CheckpointError, check_choice
 from softprune.graph import ExampleLike, Site
 from softprune.masks import FixedGate, Gate
 from softprune.methods.options import RankingOptions
-from softprune.methods.ranking import FilterPruner, Ratio, drop_lowest, ratio_or_target, ratio_per_site, within_site
+from softprune.methods.ranking import FilterPruner, Ratio, ratio_or_target, ratio_per_site, within_site
 
 Evaluation = Literal["strict", "authors"]
 """What evaluation computes where a filter is zero: "strict" zero, "authors" the constant that its BatchNorm emits."""
@@ -122,5 +122,4 @@ class SfpPruner(ZeroingPruner):
         return filters.norm(dim=1)
 
     def _select(self, site: Site, filters: Tensor) -> Tensor:
-        norms = self._scores(filters)
-        return self._filled(site, drop_lowest(norms, int(site.width * self.ratios[site.name])), norms)
+        return self._without_lowest(site, self._scores(filters), int(site.width * self.ratios[site.name]))

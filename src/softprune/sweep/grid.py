@@ -156,7 +156,8 @@ def _cells_of(
         raise ConfigError(f"A sweep can have at most {LARGEST:,} runs. Got {count:,}; split it into several files.")
     content = read_toml(run.recipe)
     find_after = _finder(run.after, (*run.axes, *trials[0]), earlier)
-    for point in ({**point, **trial} for point in _points(run.axes) for trial in trials):
+    for *chosen, trial in itertools.product(*run.axes.values(), trials):
+        point = {**dict(zip(run.axes, chosen, strict=True)), **trial}
         after = find_after(point)
         values = {**run.settings, **point}
         # Runs that differ only in their seed are repetitions and share a name.
@@ -219,19 +220,13 @@ def _checked_grid(grid: Any) -> dict[str, list[Any]]:
     return dict(grid)
 
 
-def _points(grid: Mapping[str, list[Any]]) -> list[Point]:
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
 def _suffix(point: Point) -> str:
     """Return the last part of each key with its value, such as `-strength0.0001-seed2`."""
-    parts = [f"{key.rpartition('.')[2]}{_shown(value)}" for key, value in point.items()]
-    return "".join(f"-{part}" for part in parts)
-
-
-def _shown(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", text)
+    text = ""
+    for key, value in point.items():
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        text += f"-{key.rpartition('.')[2]}" + re.sub(r"[^A-Za-z0-9._-]+", "_", shown)
+    return text
 
 
 def _finder(label: Any, keys: Iterable[str], earlier: Sequence[Cell]) -> Callable[[Point], Cell | None]:
