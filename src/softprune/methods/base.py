@@ -1,6 +1,7 @@
 """The base class of all pruning methods: the training loop's side, the decision and the state."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -30,9 +31,12 @@ from softprune.methods.options import (
     nothing_to_prune,
 )
 from softprune.plan import coupled_sites, required_sites
-from softprune.selection import Globs, read_graph
+from softprune.selection import read_graph
 
 logger = get_logger(__name__)
+
+GraphReader = Callable[..., ChannelGraph]
+"""`softprune.selection.read_graph` for the model, its example and the user's choice of sites."""
 
 
 class Pruner(CuttableModel):
@@ -78,10 +82,11 @@ class Pruner(CuttableModel):
         check_strength(strength)
         check_rounding(1 if round_to == "auto" else round_to, min_channels)
         check_values(model)
-        self.graph = self._read(model, example, options.get("include"), options.get("exclude"))
+        self.model = model
+        include, exclude = options.get("include"), options.get("exclude")
+        self.graph = self._read(functools.partial(read_graph, model, example, include=include, exclude=exclude))
         if not self.graph.sites:
-            chosen = options.get("include") is not None or options.get("exclude") is not None
-            raise nothing_to_prune(model, self.graph, chosen)
+            raise nothing_to_prune(model, self.graph, chosen=include is not None or exclude is not None)
         self._check_sites([site.name for site in self.graph.sites])
         if self.graph.unreached:
             logger.warning(
@@ -89,7 +94,6 @@ class Pruner(CuttableModel):
                 "Pass an example that does",
                 first_few(self.graph.unreached),
             )
-        self.model = model
         self.example = self.graph.example
         device = next(model.parameters()).device
         self.required = required_sites(self.graph)
@@ -115,9 +119,9 @@ class Pruner(CuttableModel):
 
     # --- what a method defines -----------------------------------------------------------------------------------
 
-    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+    def _read(self, read: GraphReader) -> ChannelGraph:
         """Return the channel graph with the sites that the method masks."""
-        return read_graph(model, example, include=include, exclude=exclude)
+        return read()
 
     def _check_sites(self, names: Sequence[str]) -> None:
         """Read the options that are given by site, before any site is masked."""

@@ -13,10 +13,9 @@ from softprune.errors import ConfigError, few_of, is_number
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate, fill_to_multiple
 from softprune.masks.gates import keep_common
-from softprune.methods.base import Pruner
+from softprune.methods.base import GraphReader, Pruner
 from softprune.methods.optimizer_hooks import all_decayed
 from softprune.methods.options import PrunerOptions, RankingOptions, check_has_target
-from softprune.selection import Globs, read_graph
 
 Ratio = float | Mapping[str, float]
 """The share of channels to remove: one for all sites, or by glob on their names (sites without one stay whole)."""
@@ -171,8 +170,8 @@ class FilterPruner(StoredPruner):
     feeders: dict[str, str]
     """The layer whose filters feed each site."""
 
-    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
-        graph = read_graph(model, example, include=include, exclude=exclude, every_norm=self.every_norm)
+    def _read(self, read: GraphReader) -> ChannelGraph:
+        graph = read(every_norm=self.every_norm)
         feeders = {site.name: graph.feeder(site.name) for site in graph.sites}
         self.feeders = {name: feeder for name, feeder in feeders.items() if feeder is not None}
         without = "it does not read the filters of one layer alone, channel by channel"

@@ -17,9 +17,9 @@ from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.log import get_logger
 from softprune.masks import Gate, MaskConfig, SoftGate
-from softprune.methods.base import Pruner
+from softprune.methods.base import GraphReader, Pruner
 from softprune.methods.options import PrunerOptions, check_cut, check_has_target, check_state, check_values
-from softprune.selection import Globs, check_kinds, read_graph
+from softprune.selection import check_kinds
 
 logger = get_logger(__name__)
 
@@ -126,8 +126,8 @@ class SoftPruner(Pruner):
     def end_epoch(self, epoch: int) -> None:
         self._refresh_cost_weights()
 
-    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
-        return read_graph(model, example, include=include, exclude=exclude, kinds=self.site_kinds)
+    def _read(self, read: GraphReader) -> ChannelGraph:
+        return read(kinds=self.site_kinds)
 
     def _gate(self, number: int, site: Site) -> Gate:
         return SoftGate(

@@ -18,10 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import ConfigError, PlanError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate
+from softprune.methods.base import GraphReader
 from softprune.methods.options import SiteOptions
 from softprune.methods.ranking import StoredPruner
 from softprune.plan import PrunePlan
-from softprune.selection import Globs, read_graph
 from softprune.surgery import apply_plan, plans_of, read_plans
 
 PlanLike = PrunePlan | Sequence[PrunePlan] | str | os.PathLike[str]
@@ -86,16 +86,16 @@ class ScratchPruner(StoredPruner):
         self._plans = _plans(plan)
         super().__init__(model, example, **options)
 
-    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
-        cuts = plans_of(model)
+    def _read(self, read: GraphReader) -> ChannelGraph:
+        cuts = plans_of(self.model)
         if not cuts:
-            self._plans[0].check_fits(model)
+            self._plans[0].check_fits(self.model)
         elif cuts[0].dense != self._plans[0].dense:
             raise PlanError("`plan` must be of the network that `model` was cut from. Got another one's.")
         kept, _ = _dense_channels(self._plans)
         # In training that continues after a cut (train.compact_at), some are gone already.
         _, present = _dense_channels(cuts)
-        graph = read_graph(model, example, include=include, exclude=exclude, every_norm=True)
+        graph = read(every_norm=True)
         self._initial: dict[str, Tensor] = {}
         for site in graph.sites:
             if site.name in kept:

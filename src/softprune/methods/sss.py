@@ -17,9 +17,9 @@ from softprune.graph.dataflow import ForwardAnalysis, per_group
 from softprune.graph.ops import BinaryOp, ConstantOp, LayerOp, NormOp, Use
 from softprune.masks import AffineGate, FixedGate, Gate
 from softprune.methods.affine import AffinePruner, LearnedVector
+from softprune.methods.base import GraphReader
 from softprune.methods.options import PrunerOptions
 from softprune.methods.ranking import fill_up
-from softprune.selection import Globs, read_graph
 
 Structure = Literal["auto", "block", "channel"]
 _DATA = 1
@@ -186,10 +186,10 @@ class SssPruner(AffinePruner):
         self.extras: dict[str, LearnedVector] = {}
         super().__init__(model, example, strength=strength, **options)
 
-    def _read(self, model: nn.Module, example: ExampleLike, include: Globs, exclude: Globs) -> ChannelGraph:
+    def _read(self, read: GraphReader) -> ChannelGraph:
         self.branches: Branches = {}
         if self.structure != "channel":
-            graph = read_graph(model, example, include=include, exclude=exclude, every_norm=True)
+            graph = read(every_norm=True)
             self.branches = residual_branches(graph)
             inside = {name for norms in self.branches.values() for name in norms}
             blocks = graph.only(
@@ -199,7 +199,7 @@ class SssPruner(AffinePruner):
                 self.structure = "block"
                 return blocks
         self.structure = "channel"
-        return super()._read(model, example, include, exclude)
+        return read()
 
     def _gate(self, number: int, site: Site) -> Gate:
         if self.structure == "channel":

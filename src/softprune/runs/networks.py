@@ -178,38 +178,28 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     # Files of PyTorch before 0.4.1, and of some converters, have no counters of batches.
     counters = {name: value for name, value in expected.items() if name.endswith("num_batches_tracked")}
     state = counters | _own_part(state, [name for name in expected if name not in counters], source)
-    missing = [name for name in expected if name not in state]
-    extra = [name for name in state if name not in expected]
-    wrong = [name for name in expected if name in state and state[name].shape != expected[name].shape]
+    shared = [name for name in expected if name in state]
+    wrong = [name for name in shared if state[name].shape != expected[name].shape]
     head = [name for name in wrong if _is_head(network, name, state[name], num_classes)]
-    # Copying would round floating-point numbers, or drop the imaginary part of complex ones.
-    other = [
-        name
-        for name in expected
-        if name in state and state[name].is_floating_point() != expected[name].is_floating_point()
-    ]
-    if missing or extra or other or len(head) < len(wrong):
-        parts = [
-            f"{title}: {first_few(names)} ({len(names)})"
-            for title, names in (
-                ("missing", missing),
-                ("unknown", extra),
-                ("of another shape", wrong),
-                ("of another dtype", other),
-            )
-            if names
-        ]
+    problems = {
+        "missing": [name for name in expected if name not in state],
+        "unknown": [name for name in state if name not in expected],
+        "of another shape": wrong,
+        # Copying would round floating-point numbers, or drop the imaginary part of complex ones.
+        "of another dtype": [n for n in shared if state[n].is_floating_point() != expected[n].is_floating_point()],
+    }
+    if len(head) < len(wrong) or any(names for names in problems.values() if names is not wrong):
+        parts = [f"{title}: {first_few(names)} ({len(names)})" for title, names in problems.items() if names]
         raise FileFormatError(
             f"The weights must be those of a {type(network).__name__} like this one. Got {source} with "
             f"{'; '.join(parts)}. Check model.name and the number of classes."
         )
     network.load_state_dict({**state, **{name: expected[name] for name in head}})
     if head:
-        classes = len(state[head[0]])
         logger.warning(
             "softprune: %s has a classifier for %d classes instead of %d: not loaded, and initialised at random: %s",
             source,
-            classes,
+            len(state[head[0]]),
             num_classes,
             ", ".join(head),
         )
