@@ -86,12 +86,12 @@ def decide(sites: Sequence[SiteRecord], rule: DropRule, recorded: bool) -> Decis
     ]
     if not rows:
         return None
-    smallest_first = sorted(range(len(rows)), key=lambda row: rows[row][3])
+    smallest_first = sorted(rows, key=lambda row: row[3])
     number = sum(row[4] for row in rows)
-    slimmed = set(smallest_first[:number])
+    slimmed = {row[:2] for row in smallest_first[:number]}
     # Between the last channel that Slimming drops and the first that it keeps, where there is one.
-    threshold = fmean(rows[row][3] for row in smallest_first[number - 1 : number + 1]) if number else 0.0
-    channels = tuple(Channel(*row, slimming_drops=position in slimmed) for position, row in enumerate(rows))
+    threshold = fmean(row[3] for row in smallest_first[number - 1 : number + 1]) if number else 0.0
+    channels = tuple(Channel(*row, slimming_drops=row[:2] in slimmed) for row in rows)
     return Decisions(channels, rule, threshold)
 
 

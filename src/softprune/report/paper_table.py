@@ -102,9 +102,8 @@ class _Entry:
 
     def less(self, *keys: str) -> float | None:
         """What was removed in percent, by the first of these counts that the record has."""
-        sides = (self.run.dense, self.run.compact)
-        found = ([value for key in keys if (value := getattr(side, key)) is not None] for side in sides)
-        return cut(*(values[0] if values else None for values in found))
+        counted = next(key for key in keys if getattr(self.run.dense, key) is not None)
+        return cut(getattr(self.run.dense, counted), getattr(self.run.compact, counted))
 
 
 def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> list[PaperRow]:

@@ -22,7 +22,7 @@ def _spot(macs: float, top1: float | None) -> Spot | None:
 
 VIEWS: tuple[tuple[str, str, Callable[[Run], Spot | None]], ...] = (
     ("last", "Compact network", lambda run: _spot(run.compact.macs, run.compact_top1)),
-    ("best", "Best epoch", lambda run: _spot(run.best.totals.macs, run.best.top1) if run.best else None),
+    ("best", "Best epoch", lambda run: Spot(run.best.macs, run.best.top1) if run.best else None),
 )
 """Key and label of each choice of the switch, and the spot of a run."""
 

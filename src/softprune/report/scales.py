@@ -98,12 +98,10 @@ def limits(values: Sequence[float], trim: float = 0.0, pad: float = 0.05) -> tup
 def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Places for labels: near those wanted, in their order, `gap` from each other, inside [low, high]."""
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    placed = [0.0] * len(wanted)
-    floor = low
+    placed, floor, ceiling = list(wanted), low, high
     for index in order:
-        placed[index] = max(wanted[index], floor)
+        placed[index] = max(placed[index], floor)
         floor = placed[index] + gap
-    ceiling = high
     for index in reversed(order):
         placed[index] = min(placed[index], ceiling)
         ceiling = placed[index] - gap
