@@ -118,6 +118,12 @@ def test_inputs_of_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         open_inputs(RunFolder("floats"), data="my_images:floats")
 
 
+def test_arrays_are_in_memory_anyway() -> None:
+    configs = [load_recipe("digits", settings) for settings in ([], ["data.in_memory=true"])]
+    first, second = (inputs_of(open_data(config, torch.device("cpu")), config) for config in configs)
+    assert first == second
+
+
 @pytest.mark.parametrize(("low", "high", "is_known"), [(0, 1, True), (-1, 1, False), (0, 0, False)])
 def test_inputs_of_arrays(low: float, high: float, is_known: bool) -> None:
     images = torch.linspace(low, high, 32).view(2, 1, 4, 4)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from softprune import models
 from softprune.config.settings import BASELINE, ModelConfig, RunConfig
-from softprune.data import ArrayDataset, DataBundle
+from softprune.data import DATASETS, ArrayDataset, DataBundle
 from softprune.errors import ConfigError, FileFormatError, first_few
 from softprune.factories import call_factory, check_name, import_factory
 from softprune.log import get_logger
@@ -82,9 +82,11 @@ def origin_of(config: RunConfig, data: DataBundle) -> Origin:
 
 def inputs_of(data: DataBundle, config: RunConfig) -> Inputs | None:
     """Return how the images of a data set become inputs; None for floats of a transform that is not known."""
-    test, unit = data.test, 1.0
+    test, unit, entry = data.test, 1.0, DATASETS.get(config.data.name)
+    # With data.in_memory, images in files are arrays too.
+    crop = not isinstance(test, ArrayDataset) or (entry is not None and entry.in_files)
     if isinstance(test, ArrayDataset):
-        if not config.data.in_memory:  # some data sets do not store 0 to 255; the digits store 0 to 16
+        if not crop:  # some data sets do not store 0 to 255; the digits store 0 to 16
             low, high = (float(value) for value in test.images.aminmax())
             if low < 0 or high <= 0:
                 return None
@@ -94,7 +96,7 @@ def inputs_of(data: DataBundle, config: RunConfig) -> Inputs | None:
     mean, std = (torch.as_tensor(values, dtype=torch.float64).flatten().tolist() for values in (test.mean, test.std))
     return Inputs(
         shape=data.input_shape,
-        crop=config.data.in_memory or not isinstance(test, ArrayDataset),
+        crop=crop,
         mean=tuple(unit * value for value in mean),
         std=tuple(unit * value for value in std),
         classes=tuple(map(printable, data.class_names or map(str, range(data.num_classes)))),
