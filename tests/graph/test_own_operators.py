@@ -1,5 +1,6 @@
 """Operators that users register with `torch.library`."""
 
+import runpy
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 import softprune as sp
 from softprune.errors import ConfigError
 from softprune.graph import Activation, Operator, add_operator
+from softprune.graph.rules import registry
 from softprune.graph.rules.registry import activations
 
 IMAGES = torch.randn(2, 3, 8, 8)
@@ -97,3 +99,9 @@ def test_arguments_decide_which_activation_an_operator_is(
 ) -> None:
     sites = sp.inspect(network(act), IMAGES).sites
     assert [site.activation for site in sites] == [expected] * bool(expected)
+
+
+def test_the_default_device_at_the_import_does_not_matter() -> None:
+    with torch.device("meta"):
+        table = runpy.run_path(registry.__file__)
+    assert table["_POINTS"].device == torch.device("cpu")

@@ -229,4 +229,4 @@ def activation_of(node: Node) -> str | None:
     return "relu6" if values.equal(_POINTS.clamp(0, 6)) else "relu"
 
 
-_POINTS = torch.arange(-8.0, 9.0)
+_POINTS = torch.arange(-8.0, 9.0, device="cpu")  # whatever the default device is at the import
