@@ -95,6 +95,8 @@ def call_factory(
         ) from problem
     try:
         return factory(**given)
+    except SoftpruneError:
+        raise  # it has its own remedy
     except (TypeError, ValueError) as problem:
         place = traceback.extract_tb(problem.__traceback__)[-1]
         call = f"{name}({', '.join(f'{word}={value!r}' for word, value in given.items())})"

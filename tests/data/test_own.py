@@ -16,7 +16,7 @@ from softprune.errors import ConfigError, DataError
 _MODULE = """
 import torch
 from torch.utils.data import TensorDataset
-from softprune.data import ArrayDataset, DataBundle
+from softprune.data import ArrayDataset, DataBundle, load_data
 
 class Images(TensorDataset):
     classes = ["cat", "dog", "cow"]
@@ -113,6 +113,9 @@ def sized(seed, *, count, **more):
     assert more == {"root": None, "image_size": 224, "augment": True, "fold": 2}
     return made(count), made(6)
 
+def nested():
+    return load_data("folder")
+
 def numbers():
     return [1, 2], [3]
 """
@@ -159,6 +162,7 @@ def test_bundles_and_arrays_are_taken_as_they_are(own):
         ("one", DataError, r"must return \(train, test\)"),
         ("needs", DataError, "called with those of root, image_size, seed, augment"),
         ("rooted", DataError, r"TypeError: unsupported .* raised in line \d+ of .*my_own_data.py by .*\(root=None\)"),
+        ("nested", DataError, "^Images in files need their folder's path"),
         ("numbers", DataError, r"items \(image, label\)"),
         ("dicts", DataError, r"must be \(image, label\). Got a dict with the keys image, label\.$"),
         ("triples", DataError, r"must be \(image, label\). Got a tuple of 3\.$"),
