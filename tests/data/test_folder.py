@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -147,6 +148,18 @@ def test_whatever_stops_the_loader_is_an_error_of_the_data(root, monkeypatch, wo
     loader = BatchLoader(_load(root).train, workers=workers)
     with pytest.raises(DataError, match=found):
         list(loader.batches(torch.tensor([[0], [1]]), torch.zeros(2, 1)))
+
+
+def _closed_terminal(items, collate=loader.collate):
+    for number in (signal.SIGINT, signal.SIGHUP):
+        os.kill(os.getpid(), number)
+    return collate(items)
+
+
+def test_what_a_terminal_sends_does_not_stop_the_loader(root, monkeypatch):
+    monkeypatch.setattr("softprune.data.loader.collate", _closed_terminal)
+    batches = BatchLoader(_load(root).train, workers=1).batches(torch.tensor([[0], [1]]), torch.zeros(2, 1))
+    assert len(list(batches)) == 2
 
 
 def test_a_missing_split(root):

@@ -56,6 +56,14 @@ def _remove_worker_handler() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+def _leave_signals(worker: int) -> None:
+    """Ignore what a terminal sends to all its processes: the main one still needs batches, until it has saved."""
+    # Forked processes have the handlers of the main one, those of macOS and of newer Pythons the default.
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
 @cache
 def _at_most_cores(workers: int) -> int:
     """Return ``workers``, or the number of cores if that is less; cached, so that a run with many loaders logs once."""
@@ -94,6 +102,7 @@ class BatchLoader:
             num_workers=workers,
             pin_memory=self.device.type == "cuda",
             persistent_workers=workers > 0,
+            worker_init_fn=_leave_signals,
             # Without it the loader draws the workers' seed from the global generator, whose state must not change.
             generator=torch.Generator(),
         )
