@@ -33,7 +33,8 @@ def fork(source: RunFolder, target: Path, config: RunConfig) -> None:
         raise SystemExit(f"The run must be trained as {source.path} was. Got another configuration for {target}.")
     if state["cuts"] or state["epoch"] >= config.train.epochs:
         raise SystemExit(f"The run must be forked before its network is cut. Got {path} of epoch {state['epoch']}.")
-    state["stage"]["pruner"].pop("settings", None)  # of the source, which the pruner would be compared with
+    settings = state["stage"]["pruner"]["settings"]  # of the source, which the pruner is compared with
+    settings |= {name: value for name, value in config.method.options.items() if name in settings}
     folder = RunFolder.create(target, config)
     folder.add_session(source.read_sessions()[-1])
     step = int(path.stem.removeprefix("step-"))
