@@ -68,7 +68,13 @@ def test_predict_needs_no_data_set_and_has_the_classes_of_training(softprune, fi
     wrong = softprune("predict", "run", *OWN, "images")
     assert wrong.exit_code == 2
     assert "one output per class. Got (10,) for 9 classes" in " ".join(wrong.stderr.split())
-    record["inputs"]["shape"] = [1, 1, 100_000]
+    grey = dict(record["inputs"])
+    record["inputs"] |= {"shape": [3, 8, 8], "mean": [0.0] * 3, "std": [1.0] * 3}
+    (run / "result.json").write_text(json.dumps(record))
+    wrong = softprune("predict", "run", *OWN, "images")
+    assert wrong.exit_code == 2
+    assert "inputs that its run has recorded, 3x8x8. Got" in " ".join(wrong.stderr.split())
+    record["inputs"] = grey | {"shape": [1, 1, 100_000]}
     (run / "result.json").write_text(json.dumps(record))
     assert "at most 4,096 pixels a side. Got a network for 1x1x100000" in " ".join(
         softprune("predict", "run", *OWN, "images").stderr.split()
@@ -142,3 +148,5 @@ def test_evaluate_refuses_other_classes(softprune, finished: Path, monkeypatch: 
     refused = softprune("evaluate", str(finished), *OWN)
     assert refused.exit_code == 2
     assert "Got 10 (a, b, c ...) instead of 10 (0, 1, 2 ...)" in " ".join(refused.stderr.split())
+    monkeypatch.setattr("softprune.train.run.load_data", lambda *_, **__: replace(data, class_names=()))
+    assert softprune("evaluate", str(finished), *OWN).exit_code == 0  # without names, as many classes will do

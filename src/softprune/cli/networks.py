@@ -8,7 +8,7 @@ import typer
 from softprune.cli.app import DataDir, DataName, Device, Input, Json, Model, OwnMethod, Run, command, parse_shape
 from softprune.cli.output import format_percent, print_json, print_table, say
 from softprune.config.recipes import DEFAULT_RECIPE, load_recipe
-from softprune.errors import ConfigError, nearest
+from softprune.errors import ConfigError, first_line, nearest
 from softprune.runs.folder import RunFolder
 
 
@@ -212,8 +212,15 @@ def predict(
     found: list[dict[str, Any]] = []
     chosen = image_files(images)
     for files in (chosen[start : start + 16] for start in range(0, len(chosen), 16)):
-        with torch.inference_mode():
-            outputs = network(open_images(files, inputs).to(where)).float()
+        batch = open_images(files, inputs).to(where)
+        try:
+            with torch.inference_mode():
+                outputs = network(batch).float()
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"A network must take the inputs that its run has recorded, {'x'.join(map(str, inputs.shape))}. Got "
+                f"{first_line(error)}; the record was changed: restore it."
+            ) from error
         if outputs.shape[1:] != (len(names),):
             raise ConfigError(
                 f"A network must have one output per class. Got {tuple(outputs.shape[1:])} for {len(names)} classes; "

@@ -13,7 +13,7 @@ from softprune.report.paper_table import PaperFigures, PaperRow, paper_table_row
 
 
 @dataclass(frozen=True)
-class Column:
+class PaperColumn:
     """A column of figures: ours, a field of PaperRow, and the paper's, a field of PaperFigures where it has one."""
 
     head: str
@@ -28,16 +28,16 @@ class Column:
 
 
 COLUMNS = (
-    Column("baseline", 2, "baseline", "baseline"),
-    Column("last", 2, "last"),
-    Column("best", 2, "best", "top1"),
-    Column("compact", 2, "compact"),
-    Column("drop", 2, "drop", "drop"),
-    Column("channels cut", 1, "channels", "channels"),
-    Column("params cut", 1, "params", "params"),
-    Column("FLOPs cut", 1, "flops", "flops"),
-    Column("MACs cut", 1, "macs"),
-    Column("minutes", 1, "minutes"),
+    PaperColumn("baseline", 2, "baseline", "baseline"),
+    PaperColumn("last", 2, "last"),
+    PaperColumn("best", 2, "best", "top1"),
+    PaperColumn("compact", 2, "compact"),
+    PaperColumn("drop", 2, "drop", "drop"),
+    PaperColumn("channels cut", 1, "channels", "channels"),
+    PaperColumn("params cut", 1, "params", "params"),
+    PaperColumn("FLOPs cut", 1, "flops", "flops"),
+    PaperColumn("MACs cut", 1, "macs"),
+    PaperColumn("minutes", 1, "minutes"),
 )
 SPEED_UP = (
     "Speed-up: latency of the dense network over that of the compact one, measured at the end of the run; runs at the "
@@ -58,7 +58,7 @@ EXPLANATION = (
 
 
 def table_cells(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
-    """Column heads and cells. The columns of the paper appear if a row has its figures."""
+    """PaperColumn heads and cells. The columns of the paper appear if a row has its figures."""
     quoted = any(row.paper is not None for row in rows)
     heads, cells = list(TEXTS), [_texts(row) for row in rows]
     for column in COLUMNS:
@@ -124,7 +124,7 @@ def paper_tables(rows: Sequence[PaperRow]) -> list[tuple[str, list[str], list[li
             for column in columns:
                 line += reversed(column.texts(row, figure))
             # The speed-up is wanted there besides the columns of the paper.
-            lines.append([*line, *Column("speed-up", 2, "speed_up").texts(row, None)] if on_imagenet else line)
+            lines.append([*line, *PaperColumn("speed-up", 2, "speed_up").texts(row, None)] if on_imagenet else line)
         heads = ["recipe", "runs", *(f"{c.head}, {whose}" for c in columns for whose in ("paper", "ours"))]
         tables.append((title, [*heads, *(["speed-up, ours"] if on_imagenet else [])], lines))
     return tables

@@ -21,7 +21,7 @@ from softprune.log import get_logger
 from softprune.module_state import evaluating
 from softprune.runs.checkpoint import load_tensors, read_newest, restoring
 from softprune.runs.folder import RunFolder, own_names
-from softprune.runs.result import Inputs, printable
+from softprune.runs.result import Inputs, storable
 from softprune.surgery import Origin, saved_path
 
 logger = get_logger(__name__)
@@ -99,7 +99,7 @@ def inputs_of(data: DataBundle, config: RunConfig) -> Inputs | None:
         crop=crop,
         mean=tuple(unit * value for value in mean),
         std=tuple(unit * value for value in std),
-        classes=tuple(map(printable, data.class_names or map(str, range(data.num_classes)))),
+        classes=tuple(map(storable, data.class_names or map(str, range(data.num_classes)))),
     )
 
 

@@ -29,14 +29,14 @@ from softprune.errors import FileFormatError
 RESULT_FORMAT: Literal[2] = 2
 
 
-def printable(text: str) -> str:
+def storable(text: str) -> str:
     """Return text with a replacement character for each that no record may hold."""
     return "".join("\ufffd" if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in text)
 
 
 def _without_controls(text: str) -> str:
     """Refuse control characters: names and commands are printed to terminals."""
-    if printable(text) != text:
+    if storable(text) != text:
         raise ValueError("text must have no control characters")
     return text
 

@@ -67,7 +67,8 @@ def check_same_images(data: DataBundle, state: dict[str, Any], folder: RunFolder
 def check_same_classes(data: DataBundle, state: dict[str, Any]) -> None:
     """Raise a CheckpointError if the classes are not those of the checkpoint: the outputs would mean others."""
     then = state["data"]
-    if (data.num_classes, list(data.class_names)) != (then["classes"], then["class names"]):
+    names = data.class_names and then["class names"] and list(data.class_names) != then["class names"]
+    if names or data.num_classes != then["classes"]:
         raise CheckpointError(
             f"A network must be used with the classes that it was trained on. Got {data.num_classes} "
             f"({first_few(data.class_names)}) instead of {then['classes']} ({first_few(then['class names'])}). "
