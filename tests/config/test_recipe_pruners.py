@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from softprune import models
+from softprune import cost, models
 from softprune.config.recipes import load_recipe, recipe_files
+from softprune.plan import make_plan
+from softprune.report import paper_figures
+from softprune.surgery import apply_plan
 from softprune.train.pruner import make_pruner
 
 OURS = [name for name in recipe_files() if name.startswith(("best-", "finetune-", "tinyimagenet-"))]
@@ -27,3 +30,16 @@ def test_a_recipe_builds_its_pruner(name: str) -> None:
     example = torch.randn(2, *models.REGISTRY[config.model.name].input_shape)
     pruner = make_pruner(config.method, network, example, masks=config.masks, seed=config.seed, total_steps=10_000)
     assert pruner.sites or pruner.masks()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tinyimagenet-resnet50-scp-40-ft", "tinyimagenet-resnet50-scp-target-ft"])
+def test_two_fifths_of_the_masked_channels_are_about_the_papers_flops(name: str) -> None:
+    config = load_recipe(name)
+    network, example = models.build(config.model.name, 100), torch.randn(2, 3, 64, 64)
+    pruner = make_pruner(config.method, network, example, masks=config.masks, seed=0, total_steps=10_000)
+    assert {site.name.rpartition(".")[2] for site in pruner.sites} == {"bn1", "bn2"}  # no sums of bn3 and a shortcut
+    masks = {site.name: torch.arange(site.width) < 0.6 * site.width for site in pruner.sites}
+    compact = apply_plan(make_plan(pruner.graph, pruner.detach(), masks), network)
+    cut = 100 - 100 * cost(compact, example).macs / cost(network, example).macs
+    assert cut == pytest.approx(paper_figures()[name.removeprefix("tiny")].flops, abs=2.5)

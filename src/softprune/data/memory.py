@@ -16,7 +16,6 @@ logger = get_logger(__name__)
 
 _ROWS = 250
 """Images that a loader process decodes at a time."""
-_LEAVE_OUT = "Resize the images to one size, or leave out data.in_memory."
 
 
 class _WholeImages(LoadedDataset):
@@ -46,8 +45,12 @@ class _WholeImages(LoadedDataset):
         if loaded[0].shape == self._shape:
             return loaded
         sizes = [f"{width} x {height}" for _, height, width in (loaded[0].shape, self._shape)]
-        reason = f"it has {sizes[0]} pixels, the first one {sizes[1]}"
-        return BrokenImage(self.source(item[0]), reason, "be of one size for data.in_memory", _LEAVE_OUT)
+        return BrokenImage(
+            self.source(item[0]),
+            f"it has {sizes[0]} pixels, the first one {sizes[1]}",
+            rule="be of one size for data.in_memory",
+            remedy="Resize the images to one size, or leave out data.in_memory.",
+        )
 
 
 def keep_in_memory(bundle: DataBundle, device: torch.device, workers: int) -> DataBundle:

@@ -58,7 +58,7 @@ EXPLANATION = (
 
 
 def table_cells(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
-    """PaperColumn heads and cells. The columns of the paper appear if a row has its figures."""
+    """Heads of the columns, and cells. The columns of the paper appear if a row has its figures."""
     quoted = any(row.paper is not None for row in rows)
     heads, cells = list(TEXTS), [_texts(row) for row in rows]
     for column in COLUMNS:
