@@ -74,12 +74,14 @@ def _job(name: str, seed: int, root: Path, kept: Path | None, trained: dict[str,
         settings.append(f"model.weights={root / 'runs' / planned.start}")
         needs.append(f"{root / 'runs' / planned.start}/result.json")
     unfinished = kept is not None and (kept / run / "config.toml").is_file()
+    own_baseline = config.train.dense_baseline
     if config.train.dense_baseline and not unfinished:
         base = trained.setdefault(_key(dense_config(config)), f"{folder}/dense")
         if base != f"{folder}/dense":
             settings += _instead_of_baseline(config, base)
             needs.append(f"{base}/result.json")
             seconds -= planned.price.dense
+            own_baseline = False
     if kept is not None and unfinished:
         metrics = kept / run / "metrics.jsonl"
         done = len(metrics.read_text(encoding="utf-8").splitlines()) if metrics.is_file() else 0
@@ -96,6 +98,7 @@ def _job(name: str, seed: int, root: Path, kept: Path | None, trained: dict[str,
         needs=needs,
         minutes=round(seconds / 60, 2),
         startup=planned.price.startup,
+        epochs=0 if own_baseline else config.train.epochs + config.finetune.epochs,
         resumable=_checkpoint_bytes(config.model.name, config.data.name) <= LARGEST,
         priority=0 if seconds >= LONG else 1,
     )

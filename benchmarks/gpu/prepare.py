@@ -80,11 +80,21 @@ def report(plan: Plan) -> str:
 
 
 def select(found: list[Job], plan: Plan) -> tuple[list[Job], list[str]]:
-    """Jobs of the data sets that the planned runs need, and these sets in the order of need."""
+    """Jobs of the data sets that the planned runs need, and these sets in the order of need.
+
+    A job also waits for the sets of the jobs before it, since it would take their place while these are sent.
+    """
     names = {folder: name for name, folder in FOLDERS.items()}
     sets = {job.name: names.get(Path(job.needs[0]).name, Path(job.needs[0]).name) for job in found if not job.brief}
     used = list(dict.fromkeys(sets[job.name] for job in found if job.name in plan.codes and not job.brief))
-    return [job for job in found if sets.get(job.name.removeprefix("fork-")) in used], used
+    found = [job for job in found if sets.get(job.name.removeprefix("fork-")) in used]
+    images = list(dict.fromkeys(job.needs[0] for job in found if not job.brief))
+    seen = 0
+    for number, job in enumerate(found):
+        if not job.brief:
+            seen = max(seen, images.index(job.needs[0]))
+            found[number] = replace(job, needs=list(dict.fromkeys([*job.needs, *images[: seen + 1]])))
+    return found, used
 
 
 def get_packages(folder: Path) -> None:

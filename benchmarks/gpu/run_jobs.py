@@ -24,6 +24,8 @@ SHARING = 0.7
 ResNet-56 0.5 to 0.7."""
 MARGIN = 1.1
 """A job starts only if it, and those that run, would end in time even if what is left takes this much longer."""
+LEARN = 8
+"""Epochs after which the pace of a run replaces its prediction."""
 SHORTEST = 120.0
 """Seconds that a run which cannot finish must have left to be worth its start."""
 GRACE = 40.0
@@ -49,6 +51,8 @@ class Job:
     """Time alone on the GPU. A job that would not end before the deadline is not started."""
     startup: float = 0.0
     """Seconds before that, in which it does not need the GPU."""
+    epochs: int = 0
+    """Of the whole run, to see in its folder whether it is slower than predicted; 0 if that cannot be told."""
     resumable: bool = False
     """Whether its checkpoint is small enough to be kept: it may start even if it cannot finish."""
     brief: bool = False
@@ -80,6 +84,33 @@ def ends(left: dict[str, list[float]]) -> dict[str, float]:
     return found
 
 
+class Pace:
+    """How fast a run is, by the epochs that it has done since the first one, after its start-up."""
+
+    def __init__(self, job: Job, done: int) -> None:
+        self._epochs, self._done = job.epochs, done
+        self._epoch = 60 * job.minutes / max(job.epochs - done, 1)
+        self._first: tuple[int, float] | None = None
+        self._slower = 1.0
+
+    def update(self, done: int, work: float) -> None:
+        """Take over the number of epochs that are done, and the work that was predicted to be left by now."""
+        if done > self._done and self._first is None:
+            self._first = done, work
+        self._done = done
+        if self._known:
+            first, before = self._first or (0, 0.0)
+            self._slower = max(1.0, (before - work) / (done - first) / self._epoch)
+
+    def left(self, predicted: list[float]) -> list[float]:
+        """Start-up and work that are left, as predicted during the first epochs."""
+        return [0.0, (self._epochs - self._done) * self._epoch * self._slower] if self._known else predicted
+
+    @property
+    def _known(self) -> bool:
+        return self._first is not None and self._done >= self._first[0] + LEARN
+
+
 class Queue:
     """Starts jobs in the order of the list, as soon as each may start."""
 
@@ -92,6 +123,7 @@ class Queue:
         self.codes: dict[str, int] = {}
         """Exit codes of the jobs that ended."""
         self._starts: dict[str, int] = {}
+        self._paces: dict[str, Pace] = {}
         self._begin, self._stopped_at = clock(), 0.0
         self.left: dict[str, list[float]] = {}
         """Predicted seconds of the jobs that run: see `advance`."""
@@ -113,6 +145,9 @@ class Queue:
         """Collect jobs that ended, stop at the deadline, start what may start; return whether anything is left."""
         advance(self.left, self.elapsed - self._advanced)
         self._advanced = self.elapsed
+        for name, (_, job) in self.running.items():
+            if name in self._paces:
+                self._paces[name].update(self._epochs_done(job), self.left[name][1])
         self._collect()
         if self.elapsed >= self.seconds:
             self.stop()
@@ -141,9 +176,18 @@ class Queue:
         """Whether the job, and those that run, would end in time. One that can be resumed later needs not."""
         left = self.seconds - self.elapsed
         jobs = [job, *(each for _, each in self.running.values())]
-        then = ends({**self.left, job.name: [job.startup, 60 * job.minutes]})
+        running = {name: self._left(name) for name in self.left}
+        then = ends({**running, job.name: [job.startup, 60 * job.minutes]})
         in_time = all(MARGIN * then[each.name] <= left for each in jobs if not (each.resumable or each.brief))
         return job.brief or (in_time and (not job.resumable or left >= SHORTEST or then[job.name] <= left))
+
+    def _left(self, name: str) -> list[float]:
+        pace, predicted = self._paces.get(name), self.left[name]
+        return predicted if pace is None else pace.left(predicted)
+
+    def _epochs_done(self, job: Job) -> int:
+        metrics = Path(job.folder) / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
 
     def _collect(self) -> None:
         for name, (process, job) in list(self.running.items()):
@@ -186,6 +230,8 @@ class Queue:
     def _start(self, job: Job) -> None:
         self.waiting.remove(job)
         self._starts[job.name] = self._starts.get(job.name, 0) + 1
+        if job.epochs:
+            self._paces[job.name] = Pace(job, self._epochs_done(job))
         exists = bool(job.folder and job.resume) and (Path(job.folder) / "config.toml").is_file()
         command = job.resume if exists else job.command
         self.running[job.name] = (self._launch(job, command), job)

@@ -97,6 +97,8 @@ def test_one_command_writes_the_jobs_and_their_data(
     jobs = json.loads((tmp_path / "gpu-job" / "jobs.json").read_text())
     names = ["cifar100-vgg19-scp-norelu-s0", "cifar100-vgg16-scp-queue-s0", "tinyimagenet-resnet50-sss-s0"]
     assert [job["name"] for job in jobs] == names
+    sets = [[Path(path).name for path in job["needs"]] for job in jobs]
+    assert sets == [["cifar-100-python"], ["cifar-100-python"], ["tinyimagenet", "cifar-100-python"]]
     evaluations = [part for job in jobs for part in job["command"] if "eval_epochs" in part]
     assert evaluations == [f"records.eval_epochs={number}" for number in (1, 1, 4)]
     assert packed == {"cifar100": Path("D"), "tinyimagenet": Path("D/tinyimagenet")}
@@ -104,6 +106,10 @@ def test_one_command_writes_the_jobs_and_their_data(
     lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("bash")]
     scripts = ["start.sh 700 6", "wait.sh 570", "wait.sh 570", "pack.sh"]
     assert lines == [f"bash benchmarks/gpu/{each}" for each in scripts]
+    prepare.main([*options, "--first", "tinyimagenet-resnet50-sss"])
+    jobs = json.loads((tmp_path / "gpu-job" / "jobs.json").read_text())
+    sets = [[Path(path).name for path in job["needs"]] for job in jobs]
+    assert sets == [["tinyimagenet"], ["cifar-100-python", "tinyimagenet"]]
     monkeypatch.setattr(prepare, "LIMIT", 11_000)
     with pytest.raises(SystemExit, match="must stay within 11,000 bytes"):
         prepare.main(options)

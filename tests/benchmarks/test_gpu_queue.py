@@ -63,6 +63,31 @@ def test_a_job_does_not_start_if_one_that_runs_would_be_late(tmp_path: Path) -> 
         process.wait()
 
 
+@pytest.mark.parametrize(("epochs", "starts"), [(30, True), (10, False)])
+def test_a_job_does_not_start_beside_one_that_is_slower_than_predicted(
+    tmp_path: Path, epochs: int, starts: bool
+) -> None:
+    (tmp_path / "logs").mkdir()
+    metrics = tmp_path / "metrics.jsonl"
+    jobs = [
+        sh("runs", "sleep 60", folder=str(tmp_path), epochs=100, minutes=10.0),
+        sh("next", minutes=1.0, needs=[str(tmp_path / "wanted")]),
+    ]
+    now = 0.0
+    queue = run_jobs.Queue(jobs, tmp_path, 800.0, 3, lambda: now)
+    queue.step()
+    for done in range(epochs + 1):  # 30 epochs are as predicted, 10 take three times as long
+        now = 6.0 + 180.0 * done / epochs
+        metrics.write_text("{}\n" * (done + 1))
+        queue.step()
+    (tmp_path / "wanted").touch()
+    queue.step()
+    assert (list(queue.left) == ["runs", "next"]) is starts
+    for process, _ in queue.running.values():
+        process.kill()
+        process.wait()
+
+
 def test_the_deadline_stops_jobs_with_sigterm(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     begin = time.monotonic()
