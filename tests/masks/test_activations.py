@@ -3,7 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+import softprune as sp
 from softprune.errors import ConfigError
 from softprune.graph.rules.registry import activations
 from softprune.masks import MaskConfig, dead_edges
@@ -65,6 +67,15 @@ def test_two_sided_activations_stay_within_delta_on_their_set(name):
     x = torch.linspace(low, high, 1001, dtype=torch.float64)
     assert TORCH[name](x).abs().max() <= 0.05 + 1e-12
     assert not left_tail_dies(name, MaskConfig())
+
+
+@pytest.mark.parametrize("act", [nn.LeakyReLU(2.0), nn.LeakyReLU(-1.5), nn.ELU(3.0), nn.RReLU(1.0, 3.0).eval()])
+def test_activations_with_a_slope_above_one_stay_within_delta_on_their_set(act):
+    network = nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), act, nn.Conv2d(4, 2, 1))
+    (site,) = sp.inspect(network, torch.randn(1, 2, 3, 3)).sites
+    low, high = dead_edges(site.activation, MaskConfig(delta_two_sided=0.05))
+    largest = act(torch.linspace(low, high, 1001)).abs().max()
+    assert largest == pytest.approx(0.05, rel=0.02)
 
 
 @pytest.mark.parametrize("name", sorted(TORCH))

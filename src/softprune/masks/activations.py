@@ -12,8 +12,9 @@ the left tail dies               ``relu, relu6``: ``x <= delta``, the paper's ca
                                  out a constant that is not zero: it is alive. Where delta exceeds
                                  the depth of the dip, the set is ``x <= e3``.
 both tails live                  every other known activation, and none: ``|x| <= delta``, divided by
-                                 the activation's steepest slope if that exceeds 1. It holds for any
-                                 negative slope up to 1, known or learned (LeakyReLU, PReLU, ELU).
+                                 the activation's steepest slope if that exceeds 1: SELU, and a
+                                 LeakyReLU of slope 2 or an ELU of alpha 2, named ``leaky_relu*2`` and
+                                 ``elu*2``. A learned slope (PReLU) is taken to be at most 1.
 ===============================  ==============================================================
 """
 
@@ -21,7 +22,7 @@ from collections.abc import Callable
 
 from softprune.config.method import MaskConfig
 from softprune.errors import ConfigError
-from softprune.graph.rules.registry import OPERATORS, Activation, activations
+from softprune.graph.rules.registry import Activation, activations, find_activation
 
 # exp(700) is still a float, and every dipping activation is zero to double precision long before -700.
 _FAR = 700.0
@@ -54,8 +55,7 @@ _solved: dict[tuple[str, float], tuple[float, ...]] = {}
 
 def _entry(activation: str) -> Activation:
     """Return what is known of an activation, by the name of its operator; "none" is a BatchNorm without one."""
-    found = OPERATORS.get(activation)
-    known = _NONE if activation == "none" else None if found is None else found.activation
+    known = _NONE if activation == "none" else find_activation(activation)
     if known is None:
         raise ConfigError(
             f"An activation must be one of {', '.join(sorted({*activations(), 'none'}))}. Got {activation!r}. "

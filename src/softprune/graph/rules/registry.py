@@ -8,7 +8,7 @@ import math
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,10 +81,12 @@ _add("pointwise", "hardswish", activation=Activation(left_tail_dies=True, dips=_
 _add("pointwise", "silu", activation=Activation(left_tail_dies=True, dips=_silu))
 _add("pointwise", "gelu", activation=Activation(left_tail_dies=True, dips=_gelu))
 _add("pointwise", "mish", activation=Activation(left_tail_dies=True, dips=_mish))
-_add("pointwise", "leaky_relu", "hardtanh", "clamp", "clamp_min", activation=_BOTH_TAILS_LIVE, by_values=True)
 _add(
-    "pointwise", "rrelu", "elu", "celu", "tanh", "softsign", "tanhshrink", "softshrink",
-    "hardshrink", activation=_BOTH_TAILS_LIVE,
+    "pointwise", "leaky_relu", "rrelu", "elu", "hardtanh", "clamp", "clamp_min",
+    activation=_BOTH_TAILS_LIVE, by_values=True,
+)
+_add(
+    "pointwise", "celu", "tanh", "softsign", "tanhshrink", "softshrink", "hardshrink", activation=_BOTH_TAILS_LIVE,
 )
 _add("pointwise", "selu", activation=Activation(steepest_slope=_SELU_SLOPE))
 _add("pointwise", "sigmoid", "hardsigmoid", at_zero=0.5)
@@ -213,7 +215,10 @@ def argument(node: Node, index: int, name: str, default: Any = None) -> Any:
 
 
 def activation_of(node: Node) -> str | None:
-    """Return the activation that `node` is, or None. Where arguments decide, its values tell."""
+    """Return the activation that `node` is, or None. Where arguments decide, its values tell.
+
+    Arguments that make it steeper than 1 are named, as ``"leaky_relu*2"``; see :func:`find_activation`.
+    """
     name = operator_name(node)
     entry = OPERATORS.get(name)
     if entry is None or entry.activation is None:
@@ -224,9 +229,21 @@ def activation_of(node: Node) -> str | None:
         return None
     args, kwargs = map_arg((node.args, node.kwargs), lambda _: _POINTS.clone())  # it may write in place
     values = node.target(*args, **kwargs)  # type: ignore[operator]
-    if values[_POINTS <= 0].any():
-        return None if values[_POINTS == 0].any() else name
-    return "relu6" if values.equal(_POINTS.clamp(0, 6)) else "relu"
+    if not values[_POINTS <= 0].any():
+        return "relu6" if values.equal(_POINTS.clamp(0, 6)) else "relu"
+    if values[_POINTS == 0].any():
+        return None
+    slope = f"{(values / _POINTS).nan_to_num().abs().max():.3g}"
+    return f"{name}*{slope}" if float(slope) > 1 else name
 
 
-_POINTS = torch.arange(-8.0, 9.0, device="cpu")  # whatever the default device is at the import
+def find_activation(name: str) -> Activation | None:
+    """Return what is known of an activation by the name that :func:`activation_of` gives it."""
+    base, _, slope = name.partition("*")
+    entry = OPERATORS.get(base)
+    known = None if entry is None else entry.activation
+    return replace(known, steepest_slope=float(slope)) if known and slope else known
+
+
+# On the CPU, whatever the default device is at the import. The slope at zero shows at the smallest two.
+_POINTS = torch.tensor([*range(-8, 1), -(2.0**-10), 2.0**-10, *range(1, 9)], device="cpu", dtype=torch.float64)
