@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny import assert_same, final_state, metrics
 
 from softprune.config.settings import RunConfig
@@ -21,6 +22,7 @@ from softprune.methods.sfp import SfpPruner
 from softprune.runs.checkpoint import read_newest
 from softprune.runs.result import Epoch, Totals
 from softprune.train.control import Listener
+from softprune.train.from_checkpoint import compact_run, evaluate_folder
 from softprune.train.run import resume, start
 from softprune.train.trainer import Trainer
 
@@ -199,6 +201,32 @@ def test_images_in_memory_are_read_only_at_the_start(config: Callable[..., RunCo
     start(settings, tmp_path / "whole")
     start(settings, tmp_path / "run", listener=Break(tmp_path / "images", "train", step=3))
     assert_same(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
+
+
+def test_a_run_in_memory_is_evaluated_and_cut_without_its_training_images(
+    config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    result = start(config("data.in_memory=true", "train.epochs=1"), run).result
+    assert result is not None
+    for image in (tmp_path / "images" / "train").glob("*/*.png"):
+        image.write_bytes(b"no image")
+    own: dict[str, Any] = {"model": "coloured_networks:coloured"}
+    found = evaluate_folder(run, **own)
+    assert {name: totals.top1 for name, totals in found.items()} == {
+        row.name: row.top1 for row in result.table if row.name in ("masked", "compact")
+    }
+    compact, _, _ = compact_run(run, tmp_path / "again.safetensors", **own)
+    assert_same(load_file(compact), load_file(run / "compact.safetensors"))
+
+
+def test_a_run_in_memory_is_recalibrated_on_the_batches_of_its_training(
+    config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    start(config("data.in_memory=true", "train.epochs=1", "train.recalibrate=2"), run)
+    compact, _, _ = compact_run(run, tmp_path / "again.safetensors", model="coloured_networks:coloured")
+    assert_same(load_file(compact), load_file(run / "compact.safetensors"))
 
 
 def test_the_baseline_of_a_run_goes_on_with_the_run(config: Callable[..., RunConfig], tmp_path: Path) -> None:

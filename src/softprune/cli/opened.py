@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from softprune.config.settings import RunConfig
+from softprune.config.settings import LARGEST_SIDE, RunConfig
 from softprune.data import DATASETS
 from softprune.data.folder import require_decoder
 from softprune.data.images import evaluation_crop, open_image
@@ -24,8 +24,6 @@ from softprune.surgery import LARGEST_INPUT, check_saved_shapes, load, read_orig
 from softprune.train.from_checkpoint import refuse_dense
 from softprune.train.run import open_data
 
-LARGEST_SIDE = 4096
-"""Side of the images that the record of a run may ask for, as of its settings."""
 LARGEST_CLASSES = 1_000_000
 """Classes that the file of a network may ask for: a small file could ask for any number."""
 
@@ -107,7 +105,7 @@ def data_facts(config: RunConfig, data_dir: str | None) -> tuple[tuple[int, ...]
     entry = DATASETS.get(config.data.name)
     if entry is not None and entry.input_shape is not None and entry.num_classes is not None:
         return entry.input_shape, entry.num_classes
-    data = open_data(config, torch.device("cpu"), data_dir, download=False)
+    data = open_data(config, torch.device("cpu"), data_dir, download=False, in_memory=False)
     return data.input_shape, data.num_classes
 
 
@@ -167,8 +165,7 @@ def open_inputs(folder: RunFolder, *, model: str = "", data: str = "", data_dir:
 
 def _inputs_of_data(folder: RunFolder, model: str, data: str, data_dir: str | None) -> Inputs:
     config = named_config(folder, model, data, needs=("model", "data"))
-    config = config.replace(data=config.data.replace(in_memory=False))  # only its classes and constants are needed
-    found = inputs_of(open_data(config, torch.device("cpu"), data_dir, download=False), config)
+    found = inputs_of(open_data(config, torch.device("cpu"), data_dir, download=False, in_memory=False), config)
     if found is None:
         raise DataError(
             "`softprune predict` must know how an image becomes an input. Got a data set of your own with floats, made "

@@ -34,6 +34,9 @@ BASELINE = "baseline"
 START = "start"
 """`distill.teacher` for the network that `model.weights` names."""
 
+LARGEST_SIDE = 4096
+"""Pixels on a side of the images that the settings or the record of a run may ask for."""
+
 
 class ModelConfig(Section, section="model"):
     """The network."""
@@ -104,7 +107,7 @@ class DataConfig(Section, section="data"):
     erasing: Annotated[float, Ge(0), Le(1)] = 0.0
     """Probability of random erasing: a random rectangle of the image is set to the mean colour. Needs
     `augment`."""
-    image_size: Annotated[int, Ge(8), Le(4096)] = 224
+    image_size: Annotated[int, Ge(8), Le(LARGEST_SIDE)] = 224
     """Side of the square that images in files are cropped to."""
     in_memory: bool = False
     """Decode images in files once, and keep them on the device that trains, which then crops them itself. All images

@@ -39,7 +39,7 @@ def evaluate_folder(
     config = config.replace(data=config.data.replace(dir=data_dir or config.data.dir))
     world = join_world(device)
     set_arithmetic(config, world.device)
-    images = open_data(config, world.device, download=False)
+    images = open_data(config, world.device, download=False, in_memory=False)
     evaluator = Evaluator(images, config, world)
     found = {}
     if run is not None and is_run and newest_path(run.checkpoints) is not None:
@@ -104,7 +104,9 @@ def compact_run(
         folder.check_plain_files()
     world = join_world(device)
     set_arithmetic(config, world.device)
-    data = open_data(config, world.device, data_dir, download=False)
+    # The batches that recalibrate must be those of the run, whose crops depend on where they are made.
+    batches = config.train.recalibrate > 0
+    data = open_data(config, world.device, data_dir, download=False, in_memory=batches)
     start = restored_stage(config, data, world, read_newest(folder.checkpoints)[1])
     stage = start.stage
     if round_to is not None or not gathers:
