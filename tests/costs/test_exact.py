@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softprune import models
+from softprune import inspect, models
 from softprune.costs import cost
 from softprune.errors import ConfigError, ModelError
 
@@ -226,6 +226,26 @@ def test_what_does_not_depend_on_the_batch_counts_as_it_is() -> None:
 
     for batch in range(1, 8):
         assert cost(Prompted(), torch.randn(batch, 6)).macs == 30 + 7 * 20
+
+
+@pytest.mark.parametrize("size", [6, 13])
+def test_a_convolution_with_weights_of_each_sample_counts_once_per_sample(size: int) -> None:
+    class Conditional(nn.Module):
+        """As in CondConv: the samples are groups of one convolution."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.weights = nn.BatchNorm2d(4), nn.Linear(4, 4 * 9)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.norm(x))
+            weights = self.weights(x.mean((2, 3))).view(-1, 1, 3, 3)
+            return F.conv2d(x.reshape(1, -1, size, size), weights, padding=1, groups=len(weights)).view(x.shape)
+
+    model, example = Conditional(), torch.randn(2, 4, size, size)
+    macs = 4 * 4 * 9 + size * size * 4 * 9
+    assert cost(model, example).macs == macs
+    assert inspect(model, example).macs == macs
 
 
 def test_printed_as_a_table() -> None:

@@ -138,17 +138,17 @@ class _MacCounter(TorchDispatchMode):
         out = self._constants.run(func, args, kwargs or {})
         formula = _FORMULAS.get(func)
         if formula is not None:
-            positions, weights = formula(*args[:7], out=out)
+            positions, weights = formula(*args[:9], out=out)
             self.macs[self._running[-1]] += per_sample(positions, self.batch) * weights
         return out
 
 
-def _convolution(
-    x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *, out: Tensor
-) -> tuple[int, int]:
+def _convolution(x: Tensor, weight: Tensor, *rest: Any, out: Tensor) -> tuple[int, int]:
     # Every weight is used once per output position; in a transposed convolution, once per input position.
+    *_, transposed, _, groups = rest
     positions = (x if transposed else out).shape[2:]
-    return x.shape[0] * math.prod(positions), weight.numel()
+    # Weights of each sample (CondConv) are groups of one convolution, so that the groups may contain the batch.
+    return x.shape[0] * math.prod(positions) * groups, weight.numel() // groups
 
 
 def _product(left: Tensor, right: Tensor, *, out: Tensor) -> tuple[int, int]:

@@ -35,11 +35,13 @@ def _convolve(builder: GraphBuilder, node: Node, *, transposed: bool, groups: in
     shape, weight_shape = node.meta["val"].shape, weight.meta["val"].shape
     # A transposed convolution's weights act once per input position.
     moved = node.args[0].meta["val"].shape if transposed else shape  # type: ignore[union-attr]
-    positions = builder.positions(math.prod(moved[2:]) * moved[0])
+    count = math.prod(moved[2:]) * moved[0]
+    # Weights of each sample (CondConv) are groups of one convolution, so that the groups may contain the batch.
+    macs = builder.positions(count * groups) * (math.prod(weight_shape) // groups)
     if inputs is None or len(shape) != len(weight_shape):
-        return _opaque(builder, node, positions, "the convolution in {} reads them along another dimension")
+        return _opaque(builder, node, macs, "the convolution in {} reads them along another dimension")
     output = builder.fresh_value(node, 1)
-    kernel = weight_shape[2:]
+    kernel, positions = weight_shape[2:], builder.positions(count)
     # A transposed convolution leaves positions that fewer weights reach: its constants are no constants.
     padded = transposed or not _is_unpadded(argument(node, 4, "padding", 0), kernel)
 
@@ -57,7 +59,7 @@ def _convolve(builder: GraphBuilder, node: Node, *, transposed: bool, groups: in
     one_for_all = operator_name(weight) in ("expand", "expand_as", "repeat") if weight.args else False
     if bias is None and one_for_all and groups == len(inputs) == shape[1] > 1 and not transposed:
         return _filter(builder, node, value, positions * math.prod(kernel))
-    return _opaque(builder, node, positions, "the weight of the convolution in {} is not a module's own parameter")
+    return _opaque(builder, node, macs, "the weight of the convolution in {} is not a module's own parameter")
 
 
 def _filter(builder: GraphBuilder, node: Node, value: Value, macs: int) -> Value:
@@ -69,11 +71,10 @@ def _filter(builder: GraphBuilder, node: Node, value: Value, macs: int) -> Value
     return output
 
 
-def _opaque(builder: GraphBuilder, node: Node, positions: int, reason: str) -> Value:
+def _opaque(builder: GraphBuilder, node: Node, macs: int, reason: str) -> Value:
     """Freeze a layer as it is; its work stays."""
     frozen: Value = builder.opaque(node, reason.format(builder.where(node)))
-    weights = math.prod(node.args[1].meta["val"].shape)  # type: ignore[union-attr]
-    builder.extra_macs.append(ExtraMacs(frozen.atoms.ravel(), positions * weights))
+    builder.extra_macs.append(ExtraMacs(frozen.atoms.ravel(), macs))
     return frozen
 
 
@@ -84,9 +85,10 @@ def linear(builder: GraphBuilder, node: Node) -> Value:
     value = builder.value(node.args[0])
     shape = node.meta["val"].shape
     positions = builder.positions(math.prod(shape[:-1]))
+    macs = positions * math.prod(weight.meta["val"].shape)
     inputs = value.along(len(value.shape) - 1) if isinstance(value, Value) else None
     if inputs is None:
-        return _opaque(builder, node, positions, "the linear layer in {} reads them along another dimension")
+        return _opaque(builder, node, macs, "the linear layer in {} reads them along another dimension")
     output = builder.fresh_value(node, len(shape) - 1)
 
     def build(name: str) -> LayerOp:
@@ -95,7 +97,7 @@ def linear(builder: GraphBuilder, node: Node) -> Value:
 
     if builder.add_layer(node, weight, bias, build, Use(inputs, output.atoms.ravel(), positions)):
         return output
-    return _opaque(builder, node, positions, "the weight of the linear layer in {} is not a module's own parameter")
+    return _opaque(builder, node, macs, "the weight of the linear layer in {} is not a module's own parameter")
 
 
 @rule("batch_norm")
