@@ -73,6 +73,15 @@ def test_folding_removes_batch_norms_from_the_file_and_leaves_the_network_alone(
     assert all(torch.equal(before[name], tensor) for name, tensor in compact.state_dict().items())
 
 
+def test_an_argument_may_be_a_dict(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def forward(self, batch: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+            return {"scaled": [batch["x"] * batch["scale"]]}
+
+    example = ({"x": torch.randn(2, 3), "scale": torch.randn(2, 1)},)
+    assert "5x3, 5x1" in to_onnx(Scaled(), example, tmp_path / "small.onnx").inputs
+
+
 def test_a_file_that_differs_is_not_kept(tmp_path: Path) -> None:
     _, compact, example = compacted("residual")
     target = tmp_path / "small.onnx"

@@ -79,8 +79,7 @@ def _onnx_content(model: nn.Module, given: Example, dynamic_batch: bool, opset: 
     try:
         program = torch.onnx.export(
             model,
-            given.args,
-            kwargs=given.kwargs,
+            (*given.args, given.kwargs),  # an argument that is a dict would be taken for the keywords if it were last
             dynamo=True,
             dynamic_shapes=dynamic_shapes(model, given, dynamic_batch=dynamic_batch),
             opset_version=opset,
