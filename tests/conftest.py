@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -82,11 +82,12 @@ def forking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def smaller_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `digits_net` have a quarter of its channels, and torchvision's ResNet-18 half of its blocks.
+    """Let `digits_net` and torchvision's ResNet-18 have a quarter of their channels, and the latter half of its blocks.
 
     For documents and examples, which name these networks, and whose code is what is tested.
     """
     from tiny import time_once
+    from torch import nn
 
     from softprune.models.registry import REGISTRY
     from softprune.models.vgg import VGG
@@ -101,7 +102,13 @@ def smaller_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     except ImportError:
         return
 
+    class Narrow(resnet.ResNet):
+        def _make_layer(self, block: Any, planes: int, *rest: Any, **options: Any) -> nn.Sequential:
+            return super()._make_layer(block, planes // 4, *rest, **options)
+
     def resnet18(*, weights: None = None, num_classes: int = 1000) -> "resnet.ResNet":
-        return resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes)
+        model = Narrow(resnet.BasicBlock, [1, 1, 1, 1])
+        model.fc = nn.Linear(128, num_classes)
+        return model
 
     monkeypatch.setattr("torchvision.models.resnet18", resnet18)

@@ -64,7 +64,7 @@ def test_timm_with_ema(folder: Path) -> None:
 
 
 def test_pretrained(folder: Path) -> None:
-    before, after = _load("pretrained").main(["--epochs", "6", "--keep", "0.6"])
+    before, after = _load("pretrained").main(["--epochs", "4", "--keep", "0.6"])
     assert before > 0.8
     assert after > 0.8
     plan = document_of(folder / "small.safetensors")["plans"][0]["plan"]
@@ -76,7 +76,7 @@ def test_pretrained(folder: Path) -> None:
 def test_detection_backbone(folder: Path) -> None:
     pytest.importorskip("torchvision", reason='the "vision" extra is not installed')
     library = _python_nms()
-    before, after = _load("detection_backbone").main(["--steps", "4", "--size", "64"])
+    before, after = _load("detection_backbone").main(["--steps", "2", "--size", "32"])
     assert after.macs <= 0.7 * before.macs
     assert (folder / "backbone.safetensors").is_file()
     del library
