@@ -45,7 +45,8 @@ class _Sums(nn.Module):
 def test_additions_that_stay() -> None:
     torch.manual_seed(0)
     kinds = ("itself", "twice", "broadcast", "alpha", "number", "sum is read")
-    model, images = SideBySide(_Sums(kind) for kind in kinds).eval(), [torch.randn(2, 6, 5, 7) for _ in kinds]
+    model = SideBySide(_Sums(kind) for kind in kinds).eval().double()
+    images = [torch.randn(2, 6, 5, 7, dtype=torch.float64) for _ in kinds]
     made = fuse(model, tuple(images), dynamic_batch=False)
     assert operators(made)["conv2d_relu"] == 0
     assert_same(model, made, *images)
@@ -54,14 +55,15 @@ def test_additions_that_stay() -> None:
 @pytest.mark.parametrize("kind", ["both", "in place"])
 def test_additions_that_a_convolution_takes_along(kind: str) -> None:
     torch.manual_seed(0)
-    model, images = _Sums(kind).eval(), torch.randn(2, 6, 5, 7)
+    model, images = _Sums(kind).eval().double(), torch.randn(2, 6, 5, 7, dtype=torch.float64)
     made = fuse(model, images, dynamic_batch=False)
     assert operators(made)["conv2d_relu"] == 1
     assert_same(model, made, images)
 
 
 def test_convolutions_of_each_channel_by_itself_stay() -> None:
-    model, images = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.ReLU()).eval(), torch.randn(2, 8, 6, 6)
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.ReLU()).eval().double()
+    images = torch.randn(2, 8, 6, 6, dtype=torch.float64)
     made = fuse(model, images)
     assert operators(made) == {"conv2d": 1, "relu": 1}
     assert_same(model, made, images)

@@ -1,4 +1,7 @@
-"""Fused networks compute what the network computes, in the operators that they should have."""
+"""Fused networks compute what the network computes, in the operators that they should have.
+
+Networks are in float64 where precision is not what is tested: others are fused in float64 first, then rounded.
+"""
 
 import copy
 from collections.abc import Callable
@@ -37,9 +40,9 @@ from softprune.surgery.comparison import compare, outputs_of
 )
 def test_convolutions_take_what_follows_along(build: Callable[[], nn.Module], fused: int, plain: int) -> None:
     torch.manual_seed(0)
-    model = build().eval()
+    model = build().eval().double()
     randomise_(model, dead=0)
-    images = torch.randn(3, 3, 32, 32)
+    images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
     made = fuse(model, images)
     counted = operators(made)
     assert (counted["conv2d_relu"], counted["conv2d"]) == (fused, plain)
@@ -56,10 +59,9 @@ def test_convolutions_take_what_follows_along(build: Callable[[], nn.Module], fu
 )
 def test_topologies(name: str) -> None:
     topology = TOPOLOGIES[name]
-    model = randomised(topology.build())
-    example = topology.example()
-    made = fuse(model, example, dynamic_batch=False)
-    given = Example.of(example)
+    model = randomised(topology.build()).double()
+    given = Example.of(topology.example()).to_model(model)
+    made = fuse(model, given, dynamic_batch=False)
     difference, scale = compare(outputs_of(model, given), outputs_of(made, given))
     assert difference <= 1e-4 * scale
 
@@ -67,8 +69,8 @@ def test_topologies(name: str) -> None:
 @pytest.mark.parametrize("name", ["residual", "dense", "void"])
 def test_cut_networks(name: str) -> None:
     _, compact, example = compacted(name)
-    made = fuse(compact, example)
-    given = Example.of(example)
+    given = Example.of(example).to_model(compact.double())
+    made = fuse(compact, given)
     difference, scale = compare(outputs_of(compact.eval(), given), outputs_of(made, given))
     assert difference <= 1e-4 * scale
 
@@ -221,7 +223,7 @@ def test_what_is_refused() -> None:
 
 def test_a_fused_network_compiles_in_one_piece() -> None:
     torch.manual_seed(0)
-    model, images = models.PreActResNet(1).eval(), torch.randn(2, 3, 32, 32)
+    model, images = models.PreActResNet(1).eval().double(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
     made = fuse(model, images)
     compiled = torch.compile(made, backend="aot_eager", fullgraph=True, dynamic=False)
     assert_same(model, compiled, images)
@@ -281,8 +283,8 @@ def test_names_that_a_network_has_already() -> None:
     model.fused_0 = nn.Conv2d(3, 13, 3, stride=2, padding=1)
     model.fused_1 = nn.BatchNorm2d(13)
     model.relu, model.fused_2 = nn.ReLU(), nn.Conv2d(13, 7, 1)
-    images = torch.randn(2, 3, 16, 16)
-    assert_same(model, fuse(model.eval(), images), images)
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    assert_same(model, fuse(model.eval().double(), images), images)
 
 
 class _OneImage(nn.Module):
@@ -295,7 +297,7 @@ class _OneImage(nn.Module):
 
 
 def test_a_network_for_one_image_is_told_how() -> None:
-    model, image = _OneImage().eval(), torch.randn(1, 3, 16, 16)
+    model, image = _OneImage().eval().double(), torch.randn(1, 3, 16, 16, dtype=torch.float64)
     with pytest.raises(ModelError, match=r"not of 2\. Pass dynamic_batch=False"):
         fuse(model, image)
     assert_same(model, fuse(model, image, dynamic_batch=False), image)
@@ -305,6 +307,6 @@ def test_learned_activations_of_timm_s_norms() -> None:
     layers = pytest.importorskip("timm.layers", reason='the "timm" extra is not installed')
     torch.manual_seed(0)
     norm = layers.BatchNormAct2d(8, act_layer=nn.PReLU)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 8, 1)).eval()
-    images = torch.randn(2, 3, 8, 8)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 8, 1)).eval().double()
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     assert_same(model, fuse(model, images), images)

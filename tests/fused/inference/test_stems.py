@@ -22,8 +22,8 @@ def test_first_convolutions_read_blocks() -> None:
         (4, 1, (15, 18)),
         (7, (3, 0), (16, 15)),
     ]
-    model = SideBySide(_stem(nn.Conv2d(3, 8, kernel, 2, padding)) for kernel, padding, _ in cases).eval()
-    images = [torch.randn(2, 3, *size) for _, _, size in cases]
+    model = SideBySide(_stem(nn.Conv2d(3, 8, kernel, 2, padding)) for kernel, padding, _ in cases).eval().double()
+    images = [torch.randn(2, 3, *size, dtype=torch.float64) for _, _, size in cases]
     made = fuse(model, tuple(images))
     assert operators(made)["pixel_unshuffle"] == len(cases)
     weights = [tensor for tensor in made.state_dict().values() if tensor.dim() == 4]
@@ -43,8 +43,8 @@ def test_other_convolutions_read_pixels() -> None:
         nn.Conv2d(3, 8, 1, stride=2),
         nn.Conv2d(3, 8, 3, stride=(2, 1)),
     ]
-    model = SideBySide(_stem(layer) for layer in layers).eval()
-    images = [torch.randn(2, layer.in_channels, 12, 12) for layer in layers]
+    model = SideBySide(_stem(layer) for layer in layers).eval().double()
+    images = [torch.randn(2, layer.in_channels, 12, 12, dtype=torch.float64) for layer in layers]
     made = fuse(model, tuple(images))
     assert operators(made) == {"conv2d_relu": len(layers)}
     assert_same(model, made, *images)

@@ -65,8 +65,8 @@ class _Readers(nn.Module):
 )
 def test_widths_stay_where_not_only_convolutions_read_them(readers: tuple[str, ...], width: int) -> None:
     torch.manual_seed(0)
-    model = SideBySide(_Readers(reader) for reader in readers).eval()
-    images = [torch.randn(2, 8, 6, 6) for _ in readers]
+    model = SideBySide(_Readers(reader) for reader in readers).eval().double()
+    images = [torch.randn(2, 8, 6, 6, dtype=torch.float64) for _ in readers]
     made = fuse(model, tuple(images))
     first = [t for t in made.state_dict().values() if t.dim() == 4 and t.shape[1] == 8 and t.shape[0] > 8]
     assert len(first) >= len(readers)
