@@ -4,10 +4,14 @@ An integer hash in tensor operations rather than a random generator: it needs no
 so that the noise is the same on every rank, after a resume, eager, compiled and inside a CUDA graph.
 """
 
+import math
+from collections import deque
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from softprune.errors import CheckpointError, ConfigError, is_integer
 
@@ -16,6 +20,8 @@ Word = TypeVar("Word", int, Tensor)
 _MASK = 0xFFFFFFFF
 # Keep the (step, forward) words and the (site, channel) words of one seed apart.
 _TIME, _PLACE = 0x74696D65, 0x73697465
+_REMEMBERED = 1024
+"""Forwards of a step whose noise an activation checkpoint can repeat."""
 
 
 @torch.library.custom_op("softprune::tick", mutates_args=("counter",))
@@ -32,6 +38,21 @@ def _tick(counter: Tensor) -> Tensor:
 @_tick.register_fake
 def _(counter: Tensor) -> Tensor:
     return torch.empty_like(counter)
+
+
+def in_backward() -> bool:
+    """Whether autograd runs: a forward that begins now is one that an activation checkpoint recomputes."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+@dataclass
+class _Forward:
+    """A root training forward, by the numbers that autograd gives to its nodes: from `first` to before `end`."""
+
+    reading: Tensor
+    first: int
+    end: float
+    """Equal to `first` without a graph, as in the forward of a reentrant checkpoint."""
 
 
 class Clock:
@@ -56,16 +77,42 @@ class Clock:
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.forward = torch.zeros((), dtype=torch.int64, device=device)
         self.reading = self.forward
+        self._forwards: deque[_Forward] = deque(maxlen=_REMEMBERED)
 
     def begin_forward(self) -> None:
         """Begin a training forward of the whole model: fresh noise."""
         self.reading = _tick(self.forward)
+        if not torch.compiler.is_compiling():
+            number = torch._C._autograd._get_sequence_nr()
+            self._forwards.append(_Forward(self.reading, number, math.inf if torch.is_grad_enabled() else number))
+
+    def end_forward(self) -> None:
+        """End the forward that was begun last."""
+        if not torch.compiler.is_compiling() and self._forwards:
+            last = self._forwards[-1]
+            last.end = min(last.end, torch._C._autograd._get_sequence_nr())
+
+    def now(self) -> Tensor:
+        """Return what the noise depends on: ``reading`` or, in backward, that of the forward that is recomputed.
+
+        Activation checkpoints recompute a forward while one of its nodes goes backward.
+        """
+        node = None if torch.compiler.is_compiling() else torch._C._current_autograd_node()
+        if node is None:
+            return self.reading
+        number = node._sequence_nr()  # type: ignore[attr-defined]
+        if isinstance(node, BackwardCFunction):
+            # The node of a reentrant checkpoint lies inside its forward, or just before if all of it is checkpointed.
+            found = (f for f in self._forwards if f.first <= number < f.end or f.first == f.end == number + 1)
+        else:
+            found = (f for f in reversed(self._forwards) if f.first <= number and f.first < f.end)
+        return next((forward.reading for forward in found), self.reading)
 
     def end_step(self) -> None:
         """Count one optimizer step."""
         self.step.add_(1)
         self.forward.zero_()
-        self.reading = self.forward
+        self._between_steps()
 
     def end_step_unless(self, skipped: Tensor) -> None:
         """Count one optimizer step, unless `skipped` (a GradScaler's found_inf, on the device) is not zero.
@@ -75,7 +122,7 @@ class Clock:
         taken = (skipped == 0).all().to(self.step.device)
         self.step.add_(taken)
         self.forward.mul_(~taken)
-        self.reading = self.forward
+        self._between_steps()
 
     def to(self, device: torch.device | str) -> "Clock":
         """Move the counters; the clock stays the same object."""
@@ -95,7 +142,11 @@ class Clock:
         self.seed = state["seed"]
         self.step.fill_(state["step"])
         self.forward.fill_(state["forward"])
+        self._between_steps()
+
+    def _between_steps(self) -> None:
         self.reading = self.forward
+        self._forwards.clear()
 
     def __repr__(self) -> str:
         return f"Clock(seed={self.seed})"
@@ -112,7 +163,7 @@ def uniform_noise(clock: Clock, words: Tensor, dtype: torch.dtype = torch.float3
 
     23 bits and a half: exact in float32, symmetric about 1/2, and never 0 or 1.
     """
-    time = _absorb(_absorb(_seed_word(clock.seed, _TIME), clock.step), clock.reading)
+    time = _absorb(_absorb(_seed_word(clock.seed, _TIME), clock.step), clock.now())
     bits = _mix(words ^ time.to(words.device)) >> 9
     return (bits.to(dtype) + 0.5) * 2.0**-23
 

@@ -5,6 +5,7 @@ keys, and an optimizer made earlier still works.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,8 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ModelError
 from softprune.graph.modules import TIMM_BATCH_NORMS, TORCH_BATCH_NORMS, is_known_batch_norm, is_timm_batch_norm
-from softprune.masks.gates import AffineGate, FixedGate, Gate
+from softprune.masks.gates import AffineGate, FixedGate, Gate, SoftGate
 from softprune.masks.sites import EnteringPoints
+from softprune.rng import in_backward
 
 _sync_forward = cast(Callable[[_BatchNorm, Tensor], Tensor], nn.SyncBatchNorm.forward)
 
@@ -70,10 +72,23 @@ class MaskedBatchNorm(_BatchNorm):
         return self._normalise(x, folded.weight, folded.bias, folded.on)
 
     def _draw(self) -> Folded | None:
-        if self.folded is not None and not _in_reentrant_recompute():
+        if self.folded is not None and not self._recomputes_another():
             return self.folded
-        n = self.gate.sample(self)
-        return None if n is None else fold(n, self.weight, self.bias)
+        with uncounted():
+            n = self.gate.sample(self)
+            return None if n is None else fold(n, self.weight, self.bias)
+
+    def _recomputes_another(self) -> bool:
+        """Whether an activation checkpoint recomputes a forward with another sample, or another graph, than `folded`.
+
+        A reentrant one runs a backward pass of its own, which frees the graph that it goes through: not that of the
+        samples, which all sites share. One that is not reentrant recomputes values alone.
+        """
+        if not in_backward():
+            return False
+        reentrant = torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+        clock = cast(SoftGate, self.gate).clock
+        return reentrant or clock.now() is not clock.reading
 
     def _masked_eval(self, x: Tensor) -> Tensor:
         if isinstance(self.gate, AffineGate):
@@ -174,17 +189,15 @@ class _MaskedAct(MaskedBatchNorm):
         return self.act(self.drop(super().forward(input)))
 
 
-def _in_reentrant_recompute() -> bool:
-    """Whether reentrant activation checkpointing recomputes this forward inside backward.
+def uncounted() -> AbstractContextManager[Any]:
+    """Hide what is drawn from activation checkpoints, which count the tensors that a forward saves for backward."""
+    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
 
-    It then runs a backward pass of its own, which frees the graph that it goes through: not that of the samples, which
-    all sites share. Checkpointing that is not reentrant sets hooks on saved tensors; it recomputes values alone and
-    must meet the same graph.
-    """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return False
-    inside_backward = torch._C._current_graph_task_id() != -1
-    return inside_backward and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:

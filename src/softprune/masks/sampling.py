@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from softprune.config.method import MaskConfig
 from softprune.errors import ModelError
 from softprune.graph import check_is_module
-from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold, is_masked, unmask_
+from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold, is_masked, uncounted, unmask_
 from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss, sparsity_terms
 from softprune.masks.gates import MaskDecision, SoftGate
 from softprune.masks.sites import EnteringPoints, dead_at_every_point, join_points, with_entering
-from softprune.rng import Clock, channel_words, logistic_noise
+from softprune.rng import Clock, channel_words, in_backward, logistic_noise
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,9 @@ class MaskBank:
     def begin_forward(self) -> None:
         """Draw every site's sample for the forward that follows."""
         self._in_graph = False
-        for batch in self._current_batches():
-            self._hand_out(batch, draw_chain(batch, *batch.parameters()))
+        with uncounted():
+            for batch in self._current_batches():
+                self._hand_out(batch, draw_chain(batch, *batch.parameters()))
 
     def draw_ahead(self, chain: Chain = draw_chain) -> None:
         """Like :meth:`begin_forward`, and :meth:`loss` then reads the same row of parameters.
@@ -250,7 +251,7 @@ class RootHooks(HookOwner):
 
     def before(self, module: nn.Module, args: Any) -> None:
         """Begin a training forward."""
-        if not module.training:
+        if not module.training or in_backward():
             return
         if not self._drawn_ahead:
             self.clock.begin_forward()
@@ -259,7 +260,8 @@ class RootHooks(HookOwner):
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         """End a training forward."""
-        if module.training:
+        if module.training and not in_backward():
+            self.clock.end_forward()
             self.bank.end_forward()
 
 
