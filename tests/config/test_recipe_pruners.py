@@ -30,6 +30,7 @@ def test_a_recipe_builds_its_pruner(name: str) -> None:
     example = torch.randn(2, *models.REGISTRY[config.model.name].input_shape)
     pruner = make_pruner(config.method, network, example, masks=config.masks, seed=config.seed, total_steps=10_000)
     assert pruner.sites or pruner.masks()
+    assert not [frozen for frozen in pruner.graph.frozen if "trial" in frozen.reason]
 
 
 @pytest.mark.slow
