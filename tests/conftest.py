@@ -1,6 +1,7 @@
 """Import paths, threads and the fixtures that tests of several packages share."""
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +48,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def one_table_of_onnx_operators() -> None:
+    """Keep torch's table of ONNX operators, which every export makes again: most of a small network's export."""
+    module = sys.modules.get("torch.onnx._internal.exporter._registration")
+    registry = getattr(module, "ONNXRegistry", None)
+    if registry is not None and isinstance(vars(registry).get("from_torchlib"), classmethod):
+        registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
 
 
 @pytest.fixture
