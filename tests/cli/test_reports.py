@@ -156,3 +156,12 @@ def test_a_speed_up_that_the_macs_do_not_explain_has_a_remark(capsys: pytest.Cap
         printed = capsys.readouterr().out
         assert f"Speed-up: {speedup:.2f}x" in printed
         assert (f"The MACs suggest up to {suggested:.1f}x" in printed) == has_remark
+
+
+def test_top5_is_not_in_the_table_of_five_classes_or_fewer(capsys: pytest.CaptureFixture[str]) -> None:
+    result = RunFolder(ROOT / "results" / "cifar10-vgg16-scp-s0").read_result()
+    table = [row.model_copy(update={"top5": None}) for row in result.table]
+    print_result(result.model_copy(update={"table": table}))
+    heads = capsys.readouterr().out
+    assert "top-1" in heads
+    assert "top-5" not in heads

@@ -61,6 +61,19 @@ def test_the_numbers_on_the_page_are_the_records(make_run: Make) -> None:
     assert record["command"] in page
 
 
+def test_top5_is_not_on_the_page_of_five_classes_or_fewer(make_run: Make) -> None:
+    folder, record = make_run()
+    assert "top-5" in render_run(folder).read_text().lower()
+    for row in (*record["table"], record["best"], record["last"]):
+        row["top5"] = None
+    for row in record["epochs"]:
+        row["test_top5"] = None
+    (folder / "result.json").write_text(json.dumps(record))
+    page = render_run(folder).read_text()
+    assert "top-5" not in page.lower()
+    assert "top-1" in page.lower()
+
+
 def test_sessions_of_an_interrupted_run_are_told_and_a_single_one_is_not(make_run: Make) -> None:
     folder, record = make_run("run", "vgg16", epochs=3)
     places = ((0, 0, "softprune train", "a first machine"), (7, 9, "softprune resume", "a second one"))

@@ -80,7 +80,7 @@ def test_images_from_folders(tmp_path):
     with torch.no_grad():
         model[1].weight[0], model[1].weight[1] = -1, 1
     totals = EvalStep(model, bundle.test, batch_size=4)()
-    assert (totals.images, totals.top1, totals.top5) == (6, 100, 100)
+    assert (totals.images, totals.top1, totals.top5) == (6, 100, None)  # one of two classes is always among five
 
 
 def test_a_recording_is_renewed_when_tensors_or_gates_change():

@@ -154,8 +154,10 @@ def print_table(
     Columns in which every cell starts with a digit, a sign or a dash are aligned to the right. In a terminal the heads
     and the text wrap so that the table fits. If it is still too wide, columns of ``optional`` are left out, the first
     ones first; without them each row becomes a list of its cells. In a pipe every row is one line with all columns.
+    Columns of dashes alone are not printed.
     """
     table = [_Column(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
+    table = [column for column in table if set(column.cells) != {"-"}]
     if not _out.is_terminal:
         _print_lines(title, table)
         return []

@@ -1,6 +1,6 @@
 """The page of one run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def render_run(
         epochs=epochs_section(run),
         epoch_columns=[
             column._replace(label=column.label.replace("Test", run.evaluated_on.capitalize()))
-            for column in EPOCH_COLUMNS
+            for column in _filled(EPOCH_COLUMNS, run.epochs)
         ],
         warnings=warnings_of(run),
         target=target_section(run),
@@ -79,6 +79,11 @@ def render_run(
         distributions=distributions(run, decisions) if decisions else None,
         plane=plane(run, decisions) if decisions else None,
     )
+
+
+def _filled(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
+    """Return the columns in which some row has a value."""
+    return [column for column in columns if any(column.value(row) is not None for row in rows)]
 
 
 def _views(run: Run) -> list[tuple[str, str, str, float | None, float | None, Totals]]:
@@ -97,7 +102,7 @@ def _views(run: Run) -> list[tuple[str, str, str, float | None, float | None, To
 
 def _variants(run: Run) -> dict[str, Any]:
     """The table dense / masked / compact; on a phone counts are short."""
-    base = run.variant("dense") or run.variant("masked")
+    base, columns = run.variant("dense") or run.variant("masked"), _filled(VARIANT_COLUMNS, run.table)
     masked, compact = run.variant("masked"), run.variant("compact")
 
     def against(column: Column, row: Variant) -> str:
@@ -110,8 +115,8 @@ def _variants(run: Run) -> dict[str, Any]:
 
     return {
         "agree": masked and compact and masked.top1 is not None and masked.top1 == compact.top1,
-        "columns": VARIANT_COLUMNS,
-        "phone_columns": [each._replace(text=short) if each.text is count else each for each in VARIANT_COLUMNS],
+        "columns": columns,
+        "phone_columns": [each._replace(text=short) if each.text is count else each for each in columns],
         "names": [(row.name, "n") for row in run.table],
         "against": against,
         "slow": run.method != "dense" and run.speed_up is not None and run.speed_up < 1 / SAME_LATENCY,

@@ -29,8 +29,8 @@ class EvalTotals:
     """Mean cross-entropy."""
     top1: float
     """Percentage of the images whose class has the largest output."""
-    top5: float
-    """Percentage of the images whose class is among the five largest outputs."""
+    top5: float | None
+    """Percentage of the images whose class is among the five largest outputs; None for five outputs or fewer."""
 
 
 class EvalStep:
@@ -73,6 +73,7 @@ class EvalStep:
             self._mean, self._std = data.constants(self.device)
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self._images: Tensor | None = None
+        self._classes = 0
         self._labels = torch.zeros(count, dtype=torch.int64, device=self.device)
         self._weights = torch.zeros(count, dtype=torch.float64, device=self.device)
 
@@ -98,7 +99,8 @@ class EvalStep:
         if self.world_size > 1:
             torch.distributed.all_reduce(self._totals)
         images_seen, loss, first, five = self._totals.tolist()
-        return EvalTotals(int(images_seen), loss / images_seen, 100 * first / images_seen, 100 * five / images_seen)
+        top5 = 100 * five / images_seen if self._classes > 5 else None
+        return EvalTotals(int(images_seen), loss / images_seen, 100 * first / images_seen, top5)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         if self._loader is None:
@@ -139,8 +141,9 @@ class EvalStep:
         assert self._images is not None
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False):
             logits = self.model(self._images)
+        self._classes = logits.shape[1]
         losses = F.cross_entropy(logits.float(), self._labels, reduction="none").double()
-        best = logits.topk(min(5, logits.shape[1]), dim=1).indices == self._labels[:, None]
+        best = logits.topk(min(5, self._classes), dim=1).indices == self._labels[:, None]
         first, five = best[:, 0], best.any(1)
         ones = torch.ones_like(self._weights)
         columns = torch.stack([ones, losses, first.double(), five.double()], dim=1)
