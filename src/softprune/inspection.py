@@ -33,7 +33,7 @@ class Inspection:
     """MACs left if every site went to its floor."""
     floor_params: int
     unknown_operators: dict[str, str]
-    """Operators without a rule -> a place where they stand; what reaches them is frozen."""
+    """Operators without a rule that freeze channels -> a place where they stand."""
     unreached: tuple[str, ...]
     """Parameters that the example does not lead to; what they would read may be cut away."""
     available: dict[str, int]

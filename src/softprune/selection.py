@@ -9,6 +9,7 @@ from torch import nn
 from softprune.costs import count_exact
 from softprune.errors import ConfigError, ModelError, check_types, few_of
 from softprune.graph import ChannelGraph, ExampleLike, trace
+from softprune.graph.ops import OpaqueOp
 from softprune.graph.sites import KINDS
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
@@ -67,7 +68,7 @@ def check_kinds(site_kinds: Iterable[str]) -> tuple[str, ...]:
 
 def _with_unread(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
     """`graph` with what operators without a rule cost, such as products that no layer makes."""
-    if not graph.unknown:
+    if not any(isinstance(op, OpaqueOp) for op in graph.ops):
         return graph
     try:
         counted = count_exact(model, graph.example).macs

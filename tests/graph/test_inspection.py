@@ -93,6 +93,26 @@ def test_operators_without_a_rule_are_named_and_seen_through() -> None:
     assert found.required == {"bn1", "bn2"}
 
 
+class Lengths(nn.Module):
+    """Sequences of given lengths: operators without a rule make the mask, and a constant, and freeze no site."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv1d(3, 8, 3, padding=1), nn.BatchNorm1d(8)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.conv(x)))
+        padding = ~(torch.arange(x.shape[2]) < lengths[:, None])
+        return self.fc(x.masked_fill(padding[:, None], 0.0).mean(2)) + torch.linspace(0, 1, 5)
+
+
+def test_operators_that_freeze_nothing_are_not_listed() -> None:
+    found = sp.inspect(Lengths(), (torch.randn(2, 3, 6), torch.tensor([6, 4])))
+    assert found.unknown_operators == {}
+    assert [site.name for site in found.sites] == ["bn"]
+
+
 class AuxiliaryHead(nn.Module):
     """A head that only training runs, as in GoogLeNet."""
 

@@ -74,8 +74,8 @@ class GraphBuilder:
     constants: list[IntArray] = field(default_factory=list)
     """Atoms of constants in forward(): no input reaches an output through them."""
     unproven_sizes: list[UnprovenSize] = field(default_factory=list)
-    unknown: dict[str, str] = field(default_factory=dict)
-    """Operators without a rule -> one place where they stand."""
+    unknown: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Reason by which an operator without a rule freezes -> the operator, and where it stands."""
     sliced: set[Node] = field(default_factory=set)
     """Tensors whose slices are bound already."""
     constant_outputs: dict[str, IntArray] = field(default_factory=dict)

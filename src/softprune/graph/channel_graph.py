@@ -47,7 +47,7 @@ class ChannelGraph:
     unreached: tuple[str, ...]
     """Parameters that no operator reads, in evaluation or in training: the example does not lead there."""
     unknown: dict[str, str]
-    """Operators without a rule -> one place where they stand."""
+    """Operators without a rule that freeze channels -> one place where they stand."""
 
     layers: tuple[LayerOp, ...]
     """The convolutions and linear layers, each once."""
@@ -201,6 +201,13 @@ def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
             _keep_whole(builder, record, f"the example does not lead to '{other}', which has the same parameters")
 
 
+def _freezing_operators(builder: GraphBuilder) -> dict[str, str]:
+    """Return the operators without a rule that freeze channels of layers or BatchNorms, and where they stand."""
+    records: list[LayerOp | NormOp] = [*builder.layers.values(), *builder.norms.values()]
+    reasons = set().union(*(builder.table.reasons(record.outputs) for record in records))
+    return dict(builder.unknown[reason] for reason in builder.unknown if reason in reasons)
+
+
 def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False) -> ChannelGraph:
     """Record the operators of `model` and relate its channels. The model is left as it was.
 
@@ -239,6 +246,6 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
         unproven_sizes=tuple(builder.unproven_sizes),
         constants=tuple(builder.constants),
         unreached=tuple(sorted(set.intersection(*(each.unused_parameters(model) for each in captures)))),
-        unknown=dict(builder.unknown),
+        unknown=_freezing_operators(builder),
         zeros_may_follow=builder.zeros_may_follow and not zeros_follow,
     )

@@ -72,6 +72,10 @@ class ChannelSets:
         roots = self.find(atoms).tolist()
         return self._reasons[roots[0]] if all(root in self._reasons for root in roots) else None
 
+    def reasons(self, atoms: IntArray) -> set[str]:
+        """Why classes of `atoms` are pinned, of those that are."""
+        return {self._reasons[root] for root in np.unique(self.find(atoms)).tolist() if root in self._reasons}
+
     def pinned(self) -> IntArray:
         """The classes that are always kept."""
         return np.array(sorted(self._reasons), dtype=np.int64)

@@ -57,10 +57,15 @@ def _placeholder(builder: GraphBuilder, node: Node) -> None:
             example.shape, f"they are combined with the model's input '{node.name}'"
         )
     elif not builder.provenance.has_tensor(name):
-        builder.values[node] = builder.pinned_value(example.shape, "they are combined with a constant in forward()")
-        builder.constants.append(builder.values[node].atoms.ravel())
+        builder.values[node] = _constant(builder, example)
     else:
         builder.values[node] = node  # a parameter: read by the rule that knows what it is
+
+
+def _constant(builder: GraphBuilder, example: Tensor) -> Value:
+    value = builder.pinned_value(example.shape, "they are combined with a constant in forward()")
+    builder.constants.append(value.atoms.ravel())
+    return value
 
 
 def _output(builder: GraphBuilder, node: Node) -> None:
@@ -88,12 +93,15 @@ def _call(builder: GraphBuilder, node: Node) -> Any:
             # No rule foresees every way to call its operator; what it does not understand stays whole.
             logger.debug("the rule for %s did not understand %s", name, node.format_node(), exc_info=True)
             return builder.unusual(node)
-    if not any(isinstance(leaf, Tensor) for leaf in _leaves(node.meta.get("val"))):
+    example = node.meta.get("val")
+    if not any(isinstance(leaf, Tensor) for leaf in _leaves(example)):
         return None
-    operator_label = str(node.target)
-    where = builder.where(node)
-    builder.unknown.setdefault(operator_label, where)
-    return builder.opaque(node, f"they reach {operator_label} in {where}, an operator without a rule")
+    if isinstance(example, Tensor) and not node.all_input_nodes:
+        return _constant(builder, example)  # arange, eye, randn
+    label, where = str(node.target), builder.where(node)
+    reason = f"they reach {label} in {where}, an operator without a rule"
+    builder.unknown[reason] = (label, where)
+    return builder.opaque(node, reason)
 
 
 def _keep_unasked(builder: GraphBuilder, node: Node) -> None:
