@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -109,10 +110,25 @@ def test_a_literal_size_that_matters_only_where_sites_die_together_freezes_no_si
     ]
 
 
-def test_sites_that_cannot_be_cut_together_freeze_no_other_site() -> None:
-    class Pyramid(PaddedStreams):
-        def widened(self, x: Tensor) -> Tensor:  # eight channels, whatever the width
-            return torch.cat([x, x.new_zeros(len(x), 8 - x.shape[1], *x.shape[2:])], 1)
+def padded(x: Tensor) -> Tensor:
+    return F.pad(x, (0, 0, 0, 0, 0, 8 - x.shape[1]))
 
-    seen = softprune.inspect(Pyramid(0), torch.randn(2, 3, 8, 8), site_kinds=["stream"])
-    assert [site.members for site in seen.sites] == [("bn", "bn2"), ("bn1",), ("bn3",)]
+
+def joined(x: Tensor) -> Tensor:
+    return torch.cat([x, x.new_zeros(len(x), 8 - x.shape[1], *x.shape[2:])], 1)
+
+
+@pytest.mark.parametrize(
+    ("widened", "remedy"),
+    [(padded, "F.pad(x, (0, 0, 0, 0, 0, 4))"), (joined, "x.new_zeros(x.shape[0], 4, ...)")],
+    ids=["pad", "cat"],
+)
+def test_zero_channels_that_fill_up_to_a_width_freeze_the_streams_alone(
+    monkeypatch: pytest.MonkeyPatch, widened: Callable[[Tensor], Tensor], remedy: str
+) -> None:
+    monkeypatch.setattr(PaddedStreams, "widened", lambda self, x: widened(x))
+    for kinds, streams in ([["stream"], ["bn", "bn2", "bn4", "bn6"]], [["sum"], ["bn"]]):
+        seen = softprune.inspect(PaddedStreams(0), torch.randn(2, 3, 8, 8), site_kinds=kinds)
+        assert [site.name for site in seen.sites] == ["bn1", "bn3", "bn5"]
+        reasons = [frozen.reason for frozen in seen.frozen if frozen.name in streams]
+        assert all(f"number depends on theirs; write a literal, {remedy}" in reason for reason in reasons)

@@ -138,10 +138,12 @@ class GraphBuilder:
         """Freeze what is around an operator that is called in a way its rule does not foresee."""
         return self.opaque(node, f"{node.target} in {self.where(node)} is used in an unusual way")
 
-    def add_unproven_size(self, node: Node, atoms: IntArray) -> None:
-        """An explicit size in `node` may fix the number of these channels."""
-        place = f"{node.target} in {self.where(node)}"
-        self.unproven_sizes.append(UnprovenSize(atoms.ravel(), place, str(node.meta.get("stack_trace", place))))
+    def add_unproven_size(
+        self, node: Node, atoms: IntArray, effect: str = "fixes their number by a literal size"
+    ) -> None:
+        """An explicit size in `node` may fix the number of these channels, which `effect` says in words."""
+        reason = f"{node.target} in {self.where(node)} {effect}"
+        self.unproven_sizes.append(UnprovenSize(atoms.ravel(), reason, str(node.meta.get("stack_trace", reason))))
 
     def answer_for(self, node: Node) -> None:
         """The rule knows what becomes of every tensor that `node` reads, whether it asked about it or not."""

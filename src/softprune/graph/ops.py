@@ -175,8 +175,8 @@ class UnprovenSize:
     """Channels whose number an explicit size in forward() may fix: a trial cut decides."""
 
     atoms: IntArray
-    place: str
-    """In words."""
+    reason: str
+    """Why they could not be cut, in words."""
     line: str
     """Where in the source: unproven_sizes of one line share a verdict."""
 

@@ -96,8 +96,7 @@ def _without_literals(probe: _Probe, graph: ChannelGraph) -> ChannelGraph:
 def _frozen_at(graph: ChannelGraph, sizes: Sequence[UnprovenSize]) -> ChannelGraph:
     """Return `graph` without the sites whose number of channels these literal `sizes` fix."""
     for size in sizes:
-        reason = f"its channels cannot be cut: {size.place} fixes their number by a literal size"
-        graph = graph.freeze(size.atoms, reason)
+        graph = graph.freeze(size.atoms, f"its channels cannot be cut: {size.reason}")
     return graph
 
 

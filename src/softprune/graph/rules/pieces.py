@@ -34,6 +34,10 @@ def concatenate(builder: GraphBuilder, node: Node) -> Any:
     if not elsewhere:
         values = [_as_wide(builder, value, values) for value in values]
         rows = [np.broadcast_to(value.atoms.ravel(), (value.shape[place],)) for value in values]
+        zeros, others = [row for row in rows if (row == PAD).all()], [row for row in rows if (row != PAD).any()]
+        if zeros and others:
+            remedy = f"x.new_zeros(x.shape[0], {len(zeros[0])}, ...)"
+            builder.add_unproven_size(node, np.concatenate(others), _zeros_depend(remedy))
         return Value.with_channels(shape, place, np.concatenate(rows))
     # Joined along another dimension than the channels': the pieces' channels are counterparts.
     arrays = [value.atoms for value in values]
@@ -182,6 +186,11 @@ def _select(builder: GraphBuilder, node: Node, owner: str, source: Value) -> Any
     return Value.with_channels(node.meta["val"].shape, 1, outputs)
 
 
+def _zeros_depend(remedy: str) -> str:
+    """Say that zero channels, added to others, are as many as those leave; the sizes may be literals as well."""
+    return f"adds zero channels whose number depends on theirs; write a literal, {remedy}"
+
+
 @rule("pad")
 def pad(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(node.args[0])
@@ -201,6 +210,7 @@ def pad(builder: GraphBuilder, node: Node) -> Any:
         if mode != "constant" or fill not in (None, 0, 0.0) or min(before[d] for d in outer) < 0:
             return builder.opaque(node, f"padding of channels in {builder.where(node)} is not with zeros")
         widths = [(before[dim], after[dim]) if dim in outer else (0, 0) for dim in range(rank)]
+        builder.add_unproven_size(node, atoms, _zeros_depend(f"F.pad(x, {tuple(pads)})"))
         atoms = np.pad(atoms, widths, constant_values=PAD)
     over_space = any(before[dim] or after[dim] for dim in range(rank) if dim not in outer)
     shape = tuple(node.meta["val"].shape)
