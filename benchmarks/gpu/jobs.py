@@ -34,8 +34,6 @@ SETTINGS = (*missing.SETTINGS, "records.checkpoint_seconds=200")
 FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 LARGEST = 14_000_000
 """Bytes of the largest checkpoint that surely comes back, beside those of other runs."""
-LONG = 300.0
-"""Seconds from which a run goes before shorter ones on the GPU, since it decides when everything ends."""
 
 
 def jobs(wanted: list[tuple[str, int]], kept: Path | None = None, root: Path = ROOT) -> list[Job]:
@@ -100,7 +98,6 @@ def _job(name: str, seed: int, root: Path, kept: Path | None, trained: dict[str,
         startup=planned.price.startup,
         epochs=0 if own_baseline else config.train.epochs + config.finetune.epochs,
         resumable=_checkpoint_bytes(config.model.name, config.data.name) <= LARGEST,
-        priority=0 if seconds >= LONG else 1,
     )
 
 

@@ -59,8 +59,6 @@ class Job:
     """Takes seconds and hardly any GPU time: it starts at once, however many jobs run."""
     alone: bool = False
     """Run with nothing beside it, for measurements of time."""
-    priority: int = 0
-    """1 lets the jobs with 0 go first, on the GPU and on the CPU."""
 
 
 def advance(left: dict[str, list[float]], seconds: float) -> None:
@@ -243,15 +241,9 @@ class Queue:
         return os.path.exists(path)
 
     def _launch(self, job: Job, command: list[str]) -> subprocess.Popen[bytes]:
-        environment = dict(os.environ, CUDA_MPS_CLIENT_PRIORITY=str(job.priority))
         with open(self.root / "logs" / f"{job.name}.log", "ab") as log:
             return subprocess.Popen(
-                ["nice", "-n", str(5 * job.priority), *command],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
             )
 
     def _say(self, *words: object) -> None:
