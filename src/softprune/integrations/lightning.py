@@ -95,7 +95,7 @@ class SoftPruning(Callback):
         self.pruner.end_epoch(trainer.current_epoch)
         kept = sum(int(mask.sum()) for mask in self.pruner.masks().values())
         total = sum(site.width for site in self.pruner.sites)
-        pl_module.log("softprune/channels_kept", kept / total, rank_zero_only=True)
+        pl_module.log("softprune/channels_kept", kept / total, sync_dist=True)  # the same on every rank
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.pruner is not None:
