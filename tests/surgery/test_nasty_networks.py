@@ -100,6 +100,13 @@ PRUNED: dict[str, Callable[..., Tensor]] = {
     "sorted": lambda self, x: x.sort(2)[0] + x.sort(2)[1].to(x.dtype),
     "summed up over space": lambda self, x: x.cumsum(2),
     "squeezed": lambda self, x: x * F.adaptive_avg_pool2d(x, 1).squeeze()[..., None, None],
+    "index over space": lambda self, x: x[:, :, [4, 0, 2]],
+    "index over batch and space": lambda self, x: x[torch.arange(len(x))[:, None], :, torch.tensor([[4, 0]])].transpose(
+        1, 2
+    ),
+    "a new tensor of its dtype": lambda self, x: x * x.new_full((1, 1, x.shape[2], 1), 2.0),
+    "index_select over space": lambda self, x: x.index_select(-1, torch.tensor([4, 0, 4])),
+    "summed by an index": lambda self, x: torch.ones_like(x).index_add(2, torch.arange(x.shape[2]) // 2, x),
     "three branches": lambda self, x: sum([F.relu(x), F.silu(x), F.avg_pool2d(x, 3, 1, 1)]),
 }
 
@@ -119,6 +126,8 @@ FROZEN: dict[str, tuple[Callable[..., Tensor], str]] = {
     "uneven split": (lambda self, x: torch.cat(x.split([3, 5], 1), 1), "unequal pieces"),
     "literal slice": (lambda self, x: torch.cat([x[:, 4:], x[:, :4]], 1), "literal size"),
     "an index": (lambda self, x: x[:, [7, 6, 5, 4, 3, 2, 1, 0]], "index"),
+    "a mask as an index": (lambda self, x: x * x[:, :, x.new_ones(x.shape[2]) > 0].sum((2, 3), keepdim=True), "mask"),
+    "channels summed by an index": (lambda self, x: x.index_add(1, torch.arange(8).flip(0), x), "index_add"),
     "channel roll": (lambda self, x: x.roll(1, 1), "fixed positions"),
     "unbind": (lambda self, x: torch.stack(x.unbind(1), 1), "fixed positions"),
     "mean over channels": (lambda self, x: x - x.mean(1, keepdim=True), "runs across"),

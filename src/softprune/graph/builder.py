@@ -117,6 +117,12 @@ class GraphBuilder:
         self.table.pin(atom, reason)
         return Value.with_channels(shape, 0, atom)
 
+    def constant_value(self, shape: Sequence[int]) -> Value:
+        """A tensor that no input reaches, of a size of its own."""
+        value = self.pinned_value(shape, "they are combined with a constant in forward()")
+        self.constants.append(value.atoms.ravel())
+        return value
+
     def opaque(self, node: Node, reason: str) -> Any:
         """Freeze what reaches `node`, and what leaves it."""
         reached = [value for argument in node.all_input_nodes for value in values_in(self.value(argument))]

@@ -57,15 +57,9 @@ def _placeholder(builder: GraphBuilder, node: Node) -> None:
             example.shape, f"they are combined with the model's input '{node.name}'"
         )
     elif not builder.provenance.has_tensor(name):
-        builder.values[node] = _constant(builder, example)
+        builder.values[node] = builder.constant_value(example.shape)
     else:
         builder.values[node] = node  # a parameter: read by the rule that knows what it is
-
-
-def _constant(builder: GraphBuilder, example: Tensor) -> Value:
-    value = builder.pinned_value(example.shape, "they are combined with a constant in forward()")
-    builder.constants.append(value.atoms.ravel())
-    return value
 
 
 def _output(builder: GraphBuilder, node: Node) -> None:
@@ -97,7 +91,7 @@ def _call(builder: GraphBuilder, node: Node) -> Any:
     if not any(isinstance(leaf, Tensor) for leaf in _leaves(example)):
         return None
     if isinstance(example, Tensor) and not node.all_input_nodes:
-        return _constant(builder, example)  # arange, eye, randn
+        return builder.constant_value(example.shape)  # arange, eye, randn
     label, where = str(node.target), builder.where(node)
     reason = f"they reach {label} in {where}, an operator without a rule"
     builder.unknown[reason] = (label, where)

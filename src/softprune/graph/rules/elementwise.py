@@ -94,6 +94,12 @@ def zeros(builder: GraphBuilder, node: Node) -> Any:
     return Value(shape, np.full((1,) * len(shape), PAD))
 
 
+@rule("constant")
+def constant(builder: GraphBuilder, node: Node) -> Any:
+    builder.answer_for(node)  # of a tensor, dtype and device alone are taken
+    return builder.constant_value(node.meta["val"].shape)
+
+
 @rule("random")
 def random(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(node.args[0])
@@ -265,6 +271,17 @@ def choose(builder: GraphBuilder, node: Node) -> Any:
     source = np.ascontiguousarray(np.broadcast_to(chosen.atoms, outputs.shape))
     builder.ops.append(ChannelwiseOp(source, outputs, identity))
     return Value(shape, outputs)
+
+
+@rule("accumulate")
+def accumulate(builder: GraphBuilder, node: Node) -> Any:
+    """Slices of a tensor added to those of another, by an index: the sums of a graph network over edges."""
+    target, source = builder.value(node.args[0]), builder.value(node.args[3])
+    dim = node.args[1] % len(target.shape)  # type: ignore[operator]
+    if target.varies_along(dim) or source.varies_along(dim):
+        return builder.opaque(node, f"{node.target} in {builder.where(node)} mixes them")
+    # How often a constant is added depends on the index.
+    return combined(builder, node, target, source, lambda left, right: torch.where(right == 0, left, torch.nan))
 
 
 def equal(left: Tensor, right: Tensor) -> Tensor:

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from softprune.graph.builder import GraphBuilder, Value
 from softprune.graph.channels import PAD, IntArray
@@ -164,14 +167,25 @@ def _same_channels(source: Value, output: Any) -> bool:
 
 @rule("index")
 def index(builder: GraphBuilder, node: Node) -> Any:
-    """Constant indices along channels: our own `Select` may be shortened, any other index freezes."""
+    """An index along channels freezes them, but our own `Select` may be shortened; along space or batch they pass."""
     source = builder.value(node.args[0])
     _, owner = builder.provenance.module_of(node)
-    if operator_name(node) == "index_select" and isinstance(builder.provenance.module(owner), Select):
+    selects = operator_name(node) == "index_select"
+    if selects and isinstance(builder.provenance.module(owner), Select):
         return _select(builder, node, owner, source)
-    if isinstance(source, Value) and source.atoms.size > 1:
+    given: Any = [node.args[2]] if selects else node.args[1]
+    dims = [node.args[1] % len(source.shape)] if selects else range(len(given))  # type: ignore[operator]
+    dims = [dim for dim, each in zip(dims, given, strict=True) if each is not None]
+    if any(each is not None and each.meta["val"].dtype in (torch.bool, torch.uint8) for each in given):
+        return builder.opaque(node, f"a mask as an index in {builder.where(node)} picks as many as its values say")
+    if any(source.varies_along(dim) for dim in dims):
         return builder.opaque(node, f"an index in {builder.where(node)} picks them by position")
-    return builder.unusual(node)
+
+    def pick_first(atoms: Tensor) -> Any:  # any position, since the channels are the same everywhere
+        args, kwargs = map_arg((node.args, node.kwargs), lambda each: torch.zeros(each.meta["val"].shape).long())
+        return node.target(atoms, *args[1:], **kwargs)  # type: ignore[operator]
+
+    return builder.moved(pick_first, [source])
 
 
 def _select(builder: GraphBuilder, node: Node, owner: str, source: Value) -> Any:

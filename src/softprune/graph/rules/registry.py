@@ -100,6 +100,7 @@ _add(
 _add("copy", "clone", "to", "_to_copy", "type_as", "alias", "detach", "lift_fresh_copy", transparent=True)
 _add("fill", "zeros_like", "ones_like", "full_like")
 _add("zeros", "zeros", "new_zeros")
+_add("constant", "new_ones", "new_full", "new_empty")
 _add(
     "random", "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout",
     transparent=True,
@@ -128,6 +129,7 @@ _add("along", "cumsum", "sort")
 _add("arithmetic", "add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum", "lerp")
 _add("arithmetic", "gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_xor")
 _add("choose", "where", "masked_fill")
+_add("accumulate", "index_add")
 _add("gated", "glu")
 # --- with weights ---
 _add("conv", "conv1d", "conv2d", "conv3d")
@@ -155,7 +157,7 @@ _add("split", "split", "split_with_sizes", "tensor_split", transparent=True)
 _add("slice", "slice", "narrow", transparent=True)
 _add("getitem", "getitem", transparent=True)
 _add("pick", "select", "unbind", "roll")
-_add("index", "index", "index_select")
+_add("index", "index", "index_select", transparent=True)
 _add("pad", "pad", "constant_pad_nd", transparent=True)
 # fmt: on
 
