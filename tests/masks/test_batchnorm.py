@@ -86,11 +86,11 @@ def test_running_statistics_move_where_the_sample_is_on(cls, momentum, gate_stat
         x = random_input((4, 6, 3, 5), seed=step)
         on = gate.sample(bn) > 0.5
         seen += on
-        factor = 1 / step if momentum is None else momentum
+        factor, gated = (1 / step, "none") if momentum is None else (momentum, gate_statistics)
         batch_mean, _, batch_var = batch_statistics(x)
         new_mean, new_var = mean + factor * (batch_mean - mean), var + factor * (batch_var - var)
-        mean = new_mean if gate_statistics == "none" else torch.where(on, new_mean, mean)
-        var = torch.where(on, new_var, var) if gate_statistics == "both" else new_var
+        mean = new_mean if gated == "none" else torch.where(on, new_mean, mean)
+        var = torch.where(on, new_var, var) if gated == "both" else new_var
         bn(x)
         clock.end_step()
         torch.testing.assert_close(bn.running_mean, mean, rtol=1e-12, atol=1e-12)

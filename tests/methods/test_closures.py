@@ -85,4 +85,4 @@ def test_a_step_that_raises_does_not_hide_another_optimizer(with_closure: bool) 
             optimizer.step()
     other = torch.optim.SGD(pruner.parameter_groups(), lr=0.1)
     with pytest.raises(ConfigError, match=r"after replacing the optimizer call pruner.release"):
-        train(pruner, other, 3)
+        train(pruner, other, 20)

@@ -132,3 +132,14 @@ def test_zero_channels_that_fill_up_to_a_width_freeze_the_streams_alone(
         assert [site.name for site in seen.sites] == ["bn1", "bn3", "bn5"]
         reasons = [frozen.reason for frozen in seen.frozen if frozen.name in streams]
         assert all(f"number depends on theirs; write a literal, {remedy}" in reason for reason in reasons)
+
+
+def test_sites_that_cannot_be_cut_together_freeze_the_later_one() -> None:
+    class Doubled(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            both = len(self.bn1.weight) < 8 and len(self.bn2.weight) < 6
+            return super().forward(x) * (2 if both else 1)
+
+    seen = softprune.inspect(randomise_(Doubled()), torch.randn(2, 3, 8, 8))
+    assert [site.name for site in seen.sites] == ["bn1"]
+    assert "a trial cut of it failed (outputs of scale" in seen.frozen[0].reason

@@ -126,8 +126,11 @@ class MaskedBatchNorm(_BatchNorm):
         return y
 
     def _statistics_gates(self, on: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The channels in which running mean and running variance move; None for all of them."""
-        gated = self.gate.gate_statistics
+        """The channels in which running mean and running variance move; None for all of them.
+
+        A cumulative average (momentum None) counts every batch, so that every channel must move.
+        """
+        gated = "none" if self.momentum is None else self.gate.gate_statistics
         return (None if gated == "none" else on), (on if gated == "both" else None)
 
     def extra_repr(self) -> str:

@@ -21,6 +21,8 @@ _WITHOUT_LOSS = {
     False: ("with the model in eval mode", "call model.train() before the forward pass"),
 }
 """What is wrong with a step to which the method added nothing, and the remedy, by whether the model trains."""
+_MOST_CHANGES = 8
+"""Times that weights may change from loss to loss without a step of the attached optimizer."""
 _DEPTH = 4
 """Operations before a call of pruner.loss in which another call, or a scaler's factor, is found."""
 
@@ -52,8 +54,9 @@ class LoopChecks:
                 )
         elif hooks.stepped_by_another():
             self._foreign_steps += 1
-            # Loading a checkpoint changes the weights once; another optimizer does so between any two losses.
-            if self._foreign_steps > 1:
+            # Loading a checkpoint changes the weights once, and SAM and its variants do so a few times within a step;
+            # another optimizer does so between any two losses.
+            if self._foreign_steps > _MOST_CHANGES:
                 raise ConfigError(
                     "a pruner counts the steps of the optimizer that it is attached to. Got weights that another one "
                     "changes; after replacing the optimizer call pruner.release() and pruner.attach(new_optimizer)."

@@ -87,22 +87,37 @@ class OptimizerHooks:
 
 
 def countable(optimizer: Any) -> Optimizer:
-    """Return the optimizer whose steps can be counted: of a wrapper such as Accelerate's, the one inside."""
-    inner = optimizer
-    # Accelerate's is an Optimizer that was never initialised; a scheduler has an optimizer too, but is none.
-    while isinstance(inner, Optimizer) and not hasattr(inner, "_optimizer_step_post_hooks"):
-        inner = getattr(inner, "optimizer", None)
-    if not hasattr(inner, "register_step_post_hook"):
+    """Return the optimizer whose steps can be counted: of a wrapper such as Accelerate's or SAM, the one inside."""
+    inner = optimizer if isinstance(optimizer, Optimizer) else None  # a scheduler has an optimizer too, but is none
+    while (found := _inside(inner)) is not None:
+        inner = found
+    if not hasattr(inner, "_optimizer_step_post_hooks"):
         raise ConfigError(
             f"a pruner is attached to a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach what calls "
             "step() on the weights (of a wrapper, the optimizer inside)."
         )
-    return inner  # type: ignore[no-any-return]
+    return inner  # type: ignore[return-value]
+
+
+def _inside(optimizer: Optimizer | None) -> Optimizer | None:
+    """Return the optimizer of the same parameters that a wrapper has as an attribute, and steps by any method.
+
+    One in a private attribute is the wrapper's own affair: timm's Lookahead changes the weights after it.
+    """
+    held = {} if optimizer is None else vars(optimizer)
+    found = [each for name, each in held.items() if isinstance(each, Optimizer) and not name.startswith("_")]
+    return next((each for each in found if each is not optimizer and _parameters(optimizer) <= _parameters(each)), None)
+
+
+def _parameters(optimizer: Optimizer | None) -> set[int]:
+    """Return the ids of an optimizer's parameters; wrappers may have none of their own."""
+    groups = getattr(optimizer, "param_groups", ())
+    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 def check_trains(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) -> None:
     """Raise a ConfigError unless the optimizer trains scale and shift of every site."""
-    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    owned = _parameters(optimizer)
     missing = [name for name, bn in sites.items() if id(bn.bias) not in owned or id(bn.weight) not in owned]
     if missing:
         raise ConfigError(

@@ -1,0 +1,170 @@
+"""Loops with more around a step: SAM, Lookahead, averages of weights, clipped gradients, validation between steps."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from method_networks import Chain, batch, sgd, train
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+
+from softprune.methods import SoftPruner
+
+
+def made(**options: Any) -> SoftPruner:
+    torch.manual_seed(0)
+    pruner = SoftPruner(Chain(), batch()[0], **options)
+    with torch.no_grad():
+        for norm in pruner.norms.values():  # some channels are dead, and some are drawn either way
+            norm.bias.copy_(torch.linspace(-3, 1, norm.num_features))
+    pruner.model.train()
+    return pruner
+
+
+def backward(pruner: SoftPruner, step: int) -> Tensor:
+    images, labels = batch(step)
+    loss = pruner.loss(F.cross_entropy(pruner.model(images), labels))
+    loss.backward()
+    return loss
+
+
+class Sam(torch.optim.Optimizer):
+    """As the usual implementation of SAM: the optimizer inside makes the step."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, options)
+        self.base_optimizer = torch.optim.SGD(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def ascend(self) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                self.state[each].setdefault("before", each.clone())
+                each.add_(each.grad, alpha=0.01)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for each, state in self.state.items():
+            each.copy_(state.pop("before"))
+        self.base_optimizer.step()
+        self.zero_grad()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.ascend()
+        closure()
+        self.second_step()
+
+
+@pytest.mark.parametrize("ascents", [1, 3])
+def test_steps_of_sam_are_counted_however_it_is_called(ascents: int) -> None:
+    weights = []
+    for closure in (False, True):
+        pruner = made(strength=1e-2)
+        sam = Sam(pruner.parameter_groups(), lr=0.1)
+        pruner.attach(sam)
+        for step in range(4):
+            for _ in range(ascents - closure):
+                backward(pruner, step)
+                sam.ascend()
+            if closure:
+                backward(pruner, step)
+                sam.step(lambda pruner=pruner, step=step: backward(pruner, step))
+            else:
+                backward(pruner, step)
+                sam.second_step()
+        assert int(pruner.clock.step) == 4
+        weights.append(pruner.detach().state_dict())
+    for one, other in zip(*(state.values() for state in weights), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_steps_of_lookahead_are_counted() -> None:
+    optim = pytest.importorskip("timm.optim", reason='the "timm" extra is not installed')
+    pruner = made()
+    optimizer = optim.Lookahead(torch.optim.SGD(pruner.parameter_groups(), lr=0.1), k=2)
+    pruner.attach(optimizer)
+    train(pruner, optimizer, 5)
+    assert int(pruner.clock.step) == 5
+
+
+def test_an_optimizer_that_steps_another_for_a_part_is_no_wrapper() -> None:
+    class Both(torch.optim.SGD):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model.parameters(), lr=0.1)
+            self.biases = torch.optim.SGD([each for each in model.parameters() if each.ndim == 1], lr=0.1)
+
+    pruner = made()
+    optimizer = Both(pruner.model)
+    pruner.attach(optimizer)
+    train(pruner, optimizer, 3)
+    assert int(pruner.clock.step) == 3
+
+
+def test_validation_between_forward_and_step_changes_nothing() -> None:
+    weights = []
+    for validates in (False, True):
+        pruner = made(target={"macs": 0.5}, total_steps=6)
+        optimizer = sgd(pruner)
+        for step in range(6):
+            loss = pruner.loss(F.cross_entropy(pruner.model(batch(step)[0]), batch(step)[1]))
+            if validates and step % 2:
+                pruner.model.eval()
+                with torch.no_grad():
+                    pruner.model(batch(99)[0])
+                pruner.model.train()
+            loss.backward()
+            nn.utils.clip_grad_norm_(pruner.model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append(copy.deepcopy(pruner.model.state_dict()))
+    for one, other in zip(*(state.values() for state in weights), strict=True):
+        assert torch.equal(one, other)
+
+
+def ema_of_torch(model: nn.Module, use_buffers: bool) -> Any:
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7), use_buffers=use_buffers)
+    return average, average.update_parameters
+
+
+def ema_of_timm(model: nn.Module) -> Any:
+    utils = pytest.importorskip("timm.utils", reason='the "timm" extra is not installed')
+    average = utils.ModelEmaV3(model, decay=0.7)
+    return average, average.update
+
+
+@pytest.mark.parametrize("target", [None, {"macs": 0.5}])
+@pytest.mark.parametrize(
+    "ema",
+    [lambda model: ema_of_torch(model, False), lambda model: ema_of_torch(model, True), ema_of_timm],
+    ids=["torch", "torch-buffers", "timm"],
+)
+def test_an_average_is_evaluated_as_it_is_cut(ema: Any, target: dict[str, float] | None) -> None:
+    pruner = made(target=target, total_steps=8) if target else made(strength=1e-2)
+    optimizer = sgd(pruner)
+    average, update = ema(pruner.model)
+    for step in range(8):
+        train(pruner, optimizer, 1, step)
+        update(pruner.model)
+        average.eval()
+        average(batch(99)[0])
+    compact = pruner.compact(average).eval()
+    assert compact[0].out_channels + compact[3].out_channels < 20
+    with torch.no_grad():
+        torch.testing.assert_close(compact(batch(98)[0]), average(batch(98)[0]))
+
+
+def test_update_bn_averages_all_batches_in_every_channel() -> None:
+    """Whichever channels were drawn: those of the first BatchNorm have the inputs of the network without masks."""
+    pruner = made()
+    plain = Chain()
+    plain.load_state_dict(pruner.model.state_dict())
+    for model in (pruner.model, plain):
+        update_bn([batch(step)[0] for step in range(6)], model)
+    torch.testing.assert_close(pruner.model[1].running_mean, plain[1].running_mean)
+    torch.testing.assert_close(pruner.model[1].running_var, plain[1].running_var)
