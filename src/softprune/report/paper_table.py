@@ -9,6 +9,7 @@ from pathlib import Path
 from softprune.report.grouping import Spread, distinct, experiment_key, shared, spread, tell_apart, with_baselines
 from softprune.report.pareto import Spot, front
 from softprune.report.text import cut, known_as
+from softprune.report.training import precision_of
 from softprune.runs.reading import Run
 from softprune.runs.result import Moment
 
@@ -70,6 +71,8 @@ class PaperRow:
     apart: str
     """The difference from other rows of the same name, empty if there is none."""
     finetuned: bool
+    precision: str
+    """Of the training, in words."""
     n: int
     baseline: Spread
     last: Spread
@@ -177,6 +180,7 @@ def _row(method: str, apart: str, members: Sequence[_Entry]) -> PaperRow:
         name=first.name,
         apart=apart,
         finetuned=first.finetuned,
+        precision=precision_of(first.run),
         n=len(members),
         baseline=shared(over(lambda entry: entry.run.dense_top1)),
         last=over(lambda entry: entry.last),

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -71,7 +72,7 @@ def table_cells(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
 
 def markdown(rows: Sequence[PaperRow]) -> str:
     """The table in Markdown with an explanation of its columns."""
-    return f"{markdown_table(*table_cells(rows))}\n{EXPLANATION}\n"
+    return f"{markdown_table(*table_cells(rows))}\n{EXPLANATION} {_precision(rows)}\n"
 
 
 def markdown_table(heads: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
@@ -133,13 +134,22 @@ def paper_tables(rows: Sequence[PaperRow]) -> list[tuple[str, list[str], list[li
 def paper_tables_markdown(rows: Sequence[PaperRow]) -> str:
     """All tables of the paper in Markdown."""
     parts = [f"## {title}\n\n{markdown_table(heads, cells)}" for title, heads, cells in paper_tables(rows)]
-    return "\n".join(["# The tables of the paper\n", *parts, f"{EXPLANATION} {SPEED_UP}\n"])
+    return "\n".join(["# The tables of the paper\n", *parts, f"{EXPLANATION} {SPEED_UP} {_precision(rows)}\n"])
 
 
 def _texts(row: PaperRow) -> list[str]:
     """The cells before the figures, without control characters."""
     run = f"{row.name} ({row.apart})" if row.apart else row.name
     return [*map(printable, (row.data, row.model, row.method, _yes(row.finetuned), run, str(row.n)))]
+
+
+def _precision(rows: Sequence[PaperRow]) -> str:
+    """A sentence: the precision of most rows, and the names of the others."""
+    (usual, _), *others = Counter(row.precision for row in rows).most_common() or [("an unknown precision", 0)]
+    named = [
+        f"{other}: {', '.join(printable(row.name) for row in rows if row.precision == other)}" for other, _ in others
+    ]
+    return "; in ".join([f"Trained in {usual}", *named]) + "."
 
 
 def _yes(value: bool) -> str:
