@@ -172,6 +172,14 @@ def test_optimizers_that_do_not_fit() -> None:
         pruner.attach(torch.optim.SGD(pruner.parameter_groups(1e-4), lr=0.1))
 
 
+def test_parameters_that_stop_training_after_the_pruner_is_made() -> None:
+    pruner = pruner_of()
+    pruner.model.requires_grad_(False)
+    pruner.model.get_submodule(pruner.sites[0].name).bias.requires_grad_(True)
+    with pytest.raises(ConfigError, match="requires_grad=False before you make the pruner"):
+        pruner.attach(torch.optim.SGD(pruner.parameter_groups(1e-4), lr=0.1))
+
+
 def test_a_decayed_shift_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     pruner = pruner_of()
     with caplog.at_level(logging.WARNING):

@@ -120,10 +120,12 @@ def check_trains(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) -> 
     owned = _parameters(optimizer)
     missing = [name for name, bn in sites.items() if id(bn.bias) not in owned or id(bn.weight) not in owned]
     if missing:
+        remedy = "make it from pruner.parameter_groups() or model.parameters()"
+        if not all(sites[name].bias.requires_grad and sites[name].weight.requires_grad for name in missing):
+            remedy = "set requires_grad=False before you make the pruner, so that they are no sites"
         raise ConfigError(
             "the attached optimizer must train scale and shift of every site. "
-            f"Got one without those of {first_few([*map(repr, missing)])}; make it from pruner.parameter_groups() or "
-            "model.parameters()."
+            f"Got one without those of {first_few([*map(repr, missing)])}; {remedy}."
         )
 
 
