@@ -92,7 +92,7 @@ def forking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def smaller_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `digits_net` and torchvision's ResNet-18 have a quarter of their channels, and the latter half of its blocks.
+    """Let `digits_net` and torchvision's ResNet-18 have a quarter of their channels, and half of their layers.
 
     For documents and examples, which name these networks, and whose code is what is tested.
     """
@@ -103,7 +103,7 @@ def smaller_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     from softprune.models.vgg import VGG
 
     def digits_net(num_classes: int = 10) -> VGG:
-        return VGG([[8] * 2, [16] * 2, [32] * 2], num_classes, in_channels=1)
+        return VGG([[8], [16], [32]], num_classes, in_channels=1)
 
     monkeypatch.setattr("softprune.train.evaluate.time_ms", time_once)
     monkeypatch.setitem(REGISTRY, "digits_net", dataclasses.replace(REGISTRY["digits_net"], build=digits_net))

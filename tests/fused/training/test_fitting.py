@@ -202,7 +202,7 @@ def test_densenets_layers_are_products() -> None:
         left.append(len(fit.graph.find_nodes(op="call_function", target=torch.conv2d)))
         return lookup_backend("eager")(fit, inputs)
 
-    network = models.build("densenet40", 10).eval()
+    network = models.DenseNet(4).eval()
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         got = torch.compile(network, backend=backend, dynamic=False)(images)
