@@ -236,7 +236,7 @@ def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     for text in ("tiny_networks:tiny", "1,437 training", "BatchNorms", "target macs = 0.5", "runs/tiny"):
         assert text in result.output
-    assert "epochs of 30 steps" in result.output  # 1,437 images in batches of 48
+    assert "epochs of 15 steps" in result.output  # 1,437 images in batches of 96
     assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
     Path("runs/digits-tiny-l1").mkdir(parents=True)
     result = softprune(

@@ -130,7 +130,7 @@ def _train(path: Path, overrides: tuple[str, ...]) -> None:
     if (path / "config.toml").exists():
         resume(path)
     else:
-        settings = ("train.epochs=4", "data.batch_size=96", "records.checkpoint_steps=4", *overrides)
+        settings = ("train.epochs=4", "records.checkpoint_steps=4", *overrides)
         start(tiny_config(Path(), *settings), path)
 
 

@@ -26,14 +26,14 @@ _RECIPE = """
 [model]
 name = "tiny_networks:tiny"
 [data]
-batch_size = 48
+batch_size = 96
 [train]
 epochs = 4
 threads = 1
 [schedule]
 kind = "cosine"
 [method]
-strength = 0.016
+strength = 0.032
 [records]
 checkpoint_seconds = 0
 checkpoint_epochs = 1

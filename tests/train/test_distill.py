@@ -42,9 +42,9 @@ def test_a_run_learns_from_its_baseline_and_resumes_exactly(
     whole = start(config, tmp_path / "whole")
     assert whole.result is not None
     with monkeypatch.context() as patch:
-        assert start(config, tmp_path / "parts", listener=StopAt(patch, 70)).stopped
+        assert start(config, tmp_path / "parts", listener=StopAt(patch, 35)).stopped
     with monkeypatch.context() as patch:
-        assert resume(tmp_path / "parts", listener=StopAt(patch, 43)).stopped
+        assert resume(tmp_path / "parts", listener=StopAt(patch, 22)).stopped
     resume(tmp_path / "parts")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "parts"))

@@ -140,7 +140,7 @@ def test_another_number_of_processes_keeps_the_batch(
     assert [session.environment.processes for session in result.sessions] == [2, 1]
     assert result.sessions[1].batch == stopped["batch"] == 10
     # Neither the steps of an epoch nor the images of a step change.
-    assert [row.step for row in result.epochs] == [30, 60, 90, 120]
+    assert [row.step for row in result.epochs] == [15, 30, 45, 60]
     assert "processes 2 before, 1 now" in caplog.text
     assert "The batch of all processes together stays the same" in caplog.text
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
     assert rows == result["epochs"]
-    assert rows[-1]["step"] == 4 * 30
+    assert rows[-1]["step"] == 4 * 15
     assert result["best"]["top1"] == max(row["test_top1"] for row in rows)
     assert result["last"]["top1"] == rows[-1]["test_top1"]
     assert result["environment"]["torch"] == torch.__version__
@@ -114,7 +115,7 @@ ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.01")
 def test_stopping_and_going_on_changes_nothing(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
-    config = tiny(*overrides, "data.batch_size=96")
+    config = tiny(*overrides)
     whole = start(config, tmp_path / "whole")
     pieces = run_in_pieces(config, tmp_path / "pieces", [4, 28, 24], monkeypatch)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
@@ -160,7 +161,7 @@ def test_state_outside_the_state_dict_survives_a_stop(
     start(config, tmp_path / "whole")
     np.random.seed(0)  # noqa: NPY002
     with monkeypatch.context() as patch:
-        assert start(config, tmp_path / "pieces", listener=StopAt(patch, 37)).stopped
+        assert start(config, tmp_path / "pieces", listener=StopAt(patch, 19)).stopped
     np.random.seed(1)  # noqa: NPY002  (another process)
     resume(tmp_path / "pieces")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
@@ -183,11 +184,11 @@ def test_every_session_of_a_run_is_in_its_record(tiny: Tiny, tmp_path: Path, mon
     config = tiny()
     commands = iter(["softprune train", "softprune resume", "softprune resume --time-limit 9"])
     monkeypatch.setattr("softprune.runs.environment.command_line", lambda: next(commands))
-    outcome = run_in_pieces(config, tmp_path / "run", [9, 30], monkeypatch)
+    outcome = run_in_pieces(config, tmp_path / "run", [5, 15], monkeypatch)
     assert outcome.result is not None
     sessions = outcome.result.sessions
-    # 30 steps an epoch: stopped after 9, then after 30 more.
-    assert [(each.epoch, each.batch) for each in sessions] == [(0, 0), (0, 9), (1, 9)]
+    # 15 steps an epoch: stopped after 5, then after 15 more.
+    assert [(each.epoch, each.batch) for each in sessions] == [(0, 0), (0, 5), (1, 5)]
     assert [each.command.split()[1] for each in sessions] == ["train", "resume", "resume"]
     assert outcome.result.command == "softprune train"
     assert outcome.result.environment == sessions[-1].environment
@@ -217,7 +218,7 @@ def test_an_export_of_an_earlier_cut_is_named(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
-        start(tiny(), tmp_path / "run", listener=StopAt(patch, 40))
+        start(tiny(), tmp_path / "run", listener=StopAt(patch, 20))
     (tmp_path / "run" / "compact.onnx").write_text("of a trial cut")
     with caplog.at_level("WARNING", "softprune"):
         assert resume(tmp_path / "run").result is not None
@@ -230,7 +231,7 @@ def test_fine_tuning_trains_the_compact_network(tiny: Tiny, tmp_path: Path) -> N
     assert [row.phase for row in rows] == ["train"] * 4 + ["finetune"] * 2
     assert [row.macs for row in rows[3:]] == [rows[3].macs] * 3
     assert rows[4].strength is None
-    assert 0.009 < rows[4].lr < 0.011
+    assert rows[4].lr == pytest.approx(0.01 * (1 + math.cos(math.pi * 14 / 30)))  # of the last of 15 steps
     assert outcome.result.best.epoch >= 4  # of what is shipped
     names = [row.name for row in outcome.result.table]
     assert names == ["dense", "masked", "compact"]
@@ -252,7 +253,7 @@ def test_a_run_starts_from_its_own_baseline(tiny: Tiny, tmp_path: Path, monkeypa
     assert metrics(tmp_path / "own") == metrics(tmp_path / "named")
     assert outcome.folder.read_config().model.weights == "baseline"
     with monkeypatch.context() as patch:
-        assert start(own, tmp_path / "parts", listener=StopAt(patch, 30)).stopped
+        assert start(own, tmp_path / "parts", listener=StopAt(patch, 15)).stopped
     resume(tmp_path / "parts")
     assert metrics(tmp_path / "own") == metrics(tmp_path / "parts")
 
@@ -286,7 +287,7 @@ def test_a_damaged_checkpoint_costs_only_the_way_back(
     config = tiny("records.checkpoint_steps=9")
     start(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        start(config, tmp_path / "run", listener=StopAt(patch, 70))
+        start(config, tmp_path / "run", listener=StopAt(patch, 35))
     newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
     newest.write_bytes(newest.read_bytes()[:-100])
     with caplog.at_level(logging.WARNING):
@@ -366,9 +367,9 @@ def test_a_loss_that_is_not_finite_names_the_step_the_images_and_the_checkpoint(
     with pytest.raises(SoftpruneError) as caught:
         start(config, tmp_path / "run")
     message = str(caught.value)
-    assert re.search(r"in step 6[0-9] \(epoch 2, batch [0-9]\)", message)
+    assert re.search(r"in step 3[0-9] \(epoch 2, batch [0-9]\)", message)
     assert "indices [" in message
-    assert re.search(r"The last checkpoint with finite weights is \S*step-0000000060\.ckpt", message)
+    assert re.search(r"The last checkpoint with finite weights is \S*step-0000000030\.ckpt", message)
     # What it says to do can be done.
     recipe, weights = re.findall(r"softprune train (\S+) --set optimizer\.lr=\.\.\. --set (\S+)`", message)[0]
     again = load_recipe(recipe, ("optimizer.lr=1e-6", weights, "schedule.factor=1", "train.epochs=1"))
@@ -402,7 +403,7 @@ def test_weights_that_are_not_finite_are_never_saved(tiny: Tiny, tmp_path: Path,
 def test_weights_are_looked_at_before_an_epoch_is_written(tiny: Tiny, tmp_path: Path) -> None:
     class Spoil(Listener):
         def on_step(self, done: int) -> None:
-            if done == 30:
+            if done == 15:
                 torch.nn.init.constant_(trainers[0].stage.network[3].weight, float("nan"))
 
     trainers: list[Trainer] = []

@@ -44,9 +44,9 @@ def test_events_are_the_lines_of_the_metrics(tiny: Callable[..., RunConfig], tmp
     start(tiny("records.trackers=['tensorboard']", "records.eval_epochs=2", "finetune.epochs=1"), run)
     scalars = written(run)
     assert scalars == expected(run)
-    assert [step for step, _ in scalars["train_loss"]] == [30, 60, 90, 120, 150]
-    assert [step for step, _ in scalars["test_top1"]] == [60, 120, 150]  # only where it was tested
-    assert [step for step, _ in scalars["strength"]] == [30, 60, 90, 120]  # fine-tuning has none
+    assert [step for step, _ in scalars["train_loss"]] == [15, 30, 45, 60, 75]
+    assert [step for step, _ in scalars["test_top1"]] == [30, 60, 75]  # only where it was tested
+    assert [step for step, _ in scalars["strength"]] == [15, 30, 45, 60]  # fine-tuning has none
     assert {"test_loss", "test_top5", "train_top1", "lr", "channels", "params", "macs"} < set(scalars)
 
 
@@ -55,7 +55,7 @@ def test_a_run_without_the_setting_has_no_events(tiny: Callable[..., RunConfig],
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
-@pytest.mark.parametrize(("every", "kept"), [(2, [60]), (0, [])], ids=["checkpoint", "beginning"])
+@pytest.mark.parametrize(("every", "kept"), [(2, [30]), (0, [])], ids=["checkpoint", "beginning"])
 def test_epochs_that_are_trained_again_are_not_there_twice(
     tiny: Callable[..., RunConfig], tmp_path: Path, every: int, kept: list[int]
 ) -> None:
@@ -69,13 +69,13 @@ def test_epochs_that_are_trained_again_are_not_there_twice(
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         start(tiny("records.trackers=['tensorboard']", f"records.checkpoint_epochs={every}"), run, listener=Crash())
-    assert [step for step, _ in written(run)["lr"]] == [30, 60, 90]
+    assert [step for step, _ in written(run)["lr"]] == [15, 30, 45]
     checkpoints = sorted(path.name for path in run.glob("checkpoints/*"))
     assert checkpoints == [f"step-{step:010d}.ckpt" for step in kept]
     resume(run)
     scalars = written(run)
     assert scalars == expected(run)  # also in seconds, which the first process had others of
-    assert [step for step, _ in scalars["lr"]] == [30, 60, 90, 120]
+    assert [step for step, _ in scalars["lr"]] == [15, 30, 45, 60]
 
 
 @pytest.mark.parametrize(
