@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from method_networks import Chain, batch, sgd, train
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from softprune.methods import SoftPruner
+from softprune.methods import REGISTRY, SoftPruner
 
 
 def made(**options: Any) -> SoftPruner:
@@ -104,6 +105,21 @@ def test_an_optimizer_that_steps_another_for_a_part_is_no_wrapper() -> None:
     pruner.attach(optimizer)
     train(pruner, optimizer, 3)
     assert int(pruner.clock.step) == 3
+
+
+@pytest.mark.parametrize("method", ["sss", "variational"])
+def test_gradients_that_the_loop_resets_are_forgotten(method: str) -> None:
+    pruner = REGISTRY[method](Chain(), batch()[0])
+    optimizer = sgd(pruner)
+    train(pruner, optimizer, 1)
+    optimizer.zero_grad()
+    for step, factor in ((1, math.nan), (2, 1.0)):
+        loss = pruner.loss(factor * F.cross_entropy(pruner.model(batch(step)[0]), batch(step)[1]))
+        loss.backward()
+        if loss.isfinite():
+            optimizer.step()
+        optimizer.zero_grad()
+    assert all(bool(tensor.isfinite().all()) for tensor in pruner.detach().state_dict().values())
 
 
 def test_validation_between_forward_and_step_changes_nothing() -> None:

@@ -82,6 +82,10 @@ class AffinePruner(Pruner):
                 "learns beside the network. Train in float32 or bfloat16",
                 self.name,
             )
+        if not torch.compiler.is_compiling() and all(bn.weight.grad is None for bn in self.norms.values()):
+            # The loop has reset its gradients, perhaps without a step: of a batch with NaN, or between SAM's passes.
+            for extra in self.extras.values():
+                extra.value.grad = None
         return super().loss(task)
 
     def _fold_gates(self, network: nn.Module) -> nn.Module:
