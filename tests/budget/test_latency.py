@@ -42,7 +42,7 @@ def test_times_between_the_measured_widths_are_interpolated():
     assert grid(6, 10) == 2.0
     assert grid(6, 15) == 2.5
     assert grid(1, 1) == 1.0, "below the smallest measured width nothing is promised"
-    assert grid.times(3)(8, 20) == 12.0
+    assert Grid.total([grid, grid, grid])(8, 20) == 12.0
 
 
 def made_up_table(**changes):
@@ -93,6 +93,28 @@ def test_every_kind_of_layer_is_measured_and_the_model_left_alone():
     assert table(dense) == pytest.approx(table.dense_ms, rel=0.3)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Pyramid(nn.Module):
+    """One head for two sizes, and a second module with its convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.head, self.norm, self.again = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
+        self.again.weight, self.again.bias = self.head.weight, self.head.bias
+
+    def forward(self, x):
+        x = self.stem(x)
+        levels = [torch.relu(self.norm(self.head(level))) for level in (x, x[..., ::2, ::2])]
+        return [*levels, self.again(x)]
+
+
+def test_every_call_of_a_layer_counts_at_its_size(monkeypatch):
+    monkeypatch.setattr("softprune.budget.latency.time_ms", lambda call, device: float(len(call()[0].flatten())))
+    table = measure_latency(trace(Pyramid(), EXAMPLE), Pyramid(), EXAMPLE)  # the "time" is the outputs of one sample
+    assert table.layers["head"](8, 8) == 8 * (64 + 16 + 64)
+    assert table.norms["norm"](1, 8) == table.indices["norm"](1, 8) == 8 * (64 + 16)
 
 
 class Noting(nn.Sequential):

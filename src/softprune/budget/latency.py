@@ -8,7 +8,7 @@ the time at five widths; and what the whole dense network takes beyond the sum o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,9 +44,11 @@ class Grid:
         by_row = [float(np.interp(outputs, self.outputs, row)) for row in self.ms]
         return float(np.interp(inputs, self.inputs, by_row))
 
-    def times(self, uses: int) -> Grid:
-        """The same for a layer that is called `uses` times."""
-        return Grid(self.inputs, self.outputs, tuple(tuple(uses * value for value in row) for row in self.ms))
+    @classmethod
+    def total(cls, calls: Sequence[Grid]) -> Grid:
+        """The sum over the calls of one layer."""
+        total = np.sum([call.ms for call in calls], axis=0)
+        return cls(calls[0].inputs, calls[0].outputs, tuple(map(tuple, total.tolist())))
 
 
 @dataclass(frozen=True)
@@ -120,14 +122,17 @@ def measure_latency(
     layers, norms, indices = {}, {}, {}
     records: list[LayerOp | NormOp] = [*graph.layers, *graph.norms]
     for record in records:
+        # A layer may be called at several sizes, as the heads of a pyramid, and by modules that share its weights.
+        calls = [shape for name in dict.fromkeys(use.module for use in record.uses) for shape in shapes.get(name, ())]
         # A layer whose weight is used outside its module is no call that could be timed: part of the rest.
-        if record.name in shapes:
-            shape, uses = shapes[record.name], len(record.uses)
-            if isinstance(record, LayerOp):
-                layers[record.name] = bench.layer(record, plain.get_submodule(record.name), shape).times(uses)
-            else:
-                norms[record.name] = bench.widths(shape, _normalise).times(uses)
-            indices[record.name] = bench.widths(shape, _pick).times(uses)
+        if not calls:
+            continue
+        if isinstance(record, LayerOp):
+            module = plain.get_submodule(record.name)
+            layers[record.name] = Grid.total([bench.layer(record, module, shape) for shape in calls])
+        else:
+            norms[record.name] = Grid.total([bench.widths(shape, _normalise) for shape in calls])
+        indices[record.name] = Grid.total([bench.widths(shape, _pick) for shape in calls])
     dense_ms = time_ms(lambda: plain(*call.args, **call.kwargs), device)
     parts = sum(grid.ms[-1][-1] for grid in (*layers.values(), *norms.values()))
     logger.info("latency: %.3f ms measured, %.3f ms in %d parts", dense_ms, parts, len(layers) + len(norms))
@@ -145,14 +150,15 @@ def measure_latency(
     )
 
 
-def _input_shapes(network: nn.Module, call: Example) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
+def _input_shapes(network: nn.Module, call: Example) -> dict[str, list[tuple[int, ...]]]:
+    """Return the shapes of the first argument of every call of every module."""
+    shapes: dict[str, list[tuple[int, ...]]] = {}
     handles = []
     for name, module in network.named_modules():
 
         def note(module: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
             if args and isinstance(args[0], Tensor):
-                shapes[name] = tuple(args[0].shape)
+                shapes.setdefault(name, []).append(tuple(args[0].shape))
 
         handles.append(module.register_forward_pre_hook(note))
     network(*call.args, **call.kwargs)
