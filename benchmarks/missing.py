@@ -42,9 +42,14 @@ STRENGTHS = (
 """Strengths to try next: one more secant step towards the paper's cut."""
 VARIANTS = {"float32": "train.precision=fp32", "queue": "data.sampling=queue"}
 """Changes of cifar100-vgg16-scp that might explain the distance to the paper."""
-TRIALS = {f"{recipe}-strength{value}": (recipe, f"method.strength={value}") for recipe, value in STRENGTHS} | {
-    f"cifar100-vgg16-scp-{name}": ("cifar100-vgg16-scp", setting) for name, setting in VARIANTS.items()
-}
+PLAIN = ("tinyimagenet-resnet50-scp-40-ft", "best-cifar100-vgg16-macs48")
+"""Recipes with a target that are also trained without sampling the kept channels after the cut is final: one that
+underfits, one that overfits."""
+TRIALS = (
+    {f"{recipe}-strength{value}": (recipe, f"method.strength={value}") for recipe, value in STRENGTHS}
+    | {f"cifar100-vgg16-scp-{name}": ("cifar100-vgg16-scp", setting) for name, setting in VARIANTS.items()}
+    | {f"{recipe}-plain": (recipe, "method.options.sample_kept=false") for recipe in PLAIN}
+)
 """Name, recipe and setting of single runs."""
 
 
@@ -112,6 +117,11 @@ QUEUE = (
             (f"tinyimagenet-resnet50-{row}", (0,))
             for row in ("dense", "scp-ft", "scp-40-ft", "scp-target-ft", "fpgm-ft", "sss", "fpgm", "slimming-ft")
         ),
+    ),
+    Wanted(
+        "Kept channels after the cut of a target: sampled or not",
+        "Whether `sample_kept = false` should be the default, and when.",
+        tuple((f"{recipe}-plain", (0,)) for recipe in PLAIN),
     ),
     Wanted(
         "DenseNet-40 on CIFAR-100: rows of two tables each",

@@ -105,6 +105,21 @@ def test_a_cut_can_be_final_earlier():
         usual.check_state(budget.state_dict())
 
 
+def test_kept_channels_may_train_as_a_plain_network_after_the_cut():
+    model, pruner, optimizer = build(sample_kept=False)
+    x = torch.randn(16, 1, 6, 6)
+    train(model, pruner, optimizer, 0, 1)
+    assert not torch.equal(model(x), model(x)), "sampled"
+    train(model, pruner, optimizer, 1, pruner.budget.latest)
+    assert torch.equal(model(x), model(x))
+    for name, mask in pruner.budget.channels.allowed.items():
+        bn = model.get_submodule(name)
+        assert torch.equal(bn.gate.sample(bn), mask.float()), "as drawn for all sites at once"
+    assert not any((weight > 0).any() for weight in pruner.budget.channels.weights.values()), "only pushed back"
+    train(model, pruner, optimizer, pruner.budget.latest, STEPS)
+    assert figures(pruner, pruner.compact())["macs"] <= pruner.budget.limit
+
+
 def kill(model, pruner, share):
     """Let channels of every site die, as training would."""
     with torch.no_grad():
@@ -487,6 +502,8 @@ def test_rounding_holds_and_a_gap_is_reported(caplog):
         ({"strength": 1e-4}, "exclude each other"),
         ({"total_steps": None}, "needs `total_steps`"),
         ({"total_steps": 0}, "needs `total_steps`"),
+        ({"sample_kept": "no"}, "`sample_kept` must be True or False. Got 'no'"),
+        ({"target": None, "total_steps": None, "sample_kept": False}, "`sample_kept` needs a `target`. Got False"),
         ({"final_at": "0.3"}, "`final_at`.*Got '0.3'"),
         ({"final_at": 1.5}, "`final_at`.*must be more than 0 and less than 1. Got 1.5"),
         ({"target": None}, "needs a `target`"),

@@ -24,14 +24,14 @@ Masks = dict[str, Tensor]
 class ChannelState:
     """Reads and writes what a budget needs of the channels of a network's sites, which have a :class:`SoftGate`."""
 
-    def __init__(self, graph: ChannelGraph, network: nn.Module) -> None:
+    def __init__(self, graph: ChannelGraph, network: nn.Module, *, sample_kept: bool = True) -> None:
         self.graph, self.network = graph, network
         self.names = [site.name for site in graph.sites]
         self.widths = {site.name: site.width for site in graph.sites}
         self._scales: dict[tuple[str, MaskConfig], tuple[Tensor, Tensor]] = {}
         self._points = {site.name: (site.points, site.entering) for site in graph.sites}
         self._members = {site.name: site.members for site in graph.sites}
-        self.decision = MaskDecision(next(network.parameters()).device)
+        self.decision = MaskDecision(next(network.parameters()).device, sample_kept=sample_kept)
         for name, width in self.widths.items():
             gate, device = self.gate(name), self.decision.in_force.device
             gate.allowed = torch.ones(width, dtype=torch.bool, device=device)

@@ -47,8 +47,15 @@ class MaskDecision:
     The boolean is a 0-d tensor that changes in place, so that compiled steps and captured CUDA graphs see it.
     """
 
-    def __init__(self, device: torch.device | str | None = None) -> None:
+    def __init__(self, device: torch.device | str | None = None, *, sample_kept: bool = True) -> None:
         self.in_force = torch.zeros((), dtype=torch.bool, device=device)
+        self.sample_kept = sample_kept
+
+    def apply(self, sample: Tensor, allowed: Tensor) -> Tensor:
+        """Samples of a training step: while in force, 0 where a channel is off, and 1 elsewhere if none is sampled."""
+        if self.sample_kept:
+            return torch.where(self.in_force & ~allowed, 0.0, sample).to(sample.dtype)
+        return torch.where(self.in_force, allowed.to(sample.dtype), sample)
 
     def to(self, device: torch.device | str) -> None:
         """Move the boolean in place."""
@@ -106,7 +113,7 @@ class SoftGate:
         dead = self.dead_probability(bn)
         words = channel_words(self.clock.seed, self.site, bn.num_features, dead.device)
         n = relaxed_sample(dead, logistic_noise(self.clock, words, dead.dtype), self.config)
-        return self._among_allowed(n, 0.0)
+        return n if self.decision is None or self.allowed is None else self.decision.apply(n, self.allowed)
 
     @torch.no_grad()
     def hard(self, bn: _BatchNorm, coupled: Sequence[tuple[SoftGate, _BatchNorm]] | None = None) -> Tensor:

@@ -83,7 +83,7 @@ def draw_chain(batch: SiteBatch, beta: Tensor, gamma: Tensor) -> Folded:
     dead = dead_at_every_point(dead_probability(*points, batch.config, batch.activation))
     n = relaxed_sample(dead, logistic_noise(batch.clock, batch.words, dead.dtype), batch.config)
     if batch.decision is not None:
-        n = torch.where(batch.decision.in_force & ~batch.allowed(), 0.0, n)
+        n = batch.decision.apply(n, batch.allowed())
     return fold(n if batch.members == 1 else n.repeat(batch.members), gamma, beta)
 
 

@@ -39,6 +39,8 @@ class SoftPruner(Pruner):
         total_steps: Optimizer steps of the whole training, which a target needs.
         final_at: The share of the training after which the cut is final, at the latest. Give less, such as 0.3, when
             trained weights are pruned in few epochs: the compact network then has longer to recover.
+        sample_kept: Whether the kept channels are sampled after the cut of a target is final, which regularises. False
+            trains them as a plain network from there on: for trainings that underfit, such as short ones.
         latency_batch: Samples per call at which a latency target is measured; the example's by default.
         cost_weighting: Exponent ``a`` of the cost in the sparsity loss: the strength of each channel is proportional to
             (what its removal frees) ** a, with mean 1. What is freed is the target's quantity, or MACs without one.
@@ -67,6 +69,7 @@ class SoftPruner(Pruner):
         target: TargetLike | None = None,
         total_steps: int | None = None,
         final_at: float = FINAL_AT,
+        sample_kept: bool = True,
         latency_batch: int | None = None,
         cost_weighting: float = 0.0,
         masks: MaskConfig | None = None,
@@ -78,7 +81,11 @@ class SoftPruner(Pruner):
                 "`strength` and `target` exclude each other: a target adjusts the strength itself. "
                 f"Got strength = {strength!r} and target = {target!r}; give one of them."
             )
-        check_has_target(target, total_steps=total_steps, latency_batch=latency_batch)
+        if not isinstance(sample_kept, bool):
+            raise ConfigError(f"`sample_kept` must be True or False. Got {sample_kept!r}.")
+        check_has_target(
+            target, total_steps=total_steps, sample_kept=None if sample_kept else False, latency_batch=latency_batch
+        )
         if masks is not None and not isinstance(masks, MaskConfig):
             raise ConfigError(
                 f"`masks` must be a MaskConfig. Got {masks!r}; pass softprune.MaskConfig(...), or None for the "
@@ -97,6 +104,7 @@ class SoftPruner(Pruner):
                     total_steps,
                     self._prunable(),
                     final_at=final_at,
+                    sample_kept=sample_kept,
                     batch=latency_batch,
                     cost_weighting=cost_weighting,
                 )
