@@ -162,12 +162,12 @@ QUEUE = (
 comes after networks that cannot, and so fills the ends of sessions."""
 
 NEXT = (
-    "--first cifar100-densenet40-scp cifar100-densenet40-scp-high cifar100-densenet40-scp-strength3e-05 "
-    "cifar10-vgg19-slimming-ft --only 'tinyimagenet-*' --runs gpu-runs",
-    "--only 'cifar100-vgg*'",
-    "--only '*-densenet40-*' --most 4 --runs gpu-runs",
+    "--first tinyimagenet-resnet50-scp-ft tinyimagenet-resnet50-fpgm-ft tinyimagenet-resnet50-sss "
+    "tinyimagenet-resnet50-fpgm cifar100-vgg19-slimming-high-ft tinyimagenet-resnet50-scp-40-ft-plain "
+    "--only 'cifar100-vgg*' --runs gpu-runs",
+    "--only 'cifar100-densenet40-*' --most 4",
 )
-"""Options of prepare.py for the next sessions: what was cut off, then ResNet-50; VGGs; DenseNet-40."""
+"""Options of prepare.py for the next sessions: ResNet-50 and VGGs; DenseNet-40, which others starve."""
 
 
 @dataclass(frozen=True)
