@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -39,6 +40,13 @@ def pytest_collection() -> None:
     declare_operators()
     # The tensors of the tests are small and pytest-xdist runs several workers: more threads would only contend.
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported, and run it less often: it took a tenth of the tests' time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
