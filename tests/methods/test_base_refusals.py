@@ -61,6 +61,9 @@ def test_kinds_of_sites_that_would_help_are_named() -> None:
 def test_an_example_of_the_wrong_shape() -> None:
     with pytest.raises(ModelError, match=r"the model must accept `example`.*Pass an example"):
         sp.inspect(CHAIN.build(), torch.randn(2, 7, 9, 9))
+    joined = type("Joined", (nn.Module,), {"forward": lambda self, x: torch.cat([x, x[:, :, :2]], 1)})()
+    with pytest.raises(ModelError, match=r"Sizes of tensors must match except in .* in the list\. Pass an example"):
+        sp.inspect(joined, torch.randn(2, 3, 8, 8))
     with pytest.raises(ModelError, match="`example` must be a tensor"):
         sp.inspect(CHAIN.build(), 3)
 

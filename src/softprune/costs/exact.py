@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.costs.record import Cost, ModuleCost
-from softprune.errors import ModelError
+from softprune.errors import ModelError, first_line
 from softprune.graph import check_is_module
 from softprune.graph.capture import ANALYSIS_BATCH
 from softprune.graph.example import Example, ExampleLike, per_sample
@@ -110,8 +110,8 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
         except Exception as error:
             raise ModelError(
                 "Costs are counted by running the forward once on tensors that have shapes but no data. "
-                f"Got {type(error).__name__}: {error}. Check that the example is what the forward takes, and "
-                "that the forward does not branch on values."
+                f"Got {type(error).__name__}: {first_line(error)}. Check that the example is what the forward takes, "
+                "and that the forward does not branch on values."
             ) from error
     return counter.macs
 

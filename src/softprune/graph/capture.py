@@ -155,7 +155,7 @@ def _explain(model: nn.Module, example: Example, failure: Exception) -> ModelErr
     except Exception as error:
         return ModelError(
             f"the model must accept `example`. Got {given}, and calling "
-            f"{type(model).__name__} on them raised {type(error).__name__}: {error}. "
+            f"{type(model).__name__} on them raised {type(error).__name__}: {first_line(error)}. "
             "Pass an example that model(example) accepts."
         )
     return ModelError(
