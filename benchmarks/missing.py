@@ -126,7 +126,10 @@ QUEUE = (
     Wanted(
         "DenseNet-40 on CIFAR-100: rows of two tables each",
         "lambda and s are published: cuts within 2.5 points and best accuracy within 0.4 of the paper's.",
-        tuple((f"cifar100-densenet40-scp{end}", (0,)) for end in ("", "-high", "-strength3e-05")),
+        (
+            *((f"cifar100-densenet40-scp{end}", (0,)) for end in ("", "-high")),
+            ("cifar100-densenet40-scp-strength3e-05", (0, 1)),
+        ),
     ),
     Wanted(
         "DenseNet-40: the other rows",

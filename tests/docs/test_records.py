@@ -101,15 +101,20 @@ def test_sparsity_is_saturated_where_it_stays_near_its_final_value() -> None:
     assert module.saturation(run) == 1
 
 
-def test_results_are_rendered_from_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = sorted(str(path.parent) for path in (ROOT / "results").glob("cifar*/result.json"))
+@pytest.mark.parametrize(
+    ("page", "names", "options"),
+    [("RESULTS.md", ["cifar*"], []), ("PAPER.md", ["cifar*", "tinyimagenet*"], ["--paper-tables"])],
+)
+def test_results_are_rendered_from_their_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, names: list[str], options: list[str]
+) -> None:
+    runs = [str(path.parent) for name in names for path in sorted((ROOT / "results").glob(f"{name}/result.json"))]
     assert runs
-    page = tmp_path / "RESULTS.md"
-    monkeypatch.setattr("sys.argv", ["softprune", "compare", *runs, "--out", str(page)])
+    monkeypatch.setattr("sys.argv", ["softprune", "compare", *runs, *options, "--out", str(tmp_path / page)])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    assert page.read_text() == (ROOT / "results" / "RESULTS.md").read_text()
+    assert (tmp_path / page).read_text() == (ROOT / "results" / page).read_text()
 
 
 def test_the_readme_s_table_is_rendered_from_the_records() -> None:
