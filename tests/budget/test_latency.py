@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 import softprune as sp
+from softprune.budget import latency_table
 from softprune.budget.latency import Grid, LatencyTable, measure_latency
 from softprune.errors import ConfigError
 from softprune.graph import Example, trace
+from softprune.methods import L1Pruner
 from softprune.plan import make_plan
 
 
@@ -176,7 +178,7 @@ def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, c
     with caplog.at_level("INFO", logger="softprune"):
         pruner.decide()
         pruner.compact()
-    assert "measured; dense" in caplog.text
+    assert "measured here; dense" in caplog.text
     kept = pruner.budget.measure.of_plan(pruner.plan())
     assert 0.98 * 2.8 < kept <= 2.8
     other = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.8}, total_steps=10)
@@ -184,3 +186,37 @@ def test_a_latency_target_is_met_by_the_table_and_resumes_with_it(monkeypatch, c
     other.load_state_dict(pruner.state_dict())
     assert other.budget.measure.table == pruner.budget.measure.table
     assert other.budget.limit == pruner.budget.limit
+
+
+def test_a_table_of_another_machine_is_pursued(tmp_path, monkeypatch):
+    table = latency_table(chain(), EXAMPLE, batch=1)
+    table.save(tmp_path / "device.json")
+    monkeypatch.setattr("softprune.budget.measures.measure_latency", None)  # nothing is measured again
+    for given in (table, asdict(table), str(tmp_path / "device.json")):
+        pruner = sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.99}, total_steps=10, latency_table=given)
+        assert pruner.budget.measure.table == table
+        assert pruner.budget.dense == pytest.approx(table.dense_ms, rel=0.01)
+    ranked = L1Pruner(chain(), EXAMPLE, target={"latency": 0.99}, latency_table=table)
+    assert ranked.status.limit == pruner.budget.limit
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"latency_table": "nowhere.json"}, "must be what .* returns.*Got 'nowhere.json': .*No such file"),
+        ({"latency_table": {"device": "cpu"}}, "must be what .* returns.*Got other fields"),
+        ({"latency_table": "table", "latency_batch": 2}, "exclude each other.*Got 2 and a table"),
+        ({"latency_table": "table", "target": {"macs": 0.5}}, "`latency_table` needs a target of latency"),
+        ({"latency_table": "table", "target": None, "total_steps": None}, "`latency_table` needs a `target`"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        sp.SoftPruner(chain(), EXAMPLE, **{"target": {"latency": 0.9}, "total_steps": 10, **settings})
+
+
+def test_a_table_of_another_network_is_refused():
+    wide = Grid((1, 3), (1, 32), ((0.5, 0.5), (0.5, 1.0)))
+    table = made_up_table(layers={"0": wide}, norms={}, dense_ms=3.5)
+    with pytest.raises(ConfigError, match=r"Got one whose layer '0' is missing here or has another width"):
+        sp.SoftPruner(chain(), EXAMPLE, target={"latency": 0.9}, total_steps=10, latency_table=table)

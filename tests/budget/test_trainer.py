@@ -2,11 +2,13 @@
 
 import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from softprune.budget.latency import Grid, LatencyTable
 from softprune.config.method import MethodConfig
 from softprune.config.recipes import load_recipe
 from softprune.config.settings import RunConfig, TrainConfig
@@ -57,6 +59,23 @@ def figures(run: Path):
     result = json.loads((run / "result.json").read_text())
     rows = [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in result["epochs"]]
     return result, rows
+
+
+def test_a_run_with_a_latency_target_goes_on_where_it_would_be_refused(config, tmp_path, monkeypatch):
+    layers = {name: Grid((1, i), (1, o), ((0.1, 0.5), (0.5, 1.0))) for name, i, o in (("3", 16, 24), ("6", 24, 32))}
+    table = LatencyTable("eager", "cpu", 1, 1, layers, {}, {}, dense_ms=2.0, rest_ms=0.0, scale=1.0)
+    measure = "softprune.budget.measures.measure_latency"
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, lambda graph, model, example, *, batch: table)
+        start(config("method.target.latency=0.8"), tmp_path / "run", device="cpu", listener=StopAfter(patch, 5))
+    slow = replace(table, dense_ms=20.0, rest_ms=18.0)
+    monkeypatch.setattr(measure, lambda graph, model, example, *, batch: slow)
+    with pytest.raises(ConfigError, match="must be within reach"):
+        start(config("method.target.latency=0.8"), tmp_path / "new", device="cpu")
+    assert not resume(tmp_path / "run", device="cpu").stopped
+    budget = read_newest(tmp_path / "run" / "checkpoints")[1]["stage"]["pruner"]["budget"]
+    assert budget["measure"] == asdict(table)
+    assert budget["limit"] == pytest.approx(1.6)
 
 
 def test_a_recipes_target_is_met_and_a_stopped_run_ends_the_same(config, tmp_path, monkeypatch):

@@ -1,6 +1,9 @@
 """Budgets: one figure of the network that must be met at the end of the training."""
 
 from softprune.budget.budget import Budget as Budget
+from softprune.budget.latency import LatencyTable as LatencyTable
+from softprune.budget.latency import TableLike as TableLike
+from softprune.budget.latency import latency_table as latency_table
 from softprune.budget.limit import BudgetStatus as BudgetStatus
 from softprune.budget.limit import Limit as Limit
 from softprune.budget.measures import Macs as Macs

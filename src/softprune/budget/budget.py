@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from softprune.budget.channels import ChannelState, Masks, present
 from softprune.budget.controller import Controller
+from softprune.budget.latency import TableLike
 from softprune.budget.limit import BudgetStatus, Limit
 from softprune.budget.measures import PrunableNetwork
 from softprune.budget.search import CLOSE, Cut, CutSearch
@@ -64,6 +65,7 @@ class Budget(Limit):
         final_at: float = FINAL_AT,
         sample_kept: bool = True,
         batch: int | None = None,
+        table: TableLike | None = None,
         cost_weighting: float = 0.0,
     ) -> None:
         if not is_integer(total_steps) or total_steps < 1:
@@ -76,7 +78,7 @@ class Budget(Limit):
                 "`final_at`, the share of the training after which the cut is final, must be more than 0 and less than "
                 f"1. Got {final_at!r}; the default is {FINAL_AT:g}."
             )
-        super().__init__(target, prunable, batch=batch)
+        super().__init__(target, prunable, batch=batch, table=table)
         total_steps, final_at = int(total_steps), float(final_at)
         self.total_steps, self.final_at = total_steps, final_at
         # The cut is pursued as in a training of this length with the default `FINAL_AT`.

@@ -8,19 +8,25 @@ the time at five widths; and what the whole dense network takes beyond the sum o
 from __future__ import annotations
 
 import copy
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from softprune.errors import ModelError
-from softprune.graph import ChannelGraph
+from softprune.errors import ConfigError, ModelError, first_line
+from softprune.graph import ChannelGraph, trace
 from softprune.graph.example import Example, ExampleLike
 from softprune.graph.ops import LayerOp, NormOp
 from softprune.hardware import time_ms
+from softprune.io import write_atomically
 from softprune.log import get_logger
 from softprune.module_state import evaluating
 from softprune.plan import ModuleCut, PrunePlan
@@ -86,6 +92,38 @@ class LatencyTable:
                 total += self.indices[name](1, len(cut.select))
         return total
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the table as JSON, for `latency_table` of a pruner on another machine."""
+        content = json.dumps(asdict(self), indent=1).encode()
+        write_atomically(Path(path), content, then="save the table again", follow_link=True)
+
+    @classmethod
+    def read(cls, source: TableLike) -> LatencyTable:
+        """Return a table from itself, from its fields, or from the file that :meth:`save` wrote."""
+        if isinstance(source, LatencyTable):
+            return source
+        try:
+            fields = source if isinstance(source, Mapping) else json.loads(Path(source).read_text(encoding="utf-8"))
+            return cls(**fields)
+        except (OSError, TypeError, ValueError, ValidationError) as error:
+            name = "other fields" if isinstance(source, Mapping) else repr(source)
+            raise ConfigError(
+                "`latency_table` must be what softprune.budget.latency_table returns, or the file that save() wrote. "
+                f"Got {name}: {first_line(error)}"
+            ) from error
+
+    def check(self, graph: ChannelGraph) -> None:
+        """Raise a ConfigError unless the table is of this network."""
+        records: list[LayerOp | NormOp] = [*graph.layers, *graph.norms]
+        widths = {record.name: len(record.outputs) for record in records}
+        measured = {name: grid.outputs[-1] for name, grid in (*self.layers.items(), *self.norms.items())}
+        other = [name for name, width in measured.items() if widths.get(name) != width]
+        if other:
+            raise ConfigError(
+                f"`latency_table` must be of the same network. Got one whose layer {other[0]!r} is missing here or has "
+                "another width; measure this network with softprune.budget.latency_table(model, example)."
+            )
+
     def report(self, plan: PrunePlan, compact: nn.Module, example: Example) -> float:
         """Log what the cut network takes beside what the table says; returns the measured milliseconds."""
         call = example.to_model(compact)
@@ -94,9 +132,25 @@ class LatencyTable:
         with evaluating(compact):
             measured = time_ms(lambda: compact(*call.args, **call.kwargs), device)
         logger.info(
-            "latency: %.3f ms by the table, %.3f ms measured; dense %.3f ms", self(plan), measured, self.dense_ms
+            "latency: %.3f ms by the table (%s), %.3f ms measured here; dense %.3f ms",
+            self(plan),
+            self.device,
+            measured,
+            self.dense_ms,
         )
         return measured
+
+
+TableLike = LatencyTable | Mapping[str, Any] | str | os.PathLike[str]
+"""A table, its fields, or the path of its file."""
+
+
+def latency_table(model: nn.Module, example: ExampleLike, *, batch: int | None = None) -> LatencyTable:
+    """Measure the layers of a model where it is, for targets of latency that are pursued on another machine.
+
+    `batch`: samples per call; as many as `example` has by default.
+    """
+    return measure_latency(trace(model, example), model, example, batch=batch)
 
 
 @torch.no_grad()

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.budget.measures import MEASURES, PrunableNetwork, check_batch
+from softprune.budget.latency import TableLike
+from softprune.budget.measures import MEASURES, PrunableNetwork, check_timing
 from softprune.budget.search import CLOSE, Counts, Cut, CutSearch
 from softprune.config.target import TargetLike, read_target
 from softprune.errors import ConfigError
@@ -49,13 +50,15 @@ class BudgetStatus:
 
 
 class Limit:
-    """A target for one network, with the measure and the search that meet it. `batch`: see :class:`Measure`."""
+    """A target for one network, with the measure and the search that meet it. See :class:`Measure`."""
 
-    def __init__(self, target: TargetLike, prunable: PrunableNetwork, *, batch: int | None = None) -> None:
+    def __init__(
+        self, target: TargetLike, prunable: PrunableNetwork, *, batch: int | None = None, table: TableLike | None = None
+    ) -> None:
         self.target = read_target(target)
-        check_batch(self.target.key, batch)
+        check_timing(self.target.key, batch, table)
         self.prunable, self.network = prunable, prunable.model
-        self.measure = MEASURES[self.target.key](prunable, batch)
+        self.measure = MEASURES[self.target.key](prunable, batch, table)
         self._counts: Counts | None = None
         self.set_limit()
         self._check_possible()

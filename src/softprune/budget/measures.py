@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from softprune.budget.latency import LatencyTable, measure_latency
+from softprune.budget.latency import LatencyTable, TableLike, measure_latency
 from softprune.errors import ConfigError, is_integer
 from softprune.graph import ChannelGraph
 from softprune.graph.example import Example
@@ -33,13 +33,13 @@ class PrunableNetwork:
 class Measure:
     """A figure of the network that given masks would leave, read from the exact plan.
 
-    `batch`: samples per call, for measures that time the network.
+    For measures that time the network: `batch`, samples per call, or `table`, what was measured before.
     """
 
     is_timed: ClassVar[bool] = False
     """Whether it runs the network, with a batch size that matters."""
 
-    def __init__(self, prunable: PrunableNetwork, batch: int | None = None) -> None:
+    def __init__(self, prunable: PrunableNetwork, batch: int | None = None, table: TableLike | None = None) -> None:
         self.graph, self.round_to = prunable.graph, prunable.round_to
 
     def of_plan(self, plan: PrunePlan) -> float:
@@ -101,13 +101,17 @@ class Channels(Measure):
 
 
 class Latency(Measure):
-    """Milliseconds per call, by a table that is measured on this machine."""
+    """Milliseconds per call, by a table: a given one, or one that is measured on this machine."""
 
     is_timed = True
 
-    def __init__(self, prunable: PrunableNetwork, batch: int | None = None) -> None:
+    def __init__(self, prunable: PrunableNetwork, batch: int | None = None, table: TableLike | None = None) -> None:
         super().__init__(prunable)
-        self.table = measure_latency(prunable.graph, prunable.model, prunable.example, batch=batch)
+        if table is None:
+            self.table = measure_latency(prunable.graph, prunable.model, prunable.example, batch=batch)
+        else:
+            self.table = LatencyTable.read(table)
+            self.table.check(prunable.graph)
 
     def of_plan(self, plan: PrunePlan) -> float:
         return self.table(plan)
@@ -142,13 +146,19 @@ MEASURES: dict[str, type[Measure]] = {
 """The measure of every quantity that a target can name; the keys are those of `softprune.config.target`."""
 
 
-def check_batch(key: str, batch: int | None) -> None:
-    """Raise a ConfigError if a batch size is given to a measure that does not time the network, or is no number."""
+def check_timing(key: str, batch: int | None, table: TableLike | None) -> None:
+    """Raise a ConfigError if `batch` or `table` is given to a measure that does not time the network, or is wrong."""
     timed = [name for name, measure in MEASURES.items() if measure.is_timed]
-    if batch is not None and key not in timed:
-        raise ConfigError(
-            f"`latency_batch` needs a target of {' or '.join(timed)}. Got {batch!r} and a target of {key}; leave "
-            f"it out, or pass target={{{timed[0]!r}: ...}}."
-        )
+    for name, value in (("latency_batch", batch), ("latency_table", table)):
+        if value is not None and key not in timed:
+            raise ConfigError(
+                f"`{name}` needs a target of {' or '.join(timed)}. Got {value!r} and a target of {key}; leave "
+                f"it out, or pass target={{{timed[0]!r}: ...}}."
+            )
     if batch is not None and (not is_integer(batch) or batch < 1):
         raise ConfigError(f"`latency_batch` must be an integer of at least 1. Got {batch!r}.")
+    if batch is not None and table is not None:
+        raise ConfigError(
+            "`latency_batch` and `latency_table` exclude each other: a table is of one batch size. "
+            f"Got {batch!r} and a table; leave one of them out."
+        )

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict, get_args, get_type_hints, is_typeddi
 
 from torch import Tensor, nn
 
+from softprune.budget import TableLike
 from softprune.config.method import MethodConfig
 from softprune.config.target import TargetLike
 from softprune.errors import CheckpointError, ConfigError, ModelError, is_bool, is_number
@@ -56,6 +57,8 @@ class RankingOptions(PrunerOptions, total=False):
     :class:`softprune.SoftPruner`."""
     latency_batch: int | None
     """Samples per call at which a latency target is measured; the example's by default."""
+    latency_table: TableLike | None
+    """For a latency target of another machine: a table of :func:`softprune.budget.latency_table`, or its file."""
 
 
 def keywords_of(pruner: type) -> tuple[str, ...]:
@@ -87,7 +90,7 @@ def check_strength(strength: float | Tensor) -> None:
         raise ConfigError(f"`strength` must be a finite number of at least 0. Got {strength!r}; try 1e-4.")
 
 
-def check_has_target(target: TargetLike | None, **options: int | None) -> None:
+def check_has_target(target: TargetLike | None, **options: object) -> None:
     """Raise if one of `options`, which act on a target alone, is given without one."""
     for name, value in options.items():
         if target is None and value is not None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from softprune.budget import Limit
+from softprune.budget import Limit, TableLike
 from softprune.config.target import TargetLike
 from softprune.errors import ConfigError, few_of, is_number
 from softprune.graph import ChannelGraph, ExampleLike, Site
@@ -95,14 +95,15 @@ class StoredPruner(Pruner):
         strength: float = 0.0,
         target: TargetLike | None = None,
         latency_batch: int | None = None,
+        latency_table: TableLike | None = None,
         **options: Unpack[PrunerOptions],
     ) -> None:
-        check_has_target(target, latency_batch=latency_batch)
+        check_has_target(target, latency_batch=latency_batch, latency_table=latency_table)
         super().__init__(model, example, strength=strength, **options)
         if target is None:
             return
         try:
-            self._limit = Limit(target, self._prunable(), batch=latency_batch)
+            self._limit = Limit(target, self._prunable(), batch=latency_batch, table=latency_table)
         except BaseException:
             self.detach()
             raise

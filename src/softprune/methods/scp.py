@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from softprune.budget import Budget, CostWeights, Macs
+from softprune.budget import Budget, CostWeights, Macs, TableLike
 from softprune.budget.channels import present
 from softprune.config.target import FINAL_AT, TargetLike
 from softprune.errors import CheckpointError, ConfigError
@@ -42,6 +42,8 @@ class SoftPruner(Pruner):
         sample_kept: Whether the kept channels are sampled after the cut of a target is final, which regularises. False
             trains them as a plain network from there on: for trainings that underfit, such as short ones.
         latency_batch: Samples per call at which a latency target is measured; the example's by default.
+        latency_table: For a latency target of another machine, what :func:`softprune.budget.latency_table` measured
+            there: the table, or the path of its file.
         cost_weighting: Exponent ``a`` of the cost in the sparsity loss: the strength of each channel is proportional to
             (what its removal frees) ** a, with mean 1. What is freed is the target's quantity, or MACs without one.
             0 is the paper's loss. Larger values prune costly layers more; 0.5 is a good start.
@@ -71,6 +73,7 @@ class SoftPruner(Pruner):
         final_at: float = FINAL_AT,
         sample_kept: bool = True,
         latency_batch: int | None = None,
+        latency_table: TableLike | None = None,
         cost_weighting: float = 0.0,
         masks: MaskConfig | None = None,
         site_kinds: Iterable[str] = DEFAULT_KINDS,
@@ -84,7 +87,11 @@ class SoftPruner(Pruner):
         if not isinstance(sample_kept, bool):
             raise ConfigError(f"`sample_kept` must be True or False. Got {sample_kept!r}.")
         check_has_target(
-            target, total_steps=total_steps, sample_kept=None if sample_kept else False, latency_batch=latency_batch
+            target,
+            total_steps=total_steps,
+            sample_kept=None if sample_kept else False,
+            latency_batch=latency_batch,
+            latency_table=latency_table,
         )
         if masks is not None and not isinstance(masks, MaskConfig):
             raise ConfigError(
@@ -106,6 +113,7 @@ class SoftPruner(Pruner):
                     final_at=final_at,
                     sample_kept=sample_kept,
                     batch=latency_batch,
+                    table=latency_table,
                     cost_weighting=cost_weighting,
                 )
                 self._limit = self.budget

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from softprune.budget import TableLike
 from softprune.budget.measures import MEASURES
 from softprune.config.method import MethodConfig
 from softprune.config.settings import RunConfig
@@ -78,17 +79,28 @@ def check_one_shot(config: RunConfig) -> None:
 
 
 def make_pruner(
-    config: MethodConfig, network: nn.Module, example: Tensor, *, masks: MaskConfig, seed: int, total_steps: int
+    config: MethodConfig,
+    network: nn.Module,
+    example: Tensor,
+    *,
+    masks: MaskConfig,
+    seed: int,
+    total_steps: int,
+    latency_table: TableLike | None = None,
 ) -> Pruner:
     """Return the pruner of the method that ``config`` names, for ``total_steps`` steps of training ``network``.
 
     Strength, masks and the other settings go to the methods that have them. A target replaces the strength.
+    ``latency_table`` is what the run measured when it began.
     """
     check_method(config)
     method = find_method(config.name)
     keywords = keywords_of(method)
     budget: dict[str, Any] = {"target": config.target, "total_steps": total_steps, "final_at": config.final_at}
-    if any(MEASURES[key].is_timed for key in config.target):
+    options: dict[str, Any] = dict(config.options)
+    if latency_table is not None:
+        options["latency_table"] = latency_table
+    if any(MEASURES[key].is_timed for key in config.target) and "latency_table" not in options:
         budget["latency_batch"] = config.latency_batch
     adjusts = config.target and "total_steps" in keywords
     settings: dict[str, Any] = {
@@ -103,4 +115,4 @@ def make_pruner(
         "seed": seed,
     }
     known = {key: value for key, value in settings.items() if key in keywords}
-    return method(network, example, **{**known, **config.options})
+    return method(network, example, **{**known, **options})

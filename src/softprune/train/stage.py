@@ -81,7 +81,7 @@ class Stage:
             momentum = state["optimizer"]
             round_to = state["pruner"]["round_to"] if state["pruner"] is not None else None
         if not finetune and config.method.name != "dense":
-            self.pruner = self._make_pruner(config, data, round_to)
+            self.pruner = self._make_pruner(config, data, round_to, _latency_table(state))
             self.pruner.updates_on_step = False  # a captured step runs no Python; the loop updates
             if clock is not None:
                 self.pruner.clock.load_state_dict(clock)
@@ -100,7 +100,9 @@ class Stage:
             totals = state["step"] if world.is_writer else {**state["step"], "totals": [0.0] * 4}
             self.step.load_state_dict(totals)
 
-    def _make_pruner(self, config: RunConfig, data: DataBundle, multiple: int | None) -> Pruner:
+    def _make_pruner(
+        self, config: RunConfig, data: DataBundle, multiple: int | None, table: dict[str, Any] | None
+    ) -> Pruner:
         """Return the run's pruner. The meaning of "auto" is found once in a run, by rank 0 alone."""
         method = config.method
         searches = method.round_to == "auto" and multiple is None
@@ -115,6 +117,7 @@ class Stage:
             masks=config.masks,
             seed=config.seed,
             total_steps=max(1, config.train.epochs * _sampler(config, data, self.world).steps),
+            latency_table=table,
         )
         if searches and self.world.is_writer:
             self.world.broadcast(pruner.round_to)
@@ -265,3 +268,9 @@ def _make_optimizer(
     if config.optimizer.name == "adamw":
         return make_adamw(groups, lr=rate, beta=momentum)
     return make_sgd(groups, lr=rate, momentum=momentum, nesterov=config.optimizer.nesterov)
+
+
+def _latency_table(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the run measured for a latency target: the target may be out of reach by a measurement of this machine."""
+    pruner = (state or {}).get("pruner") or {}
+    return pruner.get("budget", {}).get("measure") or None
