@@ -134,6 +134,16 @@ def test_zero_channels_that_fill_up_to_a_width_freeze_the_streams_alone(
         assert all(f"number depends on theirs; write a literal, {remedy}" in reason for reason in reasons)
 
 
+def test_a_site_that_cannot_be_cut_freezes_no_channels_of_explicit_sizes() -> None:
+    class Doubled(PaddedStreams):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (1 if len(self.bn3.weight) == 5 else 2)
+
+    seen = softprune.inspect(randomise_(Doubled(0)), torch.randn(2, 3, 8, 8), site_kinds=["stream"])
+    assert [site.name for site in seen.sites] == ["bn", "bn1", "bn4", "bn5"]
+    assert [frozen.name for frozen in seen.frozen] == ["bn3"]
+
+
 def test_sites_that_cannot_be_cut_together_freeze_the_later_one() -> None:
     class Doubled(Chain):
         def forward(self, x: Tensor) -> Tensor:

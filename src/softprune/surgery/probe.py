@@ -82,13 +82,12 @@ def _probed(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
 
 def _without_literals(probe: _Probe, graph: ChannelGraph) -> ChannelGraph:
     """Freeze the unproven sizes that are literals; each is tried with all others frozen."""
-    proved = graph
-    groups = _connected(graph)
+    proved, groups = graph, _connected(graph)
+    whole = _frozen_at(graph, graph.unproven_sizes)  # sites that fail even then are no fault of a size
+    failing = _causes(probe, whole, [site.name for site in whole.sites]) if groups else {}
     for group in groups:
-        others = proved
-        for size in graph.unproven_sizes:
-            others = others if size in group else others.freeze(size.atoms, "")
-        if probe.failure(others) is not None:
+        others = _frozen_at(proved, [size for size in graph.unproven_sizes if size not in group])
+        if probe.failure(others, [site.name for site in others.sites if site.name not in failing]) is not None:
             proved = _frozen_at(proved, group)
     return proved
 
