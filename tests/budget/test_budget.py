@@ -118,6 +118,11 @@ def test_kept_channels_may_train_as_a_plain_network_after_the_cut():
     assert not any((weight > 0).any() for weight in pruner.budget.channels.weights.values()), "only pushed back"
     train(model, pruner, optimizer, pruner.budget.latest, STEPS)
     assert figures(pruner, pruner.compact())["macs"] <= pruner.budget.limit
+    usual, state = build()[1].budget, pruner.budget.state_dict()
+    with pytest.raises(CheckpointError, match="Its 'sample_kept' is True; got False"):
+        usual.check_state(state)
+    del state["sample_kept"]  # as in an older checkpoint
+    usual.check_state(state)
 
 
 def kill(model, pruner, share):

@@ -294,6 +294,7 @@ class Budget(Limit):
             "limit": self.limit,
             "total_steps": self.total_steps,
             "final_at": self.final_at,
+            "sample_kept": self.channels.decision.sample_kept,
             "was_trained": self.was_trained,
             "controller": self.controller.state_dict(),
             "cost_weights": self.cost_weights.state_dict(),
@@ -324,16 +325,18 @@ class Budget(Limit):
         self.channels.in_force = state["in_force"]
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise a CheckpointError unless a state is of this target, length of training and `final_at`."""
+        """Raise a CheckpointError unless a state is of a budget that was made alike."""
         self._check_same(state, "key", self.target.key)
         self._check_same(state, "total_steps", self.total_steps)
         self._check_same(state, "final_at", self.final_at)
+        if "sample_kept" in state:  # older checkpoints have none
+            self._check_same(state, "sample_kept", self.channels.decision.sample_kept)
         if not self.measure.is_timed:
             self._check_same(state, "limit", self.limit)
 
     def _check_same(self, state: dict[str, Any], key: str, value: object) -> None:
         if state.get(key) != value:
             raise CheckpointError(
-                f"a budget's state must be of the same target, length of training and final_at. Its {key!r} is "
-                f"{value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
+                f"a budget's state must be of the same target, length of training, final_at and sample_kept. Its "
+                f"{key!r} is {value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
             )
