@@ -85,6 +85,15 @@ def test_steps_of_sam_are_counted_however_it_is_called(ascents: int) -> None:
         assert torch.equal(one, other)
 
 
+def test_an_optimizer_inside_may_know_its_wrapper() -> None:
+    pruner = made()
+    sam = Sam(pruner.parameter_groups(), lr=0.1)
+    sam.base_optimizer.wrapper = sam  # type: ignore[attr-defined]
+    pruner.attach(sam)
+    train(pruner, sam.base_optimizer, 3)
+    assert int(pruner.clock.step) == 3
+
+
 def test_steps_of_lookahead_are_counted() -> None:
     optim = pytest.importorskip("timm.optim", reason='the "timm" extra is not installed')
     pruner = made()

@@ -89,7 +89,9 @@ class OptimizerHooks:
 def countable(optimizer: Any) -> Optimizer:
     """Return the optimizer whose steps can be counted: of a wrapper such as Accelerate's or SAM, the one inside."""
     inner = optimizer if isinstance(optimizer, Optimizer) else None  # a scheduler has an optimizer too, but is none
-    while (found := _inside(inner)) is not None:
+    passed: set[int] = set()
+    while (found := _inside(inner)) is not None and id(found) not in passed:  # one inside may know its wrapper
+        passed.add(id(inner))
         inner = found
     if not hasattr(inner, "_optimizer_step_post_hooks"):
         raise ConfigError(
