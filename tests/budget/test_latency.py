@@ -98,12 +98,12 @@ def test_every_kind_of_layer_is_measured_and_the_model_left_alone():
 
 
 class Pyramid(nn.Module):
-    """One head for two sizes, and a second module with its convolution."""
+    """One head for two sizes, and a second module with its weights and another stride."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.head, self.norm, self.again = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
+        self.head, self.norm, self.again = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1, 2)
         self.again.weight, self.again.bias = self.head.weight, self.head.bias
 
     def forward(self, x):
@@ -115,7 +115,7 @@ class Pyramid(nn.Module):
 def test_every_call_of_a_layer_counts_at_its_size(monkeypatch):
     monkeypatch.setattr("softprune.budget.latency.time_ms", lambda call, device: float(len(call()[0].flatten())))
     table = measure_latency(trace(Pyramid(), EXAMPLE), Pyramid(), EXAMPLE)  # the "time" is the outputs of one sample
-    assert table.layers["head"](8, 8) == 8 * (64 + 16 + 64)
+    assert table.layers["head"](8, 8) == 8 * (64 + 16 + 16)
     assert table.norms["norm"](1, 8) == table.indices["norm"](1, 8) == 8 * (64 + 16)
 
 

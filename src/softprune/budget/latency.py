@@ -177,16 +177,16 @@ def measure_latency(
     records: list[LayerOp | NormOp] = [*graph.layers, *graph.norms]
     for record in records:
         # A layer may be called at several sizes, as the heads of a pyramid, and by modules that share its weights.
-        calls = [shape for name in dict.fromkeys(use.module for use in record.uses) for shape in shapes.get(name, ())]
+        names = dict.fromkeys(use.module for use in record.uses)
+        calls = [(plain.get_submodule(name), shape) for name in names for shape in shapes.get(name, ())]
         # A layer whose weight is used outside its module is no call that could be timed: part of the rest.
         if not calls:
             continue
         if isinstance(record, LayerOp):
-            module = plain.get_submodule(record.name)
-            layers[record.name] = Grid.total([bench.layer(record, module, shape) for shape in calls])
+            layers[record.name] = Grid.total([bench.layer(record, module, shape) for module, shape in calls])
         else:
-            norms[record.name] = Grid.total([bench.widths(shape, _normalise) for shape in calls])
-        indices[record.name] = Grid.total([bench.widths(shape, _pick) for shape in calls])
+            norms[record.name] = Grid.total([bench.widths(shape, _normalise) for _, shape in calls])
+        indices[record.name] = Grid.total([bench.widths(shape, _pick) for _, shape in calls])
     dense_ms = time_ms(lambda: plain(*call.args, **call.kwargs), device)
     parts = sum(grid.ms[-1][-1] for grid in (*layers.values(), *norms.values()))
     logger.info("latency: %.3f ms measured, %.3f ms in %d parts", dense_ms, parts, len(layers) + len(norms))
