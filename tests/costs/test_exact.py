@@ -248,6 +248,23 @@ def test_a_convolution_with_weights_of_each_sample_counts_once_per_sample(size: 
     assert inspect(model, example).macs == macs
 
 
+def test_a_blur_of_a_folded_batch_counts_once_per_sample() -> None:
+    class Blur(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.head = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)
+            self.register_buffer("kernel", torch.ones(1, 1, 3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.norm(self.conv(x)))
+            groups = x.shape[0] * x.shape[1]
+            weight = self.kernel.expand(groups, 1, 3, 3)
+            return self.head(F.conv2d(x.reshape(1, -1, 6, 6), weight, padding=1, groups=groups).view(x.shape))
+
+    model, example = Blur(), torch.randn(2, 3, 6, 6)
+    assert cost(model, example).macs == inspect(model, example).macs == 36 * (3 * 4 + 4 * 9 + 4 * 2)
+
+
 def test_printed_as_a_table() -> None:
     lines = str(cost(models.digits_net(), torch.randn(1, 1, 8, 8))).splitlines()
     assert lines[0].split() == ["module", "kind", "MACs", "params", "channels", "FLOPs"]

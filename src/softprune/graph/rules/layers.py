@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 from torch import nn
 from torch.fx import Node
 
@@ -58,15 +59,17 @@ def _convolve(builder: GraphBuilder, node: Node, *, transposed: bool, groups: in
         return output
     one_for_all = operator_name(weight) in ("expand", "expand_as", "repeat") if weight.args else False
     if bias is None and one_for_all and groups == len(inputs) == shape[1] > 1 and not transposed:
-        return _filter(builder, node, value, positions * math.prod(kernel))
+        folded = builder.positions(count * groups) < positions * groups
+        return _filter(builder, node, value, positions * math.prod(kernel), folded=folded)
     return _opaque(builder, node, macs, "the weight of the convolution in {} is not a module's own parameter")
 
 
-def _filter(builder: GraphBuilder, node: Node, value: Value, macs: int) -> Value:
-    """Every channel by itself, with one kernel for all of them: a blur."""
+def _filter(builder: GraphBuilder, node: Node, value: Value, macs: int, *, folded: bool) -> Value:
+    """Every channel by itself, with one kernel for all of them: a blur. `folded`: the groups contain the batch."""
     output = builder.followed_value(node, value.atoms)
     builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate=None))
-    builder.extra_macs.append(ExtraMacs(value.atoms.ravel(), macs))
+    channels = value.atoms.ravel()
+    builder.extra_macs.append(ExtraMacs(np.unique(channels) if folded else channels, macs))
     builder.add_unproven_size(node, value.atoms)  # the number of groups, and of kernels, may be a literal
     return output
 
