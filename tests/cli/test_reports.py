@@ -6,7 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from softprune.cli.output import print_table
 from softprune.cli.reports import print_result
 from softprune.runs.folder import RunFolder
 
@@ -165,3 +167,9 @@ def test_top5_is_not_in_the_table_of_five_classes_or_fewer(capsys: pytest.Captur
     heads = capsys.readouterr().out
     assert "top-1" in heads
     assert "top-5" not in heads
+
+
+def test_a_column_of_dashes_is_not_said_to_lack_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softprune.cli.output._out", Console(force_terminal=True, width=12))
+    rows = [["some-run", "-", "1"], ["other-run", "-", "2"]]
+    assert print_table("", ["run", "baseline", "minutes"], rows, optional=["baseline", "minutes"]) == ["minutes"]

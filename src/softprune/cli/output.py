@@ -165,7 +165,7 @@ def print_table(
     for name in optional:
         if _least_width(table) <= _out.width:
             break
-        if name in columns:
+        if any(column.name == name for column in table):
             left_out.append(name)
             table = [column for column in table if column.name != name]
     if _least_width(table) > _out.width:
