@@ -72,6 +72,11 @@ def test_a_run_with_a_latency_target_goes_on_where_it_would_be_refused(config, t
     monkeypatch.setattr(measure, lambda graph, model, example, *, batch: slow)
     with pytest.raises(ConfigError, match="must be within reach"):
         start(config("method.target.latency=0.8"), tmp_path / "new", device="cpu")
+    table.save("device.json")
+    given = config("method.target.latency=0.8", "method.latency_table=device.json")
+    with monkeypatch.context() as patch:
+        assert start(given, tmp_path / "given", device="cpu", listener=StopAfter(patch, 1)).stopped
+    assert load_recipe(str(tmp_path / "given" / "config.toml")).method.latency_table == str(tmp_path / "device.json")
     assert not resume(tmp_path / "run", device="cpu").stopped
     budget = read_newest(tmp_path / "run" / "checkpoints")[1]["stage"]["pruner"]["budget"]
     assert budget["measure"] == asdict(table)

@@ -22,7 +22,7 @@ def test_what_has_a_key_of_its_own_is_no_option(method: str, option: str) -> Non
         check_method(MethodConfig(name=method, options={option: 1}))
 
 
-@pytest.mark.parametrize(("method", "offered"), [("sfp", "ratio, evaluation"), ("scp", "site_kinds")])
+@pytest.mark.parametrize(("method", "offered"), [("sfp", "ratio, evaluation"), ("scp", "sample_kept, site_kinds")])
 def test_an_unknown_option_is_told_those_that_only_the_method_has(method: str, offered: str) -> None:
     with pytest.raises(ConfigError, match=rf"options of {method}: {offered}\. Got 'ratios'"):
         check_method(MethodConfig(name=method, options={"ratios": 1}))

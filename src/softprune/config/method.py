@@ -61,6 +61,9 @@ class MethodConfig(Section, section="method"):
     pruned in few epochs: the compact network then has longer to recover."""
     latency_batch: PositiveCount = 1
     """Images per forward pass at which a `latency` target is measured, on the device of the run."""
+    latency_table: str = ""
+    """For a `latency` target of another machine, the file of what softprune.budget.latency_table measured there; it is
+    used instead of a measurement."""
     strength_warmup_epochs: Amount = 0.0
     """Epochs over which the strength first rises linearly from zero; for starts from trained weights."""
     include: Globs = ()

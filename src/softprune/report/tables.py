@@ -147,7 +147,8 @@ def _precision(rows: Sequence[PaperRow]) -> str:
     """A sentence: the precision of most rows, and the names of the others."""
     (usual, _), *others = Counter(row.precision for row in rows).most_common() or [("an unknown precision", 0)]
     named = [
-        f"{other}: {', '.join(printable(row.name) for row in rows if row.precision == other)}" for other, _ in others
+        f"{other}: {', '.join(dict.fromkeys(printable(row.name) for row in rows if row.precision == other))}"
+        for other, _ in others
     ]
     return "; in ".join([f"Trained in {usual}", *named]) + "."
 

@@ -97,11 +97,9 @@ def make_pruner(
     method = find_method(config.name)
     keywords = keywords_of(method)
     budget: dict[str, Any] = {"target": config.target, "total_steps": total_steps, "final_at": config.final_at}
-    options: dict[str, Any] = dict(config.options)
-    if latency_table is not None:
-        options["latency_table"] = latency_table
-    if any(MEASURES[key].is_timed for key in config.target) and "latency_table" not in options:
-        budget["latency_batch"] = config.latency_batch
+    if any(MEASURES[key].is_timed for key in config.target):
+        table = latency_table or config.latency_table
+        budget |= {"latency_table": table} if table else {"latency_batch": config.latency_batch}
     adjusts = config.target and "total_steps" in keywords
     settings: dict[str, Any] = {
         **(budget if config.target else {}),
@@ -115,4 +113,4 @@ def make_pruner(
         "seed": seed,
     }
     known = {key: value for key, value in settings.items() if key in keywords}
-    return method(network, example, **{**known, **options})
+    return method(network, example, **{**known, **config.options})

@@ -166,6 +166,7 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     return config.replace(
         data=config.data.replace(dir=absolute(config.data.dir)),
         model=config.model.replace(weights=absolute(config.model.weights)),
+        method=config.method.replace(latency_table=absolute(config.method.latency_table)),
         distill=config.distill.replace(teacher=absolute(teacher)),
     )
 
