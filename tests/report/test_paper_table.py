@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,16 @@ def test_the_papers_tables_have_all_its_rows_and_ours_where_there_is_a_run() -> 
     assert (ours["runs"], ours["best, paper"], ours["best, ours"]) == ("1", "93.79", "91.00")
     assert lines["cifar10-vgg19-scp"]["best, ours"] == "-"
     assert "| cifar10-vgg16-scp | 1 |" in paper_tables_markdown(rows)
+
+
+def test_pages_name_the_precision_and_the_runs_of_another() -> None:
+    rows = paper_rows([run(name, "scp") for name in ("one", "two", "three", "exact")])
+    usual = rows[0].precision
+    for page in (markdown(rows), paper_tables_markdown(rows)):
+        assert page.endswith(f" Trained in {usual}.\n")
+    exact = replace(next(row for row in rows if row.name == "exact"), precision="float64")
+    rows = [*(row for row in rows if row.name != "exact"), exact, exact]
+    assert markdown(rows).endswith(f" Trained in {usual}; in float64: exact.\n")
 
 
 def test_a_record_of_tiny_imagenet_fills_the_rows_of_imagenet_and_is_marked(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ class Budget(Limit):
     their sparsity loss weakens, and turns around, before they die. The cut is finalised as soon as the method's own
     decision is within the limit (see `EARLIEST`), and at `final_at` in any case: the removed channels are off from
     there on, in training as in evaluation. The kept ones are sampled as before, under a lower strength, or train as in
-    a plain network (`sample_kept`). In the last
-    tenth (`TRIM`) channels are only removed. A kept channel is never dead by the method's own rule, except where a
-    floor or a multiple needs one. :class:`softprune.SoftPruner` explains the arguments.
+    a plain network (`sample_kept`). In the last tenth (`TRIM`) channels are only removed. A kept channel is never dead
+    by the method's own rule, except where a floor or a multiple needs one. :class:`softprune.SoftPruner` explains the
+    arguments.
     """
 
     def __init__(

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -105,11 +104,11 @@ class LatencyTable:
         try:
             fields = source if isinstance(source, Mapping) else json.loads(Path(source).read_text(encoding="utf-8"))
             return cls(**fields)
-        except (OSError, TypeError, ValueError, ValidationError) as error:
+        except (OSError, TypeError, ValueError) as error:
             name = "other fields" if isinstance(source, Mapping) else repr(source)
             raise ConfigError(
                 "`latency_table` must be what softprune.budget.latency_table returns, or the file that save() wrote. "
-                f"Got {name}: {first_line(error)}"
+                f"Got {name}: {first_line(error)}. Measure and save it again, or leave it out to measure here."
             ) from error
 
     def check(self, graph: ChannelGraph) -> None:

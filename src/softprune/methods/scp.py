@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from softprune.budget import Budget, CostWeights, Macs, TableLike
 from softprune.budget.channels import present
 from softprune.config.target import FINAL_AT, TargetLike
-from softprune.errors import CheckpointError, ConfigError
+from softprune.errors import CheckpointError, ConfigError, is_bool
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.log import get_logger
@@ -40,7 +40,7 @@ class SoftPruner(Pruner):
         final_at: The share of the training after which the cut is final, at the latest. Give less, such as 0.3, when
             trained weights are pruned in few epochs: the compact network then has longer to recover.
         sample_kept: Whether the kept channels are sampled after the cut of a target is final, which regularises. False
-            trains them as a plain network from there on: for trainings that underfit, such as short ones.
+            trains them as a plain network from there on; try it where a short training underfits.
         latency_batch: Samples per call at which a latency target is measured; the example's by default.
         latency_table: For a latency target of another machine, what :func:`softprune.budget.latency_table` measured
             there: the table, or the path of its file.
@@ -84,7 +84,7 @@ class SoftPruner(Pruner):
                 "`strength` and `target` exclude each other: a target adjusts the strength itself. "
                 f"Got strength = {strength!r} and target = {target!r}; give one of them."
             )
-        if not isinstance(sample_kept, bool):
+        if not is_bool(sample_kept):
             raise ConfigError(f"`sample_kept` must be True or False. Got {sample_kept!r}.")
         check_has_target(
             target,
@@ -111,7 +111,7 @@ class SoftPruner(Pruner):
                     total_steps,
                     self._prunable(),
                     final_at=final_at,
-                    sample_kept=sample_kept,
+                    sample_kept=bool(sample_kept),
                     batch=latency_batch,
                     table=latency_table,
                     cost_weighting=cost_weighting,
