@@ -265,6 +265,25 @@ def test_a_blur_of_a_folded_batch_counts_once_per_sample() -> None:
     assert cost(model, example).macs == inspect(model, example).macs == 36 * (3 * 4 + 4 * 9 + 4 * 2)
 
 
+@pytest.mark.parametrize(("groups", "per_sample"), [(13, False), (2, True)])
+def test_macs_are_those_of_one_sample_however_often_a_convolution_runs(groups: int, per_sample: bool) -> None:
+    class Grouped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.head = nn.Conv2d(3, 26, 1), nn.BatchNorm2d(26), nn.Conv2d(26, 2, 1)
+            self.weight = nn.Parameter(torch.randn(26, 26 // groups, 3, 3))
+            self.start = nn.Parameter(torch.randn(1, 26, 6, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.norm(self.conv(x)))
+            given = x.split(1) if per_sample else [self.start]  # one sample at a time, or nothing of any sample
+            more = [F.conv2d(each, self.weight, padding=1, groups=groups) for each in given]
+            return self.head(x + torch.cat(more))
+
+    model, example = Grouped(), torch.randn(2, 3, 6, 6)
+    assert cost(model, example).macs == inspect(model, example).macs == 36 * (3 * 26 + 26 * 26 // groups * 9 + 26 * 2)
+
+
 def test_printed_as_a_table() -> None:
     lines = str(cost(models.digits_net(), torch.randn(1, 1, 8, 8))).splitlines()
     assert lines[0].split() == ["module", "kind", "MACs", "params", "channels", "FLOPs"]

@@ -104,3 +104,28 @@ def test_networks_are_read_in_several_threads_at_once() -> None:
 def test_an_example_of_the_wrong_kind_says_which_to_pass(example: object, says: str) -> None:
     with pytest.raises(ModelError, match=says):
         sp.inspect(CHAIN.build(), example)
+
+
+class Quantised(Branching):
+    """A change to integers stands in every statically quantised network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.ao.nn.quantized.Quantize(0.1, 0, torch.quint8)
+
+
+@pytest.mark.parametrize(
+    ("convert", "remedy"),
+    [
+        (lambda model: torch.jit.trace(model, CHAIN.example()), "pass the network that was scripted or traced"),
+        (lambda model: torch.export.export(model, (CHAIN.example(),)).module(), "pass the network that was exported"),
+        (lambda model: Quantised(), "prune it first, then quantise the compact network"),
+    ],
+    ids=["traced", "exported", "quantised"],
+)
+def test_a_converted_network_is_refused_with_what_to_pass(convert: Any, remedy: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = convert(CHAIN.build().eval())
+    with pytest.raises(ModelError, match=f"cannot be pruned; {remedy}"):
+        sp.inspect(model, CHAIN.example())

@@ -284,6 +284,18 @@ def test_it_names_the_kind_of_every_site_and_who_shares_a_mask() -> None:
     assert re.search(r"^same +6 +shares the mask of 'bn3'$", text, re.M)
 
 
+def test_it_says_where_dead_channels_stay() -> None:
+    class Shifted(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.bn1(self.conv1(x))) + torch.tensor(1.0)  # conv2 pads zeros around it
+            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+    found = sp.inspect(Shifted(), IMAGE)
+    assert found.irremovable == {"bn1"}
+    assert re.search(r"^bn1 +8 +site, relu, but no channel can be removed: dead ones are not zero", str(found), re.M)
+    assert not sp.inspect(Chain(), IMAGE).irremovable
+
+
 def test_it_says_which_kinds_would_mask_what_is_frozen() -> None:
     found = sp.inspect(Residual(), IMAGE)
     assert found.available == {"stream": 1}

@@ -178,6 +178,96 @@ def test_a_fill_other_than_zero_keeps_a_dead_channel() -> None:
     assert plan.macs == plan.dense_macs
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda x: F.relu(x) / torch.tensor(2.0),
+        lambda x: F.relu(x) + torch.tensor(2.0),
+        lambda x: torch.maximum(F.relu(x), torch.tensor(0.5)),
+        lambda x: F.relu(x) / torch.arange(1.0, 9.0),  # along the width of the image
+    ],
+)
+def test_a_dead_channel_goes_through_constants_and_quotients(between: Callable[[Tensor], Tensor]) -> None:
+    graph, model = traced(between), randomise_(Between(between), 0)
+    plan = assert_exact(graph, model, {"bn": torch.arange(8) % 2 == 0})
+    assert len(plan.modules["last"].inputs) == 4
+
+
+class Scaled(nn.Module):
+    """A feature map divided by, and added to, integers in buffers: one per channel, and one for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bn, self.last = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1)
+        self.register_buffer("each", torch.arange(1, 9).reshape(8, 1, 1))
+        self.register_buffer("all", torch.tensor(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.bn(self.first(x))) / self.each + self.each + self.all)
+
+
+def test_buffers_of_integers_are_cut_and_their_values_fold() -> None:
+    model = randomise_(Scaled(), 0)
+    graph = trace(model, torch.randn(2, 3, 8, 8))
+    plan = assert_exact(graph, model, {"bn": torch.arange(8) % 2 == 0})
+    assert apply_plan(plan, model).each.ravel().tolist() == [1, 3, 5, 7]  # type: ignore[operator, union-attr]
+
+
+class WithTensors(nn.Module):
+    """A function of a feature map and of a tensor that is a buffer, or an attribute that no one registered."""
+
+    def __init__(self, between: Callable[[Tensor, Tensor], Tensor], tensor: Tensor, *, registered: bool = True) -> None:
+        super().__init__()
+        self.first, self.bn, self.last = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1)
+        if registered:
+            self.register_buffer("tensor", tensor)
+        else:
+            self.tensor = tensor
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(F.relu(self.bn(self.first(x))), self.tensor))
+
+
+@pytest.mark.parametrize(
+    ("between", "tensor"),
+    [
+        (lambda x, b: x + (b + b), torch.full((8, 1, 1), 200, dtype=torch.uint8)),
+        (lambda x, b: x + (b * torch.tensor(2)), torch.full((8, 1, 1), 200, dtype=torch.uint8)),
+        (lambda x, b: x + (5 - b), torch.arange(8, dtype=torch.uint8).reshape(8, 1, 1)),
+        (lambda x, b: x + (b + b), torch.ones(8, 1, 1, dtype=torch.bool)),
+        (lambda x, b: x + b.long(), torch.arange(8).reshape(8, 1, 1) * 0.7),
+        (lambda x, b: x + (b * 1.7).bool(), torch.arange(8).reshape(8, 1, 1)),
+        (lambda x, b: (x + 0.7).long().to(b.dtype), torch.zeros(1)),
+    ],
+)
+def test_integers_wrap_around_and_truncate_as_in_the_network(
+    between: Callable[[Tensor, Tensor], Tensor], tensor: Tensor
+) -> None:
+    model = randomise_(WithTensors(between, tensor), 0)
+    assert_exact(trace(model, torch.randn(2, 3, 8, 8)), model, {"bn": torch.arange(8) % 2 == 0})
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda x: (F.relu(x) + torch.tensor(1 + 1j)).abs().to(x.dtype),
+        lambda x: torch.lerp(F.relu(x), torch.ones_like(x), torch.tensor(0.3, dtype=x.dtype)),
+        lambda x: F.relu(x) + torch.add(half := torch.tensor(0.5), half, out=half),
+    ],
+)
+def test_complex_numbers_and_further_tensors_are_left_alone(between: Callable[[Tensor], Tensor]) -> None:
+    graph, model = traced(between), randomise_(Between(between), 0)
+    assert_exact(graph, model, {site.name: torch.arange(8) % 2 == 0 for site in graph.sites})
+
+
+def test_a_tensor_that_is_stored_may_change_before_the_cut() -> None:
+    model = randomise_(WithTensors(torch.add, torch.tensor(2.0), registered=False), 0)
+    graph = trace(model, torch.randn(2, 3, 8, 8))
+    model.tensor = torch.tensor(5.0)
+    assert_exact(graph, model, {"bn": torch.arange(8) % 2 == 0})
+
+
 def test_a_gated_linear_unit_ties_the_halves() -> None:
     def gated(x: Tensor) -> Tensor:
         return F.glu(F.relu(x), 1)

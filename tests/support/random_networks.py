@@ -42,6 +42,7 @@ KINDS = (
     "decoder",
     "tied",
     "repeated",
+    "quotient",
 )
 
 
@@ -146,6 +147,8 @@ class Sequence(nn.Module):
         elif self.kind in ("tied", "repeated"):
             self.first, self.second = Unit(inputs, inputs, block), Unit(inputs, inputs, block)
             self.second.conv.weight = self.first.conv.weight
+        elif self.kind == "quotient":
+            self.register_buffer("each", torch.arange(1, inputs + 1, dtype=torch.uint8).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "residual":
@@ -187,6 +190,9 @@ class Sequence(nn.Module):
             return self.second(self.first(x))
         if self.kind == "repeated":
             return self.first(self.first(x))
+        if self.kind == "quotient":  # by a tensor of the network and by integers, which wrap around
+            each: Tensor = self.each  # type: ignore[assignment]
+            return x / (x.mean((2, 3), keepdim=True).abs() + torch.tensor(0.5)) / each + each * 100
         if self.kind == "pool":
             return F.avg_pool2d(x, 2, ceil_mode=True)
         return self.first(x)

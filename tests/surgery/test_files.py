@@ -24,6 +24,7 @@ from torch import nn
 import softprune as sp
 from softprune.errors import CheckpointError, FileFormatError, ModelError, PlanError, SoftpruneError
 from softprune.graph import trace
+from softprune.methods import L1Pruner
 from softprune.plan import make_plan
 from softprune.surgery import Origin, apply_plan, plans_of, read_origin
 
@@ -338,6 +339,35 @@ def test_a_network_that_was_changed_after_the_cut_is_not_saved(kind: str, tmp_pa
     with pytest.raises(PlanError, match=r"changed after the cut: '.*' was .* and is .*Save it before"):
         sp.save(small, tmp_path / "small")
     assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(("wrap", "inner"), [(nn.DataParallel, "module"), (torch.compile, "_orig_mod")])
+def test_a_wrapper_is_not_saved(wrap: Callable[[nn.Module], nn.Module], inner: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=rf"`compact` must be the network itself, not a wrapper.*pass compact\.{inner}\.$"
+    ):
+        sp.save(wrap(compact_of("chain")[1]), tmp_path / "small")
+
+
+def test_a_changed_network_that_is_cut_again_loads_into_the_changed_one(tmp_path: Path) -> None:
+    example = TOPOLOGIES["chain"].example()
+
+    def changed() -> nn.Module:
+        network = sp.load(tmp_path / "first", TOPOLOGIES["chain"].build())
+        name, head = next((name, each) for name, each in network.named_modules() if isinstance(each, nn.Linear))
+        network.set_submodule(name, nn.Linear(head.in_features, head.out_features + 4))
+        return network
+
+    sp.save(compact_of("chain")[1], tmp_path / "first")
+    pruner = L1Pruner(changed(), example, ratio=0.5)
+    small = pruner.compact().eval()
+    sp.save(small, tmp_path / "second")
+    for _ in range(2):
+        again = sp.load(tmp_path / "second", changed())
+        assert torch.equal(again(example), small(example))
+        sp.save(again, tmp_path / "second")
+    with pytest.raises(PlanError, match="this plan is for"):
+        sp.load(tmp_path / "second", TOPOLOGIES["chain"].build())
 
 
 def test_what_is_no_network_is_refused(tmp_path: Path) -> None:

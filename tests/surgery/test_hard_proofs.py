@@ -2,12 +2,16 @@
 
 import copy
 import math
+import threading
+import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from topologies import randomise_
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import softprune as sp
 from softprune.errors import ModelError, VerificationError
@@ -108,9 +112,34 @@ def test_an_example_that_does_not_run_is_said() -> None:
 
 def test_a_network_that_cannot_be_copied_is_said() -> None:
     network = Plain()
-    network.leftover = network.conv1.weight * 2
+    network.lock = threading.Lock()
     with pytest.raises(ModelError, match=r"copy\.deepcopy must take it"):
         verify(network, Plain(), torch.randn(2, 3, 8, 8))
+
+
+def _with_feature(network: Plain) -> None:
+    network.conv1.register_forward_hook(lambda module, _, output: setattr(module, "features", {"last": [output]}))
+
+
+def _with_old_weight_norm(network: Plain) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.nn.utils.weight_norm(network.conv1)
+
+
+def _with_pruned_weights(network: Plain) -> None:
+    prune.l1_unstructured(network.conv1, "weight", 0.5)
+
+
+@pytest.mark.parametrize("leave", [_with_feature, _with_old_weight_norm, _with_pruned_weights])
+def test_what_forward_left_on_a_module_is_copied_without_its_graph(leave: Callable[[Plain], None]) -> None:
+    network, images = Plain(), torch.randn(2, 3, 8, 8)
+    leave(network)
+    network(images)
+    pruner = half_dead(network, images)
+    network.train()(images)
+    compact = pruner.compact()
+    assert torch.allclose(compact.eval()(images), network.eval()(images), atol=1e-6)
 
 
 def test_networks_that_were_never_cut_can_be_compared() -> None:

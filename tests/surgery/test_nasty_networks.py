@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -565,20 +564,6 @@ def test_multi_head_attention_freezes_what_it_reads() -> None:
 
     graph = check(Tokens())
     assert site_names(graph) == {"bn2"}
-
-
-def test_old_style_hooks_that_cannot_be_copied_are_named() -> None:
-    class Old(Nasty):
-        def more(self) -> None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self.old = torch.nn.utils.weight_norm(conv(8, 8))
-
-        def middle(self, x: Tensor) -> Tensor:
-            return self.old(x)
-
-    with pytest.raises(ValueError, match=r"copy\.deepcopy must take it"):
-        check(Old())
 
 
 @pytest.mark.parametrize("amount", [0.1, 1e-3])

@@ -61,12 +61,12 @@ def _params_by_module(model: nn.Module) -> Counter[str]:
 
 
 def _macs_per_sample(model: nn.Module, example: Example) -> Counter[str]:
-    """At the batch size of the analysis, so that a plan and its compact network count alike; else as given."""
-    if example.batch_size() is not None:
+    """Of one sample; else of a batch from which that of one can be told; else of the example as given."""
+    for batch in (1, ANALYSIS_BATCH) if example.batch_size() is not None else ():
         try:
-            return _macs_by_module(model, example, ANALYSIS_BATCH)
+            return _macs_by_module(model, example, batch)
         except ModelError:
-            logger.debug("the model takes its own batch size only", exc_info=True)
+            logger.debug("the model takes no batch of %d", batch, exc_info=True)
     return _macs_by_module(model, example)
 
 

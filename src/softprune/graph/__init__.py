@@ -1,6 +1,7 @@
 """From a model and an example to its channel graph."""
 
 from softprune.graph.channel_graph import ChannelGraph as ChannelGraph
+from softprune.graph.channel_graph import check_is_bare as check_is_bare
 from softprune.graph.channel_graph import check_is_module as check_is_module
 from softprune.graph.channel_graph import trace as trace
 from softprune.graph.example import Example as Example

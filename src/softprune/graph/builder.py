@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from softprune.graph.channels import ChannelSets, IntArray, collapse
+from softprune.graph.channels import PAD, ChannelSets, IntArray, collapse
 from softprune.graph.example import per_sample
 from softprune.graph.modules import LAYERS, PLAIN_LAYERS, is_known_batch_norm, layer_kind
 from softprune.graph.ops import (
+    ChannelwiseOp,
     EqualWidths,
     ExtraMacs,
     FreeParameter,
@@ -79,6 +80,8 @@ class GraphBuilder:
     sliced: set[Node] = field(default_factory=set)
     """Tensors whose slices are bound already."""
     constant_outputs: dict[str, IntArray] = field(default_factory=dict)
+    slopes: list[tuple[str, IntArray]] = field(default_factory=list)
+    """Parameters that are slopes of a PReLU, with the channels that it reads."""
     norm_nodes: dict[str, list[Node]] = field(default_factory=dict)
     shared_norms: set[str] = field(default_factory=set)
     """BatchNorms whose parameters another module has as well."""
@@ -117,10 +120,12 @@ class GraphBuilder:
         self.table.pin(atom, reason)
         return Value.with_channels(shape, 0, atom)
 
-    def constant_value(self, shape: Sequence[int]) -> Value:
-        """A tensor that no input reaches, of a size of its own."""
+    def constant_value(self, shape: Sequence[int], number: complex | None = None) -> Value:
+        """A tensor that no input reaches, of a size of its own, and `number` in every place, if that is known."""
         value = self.pinned_value(shape, "they are combined with a constant in forward()")
         self.constants.append(value.atoms.ravel())
+        if number is not None:
+            self.ops.append(ChannelwiseOp(np.full_like(value.atoms, PAD), value.atoms, lambda zeros: zeros + number))
         return value
 
     def opaque(self, node: Node, reason: str) -> Any:

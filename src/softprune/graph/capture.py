@@ -156,13 +156,29 @@ def _explain(model: nn.Module, example: Example, failure: Exception) -> ModelErr
         return ModelError(
             f"the model must accept `example`. Got {given}, and calling "
             f"{type(model).__name__} on them raised {type(error).__name__}: {first_line(error)}. "
-            "Pass an example that model(example) accepts."
+            f"{_unprunable(model) or 'Pass an example that model(example) accepts.'}"
         )
+    remedy = _unprunable(model) or (
+        "Data-dependent Python in forward() is the usual cause; prune the part that exports (for detection models: "
+        "model.backbone)."
+    )
     return ModelError(
         "softprune reads networks through torch.export, and torch.export refuses "
-        f"{type(model).__name__}{_place(failure)}: {type(failure).__name__}: {first_line(failure)}. Data-dependent "
-        "Python in forward() is the usual cause; prune the part that exports (for detection models: model.backbone)."
+        f"{type(model).__name__}{_place(failure)}: {type(failure).__name__}: {first_line(failure)}. {remedy}"
     )
+
+
+def _unprunable(model: nn.Module) -> str | None:
+    """Return what to do about a network that was converted to a program or to integers, of which nothing can be cut."""
+    # torch.export's program is a GraphModule with methods of its own in place of train() and eval().
+    if isinstance(model, torch.fx.GraphModule) and "eval" in model.__dict__:
+        return "An exported program cannot be pruned; pass the network that was exported."
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return "TorchScript cannot be pruned; pass the network that was scripted or traced."
+        if ".quantized." in type(module).__module__:
+            return "A quantised network cannot be pruned; prune it first, then quantise the compact network."
+    return None
 
 
 def _place(failure: Exception) -> str:

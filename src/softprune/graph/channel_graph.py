@@ -142,8 +142,7 @@ class ChannelGraph:
         norm = next(norm for norm in self.norms if norm.name == name)
         for layer in self.layers:
             fed = [np.array_equal(use.inputs, source.outputs) for use in norm.uses for source in layer.uses]
-            # A transposed convolution's filters do not lie along its weight's first dimension.
-            if sum(fed) == len(norm.uses) and layer.kind != "conv_transpose":
+            if sum(fed) == len(norm.uses):
                 return layer.name
         return None
 
@@ -155,13 +154,13 @@ def check_is_module(model: object, name: str = "model") -> None:
         raise ModelError(f"`{name}` must be a torch.nn.Module. Got {got}; build the network and pass it.")
 
 
-def _check_is_bare(model: nn.Module) -> None:
+def check_is_bare(model: nn.Module, name: str, then: str = "") -> None:
     """Raise for a wrapper, whose names and class the compact network and its file would have."""
     inner = "_orig_mod" if "_orig_mod" in model._modules else "module"
     if inner == "_orig_mod" or isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise ModelError(
-            f"`model` must be the network itself, not a wrapper. Got {type(model).__name__}; pass model.{inner}, and "
-            "wrap or compile the network after the pruner is made."
+            f"`{name}` must be the network itself, not a wrapper. Got {type(model).__name__}; pass "
+            f"{name}.{inner}{then}."
         )
 
 
@@ -214,7 +213,7 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
     `zeros_follow`: read the width of zeros that are concatenated to a tensor of their shape as that of the tensor.
     """
     check_is_module(model)
-    _check_is_bare(model)
+    check_is_bare(model, "model", ", and wrap or compile the network after the pruner is made")
     _check_values(model, example)
     captures = capture(model, example)
     traced = captures[0].example

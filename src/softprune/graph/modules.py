@@ -39,6 +39,16 @@ def layer_kind(module: nn.Module) -> str:
     return "conv_transpose" if isinstance(module, nn.modules.conv._ConvTransposeNd) else "conv"
 
 
+def by_filter(layer: Any, tensor: Tensor) -> Tensor:
+    """View the weight of `layer`, or its gradient, as (groups, filters of a group, ...): a filter per output channel.
+
+    The groups of a convolution are one, since its filters are the rows of its weight in any case.
+    """
+    if layer_kind(layer) != "conv_transpose":
+        return tensor.unsqueeze(0)
+    return tensor.unflatten(0, (layer.groups, -1)).transpose(1, 2)
+
+
 class Select(nn.Module):
     """Picks channels by a constant index: what one reader of a shared stream still needs of it."""
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ class Site:
     kind: str = "activated"
     entering: Entering = ()
     """BatchNorms of narrower streams that are added to this one between zero channels. They have masks of their own."""
+    slopes: tuple[str, ...] = ()
+    """Parameters that are slopes of the activation (PReLU)."""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -69,7 +72,7 @@ def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, .
         if reason is None:
             activation = activation_after(builder.norm_nodes[name][0])[0]
             assert activation is not None
-            sites.append(Site(name, width, activation))
+            sites.append(Site(name, width, activation, slopes=_slopes(builder, activation, [name])))
         else:
             maskable = unusable is None and _uncuttable_because(builder, name) is None
             frozen.append(Frozen(name, width, reason, maskable))
@@ -87,10 +90,21 @@ def find_grouped_sites(builder: GraphBuilder, sites: Sequence[Site], frozen: Seq
     single = {site.name for site in sites}
     usable = single | {norm.name for norm in frozen if norm.maskable}
     widths = {name: len(norm.outputs) for name, norm in builder.norms.items() if name in usable and len(norm.uses) == 1}
-    return tuple(
-        Site(group.points[0][0], widths[group.points[0][0]], group.activation, group.points, group.kind, group.entering)
-        for group in find_groups(builder.ops, len(builder.table), widths, single)
-    )
+    sites = []
+    for group in find_groups(builder.ops, len(builder.table), widths, single):
+        name, members = group.points[0][0], [name for point in group.points for name in point]
+        slopes = _slopes(builder, group.activation, members)
+        sites.append(Site(name, widths[name], group.activation, group.points, group.kind, group.entering, slopes))
+    return tuple(sites)
+
+
+def _slopes(builder: GraphBuilder, activation: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the learned slopes of an activation on channels of these BatchNorms, or on channels tied to them."""
+    if activation != "prelu":
+        return ()
+    find = builder.table.find
+    own = find(np.concatenate([builder.norms[name].outputs for name in names]))
+    return tuple(dict.fromkeys(slope for slope, read in builder.slopes if np.isin(find(read), own).any()))
 
 
 def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known: bool) -> str | None:

@@ -57,7 +57,10 @@ def _placeholder(builder: GraphBuilder, node: Node) -> None:
             example.shape, f"they are combined with the model's input '{node.name}'"
         )
     elif not builder.provenance.has_tensor(name):
-        builder.values[node] = builder.constant_value(example.shape)
+        # forward() copies the tensors that it makes. One that is stored somewhere may have changed at the cut.
+        made = all(operator_name(user) == "lift_fresh_copy" for user in node.users)
+        known = made and type(example) is Tensor and example.numel() == 1 and not example.is_meta
+        builder.values[node] = builder.constant_value(example.shape, example.item() if known else None)
     else:
         builder.values[node] = node  # a parameter: read by the rule that knows what it is
 

@@ -114,7 +114,8 @@ def _layer_constants(op: LayerOp, module: Any, inputs: FloatArray, width: int) -
 
 
 def _evaluated(evaluate: Evaluate, *columns: FloatArray) -> FloatArray:
-    out = _array(evaluate(*(torch.from_numpy(column.copy()) for column in columns)))
+    found = evaluate(*(torch.from_numpy(column.copy()) for column in columns))
+    out = np.full(columns[0].shape, np.nan) if found.is_complex() else _array(found)
     return np.where(np.isfinite(out), out, np.nan)  # such as the reciprocal of zero
 
 
@@ -122,7 +123,7 @@ def _parameter_values(parameter: FreeParameter, model: nn.Module) -> FloatArray 
     """Return the values of a parameter outside layers; NaN unless it has one number per channel."""
     path, _, attribute = parameter.name.rpartition(".")
     tensor: Tensor = getattr(model.get_submodule(path), attribute)
-    if not tensor.is_floating_point() or tensor.numel() != len(parameter.atoms):
+    if tensor.is_complex() or tensor.numel() != len(parameter.atoms):
         return np.nan
     return _array(tensor).ravel()
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from softprune.errors import ModelError, PlanError
@@ -20,7 +21,9 @@ from softprune.plan.plan import model_shapes
 from softprune.surgery.comparison import one_thread
 
 HISTORY = "_softprune_plans"
-"""Attribute of a compact model: the plans that led to it from its dense definition, in order."""
+"""Attribute of a compact model: the plans that led to it from its dense definition, in order.
+
+The definition is what its class builds, or a compact model that was changed after its cut."""
 SHAPES = "_softprune_shapes"
 """Attribute of a compact model: the shapes of its parameters and buffers after the cut."""
 
@@ -59,13 +62,16 @@ def duplicated(model: nn.Module, change_: Change | None = None, *, share: bool =
     # A module has a dozen dictionaries of hooks, which deepcopy would rebuild one by one.
     owned = (value for module in model.modules() for value in vars(module).values())
     memo |= {id(value): type(value)() for value in owned if type(value) in (dict, OrderedDict) and not value}
+    # What forward() computed and left on a module, a feature for another loss, say: deepcopy refuses its graph.
+    left = pytree.tree_leaves([vars(module) for module in model.modules()])
+    memo |= {id(each): each.detach() for each in left if isinstance(each, Tensor) and not each.is_leaf}
     try:
         duplicate: nn.Module = copy.deepcopy(model, memo)
     except Exception as error:
         raise ModelError(
             f"softprune works on copies of a model, so that copy.deepcopy must take it. Got {type(error).__name__} "
-            f"from a {type(model).__name__}: {error}. Tensors that forward() computed and left on a module are the "
-            "usual cause (old-style weight_norm and spectral_norm: use torch.nn.utils.parametrizations)."
+            f"from a {type(model).__name__}: {error}. Locks, open files and generators that are "
+            "attributes of a module are the usual cause: make them where they are used."
         ) from error
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in duplicate.named_modules():  # torch.fx's copies of itself come back in training mode
@@ -104,6 +110,8 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
 
     Tensors are replaced and none is written to, so that :func:`softprune.module_state.attributes_kept` undoes it.
     """
+    # The earlier plans lead to the network as it was then, not to one with another head, say.
+    earlier = plans_of(compact) if changed_since_the_cut(compact) is None else ()
     renewed: Renewed = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]  # what is replaced frees its memory
     parents = _parents(compact)
     # Indices first: the layer that an index belongs to may be replaced, and the index with it.
@@ -118,7 +126,7 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
         if isinstance(owner, nn.RNNBase):
             owner.input_size = len(loose.kept)
             owner._init_flat_weights()  # type: ignore[no-untyped-call]
-    setattr(compact, HISTORY, (*plans_of(compact), plan))
+    setattr(compact, HISTORY, (*earlier, plan))
     setattr(compact, SHAPES, model_shapes(compact))
 
 

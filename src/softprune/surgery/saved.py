@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from softprune.errors import ConfigError, FileFormatError, ModelError, PlanError
-from softprune.graph import check_is_module
+from softprune.graph import check_is_bare, check_is_module
 from softprune.io import write_atomically
 from softprune.plan import PrunePlan
 from softprune.surgery.apply import apply_plan, changed_since_the_cut, plans_of
@@ -75,6 +75,8 @@ def save(compact: nn.Module, path: str | os.PathLike[str], *, origin: Origin | N
             f"`origin` must be a softprune.surgery.Origin or None. Got {reprlib.repr(origin)}; leave it out, or pass "
             "Origin(model=..., data=..., input_shape=...)."
         )
+    check_is_module(compact, "compact")
+    check_is_bare(compact, "compact")
     history = plans_of(compact)
     if not history:
         raise PlanError(

@@ -3,6 +3,7 @@
 import operator
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from softprune.graph.ops import BinaryOp, ChannelwiseOp, Evaluate, identity
 from softprune.graph.rules.registry import OPERATORS, activation_of, argument, operator_name, rule
 
 SUMS = ("add", "sub", "rsub")
+QUOTIENTS = ("div", "true_divide")
 
 
 def _tensors(node: Node) -> list[Node]:
@@ -23,15 +25,25 @@ def _tensors(node: Node) -> list[Node]:
     return [given for given in node.args if isinstance(given, Node)]
 
 
-def _apply(node: Node, position: int = 0) -> Evaluate:
-    """The node's own operator on constants in place of its tensor argument."""
+def _apply(node: Node, *positions: int) -> Evaluate:
+    """The node's own operator on constants in place of its tensors, which stand at these positions."""
+    given: list[Any] = [node.args[position] for position in positions]
+    if len(given) != sum(isinstance(each, Node) for each in (*node.args, *node.kwargs.values())):
+        raise NotImplementedError(f"{node.target} with further tensors")
+    kinds = [tensor.meta["val"].dtype for tensor in given]
 
-    def evaluate(constants: Tensor) -> Tensor:
+    def evaluate(*constants: Tensor) -> Tensor:
         args = list(node.args)
-        args[position] = constants.clone()
-        return node.target(*args, **node.kwargs)  # type: ignore[operator]
+        for position, kind, values in zip(positions, kinds, constants, strict=True):
+            args[position] = _as(kind, values.clone())
+        return _as(node.meta["val"].dtype, node.target(*args, **node.kwargs))  # type: ignore[operator]
 
     return evaluate
+
+
+def _as(kind: torch.dtype, constants: Tensor) -> Tensor:
+    """Return constants in a dtype whose arithmetic differs: integers wrap around, and casts to them truncate."""
+    return constants if kind.is_floating_point else constants.to(kind)
 
 
 def _record(
@@ -75,14 +87,17 @@ def pointwise(builder: GraphBuilder, node: Node) -> Any:
 def copies(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(node.args[0])
     builder.answer_for(node)  # of a second tensor, dtype and device alone are taken
-    return _record(builder, node, value, identity) if isinstance(value, Value) else builder.unusual(node)
+    if not isinstance(value, Value):
+        return builder.unusual(node)
+    kind = node.meta["val"].dtype
+    return _record(builder, node, value, identity if kind.is_floating_point else partial(_as, kind))
 
 
 @rule("fill")
 def fills(builder: GraphBuilder, node: Node) -> Any:
     """A constant in the shape of a tensor: its channels follow the tensor's, its values come from zero padding."""
     output = builder.followed_value(node, builder.value(node.args[0]).atoms)
-    builder.ops.append(ChannelwiseOp(np.full_like(output.atoms, PAD), output.atoms, _apply(node)))
+    builder.ops.append(ChannelwiseOp(np.full_like(output.atoms, PAD), output.atoms, _apply(node, 0)))
     return output
 
 
@@ -200,12 +215,11 @@ def two_tensors(builder: GraphBuilder, node: Node) -> Any:
     left, right = _padded(left, rank), _padded(right, rank)
     positions = [index for index, given in enumerate(node.args) if isinstance(given, Node)]
     name = operator_name(node)
-
-    def evaluate(a: Tensor, b: Tensor) -> Tensor:
-        args = list(node.args)
-        args[positions[0]], args[positions[1]] = a.clone(), b.clone()
-        return node.target(*args, **node.kwargs)  # type: ignore[operator]
-
+    if name in QUOTIENTS and not node.kwargs:  # x times 1 / y: zero where x is, whatever y is
+        inverse = builder.table.follow(right.atoms)
+        builder.ops.append(ChannelwiseOp(right.atoms, inverse, torch.reciprocal, keeps_zero=False))
+        return combined(builder, node, left, Value(right.shape, inverse), operator.mul, absorbs_zero=True)
+    evaluate = _apply(node, *positions)
     return combined(builder, node, left, right, evaluate, absorbs_zero=name == "mul", adds=name in SUMS)
 
 

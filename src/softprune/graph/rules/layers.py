@@ -37,10 +37,8 @@ def _convolve(builder: GraphBuilder, node: Node, *, transposed: bool, groups: in
     # A transposed convolution's weights act once per input position.
     moved = node.args[0].meta["val"].shape if transposed else shape  # type: ignore[union-attr]
     count = math.prod(moved[2:]) * moved[0]
-    # Weights of each sample (CondConv) are groups of one convolution, so that the groups may contain the batch.
-    macs = builder.positions(count * groups) * (math.prod(weight_shape) // groups)
     if inputs is None or len(shape) != len(weight_shape):
-        return _opaque(builder, node, macs, "the convolution in {} reads them along another dimension")
+        return builder.opaque(node, f"the convolution in {builder.where(node)} reads them along another dimension")
     output = builder.fresh_value(node, 1)
     kernel, positions = weight_shape[2:], builder.positions(count)
     # A transposed convolution leaves positions that fewer weights reach: its constants are no constants.
@@ -61,7 +59,9 @@ def _convolve(builder: GraphBuilder, node: Node, *, transposed: bool, groups: in
     if bias is None and one_for_all and groups == len(inputs) == shape[1] > 1 and not transposed:
         folded = builder.positions(count * groups) < positions * groups
         return _filter(builder, node, value, positions * math.prod(kernel), folded=folded)
-    return _opaque(builder, node, macs, "the weight of the convolution in {} is not a module's own parameter")
+    return builder.opaque(
+        node, f"the weight of the convolution in {builder.where(node)} is not a module's own parameter"
+    )
 
 
 def _filter(builder: GraphBuilder, node: Node, value: Value, macs: int, *, folded: bool) -> Value:
@@ -74,13 +74,6 @@ def _filter(builder: GraphBuilder, node: Node, value: Value, macs: int, *, folde
     return output
 
 
-def _opaque(builder: GraphBuilder, node: Node, macs: int, reason: str) -> Value:
-    """Freeze a layer as it is; its work stays."""
-    frozen: Value = builder.opaque(node, reason.format(builder.where(node)))
-    builder.extra_macs.append(ExtraMacs(frozen.atoms.ravel(), macs))
-    return frozen
-
-
 @rule("linear")
 def linear(builder: GraphBuilder, node: Node) -> Value:
     weight: Any = node.args[1]
@@ -88,10 +81,9 @@ def linear(builder: GraphBuilder, node: Node) -> Value:
     value = builder.value(node.args[0])
     shape = node.meta["val"].shape
     positions = builder.positions(math.prod(shape[:-1]))
-    macs = positions * math.prod(weight.meta["val"].shape)
     inputs = value.along(len(value.shape) - 1) if isinstance(value, Value) else None
     if inputs is None:
-        return _opaque(builder, node, macs, "the linear layer in {} reads them along another dimension")
+        return builder.opaque(node, f"the linear layer in {builder.where(node)} reads them along another dimension")
     output = builder.fresh_value(node, len(shape) - 1)
 
     def build(name: str) -> LayerOp:
@@ -100,7 +92,9 @@ def linear(builder: GraphBuilder, node: Node) -> Value:
 
     if builder.add_layer(node, weight, bias, build, Use(inputs, output.atoms.ravel(), positions)):
         return output
-    return _opaque(builder, node, macs, "the weight of the linear layer in {} is not a module's own parameter")
+    return builder.opaque(
+        node, f"the weight of the linear layer in {builder.where(node)} is not a module's own parameter"
+    )
 
 
 @rule("batch_norm")
@@ -131,6 +125,9 @@ def prelu(builder: GraphBuilder, node: Node) -> Any:
         builder.table.pin(slope.atoms, f"one of them is the slope of all channels in {builder.where(node)}")
     output = builder.followed_value(node, value.atoms)
     builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate=None, activation="prelu"))
+    name = builder.provenance.parameter_name(node.args[1])
+    if name is not None and builder.provenance.has_tensor(name):
+        builder.slopes.append((name, value.atoms))
     return output
 
 
