@@ -11,7 +11,8 @@ import numbers
 import os
 import re
 import types
-from collections.abc import Callable, Iterable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -132,9 +133,33 @@ def check_types(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
+def show(value: Any) -> str:
+    """A value for a message, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()  # as TOML writes it
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more digits than Python prints, or nested too deeply
+        text = f"a very large {toml_type(value).removeprefix('a ')}"
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def toml_type(value: Any) -> str:
+    """The kind of a value in the words of TOML."""
+    words = {bool: "true/false", int: "a whole number", float: "a number", str: "text"}
+    if isinstance(value, Mapping):
+        return "a table"
+    return words.get(type(value), "a list" if isinstance(value, list | tuple) else type(value).__name__)
+
+
 def printable(text: str, keep: str = "") -> str:
     """Return text for a terminal or a table, with control characters, except those in `keep`, as escapes."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def storable(text: str) -> str:
+    """Return text with a replacement character for each that no record may hold."""
+    return "".join("\ufffd" if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in text)
 
 
 def first_few(names: Sequence[str], most: int = 3) -> str:

@@ -8,6 +8,8 @@ import torch
 
 Call = Callable[[], object]
 
+WARM_UP_CALLS = 3
+"""Calls before a capture, as PyTorch's documentation asks for."""
 TENSOR_CORE_CHANNELS = 8
 """In half precision, tensor cores process channels in groups of this size."""
 IMAGE_CHANNELS = 4
@@ -47,6 +49,28 @@ def time_ms(call: Call, device: torch.device, rounds: int = 5, limit: float = ma
             break
         best = min(best, seconds(call, count, wait))
     return 1000 * best / count
+
+
+def capture_graph(body: Call, device: torch.device, *, trial: Call, undo: Call) -> torch.cuda.CUDAGraph:
+    """Capture `body` as a CUDA graph: one call replays all of its kernels.
+
+    First run `trial`, which does the same as `body`, a few times, so that libraries choose their algorithms and
+    compilers compile. Then `undo` reverts its effects. The capture itself executes nothing.
+    """
+    # Warm-up and capture share a stream, since autograd records the stream on which a gradient is accumulated.
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP_CALLS):
+            trial()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    undo()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    # Only this thread's calls must be capturable; a loader's thread may pin memory meanwhile.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        body()
+    return graph
 
 
 def alignment_padding(width: int) -> int:

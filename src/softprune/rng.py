@@ -87,7 +87,6 @@ class Clock:
             self._forwards.append(_Forward(self.reading, number, math.inf if torch.is_grad_enabled() else number))
 
     def end_forward(self) -> None:
-        """End the forward that was begun last."""
         if not torch.compiler.is_compiling() and self._forwards:
             last = self._forwards[-1]
             last.end = min(last.end, torch._C._autograd._get_sequence_nr())
@@ -109,7 +108,6 @@ class Clock:
         return next((forward.reading for forward in found), self.reading)
 
     def end_step(self) -> None:
-        """Count one optimizer step."""
         self.step.add_(1)
         self.forward.zero_()
         self._between_steps()

@@ -105,26 +105,6 @@ def test_a_cut_can_be_final_earlier():
         usual.check_state(budget.state_dict())
 
 
-def test_kept_channels_may_train_as_a_plain_network_after_the_cut():
-    model, pruner, optimizer = build(sample_kept=False)
-    x = torch.randn(16, 1, 6, 6)
-    train(model, pruner, optimizer, 0, 1)
-    assert not torch.equal(model(x), model(x)), "sampled"
-    train(model, pruner, optimizer, 1, pruner.budget.latest)
-    assert torch.equal(model(x), model(x))
-    for name, mask in pruner.budget.channels.allowed.items():
-        bn = model.get_submodule(name)
-        assert torch.equal(bn.gate.sample(bn), mask.float()), "as drawn for all sites at once"
-    assert not any((weight > 0).any() for weight in pruner.budget.channels.weights.values()), "only pushed back"
-    train(model, pruner, optimizer, pruner.budget.latest, STEPS)
-    assert figures(pruner, pruner.compact())["macs"] <= pruner.budget.limit
-    usual, state = build()[1].budget, pruner.budget.state_dict()
-    with pytest.raises(CheckpointError, match="Its 'sample_kept' is True; got False"):
-        usual.check_state(state)
-    del state["sample_kept"]  # as in an older checkpoint
-    usual.check_state(state)
-
-
 def kill(model, pruner, share):
     """Let channels of every site die, as training would."""
     with torch.no_grad():
@@ -163,6 +143,15 @@ def test_room_left_by_an_overshoot_is_filled_with_regrown_channels():
     assert not pruner._dead_kept(model)
     assert all((pruner.masks()[name] & mask).equal(mask) for name, mask in alive.items()), "the living stay"
     assert status.finalised_step == 260
+
+
+def test_a_regrown_channel_of_a_transposed_convolution_has_a_fresh_filter():
+    up = nn.ConvTranspose2d(4, 6, 2, groups=2)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), up, nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 2, 1))
+    pruner = sp.SoftPruner(model, torch.randn(2, 3, 8, 8), target={"macs": 0.5}, total_steps=10)
+    before = up.weight.detach().clone()
+    pruner.budget.channels.regrow({"2": torch.arange(6) == 4}, step=1)  # the second filter of the second group
+    assert (up.weight != before).all((2, 3)).tolist() == [[False] * 3] * 2 + [[False, True, False]] * 2
 
 
 def test_margin_of_a_cut_and_score_of_a_channel():
@@ -507,8 +496,6 @@ def test_rounding_holds_and_a_gap_is_reported(caplog):
         ({"strength": 1e-4}, "exclude each other"),
         ({"total_steps": None}, "needs `total_steps`"),
         ({"total_steps": 0}, "needs `total_steps`"),
-        ({"sample_kept": "no"}, "`sample_kept` must be True or False. Got 'no'"),
-        ({"target": None, "total_steps": None, "sample_kept": False}, "`sample_kept` needs a `target`. Got False"),
         ({"final_at": "0.3"}, "`final_at`.*Got '0.3'"),
         ({"final_at": 1.5}, "`final_at`.*must be more than 0 and less than 1. Got 1.5"),
         ({"target": None}, "needs a `target`"),

@@ -58,6 +58,32 @@ def test_bench_prints_rows_and_writes_a_record(softprune, finished: Path, tmp_pa
     assert record["environment"]["torch"]
 
 
+def test_bench_needs_no_weights_of_a_run(softprune, finished: Path, tmp_path: Path) -> None:
+    record = json.loads((finished / "result.json").read_text())
+    run = tmp_path / "record"
+    run.mkdir()
+    for name in ("config.toml", "result.json"):
+        shutil.copy(finished / name, run / name)
+    options = ("--batch", "2", "--repeats", "2", "--threads", "1", "--json")
+    result = softprune("bench", str(run), *OWN, *options)
+    assert result.exit_code == 0, result.output
+    measured = json.loads(result.stdout)
+    assert (measured["dense_macs"], measured["compact_macs"]) == (record["dense"]["macs"], record["compact"]["macs"])
+    result = softprune("bench", str(run), *OWN, *options, "--round-to", "1000")
+    rounded = json.loads(result.stdout)
+    assert rounded["compact_macs"] == record["dense"]["macs"]
+    assert [row["round_to"] for row in measured["rows"] + rounded["rows"]] == [0, 1000]
+    without = record | {"sites": [site | {"keep": []} for site in record["sites"]]}
+    (run / "result.json").write_text(json.dumps(without))
+    result = softprune("bench", str(run), *OWN, *options)
+    assert result.exit_code == 2
+    assert "must have a record that says which channels were kept" in result.stderr
+    other = record | {"compact": record["compact"] | {"params": 7}}
+    (run / "result.json").write_text(json.dumps(other))
+    result = softprune("bench", str(run), *OWN, *options)
+    assert "does not have the sites or, cut, the parameters" in result.stderr.replace("\n", " ")
+
+
 def test_bench_passes_the_compile_mode(softprune, finished: Path, monkeypatch) -> None:
     asked = {}
     monkeypatch.setattr("softprune.bench.compare_latency", lambda *args, **options: asked.update(options) or 1 / 0)
@@ -88,6 +114,7 @@ def test_a_device_that_is_not_there_is_named(softprune, finished: Path, device: 
         (("export", "nowhere", "--format", "tflite"), "--format must be onnx or pt2"),
         (("bench", "nowhere", "--batch", "one"), "--batch must be whole numbers"),
         (("bench", "nowhere"), "compact.safetensors"),
+        (("bench", "nowhere", "--round-to", "8"), "--round-to needs the folder of a finished run. Got nowhere"),
     ],
 )
 def test_mistakes_end_in_a_message(softprune, arguments: tuple[str, ...], message: str) -> None:

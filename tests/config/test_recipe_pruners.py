@@ -28,7 +28,7 @@ def test_a_recipe_builds_its_pruner(name: str) -> None:
     config = load_recipe(name)
     network = models.build(config.model.name, 100)
     example = torch.randn(2, *models.REGISTRY[config.model.name].input_shape)
-    pruner = make_pruner(config.method, network, example, masks=config.masks, seed=config.seed, total_steps=10_000)
+    pruner = make_pruner(config, network, example, total_steps=10_000)
     assert pruner.sites or pruner.masks()
     assert not [frozen for frozen in pruner.graph.frozen if "trial" in frozen.reason]
 
@@ -38,7 +38,7 @@ def test_a_recipe_builds_its_pruner(name: str) -> None:
 def test_two_fifths_of_the_masked_channels_are_about_the_papers_flops(name: str) -> None:
     config = load_recipe(name)
     network, example = models.build(config.model.name, 100), torch.randn(2, 3, 64, 64)
-    pruner = make_pruner(config.method, network, example, masks=config.masks, seed=0, total_steps=10_000)
+    pruner = make_pruner(config.replace(seed=0), network, example, total_steps=10_000)
     assert {site.name.rpartition(".")[2] for site in pruner.sites} == {"bn1", "bn2"}  # no sums of bn3 and a shortcut
     masks = {site.name: torch.arange(site.width) < 0.6 * site.width for site in pruner.sites}
     compact = apply_plan(make_plan(pruner.graph, pruner.detach(), masks), network)

@@ -35,6 +35,8 @@ def test_values_become_what_the_annotations_say() -> None:
         ({"train": {"ema": float("nan")}}, ["train.ema must be a finite number", "Got nan"]),
         ({"train": {"ema": 10**400}}, ["train.ema must be a number", "Got 1000000"]),
         ({"schedule": {"kind": "cosin"}}, ['one of "step", "cosine", "constant"', "Did you mean 'cosine'?"]),
+        ({"records": {"trackers": "wandb"}}, ["records.trackers must be a list", "Got 'wandb' (text)."]),
+        ({"records": {"trackers": ["wand"]}}, ["records.trackers[0] must be", "Did you mean 'wandb'?"]),
         ({"schedule": {"milestones": 3}}, ["schedule.milestones must be a list"]),
         ({"schedule": {"milestones": [3, 0]}}, ["schedule.milestones[1] must be a whole number, at least 1"]),
         ({"method": {"round_to": 0}}, ['method.round_to must be a whole number, at least 1, or "auto"']),

@@ -9,6 +9,7 @@ import torch
 
 from softprune.data import ArrayDataset, BatchLoader, load_data
 from softprune.data.images import BrokenImage
+from softprune.data.loader import broken_images
 from softprune.data.own import TorchDataset
 from softprune.data.own import _bundle as own_bundle
 from softprune.errors import ConfigError, DataError
@@ -191,6 +192,25 @@ def test_a_label_beyond_the_classes_is_named_with_its_item(own):
         "A label must be from 0 to 2, as there are classes. Got 3; number the classes from 0, or correct `classes` or "
         "`num_classes` of the training set.",
     )
+
+
+@pytest.mark.parametrize(
+    ("other", "shown"), [(torch.zeros(3, 9, 8), "3x9x8 of float32"), (torch.zeros(3, 8, 8).byte(), "3x8x8 of uint8")]
+)
+def test_an_image_of_another_shape_or_type_is_named(other, shown):
+    data = [(torch.zeros(3, 8, 8), 0), (other, 1)]
+    broken = TorchDataset(data)[1, 0]
+    assert isinstance(broken, BrokenImage)
+    assert broken.path == "item 1 of list"
+    assert f"one shape and type. Got {shown}, and 3x8x8 of float32 of the first one; resize" in broken.reason
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_images_that_are_not_finite_are_found(bad):
+    images = torch.zeros(3, 3, 8, 8)
+    images[1, 2, 3, 4] = bad
+    found = list(broken_images(TorchDataset([(image, 0) for image in images]), workers=0))
+    assert [(each.path, each.reason) for each in found] == [("item 1 of list", "It holds infinity or NaN.")]
 
 
 def test_the_number_of_classes_may_be_of_numpy():

@@ -2,6 +2,7 @@
 
 import collections
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,17 @@ def test_what_the_exporter_stumbled_over_is_said(network: type[nn.Module], cause
         to_onnx(network(), torch.randn(2, 8), tmp_path / "small.onnx")
     assert "\x1b" not in str(refusal.value)
     assert "dynamic_batch" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("other", [lambda x: 3, lambda x: "logits", lambda x: len(x)])
+def test_outputs_that_are_no_tensors_are_said(other: Callable[[Tensor], object], tmp_path: Path) -> None:
+    network = type(
+        "Labelled", (nn.Module,), {"forward": lambda self, x: {"y": 2 * x, "none": None, "other": other(x)}}
+    )()
+    with pytest.raises(
+        ModelError, match=r"has tensors as outputs\. Got (int|str) among those of Labelled; export a module"
+    ):
+        to_onnx(network, torch.randn(2, 3), tmp_path / "net.onnx")
 
 
 def test_a_fixed_batch_is_said(tmp_path: Path) -> None:

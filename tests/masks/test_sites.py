@@ -7,11 +7,13 @@ import math
 
 import pytest
 import torch
+from topologies import TOPOLOGIES
 from torch import nn
 
+from softprune import SoftPruner
 from softprune.masks import Clock, MaskConfig, SoftGate, is_masked, mask_group_, norms_of, site_affine, unmask_
 from softprune.masks.functional import dead_probability, sparsity_loss, sum_of
-from softprune.masks.sampling import hook_root_
+from softprune.masks.sampling import MaskBank, hook_root_
 from softprune.masks.sites import deciding_affine
 
 CONFIG = MaskConfig()
@@ -183,3 +185,44 @@ def test_a_copy_has_a_group_of_its_own_and_a_plain_copy_is_judged_alike():
         model.norms[1].bias.sub_(5)
     assert torch.equal(gate.hard(norms_of(plain, "norms.0", POINTS)), gate.hard(first))
     assert not hasattr(plain.norms[0], "group")
+
+
+def test_the_learned_slope_of_a_prelu_divides_the_threshold_while_it_is_above_one():
+    model = TOPOLOGIES["prelu"].build()
+    pruner = SoftPruner(model, TOPOLOGIES["prelu"].example(), seed=1)
+    plain = copy.deepcopy(model)
+    for name in ("bn1", "bn2"):
+        unmask_(plain.get_submodule(name))
+    for slope, activation in ((0.25, "prelu"), (-4.0, "leaky_relu*4")):
+        copied = copy.deepcopy(model)
+        for network in (model, copied, plain):
+            with torch.no_grad():
+                network.act1.weight[3], network.act2.weight[0] = slope, slope
+                for norm in (network.bn1, network.bn2):
+                    norm.weight.fill_(0.02)
+        for site in pruner.sites:
+            norm = model.get_submodule(site.name)
+            expected = dead_probability(norm.bias, norm.weight, norm.gate.config, activation)
+            of_plain = norms_of(plain, site.name, site.points, site.entering, site.slopes)
+            for each in (norm, copied.get_submodule(site.name), of_plain):
+                torch.testing.assert_close(norm.gate.dead_probability(each), expected)
+            assert norm.gate.dead(norm).all() == (slope == 0.25)
+        bank = MaskBank([model.bn1, model.bn2])
+        bank.begin_forward()
+        for norm in (model.bn1, model.bn2):
+            torch.testing.assert_close(norm.folded.n, norm.gate.sample(norm))
+        bank.clear()
+    with torch.no_grad():
+        copied.act1.weight.fill_(0.25)
+    assert copied.bn1.gate.dead(copied.bn1).all()
+    assert not model.bn1.gate.dead(model.bn1).any()
+
+
+def test_slopes_are_read_within_one_compiled_graph():
+    model, example = TOPOLOGIES["prelu"].build(), TOPOLOGIES["prelu"].example()
+    SoftPruner(model, example, seed=1)
+    model.train()
+    with torch.no_grad():
+        model.act1.weight.fill_(4.0)
+        other = copy.deepcopy(model)
+        torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(example), other(example))

@@ -122,6 +122,7 @@ def test_it_trains_and_its_cut_is_the_masked_network(method: str, topology: str)
     assert plan.macs <= plan.dense_macs
     assert sum(parameter.numel() for parameter in compact.parameters()) == plan.params
     assert str(pruner.summary())
+    assert repr(pruner).startswith(f"{type(pruner).__name__}({type(model).__name__}, {len(pruner.sites)} sites, ")
 
 
 def _call(model: nn.Module, example: Any) -> list[torch.Tensor]:

@@ -1,6 +1,7 @@
 """FPGM: its distances against brute force, its two criteria, and masked gradients."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +63,18 @@ def test_gradients_of_zeroed_filters_are_masked_and_momentum_is_not(masked: bool
     optimizer.state[conv.weight]["momentum_buffer"].fill_(1.0)
     train(pruner, optimizer, 1)
     assert (conv.weight[zeroed] != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "closed"), [({}, True), ({"mask_gradients": False}, False), ({"evaluation": "authors"}, False)]
+)
+def test_training_does_without_the_constants_that_the_cut_removes(options: dict[str, Any], closed: bool) -> None:
+    model, (images, _) = Chain(8), batch()
+    nn.init.constant_(model[1].bias, 0.1)  # type: ignore[arg-type]
+    pruner = FpgmPruner(model, images, ratio_dist=0.5, **options)
+    sgd(pruner)
+    outputs = model.train()[1](model[0](images))
+    assert bool((outputs[:, ~pruner.masks()["1"]] == 0).all()) is closed
 
 
 def test_ratios_that_leave_nothing_are_refused() -> None:

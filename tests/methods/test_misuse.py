@@ -49,6 +49,31 @@ def test_steps_in_eval_mode_are_noticed_as_such(caplog: pytest.LogCaptureFixture
     assert "without pruner.loss" not in caplog.text
 
 
+@pytest.mark.parametrize(("method", "warned"), [(SoftPruner, 1), (L1Pruner, 0)])
+def test_masked_batch_norms_in_eval_mode_are_noticed(
+    method: type[SoftPruner], warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    pruner = method(Chain(), batch()[0])
+    optimizer = sgd(pruner)
+    step(pruner, optimizer)
+    assert "eval mode" not in caplog.text
+    for _ in range(2):
+        pruner.model.train()
+        next(iter(pruner.norms.values())).eval()
+        pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1])).backward()
+        optimizer.step()
+    assert caplog.text.count(f"Got 1 of {len(pruner.norms)} in eval mode while the model trains") == warned
+
+
+@pytest.mark.parametrize("what", ["network", "pruner"])
+def test_what_was_made_in_inference_mode_cannot_train(what: str) -> None:
+    network = None if what == "network" else Chain()
+    with torch.inference_mode():
+        pruner = SoftPruner(network or Chain(), batch()[0])
+    with pytest.raises(ConfigError, match=f"outside of .*inference_mode.* Got a {what} made inside; make it again"):
+        sgd(pruner)
+
+
 def with_target(**options: Any) -> SoftPruner:
     return SoftPruner(Chain(), batch()[0], target={"macs": 0.5}, total_steps=4, **options)
 

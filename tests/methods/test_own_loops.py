@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -101,6 +102,25 @@ def test_steps_of_lookahead_are_counted() -> None:
     pruner.attach(optimizer)
     train(pruner, optimizer, 5)
     assert int(pruner.clock.step) == 5
+
+
+def test_steps_of_an_optimizer_that_was_not_initialised_are_counted() -> None:
+    class Outer(torch.optim.Optimizer):  # as timm's Lookahead
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+            self._inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+
+        def step(self) -> None:  # type: ignore[override]
+            self._inner.step()
+
+    pruner = made()
+    optimizer = Outer(torch.optim.SGD(pruner.parameter_groups(), lr=0.1))
+    pruner.attach(optimizer)
+    for _ in range(3):
+        pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1])).backward()
+        optimizer.step()
+        pruner.model.zero_grad()
+    assert int(pruner.clock.step) == 3
 
 
 def test_an_optimizer_that_steps_another_for_a_part_is_no_wrapper() -> None:

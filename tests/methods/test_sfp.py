@@ -1,14 +1,17 @@
 """SFP: which filters are zeroed, when, and what evaluation and cut make of them."""
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from method_networks import Chain, PreActivation, Residual, batch, sgd, train
-from torch import nn
+from torch import Tensor, nn
 
 from softprune import models
 from softprune.costs import PaperCounter
 from softprune.errors import CheckpointError, ConfigError, ModelError
-from softprune.methods import SfpPruner
+from softprune.methods import FpgmPruner, L1Pruner, SfpPruner
 
 IMAGE = torch.zeros(2, 3, 32, 32)
 
@@ -88,6 +91,36 @@ def test_a_failed_start_leaves_the_model_alone() -> None:
 def test_a_network_without_filters_that_feed_a_batchnorm() -> None:
     with pytest.raises(ModelError, match="does not read the filters of one layer alone"):
         SfpPruner(nn.Sequential(nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 4, 3)), IMAGE)
+
+
+OPTIONS = {SfpPruner: {"ratio": 0.4}, L1Pruner: {"ratio": 0.3}, FpgmPruner: {"ratio_norm": 0.4, "ratio_dist": 0.0}}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("method", OPTIONS)
+def test_the_filters_of_transposed_convolutions_are_ranked(method: Any, groups: int) -> None:
+    torch.manual_seed(0)
+    up = nn.ConvTranspose2d(4, 6, 2, stride=2, groups=groups, bias=False)
+    weak = [False, True, False, False, True, False]
+    with torch.no_grad():
+        for channel in (1, 4):
+            group, column = divmod(channel, 6 // groups)
+            up.weight[group * 4 // groups : (group + 1) * 4 // groups, column] *= 1e-3
+
+    def zeroed(weight: Tensor) -> list[bool]:
+        output = F.conv_transpose2d(torch.ones(1, 4, 1, 1), weight, stride=2, groups=groups)
+        return (output.abs().amax((0, 2, 3)) == 0).tolist()
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), up, nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 2, 1))
+    pruner = method(model, IMAGE, **OPTIONS[method])
+    up.weight.grad = up.weight.detach().clone()
+    sgd(pruner)  # SFP and FPGM set filters to zero
+    assert (~pruner.masks()["2"]).tolist() == weak
+    if method is not L1Pruner:
+        assert zeroed(up.weight) == weak
+    if method is FpgmPruner:
+        pruner.before_step()
+        assert zeroed(up.weight.grad) == weak
 
 
 def test_a_state_that_comes_too_late_is_refused() -> None:

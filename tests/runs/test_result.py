@@ -14,7 +14,7 @@ from softprune.errors import FileFormatError
 from softprune.report import render_run
 from softprune.runs.folder import RunFolder
 from softprune.runs.reading import load_run
-from softprune.runs.result import Epoch, Result, SiteRecord, parse_result, to_line
+from softprune.runs.result import Epoch, Result, SiteRecord, best_epoch, parse_result, to_line
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 ROOT = Path(__file__).parents[2]
@@ -91,6 +91,24 @@ def test_a_run_in_training_gives_a_page_of_what_there_is(make_run: Make) -> None
     assert "This run has not finished" in page
     assert "incomplete and was left out" in page
     assert f"{record['epochs'][-1]['test_top1']:.2f}" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "best"),
+    [
+        ([{}, {}, {}], 0),
+        ([{"margin": -0.9}, {"margin": -0.1}, {"margin": 0.01}, {"margin": 0.0}], 2),
+        ([{"margin": -0.9}, {"margin": -0.1}], 1),  # while it trains, the newest
+        ([{"decided": False}, {}, {}], 1),
+        ([{}, {"phase": "finetune"}, {"phase": "finetune"}], 1),
+        ([{}, {"test_top1": None}], 0),
+        ([{"test_top1": None}], None),
+    ],
+)
+def test_the_best_epoch_is_one_of_the_final_network(changes: list[dict[str, Any]], best: int | None) -> None:
+    rows = [row(epoch=number, **{"test_top1": 90.0 - number, **change}) for number, change in enumerate(changes)]
+    found = best_epoch(rows)
+    assert (found and found.epoch) == best
 
 
 def test_a_second_line_for_an_epoch_replaces_the_first(make_run: Make) -> None:

@@ -257,15 +257,16 @@ def test_a_full_disk_at_that_moment_hides_neither_error(
 def test_several_processes_go_on_from_their_last_checkpoint(
     config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = Trainer._run
+    train = Trainer._run_epoch
 
     def as_one_of_two(trainer: Trainer) -> str | None:
         try:
             return train(trainer)
-        finally:
+        except DataError:
             trainer.world = dataclasses.replace(trainer.world, size=2)
+            raise
 
-    monkeypatch.setattr(Trainer, "_run", as_one_of_two)
+    monkeypatch.setattr(Trainer, "_run_epoch", as_one_of_two)
     with pytest.raises(DataError, match=r"Several processes cannot save .* from \S*step-0000000003\.ckpt\."):
         start(
             config("records.checkpoint_steps=3"), tmp_path / "run", listener=Break(tmp_path / "images", "train", step=5)

@@ -39,7 +39,7 @@ def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torc
     """One process, two halves: each normalised by itself, same noise, running statistics of the first half."""
     data = load_data("digits")
     model = starting_network(config.model, data.num_classes, config.seed)[0]
-    pruner = make_pruner(config.method, model, data.example(), masks=config.masks, seed=config.seed, total_steps=120)
+    pruner = make_pruner(config, model, data.example(), total_steps=120)
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=config.optimizer.weight_decay), lr=0.1)
     pruner.attach(optimizer)
     sampler = EpochSampler(size=len(data.train), batch_size=config.data.batch_size, seed=config.seed)

@@ -48,6 +48,11 @@ def test_a_trained_network_is_cut_to_a_budget_and_fine_tuned(tiny: Tiny, tmp_pat
     [
         (("method.name=l1", "finetune.epochs=1"), "needs a trained network. Got random weights"),
         (("method.name=scp", "model.weights=x.pt"), "needs a method that ranks the channels .* Got scp"),
+        (("method.name=l1", "model.weights=x.pt"), "needs finetune.epochs of at least 1"),
+        (
+            ("method.name=l1", "model.weights=x.pt", "finetune.epochs=1", "train.dense_baseline=true"),
+            "train.dense_baseline needs train.dense_epochs",
+        ),
     ],
 )
 def test_what_one_shot_needs_is_said(tiny: Tiny, tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:

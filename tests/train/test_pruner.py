@@ -10,7 +10,8 @@ from softprune.config.recipes import load_recipe, recipe_files
 from softprune.errors import ConfigError
 from softprune.methods import REGISTRY, LayerwisePruner
 from softprune.methods.options import RECIPE_KEYS, keywords_of, options_of
-from softprune.train.pruner import check_method
+from softprune.train.pruner import check_latency_table, check_method
+from softprune.train.run import check
 
 
 @pytest.mark.parametrize("method", sorted(REGISTRY))
@@ -22,7 +23,7 @@ def test_what_has_a_key_of_its_own_is_no_option(method: str, option: str) -> Non
         check_method(MethodConfig(name=method, options={option: 1}))
 
 
-@pytest.mark.parametrize(("method", "offered"), [("sfp", "ratio, evaluation"), ("scp", "sample_kept, site_kinds")])
+@pytest.mark.parametrize(("method", "offered"), [("sfp", "ratio, evaluation"), ("scp", "site_kinds")])
 def test_an_unknown_option_is_told_those_that_only_the_method_has(method: str, offered: str) -> None:
     with pytest.raises(ConfigError, match=rf"options of {method}: {offered}\. Got 'ratios'"):
         check_method(MethodConfig(name=method, options={"ratios": 1}))
@@ -65,3 +66,22 @@ def test_a_pruner_of_ones_own_has_the_keywords_of_its_base() -> None:
 def test_a_name_that_is_no_method(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_method(MethodConfig(name=name))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target": {"macs": 0.5}}, r"needs a target of latency\. Got .*device\.json.* and target = .*macs"),
+        ({"target": {"latency": 0.5}, "latency_batch": 8}, "exclude each other: a table is of one batch size"),
+    ],
+)
+def test_a_latency_table_that_would_be_ignored_is_refused_of_new_runs_alone(
+    settings: dict[str, Any], message: str
+) -> None:
+    recorded = MethodConfig(latency_table="device.json", **settings)  # in the record of an older run
+    with pytest.raises(ConfigError, match=message):
+        check_latency_table(recorded)
+    check_latency_table(MethodConfig(latency_table="device.json", target={"latency": 0.5}))
+    config = load_recipe("digits").replace(method=recorded)
+    with pytest.raises(ConfigError, match=message):
+        check(config, device="cpu")

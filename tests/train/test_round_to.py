@@ -102,8 +102,8 @@ def test_every_method_that_rounds_takes_it(name: str, likes: Callable[[int], lis
     likes(4)
     data = load_data("digits")
     network = starting_network(RunConfig().model, 10, 0)[0]
-    config = MethodConfig(name=name, round_to="auto")
-    pruner = make_pruner(config, network, data.example(), masks=RunConfig().masks, seed=0, total_steps=9)
+    config = RunConfig(method=MethodConfig(name=name, round_to="auto"))
+    pruner = make_pruner(config, network, data.example(), total_steps=9)
     pruner.decide()
     assert pruner.round_to == 4
     assert all(int(mask.sum()) % 4 == 0 for mask in pruner.masks().values())

@@ -281,6 +281,18 @@ def test_a_baseline_may_start_from_pretrained_weights(
     assert metrics(tmp_path / "own") == metrics(tmp_path / "named")
 
 
+def test_checkpoints_by_steps_count_all_steps(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, original = [], Trainer.save
+
+    def save(trainer: Trainer) -> None:
+        saved.append(trainer.history.epoch * trainer.stage.step.steps + trainer.history.batch)
+        original(trainer)
+
+    monkeypatch.setattr(Trainer, "save", save)
+    start(tiny("records.checkpoint_steps=10", "records.checkpoint_epochs=0", "train.epochs=3"), tmp_path / "run")
+    assert saved == [10, 20, 30, 40, 45]
+
+
 def test_a_damaged_checkpoint_costs_only_the_way_back(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -325,7 +337,7 @@ def test_a_session_that_saved_nothing_is_in_the_record_too(
     commands = iter(["softprune train tiny", "softprune resume run"])
     monkeypatch.setattr("softprune.runs.environment.command_line", lambda: next(commands))
     with monkeypatch.context() as patch:
-        patch.setattr("softprune.train.trainer.Trainer._run", lambda _: 1 / 0)
+        patch.setattr("softprune.train.trainer.Trainer._run_epoch", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             start(tiny(), tmp_path / "run")
     with caplog.at_level("INFO", "softprune"):
@@ -362,8 +374,11 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "run"))
 
 
-def test_a_loss_that_is_not_finite_names_the_step_the_images_and_the_checkpoint(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny("schedule.kind=step", "schedule.milestones=[2]", "schedule.factor=1e30")
+@pytest.mark.parametrize("settings", [[], ["method.target.macs=0.5", "method.final_at=0.9"]])
+def test_a_loss_that_is_not_finite_names_the_step_the_images_and_the_checkpoint(
+    tiny: Tiny, tmp_path: Path, settings: list[str]
+) -> None:
+    config = tiny("schedule.kind=step", "schedule.milestones=[2]", "schedule.factor=1e30", *settings)
     with pytest.raises(SoftpruneError) as caught:
         start(config, tmp_path / "run")
     message = str(caught.value)
@@ -439,7 +454,7 @@ def test_an_edited_configuration_is_not_mixed_with_an_old_checkpoint(
         start(tiny(), tmp_path / "run", listener=StopAt(patch, 3))
     path = tmp_path / "run" / "config.toml"
     path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
-    with pytest.raises(CheckpointError, match="another configuration"):
+    with pytest.raises(CheckpointError, match=r"another configuration, optimizer\.lr = 0\.2 instead of 0\.1: restore"):
         resume(tmp_path / "run")
 
 

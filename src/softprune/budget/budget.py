@@ -50,10 +50,9 @@ class Budget(Limit):
     Until the cut is finalised, :meth:`update` moves the strength, and channels that the target needs are protected:
     their sparsity loss weakens, and turns around, before they die. The cut is finalised as soon as the method's own
     decision is within the limit (see `EARLIEST`), and at `final_at` in any case: the removed channels are off from
-    there on, in training as in evaluation. The kept ones are sampled as before, under a lower strength, or train as in
-    a plain network (`sample_kept`). In the last tenth (`TRIM`) channels are only removed. A kept channel is never dead
-    by the method's own rule, except where a floor or a multiple needs one. :class:`softprune.SoftPruner` explains the
-    arguments.
+    there on, in training as in evaluation. The kept ones are sampled as before, under a lower strength. In the last
+    tenth (`TRIM`) channels are only removed. A kept channel is never dead by the method's own rule, except where a
+    floor or a multiple needs one. :class:`softprune.SoftPruner` explains the arguments.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class Budget(Limit):
         prunable: PrunableNetwork,
         *,
         final_at: float = FINAL_AT,
-        sample_kept: bool = True,
         batch: int | None = None,
         table: TableLike | None = None,
         cost_weighting: float = 0.0,
@@ -88,7 +86,7 @@ class Budget(Limit):
         self.earliest = EARLIEST * pursuit
         self.trim_at = total_steps - max(round(TRIM * total_steps), adapt)
         self.latest = min(round(final_at * total_steps), total_steps - adapt)
-        self.channels = ChannelState(prunable.graph, prunable.model, sample_kept=sample_kept)
+        self.channels = ChannelState(prunable.graph, prunable.model)
         self.was_trained = self.channels.is_trained()
         self.controller = Controller(pursuit)
         self.cost_weights = CostWeights(cost_weighting, self.measure, self.channels.widths)
@@ -189,7 +187,7 @@ class Budget(Limit):
         factors, endangered = self.channels.protection(scores, self._scores, allowed, self._kept_share)
         if step <= REGROW * self.total_steps:
             self._regrow(step, allowed, scores)
-        only_back = died or endangered > 0.01 or step >= self.trim_at or not self.channels.decision.sample_kept
+        only_back = died or endangered > 0.01 or step >= self.trim_at
         # What is pushed back is so with the strength that it was pushed down with.
         factors = {
             name: torch.where(factor < 0, factor / HOLD, 0.0 if only_back else factor) * allowed[name]
@@ -294,7 +292,6 @@ class Budget(Limit):
             "limit": self.limit,
             "total_steps": self.total_steps,
             "final_at": self.final_at,
-            "sample_kept": self.channels.decision.sample_kept,
             "was_trained": self.was_trained,
             "controller": self.controller.state_dict(),
             "cost_weights": self.cost_weights.state_dict(),
@@ -329,14 +326,12 @@ class Budget(Limit):
         self._check_same(state, "key", self.target.key)
         self._check_same(state, "total_steps", self.total_steps)
         self._check_same(state, "final_at", self.final_at)
-        if "sample_kept" in state:  # older checkpoints have none
-            self._check_same(state, "sample_kept", self.channels.decision.sample_kept)
         if not self.measure.is_timed:
             self._check_same(state, "limit", self.limit)
 
     def _check_same(self, state: dict[str, Any], key: str, value: object) -> None:
         if state.get(key) != value:
             raise CheckpointError(
-                f"a budget's state must be of the same target, length of training, final_at and sample_kept. Its "
-                f"{key!r} is {value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
+                f"a budget's state must be of the same target, length of training and final_at. Its {key!r} is "
+                f"{value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
             )

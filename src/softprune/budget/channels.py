@@ -1,12 +1,14 @@
 """The channels of a masked network as a budget sees them: scores, weights of the sparsity loss, regrowing."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph import ChannelGraph
+from softprune.graph.modules import by_filter
 from softprune.masks import MaskConfig, MaskDecision, MaskedBatchNorm, SoftGate, alive_probability, norms_of
 from softprune.rng import channel_words
 
@@ -24,14 +26,14 @@ Masks = dict[str, Tensor]
 class ChannelState:
     """Reads and writes what a budget needs of the channels of a network's sites, which have a :class:`SoftGate`."""
 
-    def __init__(self, graph: ChannelGraph, network: nn.Module, *, sample_kept: bool = True) -> None:
+    def __init__(self, graph: ChannelGraph, network: nn.Module) -> None:
         self.graph, self.network = graph, network
         self.names = [site.name for site in graph.sites]
         self.widths = {site.name: site.width for site in graph.sites}
         self._scales: dict[tuple[str, MaskConfig], tuple[Tensor, Tensor]] = {}
-        self._points = {site.name: (site.points, site.entering) for site in graph.sites}
+        self._points = {site.name: (site.points, site.entering, site.slopes) for site in graph.sites}
         self._members = {site.name: site.members for site in graph.sites}
-        self.decision = MaskDecision(next(network.parameters()).device, sample_kept=sample_kept)
+        self.decision = MaskDecision(next(network.parameters()).device)
         for name, width in self.widths.items():
             gate, device = self.gate(name), self.decision.in_force.device
             gate.allowed = torch.ones(width, dtype=torch.bool, device=device)
@@ -143,14 +145,16 @@ class ChannelState:
 
     def _refill_filters(self, name: str, place: Tensor, key: tuple[int, int, int]) -> None:
         feeder = self.graph.feeder(name)
-        module = None if feeder is None else self.network.get_submodule(feeder)
-        if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
+        if feeder is None:
             return
+        layer: Any = self.network.get_submodule(feeder)
         seed, step, number = key
         word = int(channel_words(seed + step, number, 1)[0]) & 0x7FFFFFFF
-        noise = torch.randn(module.weight.shape, generator=torch.Generator().manual_seed(word))
-        others = module.weight[~place] if bool((~place).any()) else module.weight
-        module.weight[place] = (noise.to(module.weight) * others.square().mean().sqrt())[place]
+        noise = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(word)).to(layer.weight)
+        rows = by_filter(layer, layer.weight)
+        place = place.view(rows.shape[:2])
+        others = rows[~place] if bool((~place).any()) else rows
+        rows[place] = (by_filter(layer, noise) * others.square().mean().sqrt())[place]
 
 
 def _log_odds(probability: Tensor) -> Tensor:

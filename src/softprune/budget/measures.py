@@ -120,12 +120,11 @@ class Latency(Measure):
         self.table.report(plan, compact, example)
 
     def floor_hint(self) -> str:
-        rest = self.table.rest_ms
-        if rest < self.table.dense_ms / 2:
-            return ""
+        table = self.table
         return (
-            f" No layer accounts for {rest:.4g} ms of the dense {self.table.dense_ms:.4g} ms: measure on an idle "
-            "machine, or give a larger latency_batch, in which layers take a larger share."
+            f" Of the dense {table.dense_ms:.4g} ms, {table.rest_ms:.4g} ms belong to no layer, and layers of one "
+            "channel take time, too: measure on an idle machine, or give a larger latency_batch, at which channels "
+            "take a larger share."
         )
 
     def state_dict(self) -> dict[str, Any]:

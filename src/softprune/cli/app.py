@@ -100,21 +100,13 @@ TimeLimit = Annotated[
     str | None, typer.Option("--time-limit", metavar="TIME", help="Save and stop after: 90 (seconds), 30m, 2h.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Model = Annotated[
-    str,
-    typer.Option(
-        help="The dense network: for a compact network outside its run, or a run whose model is module:factory."
-    ),
+Model = Annotated[str, typer.Option(help="The dense network, if it is module:factory, or if no run names it.")]
+DataSet = Annotated[str, typer.Option("--data", help="The data set, if it is module:factory, or if no run names it.")]
+Method = Annotated[str, typer.Option("--method", help="The run's method, if it is module:Class.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="A setting, such as data.image_size=64. Repeatable."),
 ]
-DataName = Annotated[
-    str,
-    typer.Option(
-        "--data", help="The data set: for a compact network outside its run, or a run whose data is module:factory."
-    ),
-]
-OwnModel = Annotated[str, typer.Option("--model", help="The run's network, if it is module:factory.")]
-OwnData = Annotated[str, typer.Option("--data", help="The run's data set, if it is module:factory.")]
-OwnMethod = Annotated[str, typer.Option("--method", help="The run's method, if it is module:Class.")]
 Input = Annotated[str, typer.Option("--input", metavar="CxHxW", help="Shape of one image, such as 3x224x224.")]
 
 

@@ -32,7 +32,6 @@ def data(
 
 
 def _check_images(name: str, data_dir: str | None, *, as_json: bool) -> None:
-    """Print the images that cannot be read, and raise a DataError if there are some."""
     import torch
 
     from softprune.data.images import LoadedDataset

@@ -66,7 +66,7 @@ def export(
 def bench(
     path: NetworkPath,
     backend: Annotated[
-        str, typer.Option("--backend", "-b", help="eager, compile, fused, onnxruntime, or a list of them.")
+        str, typer.Option("--backend", "-b", help="eager, graph, compile, fused, onnxruntime, or a list of them.")
     ] = "eager",
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: PyTorch's default.")] = 0,
@@ -76,6 +76,9 @@ def bench(
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Fold BatchNorms into the layers before them, in both networks.")
     ] = False,
+    round_to: Annotated[
+        int, typer.Option(min=0, help="Cut to multiples of this many channels; 0: as the run was cut.")
+    ] = 0,
     repeats: Annotated[int, typer.Option(help="Timed blocks per network.")] = 15,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a JSON record to this file.")] = None,
     device: Device = "auto",
@@ -86,7 +89,8 @@ def bench(
     """Measure the latency of the dense and the compact network.
 
     Blocks of both networks alternate. The table has the median, the spread, and "realised", the share of the MAC
-    reduction that becomes speed-up: 1 if the compact network is faster by the ratio of MACs.
+    reduction that becomes speed-up: 1 if the compact network is faster by the ratio of MACs. Weights do not matter: of
+    a run, config.toml and result.json are enough.
     """
     batches = _numbers(batch)
     import torch
@@ -95,7 +99,7 @@ def bench(
     from softprune.cli.opened import open_compact
     from softprune.distributed import pick_device
 
-    opened = open_compact(path, model=model, shape=parse_shape(input_shape))
+    opened = open_compact(path, model=model, shape=parse_shape(input_shape), by_record=True, round_to=round_to)
     where = str(pick_device(device))
     report = benching.compare_latency(
         opened.dense,
@@ -111,7 +115,7 @@ def bench(
         fold_bn=fold_bn,
         repeats=repeats,
     )
-    record = _record(report, path, torch.device(where)) if as_json or out is not None else {}
+    record = bench_record(report, path, torch.device(where), round_to) if as_json or out is not None else {}
     if out is not None:
         write_atomically(out, (json.dumps(record, indent=1) + "\n").encode(), then="measure again", follow_link=True)
     if as_json:
@@ -144,7 +148,8 @@ def _cells(row: Any) -> list[str]:
     return [*where, *times, f"{row.speed_up:.2f}", f"{low:.2f} to {high:.2f}", f"{row.realised:.2f}", ""]
 
 
-def _record(report: Any, path: Path, device: Any) -> dict[str, Any]:
+def bench_record(report: Any, path: Path, device: Any, round_to: int) -> dict[str, Any]:
+    """Return a benchmark as the JSON record that `--out` writes."""
     from softprune.runs.environment import command_line, describe_environment
 
     return {
@@ -155,6 +160,6 @@ def _record(report: Any, path: Path, device: Any) -> dict[str, Any]:
         "environment": describe_environment(device).model_dump(),
         "dense_macs": report.dense_macs,
         "compact_macs": report.compact_macs,
-        "rows": [row.to_dict() for row in report.rows],
+        "rows": [row.to_dict() | {"round_to": round_to} for row in report.rows],
         "advice": list(report.advice),
     }

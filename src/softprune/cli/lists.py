@@ -51,7 +51,6 @@ def _run_folders(root: Path) -> Iterator[RunFolder]:
 
 
 def _run_cells(folder: RunFolder) -> list[str]:
-    """Return name, state and newest figures."""
     try:
         run = load_run(folder.path)
     except SoftpruneError:  # damaged, or no epoch has ended

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from softprune.cli.app import DataDir, DataName, Device, Input, Json, Model, OwnMethod, Run, command, parse_shape
+from softprune.cli.app import DataDir, DataSet, Device, Input, Json, Method, Model, Run, Settings, command, parse_shape
 from softprune.cli.output import format_percent, print_json, print_table, say
 from softprune.config.recipes import DEFAULT_RECIPE, load_recipe
 from softprune.errors import ConfigError, first_line, nearest
@@ -39,10 +39,7 @@ def inspect(
         str, typer.Option("--data", help="The data set, as in `train`, which gives shape and classes.")
     ] = "",
     data_dir: DataDir = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="A setting, such as data.image_size=64. Repeatable."),
-    ] = None,
+    settings: Settings = None,
     as_json: Json = False,
 ) -> None:
     """Show which BatchNorms can be pruned, and why others cannot.
@@ -89,7 +86,15 @@ def inspect(
     found = softprune.inspect(network, torch.zeros(2, *shape), include=include or None, exclude=exclude or None)
     if as_json:
         numbers = {name: getattr(found, name) for name in ("macs", "params", "floor_macs", "floor_params")}
-        sites = [{"name": site.name, "channels": site.width, "activation": site.activation} for site in found.sites]
+        sites = [
+            {
+                "name": site.name,
+                "channels": site.width,
+                "activation": site.activation,
+                "removable": site.name not in found.irremovable,
+            }
+            for site in found.sites
+        ]
         frozen = [{"name": each.name, "channels": each.width, "reason": each.reason} for each in found.frozen]
         print_json({"network": config.model.name, **numbers, "sites": sites, "frozen": frozen})
         return
@@ -125,8 +130,8 @@ def compact(
     device: Device = "auto",
     data_dir: DataDir = None,
     model: Model = "",
-    data: DataName = "",
-    method: OwnMethod = "",
+    data: DataSet = "",
+    method: Method = "",
     as_json: Json = False,
 ) -> None:
     """Cut the network of a run, finished or not, and save it.
@@ -136,24 +141,16 @@ def compact(
     """
     from softprune.train.from_checkpoint import compact_run
 
+    own = {"model": model, "data": data, "method": method}
     path, before, after = compact_run(
-        run,
-        out,
-        device=device,
-        data_dir=data_dir,
-        round_to=round_to,
-        gathers=gathers,
-        model=model,
-        data_name=data,
-        method=method,
+        run, out, device=device, data_dir=data_dir, round_to=round_to, gathers=gathers, **own
     )
+    costs = {"dense": before, "compact": after}
     if as_json:
-        sizes = {
-            name: {"params": each.params, "macs": each.macs} for name, each in (("dense", before), ("compact", after))
-        }
+        sizes = {name: {"params": cost.params, "macs": cost.macs} for name, cost in costs.items()}
         print_json({"file": str(path), **sizes})
         return
-    rows = [["dense", f"{before.params:,}", f"{before.macs:,}"], ["compact", f"{after.params:,}", f"{after.macs:,}"]]
+    rows = [[name, f"{cost.params:,}", f"{cost.macs:,}"] for name, cost in costs.items()]
     print_table("", ["", "params", "MACs"], rows)
     say(f"Compact network: {path}")
 
@@ -164,8 +161,8 @@ def evaluate(
     device: Device = "auto",
     data_dir: DataDir = None,
     model: Model = "",
-    data: DataName = "",
-    method: OwnMethod = "",
+    data: DataSet = "",
+    method: Method = "",
     as_json: Json = False,
 ) -> None:
     """Evaluate the masked and the compact network of a run.
@@ -192,7 +189,7 @@ def predict(
     device: Device = "cpu",
     data_dir: DataDir = None,
     model: Model = "",
-    data: DataName = "",
+    data: DataSet = "",
     as_json: Json = False,
 ) -> None:
     """Classify images with the compact network of a finished run.

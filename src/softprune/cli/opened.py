@@ -15,12 +15,15 @@ from softprune.data import DATASETS
 from softprune.data.folder import require_decoder
 from softprune.data.images import evaluation_crop, open_image
 from softprune.errors import ConfigError, DataError, FileFormatError
+from softprune.graph.sites import KINDS
 from softprune.models import REGISTRY
+from softprune.plan import make_plan
 from softprune.plan.plan import model_shapes
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network, inputs_of, locate_compact, named_config
 from softprune.runs.result import Inputs
-from softprune.surgery import LARGEST_INPUT, check_saved_shapes, load, read_origin, read_plans
+from softprune.selection import read_graph
+from softprune.surgery import LARGEST_INPUT, apply_plan, check_saved_shapes, load, read_origin, read_plans
 from softprune.train.from_checkpoint import refuse_dense
 from softprune.train.run import open_data
 
@@ -40,14 +43,25 @@ class OpenedNetwork:
     """One random image."""
 
 
-def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) -> OpenedNetwork:
+def open_compact(
+    path: Path, *, model: str = "", shape: tuple[int, ...] = (), by_record: bool = False, round_to: int = 0
+) -> OpenedNetwork:
     """Open the compact network of a run, or a saved one. The data set is not needed.
 
     The dense network is ``model``, or else the one that the configuration of the file's run names, or else the origin
-    noted in the file.
+    noted in the file. With ``by_record`` a run's record is enough: the network then has its shapes and random weights,
+    with widths in multiples of ``round_to``, if it is given.
     """
     run, compact = locate_compact(path)
     config = None if run is None else named_config(run, model, needs=("model",))
+    recorded = by_record and run is not None and run.path == path and run.result.is_file()
+    if round_to and not recorded:
+        raise ConfigError(f"--round-to needs the folder of a finished run. Got {path}.")
+    if recorded and (round_to or not compact.is_file()):
+        assert run is not None
+        assert config is not None
+        refuse_dense(config, path)
+        return _shaped_like_record(run, config, shape, round_to)
     if not compact.is_file():
         if run is not None and config is not None and run.path == path:
             refuse_dense(config, path)
@@ -75,6 +89,32 @@ def open_compact(path: Path, *, model: str = "", shape: tuple[int, ...] = ()) ->
     dense = _definition(name, compact, {} if config is None else config.model.options)
     example = torch.randn(1, *(shape or REGISTRY[name].input_shape), generator=torch.Generator().manual_seed(0))
     return OpenedNetwork(compact.resolve(), dense.eval(), load(compact, dense), example)
+
+
+def _shaped_like_record(run: RunFolder, config: RunConfig, shape: tuple[int, ...], round_to: int) -> OpenedNetwork:
+    """Build the dense network of a run and cut it to the channels that the run's record says were kept."""
+    record = run.read_result()
+    masks = {site.name: torch.tensor(site.keep, dtype=torch.bool) for site in record.sites}
+    if not all(map(len, masks.values())):
+        raise ConfigError(
+            "A run without compact.safetensors must have a record that says which channels were kept. Got "
+            f"{run.result}, which does not; run `softprune compact` first."
+        )
+    inputs = record.inputs
+    dense = dense_network(run.path, config, None if inputs is None else len(inputs.classes)).eval()
+    shape = shape or (inputs.shape if inputs is not None else image_shape(config, run.compact))
+    example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+    for kinds in ((), KINDS):
+        graph = read_graph(dense, example, every_norm=True, kinds=kinds)
+        if masks.keys() <= {site.name for site in graph.sites}:
+            plan = make_plan(graph, dense, masks, round_to=record.round_to or 1)
+            if plan.params == record.compact.params:
+                plan = make_plan(graph, dense, masks, round_to=round_to) if round_to else plan
+                return OpenedNetwork(run.result.resolve(), dense, apply_plan(plan, dense), example)
+    raise FileFormatError(
+        f"The network of a record must be the one that was pruned. Got {config.model.name!r}, which does not have the "
+        f"sites or, cut, the parameters of {run.result}; run `softprune compact {run.path}` and measure what it writes."
+    )
 
 
 def image_shape(config: RunConfig, compact: Path) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ def begin_output() -> None:
     _State.training = _State.live = False
 
 
-def begin_training_output() -> None:
+def may_lose_output() -> None:
     """From here on lost output gives a warning, and the command continues."""
     _State.training = True
 
@@ -235,10 +235,8 @@ def print_facts(columns: Sequence[str], rows: Sequence[Sequence[str]], *, as_jso
         print_table("", columns, rows)
 
 
-def format_count(number: float | None) -> str:
+def format_count(number: float) -> str:
     """Format a count: 1,234 or 12.3 M."""
-    if number is None:
-        return "-"
     for size, unit in ((1e9, "G"), (1e6, "M")):
         if number >= size:
             return f"{number / size:.2f} {unit}"

@@ -7,15 +7,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from softprune.cli.output import (
-    begin_training_output,
-    console,
-    format_count,
-    format_cut,
-    format_percent,
-    live_output,
-    say,
-)
+from softprune.cli.output import console, format_count, format_cut, format_percent, live_output, may_lose_output, say
 from softprune.log import is_rank_0
 from softprune.runs.result import Epoch, Totals
 from softprune.sweep.runner import Job, SweepListener
@@ -23,8 +15,6 @@ from softprune.train.control import Listener
 
 
 class _EpochLines(Listener):
-    """Prints one line per epoch."""
-
     def __init__(self) -> None:
         self._epochs = 0
 
@@ -90,7 +80,7 @@ class _EpochBar(_EpochLines):
 @contextmanager
 def run_progress() -> Iterator[Listener]:
     """Yield the listener for this output. Of several processes only rank 0 prints."""
-    begin_training_output()
+    may_lose_output()
     if not is_rank_0():
         yield Listener()
         return
@@ -108,8 +98,6 @@ def run_progress() -> Iterator[Listener]:
 
 
 class _JobLines(SweepListener):
-    """Prints one line when a run of the sweep starts or ends."""
-
     def on_change(self, job: Job) -> None:
         facts = []
         if job.state != "running":
@@ -121,8 +109,6 @@ class _JobLines(SweepListener):
 
 
 class _JobTable(SweepListener):
-    """Shows a table of all runs of the sweep."""
-
     def __init__(self, live: Live) -> None:
         self._live = live
 
@@ -138,7 +124,7 @@ class _JobTable(SweepListener):
 @contextmanager
 def sweep_progress() -> Iterator[SweepListener]:
     """Yield the listener for this output."""
-    begin_training_output()
+    may_lose_output()
     if not console().is_terminal:
         yield _JobLines()
         return

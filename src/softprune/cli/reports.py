@@ -52,8 +52,9 @@ def print_result(result: Result) -> None:
         explained = dense.macs / max(result.compact.macs, 1)
         if not 1 <= result.speed_up <= _IMPLAUSIBLE * explained:
             say(
-                f"The MACs suggest up to {explained:.1f}x. `softprune bench` measures again, with other backends and "
-                "batch sizes, and says what to try. Other programs on this machine disturb the measurement.",
+                f"The MACs suggest up to {explained:.1f}x. `softprune bench` measures again, with other backends, "
+                "batch sizes and widths (`--round-to 8`), and says what to try. Other programs on this machine disturb "
+                "the measurement.",
                 wrap=True,
             )
 

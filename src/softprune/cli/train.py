@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softprune.cli.app import DataDir, Device, OwnData, OwnMethod, OwnModel, Run, TimeLimit, command, parse_time
+from softprune.cli.app import DataDir, DataSet, Device, Method, Model, Run, Settings, TimeLimit, command, parse_time
 from softprune.cli.output import format_count, print_json, remark, say
-from softprune.config.recipes import DEFAULT_RECIPE, config_to_dict, load_recipe, recipe_files
+from softprune.config.recipes import config_to_dict, load_recipe, recipe_files
 from softprune.config.settings import RunConfig
 from softprune.errors import CheckpointError, ConfigError
 from softprune.runs.folder import RunFolder
@@ -37,12 +37,7 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Images per step (data.batch_size).")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate (optimizer.lr).")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed (seed).")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", "-s", metavar="KEY=VALUE", help="Any other setting, such as optimizer.momentum=0.8. Repeatable."
-        ),
-    ] = None,
+    settings: Settings = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run. [default: runs/NAME]")] = None,
     time_limit: TimeLimit = None,
     device: Device = "auto",
@@ -93,9 +88,9 @@ def resume(
     time_limit: TimeLimit = None,
     device: Device = "auto",
     data_dir: DataDir = None,
-    model: OwnModel = "",
-    data: OwnData = "",
-    method: OwnMethod = "",
+    model: Model = "",
+    data: DataSet = "",
+    method: Method = "",
 ) -> None:
     """Resume a stopped run.
 
@@ -109,8 +104,11 @@ def resume(
 
     folder = RunFolder.open(run)
     if not folder.result.is_file() and named_config(folder, model, data, method) != folder.read_config():
+        own = config_to_dict(folder.read_config())
+        given = {"model": model, "data": data, "method": method}
+        wrong = [f"--{key} {name}" for key, name in given.items() if name not in ("", own[key]["name"])]
         raise ConfigError(
-            f"A run is resumed with its own network, data and method. Got {model or data or method!r}; name those of "
+            f"A run is resumed with its own network, data and method. Got {', '.join(wrong)}; name those of "
             f"{folder.config}."
         )
 
@@ -123,13 +121,10 @@ def _load(recipe: str, overrides: list[str]) -> RunConfig:
     """Load a recipe. A run of another network, data set or method than the recipe's is named after them."""
     config = load_recipe(recipe, overrides)
     keys = {override.partition("=")[0].strip() for override in overrides}
-    more = []
-    if recipe == DEFAULT_RECIPE and keys & {"model.name", "data.name"} and "train.threads" not in keys:
-        more.append("train.threads=0")  # the recipe's single thread suits its small network alone
     if "name" not in keys and keys & {"model.name", "data.name", "method.name"}:
         names = (config.data.name, config.model.name, config.method.name)
-        more.append("name=" + "-".join(name.rpartition(":")[2] for name in names))
-    return load_recipe(recipe, [*overrides, *more]) if more else config
+        return load_recipe(recipe, [*overrides, "name=" + "-".join(name.rpartition(":")[2] for name in names)])
+    return config
 
 
 def _print_plan(config: RunConfig, out: Path | None, device: str, *, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
@@ -12,13 +13,14 @@ from typing import Any, get_args
 import tomli_w
 
 from softprune.config.method import MethodConfig
-from softprune.config.schema import keys_of, show, unknown_key
-from softprune.config.settings import BASELINE, RunConfig
-from softprune.errors import ConfigError, nearest
+from softprune.config.schema import keys_of, unknown_key
+from softprune.config.settings import BASELINE, PRUNING_SETTINGS, RunConfig
+from softprune.errors import ConfigError, nearest, show
 
 DEFAULT_RECIPE = "digits"
 _DEEPEST = 8
 """Levels of tables and lists in a TOML file; no recipe and no sweep needs more."""
+_TOO_DEEP = f"tables and lists must not be nested more than {_DEEPEST} levels deep."
 _TABLES = ("data.options.", "method.options.", "method.target.", "model.options.")
 """Tables whose keys softprune does not know beforehand."""
 
@@ -76,6 +78,8 @@ def resolve_recipe(path: Path, values: dict[str, Any], overrides: Iterable[tuple
     try:
         _choose_strength_or_target(values.get("method"), given.get("method", {}))
         _leave_out_pruning(values, given)
+        if path == recipe_files()[DEFAULT_RECIPE]:
+            _leave_out_threads(values, given)
         return RunConfig(**values)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
@@ -100,24 +104,24 @@ def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
         )
 
 
-_OF_PRUNING = {
-    "train": ("dense_baseline", "dense_epochs", "compact_at", "recalibrate"),
-    "finetune": ("epochs",),
-    "method": ("target",),
-}
-
-
 def _leave_out_pruning(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """With ``method.name=dense`` as an override, what a recipe says about pruning does not apply."""
     if given.get("method", {}).get("name") != "dense":
         return
-    for section, keys in _OF_PRUNING.items():
+    for section, keys in PRUNING_SETTINGS.items():
         for key in keys:
             if isinstance(values.get(section), dict) and key not in given.get(section, {}):
                 values[section].pop(key, None)
     for section, key in (("model", "weights"), ("distill", "teacher")):
         if isinstance(values.get(section), dict) and values[section].get(key) == BASELINE:
             del values[section][key]
+
+
+def _leave_out_threads(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """The single thread of the default recipe suits its small network alone, not another network or data set."""
+    another = any("name" in given.get(section, {}) for section in ("model", "data"))
+    if another and "threads" not in given.get("train", {}):
+        values["train"].pop("threads", None)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -135,37 +139,32 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """TOML with what the format promises and tomllib does not check: 64-bit integers, text that UTF-8 can hold."""
     try:
         values = tomllib.loads(text)
     except RecursionError:
-        raise ConfigError(f"tables and lists must not be nested more than {_DEEPEST} levels deep.") from None
+        raise ConfigError(_TOO_DEEP) from None
     except ValueError as error:  # also an integer with more digits than Python converts
         raise ConfigError(f"{str(error).rstrip('.')}.") from error
-    level: list[Any] = [values]
-    for _ in range(_DEEPEST):
-        level = [item for container in level for item in _inside(container)]
-        for value in level:
-            if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise ConfigError("whole numbers must fit in 64 bits.")
-            if isinstance(value, str) and not _is_utf8(value):
-                raise ConfigError("text must be valid Unicode.")
-        level = [value for value in level if isinstance(value, dict | list)]
-    if level:
-        raise ConfigError(f"tables and lists must not be nested more than {_DEEPEST} levels deep.")
+    _check_toml(values, _DEEPEST)
     return values
 
 
-def _inside(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return [*container, *container.values()] if isinstance(container, dict) else container
+def _check_toml(value: Any, levels: int) -> None:
+    """Check what the format promises and tomllib does not: 64-bit integers, text that UTF-8 can hold."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError("whole numbers must fit in 64 bits.")
+    if isinstance(value, str) and not _is_utf8(value):
+        raise ConfigError("text must be valid Unicode.")
+    if isinstance(value, dict | list):
+        if not levels:
+            raise ConfigError(_TOO_DEEP)
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            _check_toml(item, levels - 1)
 
 
 def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, from a command line in another encoding
-        return False
-    return True
+    """Whether text has no lone surrogate, which a command line in another encoding gives."""
+    return not re.search("[\ud800-\udfff]", text)
 
 
 def parse_override(override: str) -> tuple[str, Any]:
@@ -177,11 +176,18 @@ def parse_override(override: str) -> tuple[str, Any]:
     if not _is_utf8(override):
         raise ConfigError(f"--set must be valid Unicode. Got {show(override)}.")
     is_text = get_args(_known_keys().get(key))[:1] == (str,)
-    return key, _parse_value(key, text, is_text=is_text)
+    if is_text and text[:1] not in ("'", '"'):
+        return key, text
+    try:
+        values = _parse(f"value = {text}")
+    except ConfigError as error:
+        if isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            return key, text  # without its quotes
+        raise ConfigError(f"{key} must be a value of TOML: {error} Got {show(text)}.") from None
+    return key, values["value"] if len(values) == 1 else text
 
 
 def _set_key(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key of nested ``values``."""
     if key not in _known_keys() and not key.startswith(_TABLES):
         raise unknown_key(key, RunConfig)
     *sections, name = key.split(".")
@@ -190,18 +196,6 @@ def _set_key(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"{section} must be a section to set {key!r} in. Got {show(values)}.")
     values[name] = copy.deepcopy(value)  # a further key may lie inside it
-
-
-def _parse_value(key: str, text: str, *, is_text: bool) -> Any:
-    if is_text and text[:1] not in ("'", '"'):
-        return text
-    try:
-        values = _parse(f"value = {text}")
-    except ConfigError as error:
-        if isinstance(error.__cause__, tomllib.TOMLDecodeError):
-            return text  # without its quotes
-        raise ConfigError(f"{key} must be a value of TOML: {error} Got {show(text)}.") from None
-    return values["value"] if len(values) == 1 else text
 
 
 @functools.cache

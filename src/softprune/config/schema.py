@@ -1,16 +1,16 @@
 """The base of all sections of a recipe, and pydantic's errors as a ConfigError with rule, value and remedy."""
 
 import difflib
+import re
 import types
-import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
-from softprune.errors import ConfigError, nearest
+from softprune.errors import ConfigError, nearest, show, storable, toml_type
 
 
 class Section(BaseModel):
@@ -43,15 +43,14 @@ class Section(BaseModel):
     @classmethod
     def _check_text(cls, value: Any, info: ValidationInfo) -> Any:
         # Names are printed to terminals, and are parts of paths.
-        if isinstance(value, str) and any(unicodedata.category(letter) in ("Cc", "Cs") for letter in value):
+        if isinstance(value, str) and storable(value) != value:
             key = _join(cls.section, info.field_name or "")
             raise ConfigError(f"{key} must have no control characters. Got {show(value)}.")
         return value
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with ``changes``, checked as a new section is."""
-        kept = {name: getattr(self, name) for name in type(self).model_fields}
-        return type(self)(**{**kept, **changes})
+        return type(self)(**{**dict(self), **changes})
 
 
 def _list_to_tuple(value: Any) -> Any:
@@ -80,25 +79,15 @@ def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError
         return unknown_key(_join(section.section, *map(str, error["loc"])), section.root or section)
     key, annotation = _locate(error["loc"], section)
     value = error["input"]
-    if is_section(annotation):
+    if is_section(_bare(annotation)):
         return ConfigError(f"{key} is a section: write [{key}] or {key}.NAME = ... Got {show(value)}.")
     if error["type"] == "finite_number":
         return ConfigError(f"{key} must be a finite number. Got {show(value)}.")
-    choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]
-    hint = nearest(value, choices) if isinstance(value, str) else ""
-    kind = "" if hint else f" ({_toml_type(value)})"
-    return ConfigError(f"{key} must be {type_in_words(annotation)}. Got {show(value)}{kind}.{hint}")
-
-
-def show(value: Any) -> str:
-    """A value for a message, shortened."""
-    if isinstance(value, bool):
-        return str(value).lower()  # as TOML writes it
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # more digits than Python prints, or nested too deeply
-        text = f"a very large {_toml_type(value).removeprefix('a ')}"
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    rule = type_in_words(annotation)
+    may_be_text = isinstance(value, str) and get_origin(_bare(annotation)) is not tuple
+    hint = nearest(value, re.findall('"(.*?)"', rule)) if may_be_text else ""  # the rule quotes choices
+    kind = "" if hint else f" ({toml_type(value)})"
+    return ConfigError(f"{key} must be {rule}. Got {show(value)}{kind}.{hint}")
 
 
 def _join(*parts: str) -> str:
@@ -109,17 +98,16 @@ def _locate(location: tuple[int | str, ...], section: type[Section]) -> tuple[st
     """The dotted key and the annotation at a location of pydantic, whose last parts may name a union's member."""
     key, annotation = section.section, Annotated[section, None]
     for part in location:
-        inner, plain = _bare(annotation), None
+        inner = _bare(annotation)
         if is_section(inner) and part in inner.model_fields:
-            key, plain = _join(key, str(part)), annotation_of(inner, str(part))
+            key, annotation = _join(key, str(part)), annotation_of(inner, str(part))
         elif get_origin(inner) is tuple and isinstance(part, int):
-            key, plain = f"{key}[{part}]", get_args(inner)[0]
+            key, annotation = f"{key}[{part}]", get_args(inner)[0]
         elif get_origin(inner) is dict:
-            key, plain = f"{key}.{part}", get_args(inner)[1]
-        if plain is None:
+            key, annotation = f"{key}.{part}", get_args(inner)[1]
+        else:
             break
-        annotation = plain
-    return key, _bare(annotation) if is_section(_bare(annotation)) else annotation
+    return key, annotation
 
 
 def annotation_of(section: type[BaseModel], name: str) -> Any:
@@ -135,15 +123,6 @@ def _bare(annotation: Any) -> Any:
 def is_section(annotation: Any) -> bool:
     """Whether an annotation is a section with keys of its own."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _choices(annotation: Any) -> tuple[Any, ...]:
-    annotation = _bare(annotation)
-    if get_origin(annotation) is Literal:
-        return get_args(annotation)
-    if get_origin(annotation) in (Union, types.UnionType):
-        return tuple(choice for option in get_args(annotation) for choice in _choices(option))
-    return ()
 
 
 def type_in_words(annotation: Any) -> str:
@@ -172,13 +151,6 @@ def _bounds(rules: list[Any]) -> str:
     return " and ".join(parts)
 
 
-def _toml_type(value: Any) -> str:
-    words = {bool: "true/false", int: "a whole number", float: "a number", str: "text"}
-    if isinstance(value, Mapping):
-        return "a table"
-    return words.get(type(value), "a list" if isinstance(value, list | tuple) else type(value).__name__)
-
-
 def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every key that can be set below ``section``, dotted, with its annotation, in the order of the file."""
     for name, field in section.model_fields.items():
@@ -199,18 +171,15 @@ def unknown_key(key: str, root: type[BaseModel]) -> ConfigError:
             f"{', '.join(below)}."
         )
     section, _, last = key.rpartition(".")
+    top = list(dict.fromkeys(name.partition(".")[0] for name in known))  # keys and sections
+    inside = [name for name in known if name.rpartition(".")[0] == section] if section else top
     # A key in the wrong section (`train.lr`) is nearer by its last part than by its spelling.
-    moved = [name for name in known if name.rpartition(".")[2] == last]
-    inside = [name for name in known if name.rpartition(".")[0] == section]
-    if not section:
-        inside = list(dict.fromkeys(name.partition(".")[0] for name in known))  # the names of sections, too
-    if 1 <= len(moved) <= 3:
-        hint = f" Did you mean {' or '.join(map(repr, moved))}?"
-    elif inside:
+    meant = [name for name in known if name.rpartition(".")[2] == last]
+    if not 1 <= len(meant) <= 3:
         close = difflib.get_close_matches(last, [name.rpartition(".")[2] for name in inside], n=1)
-        hint = f" Did you mean {_join(section, close[0])!r}?" if close else ""
+        meant = [_join(section, name) for name in close]
+    if meant:
+        hint = f" Did you mean {' or '.join(map(repr, meant))}?"
     else:
-        hint = nearest(key, known)
-    if not hint:
-        hint = f" Known here: {', '.join(inside or sorted({name.partition('.')[0] for name in known}))}."
+        hint = (nearest(key, known) if not inside else "") or f" Known here: {', '.join(inside or top)}."
     return ConfigError(f"A recipe must only have keys that exist. Got {show(key)}.{hint}")

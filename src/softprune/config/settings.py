@@ -11,19 +11,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
 
 from softprune.config.method import MaskConfig, MethodConfig
-from softprune.config.schema import (
-    Amount,
-    Count,
-    Epochs,
-    FromList,
-    Options,
-    Positive,
-    PositiveCount,
-    Section,
-    Share,
-    show,
-)
-from softprune.errors import ConfigError
+from softprune.config.schema import Amount, Count, Epochs, FromList, Options, Positive, PositiveCount, Section, Share
+from softprune.errors import ConfigError, show
 
 Mode = Literal["auto", "eager", "compile", "cuda_graph", "compile+cuda_graph"]
 ScheduleKind = Literal["step", "cosine", "constant"]
@@ -33,6 +22,13 @@ BASELINE = "baseline"
 """`model.weights` and `distill.teacher` for the dense network that `train.dense_baseline` trains first."""
 START = "start"
 """`distill.teacher` for the network that `model.weights` names."""
+
+PRUNING_SETTINGS = {
+    "train": ("dense_baseline", "dense_epochs", "compact_at", "recalibrate"),
+    "finetune": ("epochs",),
+    "method": ("target",),
+}
+"""By section, what must be off in a run without pruning."""
 
 LARGEST_SIDE = 4096
 """Pixels on a side of the images that the settings or the record of a run may ask for."""
@@ -236,7 +232,7 @@ class RecordConfig(Section, section="records"):
     checkpoint_epochs: Count = 0
     """Also save a checkpoint after every this many epochs; 0 for none by epochs."""
     checkpoint_steps: Count = 0
-    """Also save a checkpoint after every this many steps of an epoch; 0 for none by steps."""
+    """Also save a checkpoint after every this many steps; 0 for none by steps."""
     eval_epochs: PositiveCount = 1
     """Evaluate after every this many epochs; the last epoch is always evaluated."""
     trackers: Annotated[tuple[TrackerName, ...], FromList] = ()
@@ -302,15 +298,13 @@ def _check_train(config: RunConfig) -> None:
 def _check_dense(config: RunConfig) -> None:
     if config.method.name != "dense":
         return
-    for key, value in (
-        ("train.dense_baseline", config.train.dense_baseline),
-        ("train.compact_at", config.train.compact_at),
-        ("train.recalibrate", config.train.recalibrate),
-        ("finetune.epochs", config.finetune.epochs),
-        ("method.target", config.method.target),
-    ):
-        if value:
-            raise ConfigError(f'method.name = "dense" prunes nothing, so {key} must be off. Got {key} = {show(value)}.')
+    for section, names in PRUNING_SETTINGS.items():
+        for name in names:
+            key, value = f"{section}.{name}", getattr(getattr(config, section), name)
+            if value:
+                raise ConfigError(
+                    f'method.name = "dense" prunes nothing: {key} must be off. Got {key} = {show(value)}.'
+                )
 
 
 def _check_distill(config: RunConfig) -> None:

@@ -46,7 +46,6 @@ class Target:
 
     @property
     def quantity(self) -> Quantity:
-        """What it limits."""
         return QUANTITIES[self.key]
 
     def limit(self, dense: float) -> float:
@@ -55,7 +54,6 @@ class Target:
         return float(math.floor(limit)) if self.quantity.is_whole else limit
 
     def figure(self, value: float) -> str:
-        """Return a figure of this kind with its unit."""
         return f"{value:,.0f} {self.quantity.unit}" if self.quantity.is_whole else f"{value:.4g} {self.quantity.unit}"
 
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from softprune.data.images import BrokenImage, LoadedDataset
 from softprune.errors import DataError
@@ -31,17 +31,31 @@ def collate(items: list[tuple[Tensor, int] | BrokenImage]) -> tuple[Tensor, Tens
 
 
 def broken_images(dataset: LoadedDataset, workers: int) -> Iterator[BrokenImage]:
-    """Load every image once; yield those that cannot be read."""
+    """Load every image once; yield those that cannot be read, or whose values are not finite."""
     items = [(index, 0) for index in range(len(dataset))]
     loader: DataLoader = DataLoader(
-        dataset, 64, sampler=items, collate_fn=_only_broken, num_workers=_at_most_cores(workers)
+        _Checked(dataset), 64, sampler=items, collate_fn=_only_broken, num_workers=_at_most_cores(workers)
     )
     for found in loader:
         yield from found
 
 
-def _only_broken(items: list[tuple[Tensor, int] | BrokenImage]) -> list[BrokenImage]:
-    return [item for item in items if isinstance(item, BrokenImage)]
+class _Checked(Dataset[BrokenImage | None]):
+    """What is wrong with each image of a data set; None for nothing."""
+
+    def __init__(self, dataset: LoadedDataset) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, item: tuple[int, int]) -> BrokenImage | None:
+        loaded = self.dataset[item]
+        if isinstance(loaded, BrokenImage):
+            return loaded
+        finite = bool(loaded[0].isfinite().all())
+        return None if finite else BrokenImage(self.dataset.source(item[0]), "It holds infinity or NaN.")
+
+
+def _only_broken(items: list[BrokenImage | None]) -> list[BrokenImage]:
+    return [item for item in items if item is not None]
 
 
 def _remove_worker_handler() -> None:

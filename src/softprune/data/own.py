@@ -1,6 +1,6 @@
 """Data sets of the user's own: a factory that returns torch data sets, or a DataBundle."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ class TorchDataset(LoadedDataset):
 
     num_classes = 0
     """Labels must be below this, once it is known."""
+    input_shape: tuple[int, ...] = ()
+    """Shape of the first image, once it is known, and of all others."""
 
     def __init__(self, dataset: Any, *, seed: int = 0) -> None:
         self.dataset, self.seed = dataset, seed
@@ -59,6 +61,12 @@ class TorchDataset(LoadedDataset):
             raise DataError(
                 "An image must be a tensor (C, H, W) of bytes or floats, or a PIL image. "
                 f"Got {image.dtype} of shape {tuple(image.shape)}."
+            )
+        if self.input_shape and (image.shape, image.dtype) != (self.input_shape, self.dtype):
+            raise DataError(
+                "The images of a data set must all have one shape and type. Got "
+                f"{_typed(image.shape, image.dtype)}, and {_typed(self.input_shape, self.dtype)} of the first one; "
+                "resize and convert them in the data set's transform."
             )
         try:
             number = int(label if isinstance(label, int | str) else class_numbers(label))
@@ -143,6 +151,10 @@ def _described(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}{f' of {len(value)}' if isinstance(value, tuple | list) else ''}"
+
+
+def _typed(shape: Sequence[int], dtype: torch.dtype) -> str:
+    return f"{'x'.join(map(str, shape))} of {str(dtype).removeprefix('torch.')}"
 
 
 def _shape(part: Any) -> tuple[int, int, int]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from softprune.errors import check_types
+from softprune.errors import ModelError, check_types
 from softprune.export.writing import ExportReport, Format, Runtime, dynamic_shapes, exported, write_checked
 from softprune.factories import import_optional
 from softprune.graph import Example, ExampleLike
@@ -73,6 +74,13 @@ def _open_onnx(content: bytes) -> Runtime:
 
 
 def _onnx_content(model: nn.Module, given: Example, dynamic_batch: bool, opset: int | None) -> bytes:
+    outputs = pytree.tree_leaves(model(*given.args, **given.kwargs))
+    other = {type(each).__name__ for each in outputs if not isinstance(each, Tensor | None)}
+    if other:
+        raise ModelError(
+            f"An ONNX file has tensors as outputs. Got {', '.join(sorted(other))} among those of "
+            f"{type(model).__name__}; export a module that returns its tensors alone."
+        )
     exporter_log = logging.getLogger("torch.onnx")
     level = exporter_log.level
     exporter_log.setLevel(logging.ERROR)

@@ -14,7 +14,8 @@ the left tail dies               ``relu, relu6``: ``x <= delta``, the paper's ca
 both tails live                  every other known activation, and none: ``|x| <= delta``, divided by
                                  the activation's steepest slope if that exceeds 1: SELU, and a
                                  LeakyReLU of slope 2 or an ELU of alpha 2, named ``leaky_relu*2`` and
-                                 ``elu*2``. A learned slope (PReLU) is taken to be at most 1.
+                                 ``elu*2``. The learned slope of a PReLU divides it, too, as it
+                                 is at each step: :func:`softprune.masks.sites.steepness`.
 ===============================  ==============================================================
 """
 

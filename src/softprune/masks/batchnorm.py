@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import ModelError
 from softprune.graph.modules import TIMM_BATCH_NORMS, TORCH_BATCH_NORMS, is_known_batch_norm, is_timm_batch_norm
 from softprune.masks.gates import AffineGate, FixedGate, Gate, SoftGate
-from softprune.masks.sites import EnteringPoints
+from softprune.masks.sites import EnteringPoints, Slopes
 from softprune.rng import in_backward
 
 _sync_forward = cast(Callable[[_BatchNorm, Tensor], Tensor], nn.SyncBatchNorm.forward)
@@ -56,6 +56,8 @@ class MaskedBatchNorm(_BatchNorm):
     """The BatchNorms that share its mask, itself included, by points; empty where it has a mask of its own."""
     entering: EnteringPoints
     """BatchNorms of narrower streams that are added to that of `group`, with the channel of their first one there."""
+    slopes: Slopes
+    """Learned slopes of the activation after it."""
     plain_class: type[_BatchNorm]
     """The class that :func:`unmask_` gives back."""
 
@@ -228,7 +230,7 @@ def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
     masked.gate = gate
     masked.folded = None
     masked.coupled = ()
-    masked.group, masked.entering = (), ()
+    masked.group, masked.entering, masked.slopes = (), (), ()
     gate.to(bn.weight.device)
     return masked
 
@@ -253,7 +255,7 @@ def unmask_(bn: _BatchNorm) -> _BatchNorm:
     if isinstance(bn, MaskedBatchNorm):
         plain = bn.plain_class
         del bn.gate, bn.folded
-        for name in ("coupled", "group", "entering"):
+        for name in ("coupled", "group", "entering", "slopes"):
             bn.__dict__.pop(name, None)
         cast(Any, bn).__class__ = plain
     return bn

@@ -21,21 +21,27 @@ from softprune.masks.activations import dead_edges, left_tail_dies
 _FARTHEST = 40.0
 
 
-def dead_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
+def dead_probability(
+    beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu", slope: Tensor | None = None
+) -> Tensor:
     """Phi(delta; beta, gamma), equation 4: how likely the channel is (nearly) zero after its activation.
 
     For ReLU the Gaussian's CDF at delta. For other activations P(|act(x)| <= delta), and "without ReLU"
-    P(-delta <= x <= delta); ``activations.py`` says where the edges lie.
+    P(-delta <= x <= delta); ``activations.py`` says where the edges lie. `slope` is a learned one of the activation.
     """
-    return 1.0 - alive_probability(beta, gamma, config, activation)
+    return 1.0 - alive_probability(beta, gamma, config, activation, slope)
 
 
-def alive_probability(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
+def alive_probability(
+    beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu", slope: Tensor | None = None
+) -> Tensor:
     """1 - Phi, resolved in the far tail, so that dead channels can be ranked among each other.
 
     In float32, Phi itself is exactly 1 from 5.4 standard deviations on; this is exact up to 13.
     """
     beta, scale = _raise(beta), _raise(gamma).abs() + config.eps
+    if slope is not None and config.use_relu:  # |x| <= delta / slope where |slope x| <= delta
+        beta, scale = beta * slope, scale * slope
     edges = dead_edges(activation, config)
     if len(edges) % 2:
         alive = _above(edges[0], beta, scale)

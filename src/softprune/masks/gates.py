@@ -14,7 +14,7 @@ from softprune.config.method import GateStatistics, MaskConfig
 from softprune.errors import ConfigError, ModelError, is_integer
 from softprune.masks.activations import dead_edges
 from softprune.masks.functional import alive_probability, dead_probability, hard_mask, relaxed_sample
-from softprune.masks.sites import alive_at_any_point, dead_at_every_point, site_affine
+from softprune.masks.sites import alive_at_any_point, dead_at_every_point, site_affine, steepness
 from softprune.rng import Clock, channel_words, logistic_noise
 
 
@@ -47,15 +47,12 @@ class MaskDecision:
     The boolean is a 0-d tensor that changes in place, so that compiled steps and captured CUDA graphs see it.
     """
 
-    def __init__(self, device: torch.device | str | None = None, *, sample_kept: bool = True) -> None:
+    def __init__(self, device: torch.device | str | None = None) -> None:
         self.in_force = torch.zeros((), dtype=torch.bool, device=device)
-        self.sample_kept = sample_kept
 
     def apply(self, sample: Tensor, allowed: Tensor) -> Tensor:
-        """Samples of a training step: while in force, 0 where a channel is off, and 1 elsewhere if none is sampled."""
-        if self.sample_kept:
-            return torch.where(self.in_force & ~allowed, 0.0, sample).to(sample.dtype)
-        return torch.where(self.in_force, allowed.to(sample.dtype), sample)
+        """Samples of a training step: while in force, 0 where a channel is off."""
+        return torch.where(self.in_force & ~allowed, 0.0, sample).to(sample.dtype)
 
     def to(self, device: torch.device | str) -> None:
         """Move the boolean in place."""
@@ -144,11 +141,12 @@ class SoftGate:
 
     def alive(self, bn: _BatchNorm) -> Tensor:
         """How likely each channel is alive."""
-        return alive_at_any_point(alive_probability(*site_affine(bn), self.config, self.activation))
+        return alive_at_any_point(alive_probability(*site_affine(bn), self.config, self.activation, steepness(bn)))
 
     def dead_probability(self, bn: _BatchNorm) -> Tensor:
         """How likely each channel is dead."""
-        return dead_at_every_point(dead_probability(*site_affine(bn), self.config, self.activation))
+        dead = dead_probability(*site_affine(bn), self.config, self.activation, steepness(bn))
+        return dead_at_every_point(dead)
 
     @torch.no_grad()
     def dead(self, bn: _BatchNorm) -> Tensor:

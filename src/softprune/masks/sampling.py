@@ -17,7 +17,7 @@ from softprune.graph import check_is_module
 from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold, is_masked, uncounted, unmask_
 from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss, sparsity_terms
 from softprune.masks.gates import MaskDecision, SoftGate
-from softprune.masks.sites import EnteringPoints, dead_at_every_point, join_points, with_entering
+from softprune.masks.sites import EnteringPoints, dead_at_every_point, join_points, steepness, with_entering
 from softprune.rng import Clock, channel_words, in_backward, logistic_noise
 
 
@@ -52,6 +52,12 @@ class SiteBatch:
         weights = [g.weight for g in gates if isinstance(g, SoftGate) and g.weight is not None]
         return (sparsity_terms(beta, gamma, self.config, self.activation) * torch.cat(weights)).sum()
 
+    def slope(self) -> Tensor | None:
+        """Return the learned slopes after all sites, one for each channel; None where they are not learned."""
+        slopes = [steepness(bn) for bn in self.site_modules]  # of one kind: all are learned, or none
+        each = [s.expand(bn.num_features) for bn, s in zip(self.site_modules, slopes, strict=True) if s is not None]
+        return torch.cat(each) if each else None
+
     @property
     def site_modules(self) -> list[MaskedBatchNorm]:
         """One BatchNorm of each site."""
@@ -80,7 +86,7 @@ Chain = Callable[[SiteBatch, Tensor, Tensor], Folded]
 def draw_chain(batch: SiteBatch, beta: Tensor, gamma: Tensor) -> Folded:
     """The samples of all sites of a batch in a row, folded into their affines."""
     points = with_entering(*batch.sites(beta, gamma), batch.entering)
-    dead = dead_at_every_point(dead_probability(*points, batch.config, batch.activation))
+    dead = dead_at_every_point(dead_probability(*points, batch.config, batch.activation, batch.slope()))
     n = relaxed_sample(dead, logistic_noise(batch.clock, batch.words, dead.dtype), batch.config)
     if batch.decision is not None:
         n = batch.decision.apply(n, batch.allowed())
@@ -189,7 +195,7 @@ def _key(module: MaskedBatchNorm) -> tuple[Any, ...]:
     weight = module.weight
     shared = (gate.clock, gate.clock.seed, gate.constants, gate.activation, _decision(gate), gate.weight is not None)
     alone = gate if module.entering else None
-    return gate, *shared, weight.device, weight.dtype, alone, *_structure(module)
+    return gate, *shared, weight.device, weight.dtype, alone, len(module.slopes) > 0, *_structure(module)
 
 
 def _is_first(module: MaskedBatchNorm) -> bool:

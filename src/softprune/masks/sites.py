@@ -21,6 +21,8 @@ from softprune.masks.functional import sum_of
 Points = tuple[tuple[_BatchNorm, ...], ...]
 Names = Sequence[Sequence[str]]
 EnteringPoints = tuple[tuple[int, Points], ...]
+Slopes = tuple[tuple[nn.Module, str], ...]
+"""Parameters that are slopes of activations, by the module that has them and their name there."""
 _QUANTILE = 1.645  # of the normal distribution at 0.95, the threshold of SCP
 
 
@@ -30,6 +32,7 @@ class GroupedNorms:
 
     group: Points
     entering: EnteringPoints = ()
+    slopes: Slopes = ()
 
     @property
     def weight(self) -> Tensor:
@@ -41,12 +44,27 @@ class GroupedNorms:
         return self.group[0][0].num_features
 
 
-def norms_of(network: nn.Module, name: str, points: Names, entering: Iterable[tuple[int, Names]] = ()) -> _BatchNorm:
+def norms_of(
+    network: nn.Module, name: str, points: Names, entering: Iterable[tuple[int, Names]] = (), slopes: Sequence[str] = ()
+) -> _BatchNorm:
     """Return what a gate takes for the site `name` of `network`, which may be an unmasked copy."""
     norm = network.get_submodule(name)
-    if not points or hasattr(norm, "group"):
+    if not (points or slopes) or hasattr(norm, "group"):
         return cast(_BatchNorm, norm)
-    return cast(_BatchNorm, GroupedNorms(*modules_of(network, points, entering)))
+    group = modules_of(network, points or [[name]], entering)
+    return cast(_BatchNorm, GroupedNorms(*group, slopes_of(network, slopes)))
+
+
+def slopes_of(network: nn.Module, names: Iterable[str]) -> Slopes:
+    """Return the parameters of these names where they are."""
+    parts = (name.rpartition(".") for name in names)
+    return tuple((network.get_submodule(path), attribute) for path, _, attribute in parts)
+
+
+def steepness(norm: _BatchNorm) -> Tensor | None:
+    """Return the largest learned slope of the activation after a site, at least 1; None where none is learned."""
+    slopes = [getattr(*each).detach().abs().amax() for each in getattr(norm, "slopes", ())]
+    return torch.stack(slopes).amax().clamp(min=1.0) if slopes else None
 
 
 def modules_of(

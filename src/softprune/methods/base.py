@@ -235,6 +235,8 @@ class Pruner(CuttableModel):
         total = self._total_loss(task)
         if total is not task:
             self._checks.check_task(task, last)
+            if self.shifts_decide:
+                self._checks.check_norms(self._masked_model.members)
             self._checks.mark_loss(total)
         return total
 
@@ -258,6 +260,11 @@ class Pruner(CuttableModel):
         if self.shifts_decide:
             warn_of_decay(optimizer, self.norms)
         shift = next(iter(self.norms.values())).bias
+        if shift.is_inference() or self.clock.step.is_inference():
+            raise ConfigError(
+                "network and pruner must be made outside of torch.inference_mode() to be trained. Got "
+                f"{'a network' if shift.is_inference() else 'a pruner'} made inside; make it again outside."
+            )
         self._optimizer_hooks = OptimizerHooks(optimizer, shift, self.before_step, self._after_optimizer_step)
         if not self._begun:
             self._begin()

@@ -92,6 +92,10 @@ class CuttableModel(HookOwner):
     norms: dict[str, MaskedBatchNorm]
     """The masked BatchNorm of every site."""
 
+    def __repr__(self) -> str:
+        channels = sum(site.width for site in self.sites)
+        return f"{type(self).__name__}({type(self.model).__name__}, {len(self.sites)} sites, {channels:,} channels)"
+
     @property
     def sites(self) -> tuple[Site, ...]:
         """The masked BatchNorms."""
@@ -132,7 +136,7 @@ class CuttableModel(HookOwner):
     def _norms_in(self, name: str, network: nn.Module) -> _BatchNorm:
         """Return what the gate of site `name` takes: the BatchNorms that `network`, ours or a copy, has there."""
         site = next(site for site in self.sites if site.name == name)
-        return norms_of(network, name, site.points, site.entering)
+        return norms_of(network, name, site.points, site.entering, site.slopes)
 
     def plan(self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True) -> PrunePlan:
         """Return what every module would keep if the network were cut now. Arguments as in :meth:`compact`."""

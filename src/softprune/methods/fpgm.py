@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError, is_bool
 from softprune.graph import ExampleLike, Site
+from softprune.graph.modules import by_filter
 from softprune.methods.options import RankingOptions
 from softprune.methods.ranking import Ratio, drop_lowest, ratio_or_target, ratio_per_site
 from softprune.methods.sfp import Evaluation, ZeroingPruner
@@ -36,8 +37,8 @@ class FpgmPruner(ZeroingPruner):
             0.4 by default.
         ratio_norm: The share to remove by norm before (the authors' 1 - rate_norm), or shares by glob; 0 by default.
         mask_gradients: Whether gradients of zeroed filters are masked. The authors' VGG script does not.
-        evaluation: "strict": a zeroed filter's channel is zero in evaluation. "authors": its BatchNorm's constant
-            stays, as in the authors' code.
+        evaluation: "strict": a zeroed filter's channel is zero in evaluation, and in training if its gradient is
+            masked. "authors": its BatchNorm's constant stays, as in the authors' code.
         options: `target` and those of every method; see :class:`softprune.methods.options.RankingOptions`.
     """
 
@@ -61,7 +62,7 @@ class FpgmPruner(ZeroingPruner):
         self._ratio_dist = ratio_or_target("ratio_dist", ratio_dist, 0.4, options)
         if not is_bool(mask_gradients):
             raise ConfigError(f"`mask_gradients` must be True or False. Got {mask_gradients!r}.")
-        self.mask_gradients = bool(mask_gradients)
+        self.mask_gradients = self.masked_training = bool(mask_gradients)
         super().__init__(model, example, evaluation=evaluation, **options)
 
     def _check_sites(self, names: Sequence[str]) -> None:
@@ -90,7 +91,7 @@ class FpgmPruner(ZeroingPruner):
     def before_step(self) -> None:
         if not self.mask_gradients:
             return
-        for site in self.sites:
-            gradient = self._filter_weights(self.model, site.name).grad
-            if gradient is not None:
-                gradient.mul_(self._stored(site.name).view(-1, *(1,) * (gradient.dim() - 1)))
+        for name, layer in self._layers(self.model).items():
+            if layer.weight.grad is not None:
+                rows = by_filter(layer, layer.weight.grad)
+                rows.mul_(self._stored(name).view(*rows.shape[:2], *(1,) * (rows.dim() - 2)))

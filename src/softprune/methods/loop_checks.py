@@ -3,14 +3,14 @@
 import gc
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, first_few
 from softprune.log import get_logger
 from softprune.methods.optimizer_hooks import OptimizerHooks
 
@@ -61,6 +61,19 @@ class LoopChecks:
                     "a pruner counts the steps of the optimizer that it is attached to. Got weights that another one "
                     "changes; after replacing the optimizer call pruner.release() and pruner.attach(new_optimizer)."
                 )
+
+    def check_norms(self, norms: Mapping[str, nn.Module]) -> None:
+        """Warn of masked BatchNorms in eval mode, which use hard masks, while the model trains."""
+        still = [f"'{name}'" for name, norm in norms.items() if not norm.training]
+        if still:
+            self.warn_once(
+                "the masks of BatchNorms are sampled in training mode only. Got %d of %d in eval mode while the model "
+                "trains (%s): leave them in training mode, or set requires_grad=False on those that should stay as "
+                "they are before the pruner is made",
+                len(still),
+                len(norms),
+                first_few(still),
+            )
 
     def check_task(self, task: Tensor, last: list[Any]) -> None:
         """Warn of a task loss to which nothing should be added: of another network, scaled, or of several samples."""

@@ -8,7 +8,7 @@ from softprune.errors import ModelError
 from softprune.graph import Site
 from softprune.masks import Clock, Gate, MaskedBatchNorm, mask_, mask_group_
 from softprune.masks.sampling import hook_root_, unmask_model_
-from softprune.masks.sites import modules_of
+from softprune.masks.sites import modules_of, slopes_of
 
 
 class MaskedModel:
@@ -95,10 +95,11 @@ def _first_difference(ours: Mapping[str, object], theirs: Mapping[str, object]) 
 
 def _mask_site_(model: nn.Module, site: Site, gate: Gate) -> MaskedBatchNorm:
     """Mask the BatchNorms of one site, in place, and return the first."""
-    if not site.points:
-        return mask_(model.get_submodule(site.name), gate)  # type: ignore[arg-type]
-    points, entering = modules_of(model, site.points, site.entering)
-    return mask_group_(points, gate, entering)
+    points, entering = modules_of(model, site.points or [[site.name]], site.entering)
+    norm = mask_group_(points, gate, entering) if site.points else mask_(points[0][0], gate)
+    for _, member in _members(site, norm):
+        member.slopes = slopes_of(model, site.slopes)
+    return norm
 
 
 def _members(site: Site, norm: MaskedBatchNorm) -> Iterator[tuple[str, MaskedBatchNorm]]:

@@ -34,6 +34,8 @@ class OptimizerHooks:
         self._version = trained._version
         self._stepping = False
         self._before, self._after = before, after
+        # Only this makes step() call hooks. Optimizer.__init__ does it, which timm's Lookahead does not call.
+        optimizer._patch_step_function()  # type: ignore[no-untyped-call]
         self._handles = [
             optimizer.register_step_pre_hook(self._hook(self._before_step)),
             optimizer.register_step_post_hook(self._hook(self._after_step)),

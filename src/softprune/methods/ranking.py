@@ -11,6 +11,7 @@ from softprune.budget import Limit, TableLike
 from softprune.config.target import TargetLike
 from softprune.errors import ConfigError, few_of, is_number
 from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.graph.modules import by_filter
 from softprune.masks import FixedGate, Gate, fill_to_multiple
 from softprune.masks.gates import keep_common
 from softprune.methods.base import GraphReader, Pruner
@@ -178,15 +179,14 @@ class FilterPruner(StoredPruner):
         without = "it does not read the filters of one layer alone, channel by channel"
         return graph.only({name: without for name, feeder in feeders.items() if feeder is None})
 
-    def _filter_weights(self, network: nn.Module, site: str) -> Tensor:
-        """Return the weight of the layer that feeds `site`, its filters along the first dimension."""
-        weight = network.get_submodule(self.feeders[site]).weight
-        assert isinstance(weight, Tensor)
-        return weight
+    def _layers(self, network: nn.Module) -> dict[str, Any]:
+        """Return the layer that feeds each site."""
+        return {site.name: network.get_submodule(self.feeders[site.name]) for site in self.sites}
 
     def _filters(self, network: nn.Module) -> dict[str, Tensor]:
         """Return the filters of every site, one row each."""
-        return {site.name: self._filter_weights(network, site.name).detach().flatten(1) for site in self.sites}
+        layers = self._layers(network).items()
+        return {name: by_filter(layer, layer.weight.detach()).flatten(2).flatten(0, 1) for name, layer in layers}
 
     def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         return all_decayed(self.model, weight_decay)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from softprune.budget import Budget, CostWeights, Macs, TableLike
 from softprune.budget.channels import present
 from softprune.config.target import FINAL_AT, TargetLike
-from softprune.errors import CheckpointError, ConfigError, is_bool
+from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.log import get_logger
@@ -39,8 +39,6 @@ class SoftPruner(Pruner):
         total_steps: Optimizer steps of the whole training, which a target needs.
         final_at: The share of the training after which the cut is final, at the latest. Give less, such as 0.3, when
             trained weights are pruned in few epochs: the compact network then has longer to recover.
-        sample_kept: Whether the kept channels are sampled after the cut of a target is final, which regularises. False
-            trains them as a plain network from there on; try it where a short training underfits.
         latency_batch: Samples per call at which a latency target is measured; the example's by default.
         latency_table: For a latency target of another machine, what :func:`softprune.budget.latency_table` measured
             there: the table, or the path of its file.
@@ -71,7 +69,6 @@ class SoftPruner(Pruner):
         target: TargetLike | None = None,
         total_steps: int | None = None,
         final_at: float = FINAL_AT,
-        sample_kept: bool = True,
         latency_batch: int | None = None,
         latency_table: TableLike | None = None,
         cost_weighting: float = 0.0,
@@ -84,15 +81,7 @@ class SoftPruner(Pruner):
                 "`strength` and `target` exclude each other: a target adjusts the strength itself. "
                 f"Got strength = {strength!r} and target = {target!r}; give one of them."
             )
-        if not is_bool(sample_kept):
-            raise ConfigError(f"`sample_kept` must be True or False. Got {sample_kept!r}.")
-        check_has_target(
-            target,
-            total_steps=total_steps,
-            sample_kept=None if sample_kept else False,
-            latency_batch=latency_batch,
-            latency_table=latency_table,
-        )
+        check_has_target(target, total_steps=total_steps, latency_batch=latency_batch, latency_table=latency_table)
         if masks is not None and not isinstance(masks, MaskConfig):
             raise ConfigError(
                 f"`masks` must be a MaskConfig. Got {masks!r}; pass softprune.MaskConfig(...), or None for the "
@@ -111,7 +100,6 @@ class SoftPruner(Pruner):
                     total_steps,
                     self._prunable(),
                     final_at=final_at,
-                    sample_kept=bool(sample_kept),
                     batch=latency_batch,
                     table=latency_table,
                     cost_weighting=cost_weighting,
@@ -215,8 +203,9 @@ class SoftPruner(Pruner):
             if not gathers or round_to not in (None, self.round_to):
                 raise ConfigError(
                     "a target is met by one cut, the one that it was counted with: with gathers, in multiples of "
-                    f"{self.round_to}. Got gathers={gathers!r}, round_to={round_to!r}; give `round_to` to the pruner "
-                    "itself, and for a cut without gathers train with a strength instead of a target."
+                    f"{self.round_to}. Got gathers={gathers!r}, round_to={round_to!r}; train with that "
+                    "`round_to` (`method.round_to` in a recipe), and for a cut without gathers with a strength instead "
+                    "of a target."
                 )
             return self._compact_to_target(self.budget, model)
         return super().compact(model, round_to=round_to, gathers=gathers)

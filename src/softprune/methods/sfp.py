@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from softprune.errors import CheckpointError, check_choice
 from softprune.graph import ExampleLike, Site
+from softprune.graph.modules import by_filter
 from softprune.masks import FixedGate, Gate
 from softprune.methods.options import RankingOptions
 from softprune.methods.ranking import FilterPruner, Ratio, ratio_or_target, ratio_per_site, within_site
@@ -31,6 +32,9 @@ class ZeroingPruner(FilterPruner):
     strict one in either case.
     """
 
+    masked_training = False
+    """Whether these gates are closed in training, too: for filters that cannot grow back."""
+
     def __init__(
         self, model: nn.Module, example: ExampleLike, *, evaluation: Evaluation, **options: Unpack[RankingOptions]
     ) -> None:
@@ -41,7 +45,9 @@ class ZeroingPruner(FilterPruner):
 
     def _gate(self, number: int, site: Site) -> Gate:
         everything = torch.ones(site.width, dtype=torch.bool)
-        return FixedGate(everything) if self.evaluation == "strict" else _OpenGate(everything)
+        if self.evaluation == "authors":
+            return _OpenGate(everything)
+        return FixedGate(everything, masked_training=self.masked_training)
 
     def _select(self, site: Site, filters: Tensor) -> Tensor:
         """Booleans, False for the filters of a layer (one per row) that are to be zero."""
@@ -61,8 +67,9 @@ class ZeroingPruner(FilterPruner):
         else:
             masks = self._keep_coupled({site.name: self._select(site, filters[site.name]) for site in self.sites})
         self._store(masks)
-        for name, keep in masks.items():
-            self._filter_weights(self.model, name)[~keep] = 0.0
+        for name, layer in self._layers(self.model).items():
+            rows = by_filter(layer, layer.weight)
+            rows[~masks[name].view(rows.shape[:2])] = 0.0
 
     def _begin(self) -> None:
         self.zero_filters()

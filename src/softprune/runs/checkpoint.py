@@ -41,8 +41,8 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:010d}{_SUFFIX}"
 
 
-def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 2) -> Path:
-    """Write ``state`` as the checkpoint of ``step`` and delete all but the newest ``keep`` files."""
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write ``state`` as the checkpoint of ``step`` and delete all but it and the one before."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     archive = buffer.getvalue()
@@ -54,7 +54,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int = 
         (archive[:-2], len(comment).to_bytes(2, "little"), comment),
         then=f"run `{RunFolder(folder.parent).resume_command}`",
     )
-    for old in _newest_first(folder)[keep:]:
+    for old in _newest_first(folder)[2:]:
         old.unlink(missing_ok=True)
     return path
 
@@ -128,13 +128,12 @@ def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, 
     """
     if repair:
         remove_leftovers(folder)
-    paths = _newest_first(folder)
-    if not paths and not damaged_files(folder):
+    paths, damaged = _newest_first(folder), len(damaged_files(folder))
+    if not paths and not damaged:
         raise CheckpointError(
             f"The network of a run is in its checkpoints. Got none in {folder}: the run stopped before its first one. "
             f"`{RunFolder(folder.parent).resume_command}` trains it."
         )
-    damaged = len(damaged_files(folder))
     for path in paths:
         try:
             return path, read_checkpoint(path)
@@ -179,8 +178,7 @@ def damaged_files(folder: Path) -> list[Path]:
 
 def newest_path(folder: Path) -> Path | None:
     """Return the newest checkpoint file, unread, or None."""
-    paths = _newest_first(folder)
-    return paths[0] if paths else None
+    return next(iter(_newest_first(folder)), None)
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -18,14 +18,16 @@ from softprune.runs.result import Environment, Revision, Session
 
 def describe_environment(device: torch.device, world_size: int = 1) -> Environment:
     """Return versions, device and source revision."""
+    on_cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_cuda else f"CPU ({_processor()}, {os.cpu_count()} cores)"
     return Environment(
         python=platform.python_version(),
         torch=str(torch.__version__),  # a subclass of str
         numpy=np.__version__,
         softprune=softprune.__version__,
         cuda=torch.version.cuda,
-        cudnn=torch.backends.cudnn.version() if device.type == "cuda" else None,
-        device=device_name(device),
+        cudnn=torch.backends.cudnn.version() if on_cuda else None,
+        device=name,
         processes=world_size,
         threads=torch.get_num_threads(),
         platform=platform.platform(),
@@ -42,13 +44,6 @@ def describe_session(device: torch.device, world_size: int, *, epoch: int, batch
         command=command_line(),
         environment=describe_environment(device, world_size),
     )
-
-
-def device_name(device: torch.device) -> str:
-    """Return the model of the GPU, or of the processor."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU ({_processor()}, {os.cpu_count()} cores)"
 
 
 def command_line() -> str:
@@ -74,16 +69,10 @@ def _revision() -> Revision | None:
     folder = Path(softprune.__file__).parent
     if "site-packages" in folder.parts:
         return None
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changed = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
-    return Revision(commit=commit, changed=changed)
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    commit, _, dirty = done.stdout.strip().partition("-")
+    return Revision(commit=commit, changed=bool(dirty))

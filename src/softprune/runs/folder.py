@@ -33,6 +33,7 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.checkpoints = self.path / "checkpoints"
         self.compact = self.path / "compact.safetensors"
+        self.bench = self.path / "bench.json"
         self.report = self.path / "report.html"
         self.dense = self.path / "dense"
         self.log = self.path / "run.log"
@@ -49,7 +50,6 @@ class RunFolder:
 
     @property
     def resume_command(self) -> str:
-        """The command that resumes the run."""
         run, own = self.whole, list[str]()
         with contextlib.suppress(SoftpruneError, OSError):  # a damaged config.toml must not hide the first error
             own = own_code(run.read_config())
@@ -90,7 +90,6 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> "RunFolder":
-        """Return the folder of an existing run."""
         folder = cls(path)
         if not folder.config.is_file():
             raise ConfigError(
@@ -141,11 +140,9 @@ class RunFolder:
 
     @property
     def _then(self) -> str:
-        """What to do after a file could not be written, for messages."""
         return f"run `{self.resume_command}`"
 
     def read_config(self) -> RunConfig:
-        """Return the resolved configuration of the run."""
         return read_config(self.config)
 
     def write_history(self, rows: Sequence[Epoch]) -> None:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from softprune import models
 from softprune.config.settings import BASELINE, ModelConfig, RunConfig
 from softprune.data import DATASETS, ArrayDataset, DataBundle
-from softprune.errors import ConfigError, FileFormatError, first_few
+from softprune.errors import ConfigError, FileFormatError, first_few, storable
 from softprune.factories import call_factory, check_name, import_factory
 from softprune.log import get_logger
 from softprune.module_state import evaluating
 from softprune.runs.checkpoint import load_tensors, read_newest, restoring
 from softprune.runs.folder import RunFolder, own_names
-from softprune.runs.result import Inputs, storable
+from softprune.runs.result import Inputs
 from softprune.surgery import Origin, saved_path
 
 logger = get_logger(__name__)
@@ -127,6 +127,21 @@ def check_outputs(network: nn.Module, data: DataBundle, what: str, remedy: str) 
         raise ConfigError(
             f"{what} must return one number per class, a tensor of shape (batch, {data.num_classes}). Got "
             f"{shape or type(found).__name__} for 2 images; {remedy}, or use the argument num_classes of the factory."
+        )
+
+
+def check_training_outputs(network: nn.Module, data: DataBundle, what: str) -> None:
+    """Raise a ConfigError if the network returns more in training than one tensor. Its statistics change."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            found = network.train()(data.example(2))
+    except Exception:  # the first step says what is wrong, with a whole batch
+        return
+    if not isinstance(found, Tensor):
+        raise ConfigError(
+            f"{what} must return a tensor, one number per class, in training as in evaluation. Got "
+            f"{type(found).__name__} in training; build it without auxiliary heads (those of torchvision with "
+            "model.options.aux_logits = false), or train it in a loop of your own."
         )
 
 
@@ -281,7 +296,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _check_state(content: Any, path: Path) -> None:
-    """Raise a FileFormatError unless ``content`` is a dictionary of tensors by name."""
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     ):

@@ -2,11 +2,36 @@
 
 import shlex
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Gt
 
 from softprune.config.settings import RunConfig
 from softprune.errors import FileFormatError
 from softprune.runs.folder import RunFolder
-from softprune.runs.result import Environment, Epoch, Moment, Result, Variant, numbered_lines, parse
+from softprune.runs.result import Environment, Epoch, Moment, Record, Result, Variant, best_epoch, numbered_lines, parse
+
+
+class BenchTiming(Record, extra="ignore"):
+    """How long one network takes."""
+
+    median_ms: Annotated[float, Gt(0)]
+
+
+class BenchTimings(Record, extra="ignore"):
+    """A row of bench.json: both networks under one backend, precision and batch size."""
+
+    batch: int
+    round_to: int = 0
+    """Widths were cut to multiples of it; 0: as the run was cut."""
+    dense: BenchTiming | None
+    compact: BenchTiming | None
+
+
+class BenchFile(Record, extra="ignore"):
+    """What reports read of bench.json, which `softprune bench RUN --out RUN/bench.json` writes."""
+
+    rows: tuple[BenchTimings, ...]
 
 
 class Run(Result):
@@ -36,7 +61,6 @@ class Run(Result):
 
     @property
     def finetuned(self) -> bool:
-        """Whether the compact network was fine-tuned."""
         return any(row.phase == "finetune" for row in self.epochs)
 
     @property
@@ -69,6 +93,21 @@ def load_run(run_dir: Path | str) -> Run:
     )
 
 
+def best_latencies(run: Run) -> tuple[float, float] | None:
+    """Milliseconds of the dense and the compact network of a finished run, for as many images as in its record.
+
+    They are those of bench.json in the setting in which the compact network is fastest, or else of the record. Other
+    widths than the run was cut to do not count, since its costs are of those.
+    """
+    file = RunFolder(run.path).bench
+    if not file.is_file():
+        return run.latencies
+    bench = parse(BenchFile, file.read_bytes(), str(file), "Run `softprune bench` again, or remove the file.")
+    rows = [row for row in bench.rows if row.batch == run.latency_batch and row.round_to in (0, run.round_to)]
+    times = [(row.dense.median_ms, row.compact.median_ms) for row in rows if row.dense and row.compact]
+    return min(times, key=lambda pair: pair[1], default=run.latencies)
+
+
 def _in_training(folder: RunFolder) -> Run:
     epochs, cut_off = read_metrics(folder.metrics)
     if not epochs:
@@ -80,7 +119,7 @@ def _in_training(folder: RunFolder) -> Run:
     # A run in training has not recorded its dense network; its first epoch, when nearly all is kept, stands in.
     first, final = epochs[0], epochs[-1]
     tested = [row for row in epochs if row.test_top1 is not None]
-    best = max(tested, key=lambda row: row.test_top1 or 0.0, default=None)
+    best = best_epoch(epochs)
     notes = ["The last line of metrics.jsonl is incomplete and was left out."] if cut_off else []
     notes.append(
         "This run has not finished. What is removed is measured against its first recorded epoch, and layers, channels "

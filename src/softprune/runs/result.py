@@ -6,32 +6,18 @@ edited or of another version ends in a FileFormatError that names the file and t
 
 import json
 import math
-import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from annotated_types import Ge, Lt
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    PlainSerializer,
-    ValidationError,
-    model_validator,
-)
+from annotated_types import Ge, Lt, MinLen
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+from pydantic_core import ValidationError
 
-from softprune.config.schema import show
 from softprune.config.settings import RunConfig
-from softprune.errors import FileFormatError
+from softprune.errors import FileFormatError, show, storable
 
 RESULT_FORMAT: Literal[2] = 2
-
-
-def storable(text: str) -> str:
-    """Return text with a replacement character for each that no record may hold."""
-    return "".join("\ufffd" if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in text)
 
 
 def _without_controls(text: str) -> str:
@@ -133,9 +119,18 @@ class Moment(AfterEpoch):
 
     @classmethod
     def of(cls, row: Epoch) -> Self:
-        """Return the moment after an epoch that was evaluated."""
         assert row.test_top1 is not None
         return cls(**dict(row.totals), epoch=row.epoch, top1=row.test_top1, top5=row.test_top5)
+
+
+def best_epoch(rows: Sequence[Epoch]) -> Epoch | None:
+    """Return the tested epoch of the final network with the highest accuracy; None if there is none.
+
+    Not counted are epochs before the network was cut or fine-tuned, and with a target those before it was met.
+    """
+    final = [row for row in rows if row.test_top1 is not None and row.phase == rows[-1].phase and row.decided]
+    met = [row for row in final if row.margin is None or row.margin >= 0] or final[-1:]
+    return max(met, key=lambda row: row.test_top1 or 0.0, default=None)
 
 
 class Variant(Record):
@@ -172,7 +167,6 @@ class SiteRecord(Record):
 
     @property
     def has_channels(self) -> bool:
-        """Whether the single channels are recorded."""
         return bool(self.beta and self.gamma and self.keep)
 
 
@@ -275,19 +269,23 @@ class Result(Record):
     config: RunConfig
     environment: Environment
     sessions: tuple[Session, ...] = ()
-    epochs: tuple[Epoch, ...]
+    epochs: Annotated[tuple[Epoch, ...], MinLen(1)]
 
     def variant(self, name: str) -> Variant | None:
-        """Return a row of the table dense / masked / compact."""
         return next((row for row in self.table if row.name == name), None)
+
+    @property
+    def latencies(self) -> tuple[float, float] | None:
+        """Milliseconds of the dense and the compact network; None where one was not measured."""
+        dense, compact = self.variant("dense"), self.variant("compact")
+        if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
+            return None
+        return dense.latency_ms, compact.latency_ms
 
     @property
     def speed_up(self) -> float | None:
         """Latency of the dense network over that of the compact one; None where one was not measured."""
-        dense, compact = self.variant("dense"), self.variant("compact")
-        if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
-            return None
-        return dense.latency_ms / compact.latency_ms
+        return None if self.latencies is None else self.latencies[0] / self.latencies[1]
 
     def to_json(self) -> str:
         """Return the file's content: a line per entry, so that files stay small and diffs readable."""

@@ -75,10 +75,6 @@ def in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(lines[:2])}"
 
 
-# The number that PyTorch's documentation asks for before a capture.
-_WARM_UP_STEPS = 3
-
-
 class Snapshot:
     """Everything that a step changes, restored after a trial so that the first real step starts from it.
 
@@ -112,27 +108,3 @@ class Snapshot:
     def _current_optimizer_tensors(self) -> list[Tensor]:
         states = self._optimizer.state.values()
         return [value for state in states for value in state.values() if isinstance(value, Tensor)]
-
-
-def capture_graph(
-    body: Callable[[], None], device: torch.device, *, trial: Callable[[], None], undo: Callable[[], None]
-) -> torch.cuda.CUDAGraph:
-    """Capture `body` as a CUDA graph: one call replays all of its kernels.
-
-    First run `trial`, which does the same as `body`, a few times, so that libraries choose their algorithms and
-    compilers compile. Then `undo` reverts its effects. The capture itself executes nothing.
-    """
-    # Warm-up and capture share a stream, since autograd records the stream on which a gradient is accumulated.
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP_STEPS):
-            trial()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    undo()
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    # Only this thread's calls must be capturable; a loader's thread may pin memory meanwhile.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        body()
-    return graph

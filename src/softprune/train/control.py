@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from logging.handlers import BufferingHandler
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from softprune.errors import SoftpruneError
@@ -66,9 +66,7 @@ class StopSignal:
                 self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()

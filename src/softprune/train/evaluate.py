@@ -12,10 +12,9 @@ from softprune.config.settings import RunConfig
 from softprune.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset
 from softprune.data.images import normalised
 from softprune.distributed import World, broadcast_from_rank0_
-from softprune.hardware import time_ms
+from softprune.hardware import capture_graph, time_ms
 from softprune.log import get_logger
 from softprune.module_state import evaluating
-from softprune.train.capture import capture_graph
 
 logger = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from softprune.errors import CheckpointError
 from softprune.log import get_logger
 from softprune.runs.folder import RunFolder
 from softprune.runs.networks import inputs_of, origin_of
-from softprune.runs.result import Module, Moment, Result, Totals, Variant
+from softprune.runs.result import Module, Moment, Result, Totals, Variant, best_epoch
 from softprune.surgery import save
 from softprune.train.evaluate import latency_ms
 from softprune.train.trainer import Trainer
@@ -36,17 +36,20 @@ def finish(trainer: Trainer) -> Result:
             tested = trainer.evaluator(network, on_test=True)
             table = [_row(trainer, "dense", network, (tested.top1, tested.top5), costs.dense)]
         return _write(trainer, table, costs.dense_cost, costs.dense, network)
-    dense = costs.dense_network.to(trainer.world.device)
-    table = [_row(trainer, "dense", dense, _baseline(trainer.folder) or trainer.history.given, costs.dense)]
+    dense, accuracy = costs.dense_network.to(trainer.world.device), trainer.history.given
+    baseline = RunFolder(trainer.folder.dense)
+    if baseline.result.is_file():
+        row = baseline.read_result().table[0]
+        accuracy = (row.top1, row.top5)
+    table = [_row(trainer, "dense", dense, accuracy, costs.dense)]
     with _compact(trainer) as compact:
         assert trainer.history.pruned is not None
         pruned = trainer.history.pruned
         masks = {site.name: torch.tensor(site.keep, dtype=torch.bool) for site in pruned.sites}
         counted, totals = costs.of_network(compact, masks)
         masked_network = trainer.stage.network if trainer.stage.pruner is not None else None
-        accuracy = (pruned.top1, pruned.top5)
         size = table[0].file_bytes  # the masks are not saved
-        table.append(_row(trainer, "masked", masked_network, accuracy, costs.dense, size))
+        table.append(_row(trainer, "masked", masked_network, (pruned.top1, pruned.top5), costs.dense, size))
         tested = trainer.evaluator(compact.eval(), on_test=True)
         table.append(_row(trainer, "compact", compact, (tested.top1, tested.top5), totals))
         if trainer.world.is_writer:
@@ -75,7 +78,6 @@ def _row(
     totals: Totals,
     file_bytes: int | None = None,
 ) -> Variant:
-    """Return one row of the table dense / masked / compact."""
     batch = trainer.data.example(_LATENCY_BATCH, trainer.world.device)
     return Variant(
         name=name,
@@ -93,22 +95,12 @@ def _file_bytes(network: nn.Module) -> int:
     return len(to_safetensors(tensors))
 
 
-def _baseline(folder: RunFolder) -> tuple[float | None, float | None] | None:
-    """Return the accuracy of the baseline that the run trained first, or None if it trained none."""
-    baseline = RunFolder(folder.dense)
-    if not baseline.result.is_file():
-        return None
-    row = baseline.read_result().table[0]
-    return row.top1, row.top5
-
-
 def _write(trainer: Trainer, table: list[Variant], counted: Cost, totals: Totals, final: nn.Module) -> Result:
     config, history, pruned = trainer.config, trainer.history.epochs, trainer.history.pruned
     sessions = trainer.folder.read_sessions() or [trainer.session]
-    # The best epoch of the final network: neither of one that was not cut yet, nor of one before its fine-tuning.
     tested = [row for row in history if row.test_top1 is not None]
-    final_epochs = [row for row in tested if row.phase == history[-1].phase and row.decided]
-    if not final_epochs:
+    best = best_epoch(history)
+    if best is None:
         raise CheckpointError(
             "A finished run must have a tested epoch of its final network. Got none in the newest checkpoint: the file "
             "was changed. Restore it, or delete it to resume from the one before."
@@ -128,7 +120,7 @@ def _write(trainer: Trainer, table: list[Variant], counted: Cost, totals: Totals
         images_per_second=images / max(seconds, 1e-9),
         dense=trainer.costs.dense,
         compact=totals,
-        best=Moment.of(max(final_epochs, key=lambda row: row.test_top1 or 0.0)),
+        best=Moment.of(best),
         last=Moment.of(tested[-1]),
         table=tuple(table),
         latency_batch=_LATENCY_BATCH,

@@ -36,10 +36,9 @@ def evaluate_folder(
     else:
         needs = ("model", "data", "method") if is_run else ("model", "data")
         config = named_config(run, model, data, method, needs=needs)
-    config = config.replace(data=config.data.replace(dir=data_dir or config.data.dir))
     world = join_world(device)
     set_arithmetic(config, world.device)
-    images = open_data(config, world.device, download=False, in_memory=False)
+    images = open_data(config, world.device, data_dir, download=False, in_memory=False)
     evaluator = Evaluator(images, config, world)
     found = {}
     if run is not None and is_run and newest_path(run.checkpoints) is not None:
@@ -88,26 +87,25 @@ def compact_run(
     round_to: int | None = None,
     gathers: bool = True,
     model: str = "",
-    data_name: str = "",
+    data: str = "",
     method: str = "",
 ) -> tuple[Path, Cost, Cost]:
     """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its own cost.
 
     For a finished run it equals the network that the run wrote, if the device is the same. A run that recalibrated
     with several processes computed statistics on a share of each batch, here they come from whole batches.
-    `round_to` and `gathers` are those of Pruner.compact; `model`, `data_name` and `method` those of named_config.
+    `round_to` and `gathers` are those of Pruner.compact; `model`, `data` and `method` those of named_config.
     """
     folder = RunFolder.open(run)
-    config = named_config(folder, model, data_name, method)
+    config = named_config(folder, model, data, method)
     refuse_dense(config, run)
     if out is None:
         folder.check_plain_files()
     world = join_world(device)
     set_arithmetic(config, world.device)
     # The batches that recalibrate must be those of the run, whose crops depend on where they are made.
-    batches = config.train.recalibrate > 0
-    data = open_data(config, world.device, data_dir, download=False, in_memory=batches)
-    start = restored_stage(config, data, world, read_newest(folder.checkpoints)[1])
+    images = open_data(config, world.device, data_dir, download=False, in_memory=config.train.recalibrate > 0)
+    start = restored_stage(config, images, world, read_newest(folder.checkpoints)[1])
     stage = start.stage
     if round_to is not None or not gathers:
         _check_choice(config, stage, out)
@@ -117,8 +115,8 @@ def compact_run(
             compact = stage.pruner.compact(round_to=round_to, gathers=gathers)
             if config.train.recalibrate:
                 recalibrate(compact, stage.step.batches, config.train.recalibrate)
-        target = save(compact, out or folder.compact, origin=origin_of(config, data))
-    return target, cost(start.dense, data.example(1)), cost(compact, data.example(1, world.device))
+        target = save(compact, out or folder.compact, origin=origin_of(config, images))
+    return target, cost(start.dense, images.example(1)), cost(compact, images.example(1, world.device))
 
 
 def _check_choice(config: RunConfig, stage: Stage, out: Path | None) -> None:

@@ -1,5 +1,6 @@
 """What a run has done so far: its epochs, the channels of every site, and the cost of its network."""
 
+import contextlib
 import time
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -38,7 +39,6 @@ class SiteHistory(RootModel[dict[str, _Site]]):
 
     @classmethod
     def of(cls, pruner: Pruner | None) -> "SiteHistory":
-        """Return the history of a network that was never cut."""
         return cls(
             {
                 site.name: _Site(
@@ -74,14 +74,12 @@ class SiteHistory(RootModel[dict[str, _Site]]):
                 site.beta[channel], site.gamma[channel] = beta, gamma
 
     def cut(self, plan: PrunePlan) -> None:
-        """Record that the network was cut by ``plan``."""
         for name, site in self.root.items():
             if site.live and name in plan.modules:
                 module = plan.modules[name]
                 site.live = [] if module.void else [site.live[index] for index in module.outputs]
 
     def records(self, masks: dict[str, Tensor]) -> tuple[SiteRecord, ...]:
-        """Return the sites of result.json."""
         dense = self.dense_masks(masks)
         return tuple(
             SiteRecord(
@@ -123,7 +121,6 @@ class RunHistory(BaseModel):
     _counted_at: float = PrivateAttr(default_factory=time.monotonic)
 
     def count_time(self) -> None:
-        """Add the time since the last call."""
         now = time.monotonic()
         self.seconds += now - self._counted_at
         self.epoch_seconds += now - self._counted_at
@@ -133,13 +130,11 @@ class RunHistory(BaseModel):
         self.epoch, self.batch, self.epoch_ended, self.epoch_seconds = self.epoch + 1, 0, False, 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values for a checkpoint."""
         values = self.model_dump()
         return values | {"history": values.pop("epochs")}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """Return the history that :meth:`state_dict` described."""
         values = {name: state[name] for name in cls.model_fields.keys() - {"epochs"}}
         return cls(**values, epochs=state["history"])
 
@@ -151,7 +146,11 @@ class CostTracker:
         self.dense_network = dense
         self._image = data.example(1)
         self.dense_cost = cost(dense, self._image)
-        self._paper_counter = _paper_counter(dense, self._image)
+        self._paper_counter: PaperCounter | None = None
+        with contextlib.suppress(ConfigError):  # not one of the paper's networks
+            counter = PaperCounter(dense, self._image)
+            counter.count()
+            self._paper_counter = counter
         self.dense = self._totals(self.dense_cost, {})
         self._last: tuple[dict[str, Tensor], Totals] | None = None
 
@@ -187,12 +186,3 @@ class CostTracker:
             return {}
         counted = self._paper_counter.count(masks)
         return {"paper_channels": counted.channels, "paper_params": counted.params, "paper_flops": counted.flops}
-
-
-def _paper_counter(dense: nn.Module, image: Tensor) -> PaperCounter | None:
-    try:
-        counter = PaperCounter(dense, image)
-        counter.count()
-    except ConfigError:
-        return None  # not one of the paper's networks
-    return counter

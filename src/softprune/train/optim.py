@@ -193,7 +193,6 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the average towards the current weights."""
         self._updates.add_(1)
         step = 1 - ((1 + self._updates) / (10 + self._updates)).clamp(max=self.decay)
         change = torch._foreach_sub(self._live, self._average)
@@ -211,7 +210,6 @@ class WeightAverage:
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Exchange the network's weights and the average."""
         # In place, so that a captured graph and the optimizer keep seeing the same tensors.
         for live, average in zip(self._live, self._average, strict=True):
             held = live.clone()
@@ -219,12 +217,10 @@ class WeightAverage:
             average.copy_(held)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the average and the number of updates."""
         return {"updates": int(self._updates), "average": self._average}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`, in place."""
         self._updates.fill_(state["updates"])
         for mine, theirs in zip(self._average, state["average"], strict=True):
             mine.copy_(theirs)

@@ -9,9 +9,8 @@ from softprune.budget import TableLike
 from softprune.budget.measures import MEASURES
 from softprune.config.method import MethodConfig
 from softprune.config.settings import RunConfig
-from softprune.errors import ConfigError, nearest
+from softprune.errors import ConfigError, nearest, show
 from softprune.factories import check_name, import_factory
-from softprune.masks import MaskConfig
 from softprune.methods import REGISTRY, OneShotPruner, Pruner
 from softprune.methods.options import RECIPE_KEYS, keywords_of, options_of
 
@@ -61,8 +60,22 @@ def check_method(config: MethodConfig, *, compact_at: int = 0) -> None:
             )
 
 
+def check_latency_table(config: MethodConfig) -> None:
+    """Raise a ConfigError if a new run would ignore its table. Older runs that did can be read and resumed."""
+    if config.latency_table and "latency" not in config.target:
+        raise ConfigError(
+            f"method.latency_table needs a target of latency. Got latency_table = {show(config.latency_table)} and "
+            f"target = {show(config.target)}; set method.target.latency, or leave it out."
+        )
+    if config.latency_table and config.latency_batch != 1:
+        raise ConfigError(
+            "method.latency_batch and method.latency_table exclude each other: a table is of one batch size. Got "
+            f"latency_batch = {config.latency_batch} and a table; leave one of them out."
+        )
+
+
 def check_one_shot(config: RunConfig) -> None:
-    """Raise a ConfigError if a run without training epochs has no trained weights, or a method that must train."""
+    """Raise a ConfigError if a run without training epochs has nothing trained, nothing to tune, or another method."""
     if config.train.epochs:
         return
     if config.method.name == "dense" or not issubclass(find_method(config.method.name), OneShotPruner):
@@ -76,23 +89,26 @@ def check_one_shot(config: RunConfig) -> None:
             "train.epochs = 0 needs a trained network. Got random weights; set model.weights to a file or the folder "
             "of a run, or model.pretrained = true."
         )
+    if not config.finetune.epochs:
+        raise ConfigError(
+            "train.epochs = 0 needs finetune.epochs of at least 1: a run is measured after its epochs. Got 0; set it."
+        )
+    if config.train.dense_baseline and not config.train.dense_epochs:
+        raise ConfigError(
+            "With train.epochs = 0, train.dense_baseline needs train.dense_epochs. Got 0; set it, or set "
+            "train.dense_baseline = false: the weights that the run starts from are tested as its baseline."
+        )
 
 
 def make_pruner(
-    config: MethodConfig,
-    network: nn.Module,
-    example: Tensor,
-    *,
-    masks: MaskConfig,
-    seed: int,
-    total_steps: int,
-    latency_table: TableLike | None = None,
+    run: RunConfig, network: nn.Module, example: Tensor, *, total_steps: int, latency_table: TableLike | None = None
 ) -> Pruner:
-    """Return the pruner of the method that ``config`` names, for ``total_steps`` steps of training ``network``.
+    """Return the pruner of the method that a run names, for ``total_steps`` steps of training ``network``.
 
     Strength, masks and the other settings go to the methods that have them. A target replaces the strength.
     ``latency_table`` is what the run measured when it began.
     """
+    config = run.method
     check_method(config)
     method = find_method(config.name)
     keywords = keywords_of(method)
@@ -105,12 +121,12 @@ def make_pruner(
         **(budget if config.target else {}),
         **({} if adjusts else {"strength": config.strength}),
         "cost_weighting": config.cost_weighting,
-        "masks": masks,
+        "masks": run.masks,
         "include": config.include or None,
         "exclude": config.exclude or None,
         "round_to": config.round_to,
         "min_channels": config.min_channels,
-        "seed": seed,
+        "seed": run.seed,
     }
     known = {key: value for key, value in settings.items() if key in keywords}
     return method(network, example, **{**known, **config.options})

@@ -4,17 +4,18 @@ import inspect
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from softprune.config.method import MethodConfig
+from softprune.config.recipes import config_to_dict, flat_settings
 from softprune.config.settings import BASELINE, START, DataConfig, DistillConfig, RunConfig
 from softprune.data import DataBundle, load_data
 from softprune.distributed import World, join_world, leave_world, may_restart
-from softprune.errors import CheckpointError, ConfigError, DataError
+from softprune.errors import CheckpointError, ConfigError, DataError, first_few, show
 from softprune.log import get_logger
 from softprune.runs.checkpoint import damaged_files, newest_path, read_newest, restoring
 from softprune.runs.folder import RunFolder, check_folder_name
@@ -22,11 +23,11 @@ from softprune.runs.result import Result
 from softprune.runs.resume import check_same_images, resume_hint
 from softprune.train.control import Listener, StopSignal, early_messages, run_log
 from softprune.train.finish import finish
-from softprune.train.pruner import check_method, check_one_shot
+from softprune.train.pruner import check_latency_table, check_method, check_one_shot
 from softprune.train.stage import StartingPoint, first_stage, restored_stage
 from softprune.train.teacher import check_same_teacher, load_teacher
 from softprune.train.trackers import check_trackers
-from softprune.train.trainer import Trainer
+from softprune.train.trainer import RunContext, Trainer
 
 logger = get_logger(__name__)
 
@@ -67,8 +68,10 @@ def start(
             "Got none; name it with --out."
         )
     with _world(device) as world, early_messages() as early:
-        if out is not None and may_restart() and world.broadcast(_is_run_of(config, RunFolder(out))):
-            return _resume(config, RunFolder(out), world, time_limit, listener)
+        if out is not None and may_restart():
+            made = RunFolder(out)  # one of another configuration is refused below, like any existing run
+            if world.broadcast(made.config.is_file() and made.read_config() == config):
+                return _resume(config, made, world, time_limit, listener)
         data, begin = _prepare(config, world)
         path = world.broadcast(str(out or _free_folder(config.name or "run")))
         if world.is_writer:
@@ -78,8 +81,9 @@ def start(
         with (
             _claim(folder, world),
             run_log(folder, listener or Listener(), write=world.is_writer, early=early) as logged,
+            StopSignal(time_limit) as stop,
         ):
-            return _run(config, folder, data, world, begin, time_limit, logged)
+            return _run(RunContext(config, folder, data, world, logged, stop), begin)
 
 
 def check(
@@ -95,6 +99,7 @@ def check(
 def _prepare(config: RunConfig, world: World) -> tuple[DataBundle, StartingPoint]:
     """Everything that can be wrong is raised before there is a folder, so that a mistake leaves no files."""
     check_method(config.method, compact_at=config.train.compact_at)
+    check_latency_table(config.method)
     check_one_shot(config)
     check_trackers(config.records.trackers)
     set_arithmetic(config, world.device)
@@ -133,12 +138,8 @@ def _resume(
         with run_log(folder, listener or Listener(), write=world.is_writer) as logged:
             set_arithmetic(config, world.device)
             data = open_data(config, world.device)
-            return _run(config, folder, data, world, None, time_limit, logged)
-
-
-def _is_run_of(config: RunConfig, folder: RunFolder) -> bool:
-    """Return whether the folder holds a run of this configuration. Another one is refused like any existing run."""
-    return folder.config.is_file() and folder.read_config() == config
+            with StopSignal(time_limit) as stop:
+                return _run(RunContext(config, folder, data, world, logged, stop), None)
 
 
 def _claim(folder: RunFolder, world: World) -> AbstractContextManager[None]:
@@ -174,45 +175,29 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 def dense_config(config: RunConfig) -> RunConfig:
     """Return the configuration of a run's baseline: the same training without pruning."""
     weights = "" if config.model.weights == BASELINE else config.model.weights
+    off = {"dense_baseline": False, "dense_epochs": 0, "compact_at": 0, "recalibrate": 0}
     return config.replace(
         name=f"{config.name}-dense",
         model=config.model.replace(weights=weights),
         method=MethodConfig(name="dense"),
-        train=config.train.replace(
-            epochs=config.train.dense_epochs or config.train.epochs,
-            dense_epochs=0,
-            dense_baseline=False,
-            compact_at=0,
-            recalibrate=0,
-        ),
+        train=config.train.replace(epochs=config.train.dense_epochs or config.train.epochs, **off),
         finetune=config.finetune.replace(epochs=0),
         distill=DistillConfig(),
     )
 
 
-def _run(
-    config: RunConfig,
-    folder: RunFolder,
-    data: DataBundle,
-    world: World,
-    begin: StartingPoint | None,
-    time_limit: float | None,
-    listener: Listener,
-) -> Outcome:
-    reason, result = None, None
-    with StopSignal(time_limit) as stop:
-        if config.train.dense_baseline:
-            reason = _train_baseline(config, folder, data, world, listener, stop)
-        if reason is None:
-            reason, result = _train(config, folder, data, world, begin, listener, stop)
-    return Outcome(folder=folder, result=result, stopped=reason, is_writer=world.is_writer)
+def _run(context: RunContext, begin: StartingPoint | None) -> Outcome:
+    reason = _train_baseline(context) if context.config.train.dense_baseline else None
+    result = None
+    if reason is None:
+        reason, result = _train(context, begin)
+    return Outcome(folder=context.folder, result=result, stopped=reason, is_writer=context.world.is_writer)
 
 
-def _train_baseline(
-    config: RunConfig, folder: RunFolder, data: DataBundle, world: World, listener: Listener, stop: StopSignal
-) -> str | None:
+def _train_baseline(context: RunContext) -> str | None:
     """Train the dense baseline of a run unless it is finished; return the reason to stop early, if there is one."""
-    baseline, reason = RunFolder(folder.dense), None
+    config, world, listener = context.config, context.world, context.listener
+    baseline, reason = RunFolder(context.folder.dense), None
     if baseline.result.is_file():
         baseline.read_result()  # an unreadable one is reported before training, not after
     else:
@@ -221,22 +206,15 @@ def _train_baseline(
         if world.is_writer and not baseline.config.exists():
             RunFolder.create(baseline.path, dense)
         with _claim(baseline, world):
-            reason, _ = _train(dense, baseline, data, world, None, listener, stop)
+            reason, _ = _train(replace(context, config=dense, folder=baseline), None)
     if reason is None:
         listener.on_phase(f"training and pruning ({config.method.name})")
     return reason
 
 
-def _train(
-    config: RunConfig,
-    folder: RunFolder,
-    data: DataBundle,
-    world: World,
-    begin: StartingPoint | None,
-    listener: Listener,
-    stop: StopSignal,
-) -> tuple[str | None, Result | None]:
+def _train(context: RunContext, begin: StartingPoint | None) -> tuple[str | None, Result | None]:
     """Train one run to its end; return the reason to stop early, or the result."""
+    config, folder, data, world = context.config, context.folder, context.data, context.world
     state = _newest_state(config, folder, repair=world.is_writer)
     if state is not None:
         with restoring():
@@ -253,14 +231,14 @@ def _train(
     if state is not None:
         with restoring():
             check_same_teacher(step.teacher, state)
-    trainer = Trainer(config, folder, data, world, begin, listener=listener, stop=stop, state=state)
+    trainer = Trainer(context, begin, state)
     reason = trainer.run()
     if reason is not None:
         return reason, None
     try:
         result = finish(trainer)
     except DataError as error:
-        raise DataError(f"{error} All training is done and saved. {resume_hint(trainer.folder)}") from error
+        raise DataError(f"{error} All training is done and saved. {resume_hint(folder)}") from error
     world.barrier()
     return None, result
 
@@ -274,14 +252,17 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict
     path, state = read_newest(folder.checkpoints, repair=repair)
     with restoring():
         saved = RunConfig(**state["config"])
+        place = f"epoch {state['epoch'] + 1:d}, batch {state['batch']:d}"
     # The folder of the data may differ between machines; nothing else may.
-    if saved.replace(data=saved.data.replace(dir=config.data.dir)) != config:
+    saved = saved.replace(data=saved.data.replace(dir=config.data.dir))
+    if saved != config:
+        here, there = (dict(flat_settings(config_to_dict(each))) for each in (config, saved))
+        changed = [key for key in {**here, **there} if here.get(key) != there.get(key)]
+        values = first_few([f"{key} = {show(here.get(key))} instead of {show(there.get(key))}" for key in changed])
         raise CheckpointError(
-            f"{path} must belong to the run that config.toml describes. Got another configuration: restore "
+            f"{path} must belong to the run that config.toml describes. Got another configuration, {values}: restore "
             f"{folder.config}, or start a new run with `{folder.again_command}`."
         )
-    with restoring():
-        place = f"epoch {state['epoch'] + 1:d}, batch {state['batch']:d}"
     logger.info("resuming from %s (%s)", path.name, place)
     return state
 
@@ -302,7 +283,8 @@ def open_data(
 
 def set_arithmetic(config: RunConfig, device: torch.device) -> None:
     """Set precision and determinism, which PyTorch keeps per process."""
-    if config.train.precision == "bf16" and device.type == "cpu" and not _has_fast_bf16():
+    has_fast_bf16 = device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    if config.train.precision == "bf16" and not has_fast_bf16:
         logger.warning("softprune: train.precision = bf16 is slow on this CPU; fp32 is faster")
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
@@ -312,10 +294,6 @@ def set_arithmetic(config: RunConfig, device: torch.device) -> None:
     if config.train.deterministic and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-
-
-def _has_fast_bf16() -> bool:
-    return bool(torch.backends.cpu.get_cpu_capability().startswith("AVX512"))
 
 
 def _free_folder(name: str) -> Path:

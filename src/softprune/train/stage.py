@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.config.settings import RunConfig
@@ -23,7 +23,7 @@ from softprune.methods.optimizer_hooks import undecayed_biases
 from softprune.module_state import evaluating
 from softprune.plan import PrunePlan
 from softprune.runs.checkpoint import random_state, restoring
-from softprune.runs.networks import build_network, check_outputs, starting_network
+from softprune.runs.networks import build_network, check_outputs, check_training_outputs, starting_network
 from softprune.runs.resume import check_same_classes, load_unsaved_buffers
 from softprune.surgery import apply_plan
 from softprune.train.optim import (
@@ -47,9 +47,7 @@ class Stage:
         finetune: Whether this is the fine-tuning of the compact network, which has no pruner.
         cut: Whether dead channels were removed before. The network then meets the run's target, if there is one.
         state: What :meth:`state_dict` returned, to resume from; ``network`` has its weights already.
-        momentum: Optimizer state by parameter name, carried over a cut.
-        clock: The pruner's clock, carried over a cut.
-        round_to: The multiple that `method.round_to = "auto"` has found, carried over a cut.
+        before: The stage of the uncut network, whose momentum, noise and multiple of widths this one continues with.
     """
 
     def __init__(
@@ -62,9 +60,7 @@ class Stage:
         finetune: bool = False,
         cut: bool = False,
         state: dict[str, Any] | None = None,
-        momentum: dict[str, dict[str, Tensor]] | None = None,
-        clock: dict[str, int] | None = None,
-        round_to: int | None = None,
+        before: "Stage | None" = None,
         teacher: Teacher | None = None,
     ) -> None:
         if cut and config.method.target:
@@ -76,67 +72,73 @@ class Stage:
             # It replaces the weights' storage, so it comes before the optimizer and the average.
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.network, self.world = network, world
+        self.sampler = EpochSampler(
+            size=len(data.train),
+            batch_size=config.data.batch_size,
+            seed=config.seed,
+            rank=world.rank,
+            world_size=world.size,
+            queue=config.data.sampling == "queue",
+        )
         self.pruner: Pruner | None = None
-        if state is not None:
-            momentum = state["optimizer"]
-            round_to = state["pruner"]["round_to"] if state["pruner"] is not None else None
         if not finetune and config.method.name != "dense":
-            self.pruner = self._make_pruner(config, data, round_to, _latency_table(state))
-            self.pruner.updates_on_step = False  # a captured step runs no Python; the loop updates
-            if clock is not None:
-                self.pruner.clock.load_state_dict(clock)
-            if state is not None:
-                self.pruner.load_state_dict(state["pruner"])
+            self.pruner = self._make_pruner(config, data, state, before)
         self.optimizer = _make_optimizer(config, network, self.pruner, finetune)
-        load_optimizer_state(self.optimizer, network, momentum or {})
+        if before is not None:
+            load_optimizer_state(self.optimizer, network, optimizer_state(before.optimizer, network))
+        if state is not None:
+            load_optimizer_state(self.optimizer, network, state["optimizer"])
         if self.pruner is not None:
             self.pruner.attach(self.optimizer)
         self.average = WeightAverage(network, config.train.ema) if config.train.ema else None
-        if state is not None and self.average is not None:
-            self.average.load_state_dict(state["average"])
         self.step = self._make_step(config, data, finetune)
         self.step.teacher = teacher
         if state is not None:
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
             totals = state["step"] if world.is_writer else {**state["step"], "totals": [0.0] * 4}
             self.step.load_state_dict(totals)
 
     def _make_pruner(
-        self, config: RunConfig, data: DataBundle, multiple: int | None, table: dict[str, Any] | None
+        self, config: RunConfig, data: DataBundle, state: dict[str, Any] | None, before: "Stage | None"
     ) -> Pruner:
-        """Return the run's pruner. The meaning of "auto" is found once in a run, by rank 0 alone."""
-        method = config.method
-        searches = method.round_to == "auto" and multiple is None
+        """Return the run's pruner. The meaning of round_to = "auto" is found once in a run, by rank 0 alone."""
+        saved = None if state is None else state["pruner"]
+        earlier = None if before is None else before.pruner
+        multiple = saved["round_to"] if saved is not None else earlier.round_to if earlier is not None else None
+        searches = config.method.round_to == "auto" and multiple is None
         if searches and not self.world.is_writer:
             multiple = self.world.broadcast(0)
-        if method.round_to == "auto" and multiple is not None:
-            method = method.replace(round_to=multiple)
+        if config.method.round_to == "auto" and multiple is not None:
+            config = config.replace(method=config.method.replace(round_to=multiple))
         pruner = make_pruner(
-            method,
+            config,
             self.network,
             data.example(device=self.world.device),
-            masks=config.masks,
-            seed=config.seed,
-            total_steps=max(1, config.train.epochs * _sampler(config, data, self.world).steps),
-            latency_table=table,
+            total_steps=max(1, config.train.epochs * self.sampler.steps),
+            # A latency target may be out of reach by a measurement of this machine.
+            latency_table=saved.get("budget", {}).get("measure") if saved is not None else None,
         )
         if searches and self.world.is_writer:
             self.world.broadcast(pruner.round_to)
+        pruner.updates_on_step = False  # a captured step runs no Python; the loop updates
+        if earlier is not None:
+            pruner.clock.load_state_dict(earlier.clock.state_dict())
+        if saved is not None:
+            pruner.load_state_dict(saved)
         return pruner
 
     def _make_step(self, config: RunConfig, data: DataBundle, finetune: bool) -> TrainStep:
-        sampler = _sampler(config, data, self.world)
-        batches = make_batches(
-            data, sampler, device=self.world.device, accumulate=config.train.accumulate, workers=config.data.workers
-        )
+        steps, accumulate, workers = self.sampler.steps, config.train.accumulate, config.data.workers
         strength = None
         if self.pruner is not None and self.pruner.penalised and not config.method.target:
-            warmup = round(config.method.strength_warmup_epochs * sampler.steps)
+            warmup = round(config.method.strength_warmup_epochs * steps)
             strength = Schedule(base=config.method.strength, warmup_steps=warmup)
         return TrainStep(
             self.world.wrap(self.network),
             self.optimizer,
-            batches,
-            schedule=learning_rate(config, sampler.steps, finetune),
+            make_batches(data, self.sampler, device=self.world.device, accumulate=accumulate, workers=workers),
+            schedule=learning_rate(config, steps, finetune),
             pruner=self.pruner,
             strength=strength,
             average=self.average,
@@ -194,7 +196,9 @@ def first_stage(config: RunConfig, data: DataBundle, world: World) -> StartingPo
     """Build the network and the pruner of a new run. Errors in either are raised here."""
     network, is_trained = starting_network(config.model, data.num_classes, config.seed)
     dense = copy.deepcopy(network)
-    check_outputs(dense, data, f"The network {config.model.name}", "choose another model.name, data.name or image_size")
+    what = f"The network {config.model.name}"
+    check_outputs(dense, data, what, "choose another model.name, data.name or image_size")
+    check_training_outputs(copy.deepcopy(network), data, what)
     stage = Stage(config, network, data, world)
     return StartingPoint(dense, stage, random_state(world.device), is_trained)
 
@@ -247,17 +251,6 @@ def recalibrate(network: nn.Module, batches: BatchSource, count: int) -> None:
     broadcast_from_rank0_(*(buffer for norm in norms for buffer in norm.buffers()))
 
 
-def _sampler(config: RunConfig, data: DataBundle, world: World) -> EpochSampler:
-    return EpochSampler(
-        size=len(data.train),
-        batch_size=config.data.batch_size,
-        seed=config.seed,
-        rank=world.rank,
-        world_size=world.size,
-        queue=config.data.sampling == "queue",
-    )
-
-
 def _make_optimizer(
     config: RunConfig, network: nn.Module, pruner: Pruner | None, finetune: bool
 ) -> torch.optim.Optimizer:
@@ -268,9 +261,3 @@ def _make_optimizer(
     if config.optimizer.name == "adamw":
         return make_adamw(groups, lr=rate, beta=momentum)
     return make_sgd(groups, lr=rate, momentum=momentum, nesterov=config.optimizer.nesterov)
-
-
-def _latency_table(state: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What the run measured for a latency target: the target may be out of reach by a measurement of this machine."""
-    pruner = (state or {}).get("pruner") or {}
-    return pruner.get("budget", {}).get("measure") or None

@@ -21,10 +21,11 @@ from softprune.config.settings import Mode
 from softprune.data import BatchSource
 from softprune.data.mixing import Mixing, mixed
 from softprune.errors import CheckpointError, NonFiniteLoss
+from softprune.hardware import capture_graph
 from softprune.log import get_logger
 from softprune.masks import Chain, Clock, draw_chain
 from softprune.methods import Pruner
-from softprune.train.capture import Snapshot, StepCompiler, capture_graph, in_short, modes_to_try
+from softprune.train.capture import Snapshot, StepCompiler, in_short, modes_to_try
 from softprune.train.optim import Schedule, WeightAverage, match_gradients, share_rate
 from softprune.train.teacher import Teacher
 

@@ -33,11 +33,9 @@ class Teacher:
 
     @torch.no_grad()
     def outputs(self, images: Tensor) -> Tensor:
-        """Return the logits of the trained network."""
         return self.network(images)
 
     def joint_loss(self, task: Tensor, logits: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the weighted sum of the task loss and the distillation loss."""
         # The task loss may be of mixed or smoothed labels, so only the teacher's part is taken from the function.
         soft = distillation_loss(logits, outputs, labels, weight=1.0, temperature=self.temperature)
         return self.weight * soft + (1 - self.weight) * task
@@ -104,7 +102,6 @@ def _run_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
 
 
 def _file_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
-    """Build the run's own network with the weights of a file."""
     if not path.exists():
         raise ConfigError(
             f'distill.teacher must be "{BASELINE}", "{START}", the folder of a run or a file with weights. Got {path}, '

@@ -43,7 +43,7 @@ class WandB:
     """Logs to Weights & Biases, project $WANDB_PROJECT or "softprune". A resumed run continues its W&B run."""
 
     def __init__(self, folder: Path, config: RunConfig, step: int) -> None:
-        known = _read_id(folder, "wandb")
+        known = _read_ids(folder).get("wandb")
         self._run = _module("wandb").init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=config.name or folder.name,
@@ -68,7 +68,7 @@ class MLflow:
         mlflow = _module("mlflow")
         self._metric = mlflow.entities.Metric
         self._client = mlflow.MlflowClient()
-        known = _read_id(folder, "mlflow")
+        known = _read_ids(folder).get("mlflow")
         if known is not None:
             self._id = known
             self._client.update_run(known, status="RUNNING")
@@ -95,13 +95,9 @@ class MLflow:
 
 
 Tracker = TensorBoard | WandB | MLflow
-_FACTORIES: dict[TrackerName, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
-_PACKAGES: dict[TrackerName, tuple[str, str]] = {
-    "tensorboard": ("torch.utils.tensorboard", "tensorboard"),
-    "wandb": ("wandb", "wandb"),
-    "mlflow": ("mlflow", "mlflow-skinny"),
-}
-"""The module that a tracker imports, and the package to install for it."""
+_TRACKERS: dict[TrackerName, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+_MODULES: dict[TrackerName, str] = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+_PACKAGES: dict[TrackerName, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 
 
 class Trackers:
@@ -111,10 +107,9 @@ class Trackers:
         self._open: dict[str, Tracker] = {}
         for name in config.records.trackers:
             with self._guard(name):
-                self._open[name] = _FACTORIES[name](folder, config, step)
+                self._open[name] = _TRACKERS[name](folder, config, step)
 
     def log_epoch(self, row: Epoch) -> None:
-        """Log the numbers of one line of metrics.jsonl."""
         values = {
             key: float(value)
             for key, value in row
@@ -153,21 +148,19 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
 
 
 def _module(name: TrackerName) -> Any:
-    module, package = _PACKAGES[name]
     otherwise = f", or remove {name!r} from records.trackers"
-    return import_optional(module, f"The tracker {name}", package, otherwise=otherwise)
+    return import_optional(_MODULES[name], f"The tracker {name}", _PACKAGES[name], otherwise=otherwise)
 
 
-def _read_id(folder: Path, name: str) -> str | None:
-    """Return the id that a tracker gave to the run when it was started."""
+def _read_ids(folder: Path) -> dict[str, str]:
+    """Return the ids that trackers gave to the run when it was started."""
     try:
-        found = json.loads((folder / "trackers.json").read_text(encoding="utf-8"))
-        return str(found[name]) if name in found else None
-    except (OSError, ValueError, TypeError):
-        return None
+        return {str(name): str(value) for name, value in json.loads((folder / "trackers.json").read_bytes()).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
 
 
 def _write_id(folder: Path, name: str, identity: str) -> None:
-    ids = {str(each): found for each in _FACTORIES if (found := _read_id(folder, each)) is not None} | {name: identity}
+    ids = _read_ids(folder) | {name: identity}
     then = f"run `{RunFolder(folder).resume_command}`"
     write_atomically(folder / "trackers.json", (json.dumps(ids, indent=1) + "\n").encode(), then=then)

@@ -2,6 +2,7 @@
 
 import copy
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -10,7 +11,7 @@ from softprune.config.recipes import config_to_dict
 from softprune.config.settings import RunConfig
 from softprune.data import DataBundle
 from softprune.distributed import World
-from softprune.errors import ConfigError, DataError, NonFiniteLoss, SoftpruneError, first_few
+from softprune.errors import ConfigError, DataError, ModelError, NonFiniteLoss, SoftpruneError, first_few
 from softprune.log import get_logger
 from softprune.methods import Pruner
 from softprune.module_state import non_finite
@@ -28,9 +29,8 @@ from softprune.runs.resume import (
 )
 from softprune.surgery import plans_of, remap_optimizer
 from softprune.train.control import Listener, StopSignal
-from softprune.train.evaluate import EvalTotals, Evaluator
+from softprune.train.evaluate import Evaluator
 from softprune.train.history import CostTracker, RunHistory, SiteHistory
-from softprune.train.optim import optimizer_state
 from softprune.train.stage import Stage, StartingPoint, recalibrate
 from softprune.train.trackers import Trackers
 
@@ -41,26 +41,28 @@ _AGREE_EVERY = 10
 _CONTINUE, _SAVE, _STOP = 0, 1, 2
 
 
+@dataclass(frozen=True)
+class RunContext:
+    """What a run is trained with, and who listens to it and stops it."""
+
+    config: RunConfig
+    folder: RunFolder
+    data: DataBundle
+    world: World
+    listener: Listener
+    stop: StopSignal
+
+
 class Trainer:
     """A run in training. A new Trainer resumes from ``state``, the checkpoint that :meth:`save` wrote.
 
     ``start`` is from :func:`first_stage` or, with ``state``, from :func:`restored_stage`.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        folder: RunFolder,
-        data: DataBundle,
-        world: World,
-        start: StartingPoint,
-        *,
-        listener: Listener,
-        stop: StopSignal,
-        state: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, context: RunContext, start: StartingPoint, state: dict[str, Any] | None) -> None:
+        config, folder, data, world = context.config, context.folder, context.data, context.world
         self.config, self.folder, self.data, self.world = config, folder, data, world
-        self.listener, self.stop = listener, stop
+        self.listener, self.stop = context.listener, context.stop
         self.costs = CostTracker(start.dense, data)
         self.evaluator = Evaluator(data, config, world)
         self.stage, self.teacher = start.stage, start.stage.step.teacher
@@ -68,7 +70,7 @@ class Trainer:
         if state is None:
             self.history = RunHistory(sites=SiteHistory.of(self.stage.pruner))
             if start.is_trained and self.stage.pruner is not None:
-                listener.on_phase("testing the trained network")
+                self.listener.on_phase("testing the trained network")
                 tested = self.evaluator(copy.deepcopy(start.dense).to(world.device).eval(), on_test=True)
                 self.history.given = (tested.top1, tested.top5)
         else:
@@ -90,41 +92,37 @@ class Trainer:
 
     @property
     def total_epochs(self) -> int:
-        """Epochs of training and fine-tuning together."""
         return self.config.train.epochs + self.config.finetune.epochs
 
     @property
     def in_finetuning(self) -> bool:
-        """Whether the compact network is being fine-tuned."""
         return self.history.epoch >= self.config.train.epochs and self.config.finetune.epochs > 0
 
     def run(self) -> str | None:
         """Train to the end and return None, or the reason to stop early. Everything is saved either way."""
+        every = self.config.records.checkpoint_epochs
         try:
-            return self._run()
+            while self.history.epoch < self.total_epochs:
+                if self.history.batch == 0:
+                    self._cut_if_due()
+                reason = self._run_epoch()
+                if reason is None:
+                    self._end_epoch()
+                    reason = self._stop_reason()
+                if reason is not None:
+                    self.save()
+                    # torchrun ends all processes as soon as one has ended; none may while the file is written.
+                    self.world.barrier()
+                    return reason
+                due = self._is_save_due() or (every and self.history.epoch % every == 0)
+                if due or self.history.epoch == self.total_epochs:
+                    self.save()
+            return None
         except DataError as error:
             raise DataError(f"{error} {self._save_after_error()}") from error
         finally:
             if self.trackers is not None:
                 self.trackers.close()
-
-    def _run(self) -> str | None:
-        while self.history.epoch < self.total_epochs:
-            if self.history.batch == 0:
-                self._cut_if_due()
-            reason = self._run_epoch()
-            if reason is None:
-                self._end_epoch()
-                reason = self._stop_reason()
-            if reason is not None:
-                self.save()
-                # torchrun ends all processes as soon as one has ended; none may while the file is written.
-                self.world.barrier()
-                return reason
-            every = self.config.records.checkpoint_epochs
-            if self.history.epoch == self.total_epochs or (every and self.history.epoch % every == 0):
-                self.save()
-        return None
 
     def _run_epoch(self) -> str | None:
         step = self.stage.step
@@ -132,8 +130,7 @@ class Trainer:
         try:
             for position in step.epoch(self.history.epoch, self.history.batch):
                 self.history.batch = position + 1
-                if self.stage.pruner is not None:
-                    self.stage.pruner.update_strength(self.history.epoch * step.steps + self.history.batch)
+                self._update_strength()
                 self.listener.on_step(self.history.batch)
                 if self.history.batch == step.steps:
                     break
@@ -153,20 +150,33 @@ class Trainer:
             ) from error
         return None
 
+    def _update_strength(self) -> None:
+        if self.stage.pruner is None:
+            return
+        try:
+            self.stage.pruner.update_strength(self._steps_done)
+        except ModelError:  # of weights that are not finite: say where it began, and how to start again
+            self.stage.step.check()
+            self._check_weights()
+            raise
+
     def _agreed_action(self) -> int:
         """Return whether to continue, save or stop, the same in all processes."""
+        due = self._is_save_due()
         if self.world.size > 1 and self.history.batch % _AGREE_EVERY:
-            return _CONTINUE
-        return self.world.max(self._own_action())
+            return _SAVE if due else _CONTINUE
+        due |= 0 < self.config.records.checkpoint_seconds < time.monotonic() - self._saved_at
+        own = _STOP if self.stop.reason() is not None else _SAVE if due else _CONTINUE
+        return self.world.max(own)
 
-    def _own_action(self) -> int:
-        if self.stop.reason() is not None:
-            return _STOP
-        records = self.config.records
-        if records.checkpoint_steps and self.history.batch % records.checkpoint_steps == 0:
-            return _SAVE
-        age = time.monotonic() - self._saved_at
-        return _SAVE if 0 < records.checkpoint_seconds < age else _CONTINUE
+    @property
+    def _steps_done(self) -> int:
+        return self.history.epoch * self.stage.step.steps + self.history.batch
+
+    def _is_save_due(self) -> bool:
+        """Whether a checkpoint is due after this step, by its number: the same in all processes."""
+        every = self.config.records.checkpoint_steps
+        return every > 0 and self._steps_done % every == 0
 
     def _stop_reason(self) -> str | None:
         """Return the reason to stop at the end of an epoch, the same in all processes."""
@@ -184,17 +194,17 @@ class Trainer:
             # Once per epoch, even if a test image that cannot be read stops the run right afterwards.
             stage.pruner.end_epoch(history.epoch)
         history.epoch_ended = True
-        tested: EvalTotals | None = None
+        number, tested = history.epoch + 1, dict[str, Any]()
         with stage.eval_weights() as network:
-            if stage.pruner is not None and history.epoch + 1 == self.config.train.epochs:
+            if stage.pruner is not None and number == self.config.train.epochs:
                 # A method that decides once, after training, is evaluated with its decision.
                 stage.pruner.decide()
-            number = history.epoch + 1
             if number % self.config.records.eval_epochs == 0 or number in (self.config.train.epochs, self.total_epochs):
-                tested = self.evaluator(network)
+                found = self.evaluator(network)
+                tested = {"test_loss": found.loss, "test_top1": found.top1, "test_top5": found.top5}
             kept = self.costs.kept(stage.pruner, history.sites) if history.pruned is None else history.pruned.kept
             budget = None if stage.pruner is None else stage.pruner.status
-        last_step = (history.epoch + 1) * step.steps - 1
+        last_step = number * step.steps - 1
         row = Epoch(
             epoch=history.epoch,
             step=last_step + 1,
@@ -205,9 +215,7 @@ class Trainer:
             margin=None if budget is None else budget.margin,
             train_loss=totals.loss,
             train_top1=totals.top1,
-            test_loss=None if tested is None else tested.loss,
-            test_top1=None if tested is None else tested.top1,
-            test_top5=None if tested is None else tested.top5,
+            **tested,
             **dict(kept),
             seconds=history.epoch_seconds,
             images_per_second=totals.images / max(history.epoch_seconds, 1e-9),
@@ -245,15 +253,7 @@ class Trainer:
         self.history.cuts.append(plan.to_json())
         self.history.sites.cut(plan)
         self.stage = Stage(
-            self.config,
-            network.train(),
-            self.data,
-            self.world,
-            cut=True,
-            momentum=optimizer_state(old.optimizer, network),
-            clock=old.pruner.clock.state_dict(),
-            round_to=old.pruner.round_to,
-            teacher=self.teacher,
+            self.config, network.train(), self.data, self.world, cut=True, before=old, teacher=self.teacher
         )
 
     def finish_pruning(self) -> nn.Module:

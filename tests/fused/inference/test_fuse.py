@@ -4,6 +4,7 @@ Networks are in float64 where precision is not what is tested: others are fused 
 """
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -216,7 +217,7 @@ def test_what_is_refused() -> None:
         with pytest.raises(ConfigError, match="`dtype` must be a floating dtype"):
             fuse(models.build("digits_net", 10), images, dtype=dtype)  # type: ignore[arg-type]
     model = models.build("digits_net", 10)
-    model.last = model(images)  # a forward's result, which no copy can be made of
+    model.lock = threading.Lock()  # of which no copy can be made
     with pytest.raises(ModelError, match=r"copy\.deepcopy must take it"):
         fuse(model, images)
 
