@@ -193,8 +193,7 @@ def overhead(executor: Any, folder: Path, count: int) -> float:
 
 def overheads(address: str, count: int) -> dict[str, float]:
     """Return the seconds per run that a pool and Ray add to the process itself."""
-    from softprune.sweep.executor import LocalPool
-    from softprune.sweep.ray_executor import RayExecutor
+    from softprune.sweep.executor import LocalPool, RayExecutor
     from softprune.sweep.ray_task import RayOptions
 
     with tempfile.TemporaryDirectory() as place:

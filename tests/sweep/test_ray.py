@@ -14,9 +14,9 @@ from tiny import tiny_recipe
 
 from softprune.cli import sweep as sweep_command
 from softprune.errors import ConfigError
-from softprune.sweep import ray_executor, ray_task
+from softprune.sweep import executor, ray_task
+from softprune.sweep.executor import RayExecutor
 from softprune.sweep.grid import read_sweep
-from softprune.sweep.ray_executor import RayExecutor
 from softprune.sweep.ray_task import RayOptions
 from softprune.sweep.runner import SweepListener, SweepRunner
 
@@ -60,7 +60,7 @@ class PretendedRay(types.ModuleType):
     def remote(self, **options: Any) -> Any:
         def decorate(function: Any) -> Any:
             def submit(*arguments: Any) -> Any:
-                if function is ray_executor._missing:
+                if function is executor._missing:
                     return [path for path in arguments[0] if path.startswith(self.blind or ("nowhere",))]
                 self.submitted.append(arguments)
                 return self.answers.pop(0)

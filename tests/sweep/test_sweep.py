@@ -1,6 +1,7 @@
 """Sweeps: how a file becomes runs, what is refused before any of them starts, and how they are worked off."""
 
 import dataclasses
+import json
 import signal
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import pytest
 from tiny import tiny_recipe
 from typer.testing import CliRunner
 
-import softprune.cli.sweep  # noqa: F401  (registers the command)
+import softprune.cli.sweep
+import softprune.cli.train  # noqa: F401  (registers the command)
 from softprune.cli.app import app
-from softprune.config.recipes import dump_config, sweep_files, title_of
+from softprune.config.recipes import config_to_dict, dump_config, sweep_files, title_of
 from softprune.errors import CheckpointError, ConfigError
 from softprune.runs.folder import RunFolder
 from softprune.sweep.executor import LocalPool
@@ -131,6 +133,14 @@ def test_sweeps_that_ship_are_valid(name: str, tmp_path: Path) -> None:
     sweep = read_sweep(name, tmp_path)
     assert sweep.name == name
     assert title_of(sweep_files()[name])
+
+
+def test_train_makes_of_a_cells_arguments_the_configuration_that_the_sweep_expects(write: Any) -> None:
+    file = write("[[run]]\nrecipe = 'digits'\nset = { 'model.name' = 'tiny_networks:tiny', 'method.name' = 'sfp' }")
+    (cell,) = read_sweep(file).cells
+    done = CliRunner().invoke(app, [*cell.arguments(), "--dry-run", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["config"] == config_to_dict(cell.config)
 
 
 def test_a_run_that_was_started_otherwise_is_not_mixed_up(write: Any) -> None:

@@ -107,7 +107,7 @@ def _status(folder: RunFolder) -> str:
 def _executor(on: str, jobs: int | None, device: str, ray_only: dict[str, Any]) -> "Callable[[Path], Executor]":
     """Check the options that say where runs execute; return what makes the executor for the folder of a sweep."""
     if on == "ray":
-        from softprune.sweep.ray_executor import RayExecutor
+        from softprune.sweep.executor import RayExecutor
         from softprune.sweep.ray_task import RayOptions
 
         options = RayOptions(jobs=jobs, device=device, **ray_only)

@@ -18,7 +18,7 @@ from softprune.factories import check_name
 from softprune.runs.folder import RunFolder, check_folder_name, check_not_url, own_code
 from softprune.runs.networks import check_weights_exist
 from softprune.sweep.search import Search, read_search
-from softprune.train.pruner import check_method
+from softprune.train.pruner import check_latency_table, check_method
 from softprune.train.run import absolute_paths
 
 _TOP = ("name", "grid", "run", "search")
@@ -186,6 +186,7 @@ def _cells_of(
 def _check_config(config: RunConfig, search: Search | None, after: Cell | None) -> None:
     """Raise what the run itself would raise before training, apart from what the data shows."""
     check_method(config.method, compact_at=config.train.compact_at)
+    check_latency_table(config.method)
     check_name("model.name", config.model.name, models.REGISTRY, options=config.model.options)
     check_name("data.name", config.data.name, DATASETS, options=config.data.options)
     if after is None and config.model.weights:
@@ -199,7 +200,6 @@ def _check_config(config: RunConfig, search: Search | None, after: Cell | None) 
 
 
 def _check_started(cell: Cell) -> None:
-    """Raise a ConfigError if the run was started with other settings."""
     if not cell.folder.config.is_file():
         return
     started = cell.folder.read_config()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 from softprune.errors import ConfigError, first_line
 from softprune.io import is_locked
 from softprune.log import get_logger
-from softprune.sweep.executor import Arguments
 from softprune.train.control import EXIT_STOPPED
 
 logger = get_logger(__name__)
+
+Arguments = Callable[[], list[str]]
+"""Returns the arguments of `softprune` that start the run, or resume it if it was started."""
 
 _FREE_SECONDS = 300.0
 """How long a lost process may hold its lock. Shared storage releases the locks of a dead machine after a while."""
@@ -53,13 +56,11 @@ class RayOptions:
                 f"--device must be {', '.join(_DEVICES[:-1])} or {_DEVICES[-1]} with --on ray, which assigns the GPUs. "
                 f"Got {self.device!r}; request GPUs with --gpus-per-run."
             )
-        for option, amount in (
-            ("--gpus-per-run", self.gpus_per_run),
-            ("--cpus-per-run", self.cpus_per_run),
-            ("--memory-per-run", self.memory_per_run),
-        ):
+        for kind in ("gpus", "cpus", "memory"):
+            amount = getattr(self, f"{kind}_per_run")
             if not (math.isfinite(amount) and (amount == 0 or amount >= _SMALLEST_AMOUNT)):
-                raise ConfigError(f"{option} must be 0, or a number of at least {_SMALLEST_AMOUNT}. Got {amount:g}.")
+                rule = f"must be 0, or a number of at least {_SMALLEST_AMOUNT}"
+                raise ConfigError(f"--{kind}-per-run {rule}. Got {amount:g}.")
         if self.gpus_per_run > 1 and self.gpus_per_run % 1:
             raise ConfigError(
                 "--gpus-per-run must be a fraction of one GPU or a whole number, as Ray requires. Got "
@@ -68,7 +69,6 @@ class RayOptions:
 
     @property
     def resources(self) -> dict[str, float]:
-        """What a run requests, by Ray's names."""
         wanted = {"CPU": self.cpus_per_run, "GPU": self.gpus_per_run, "memory": self.memory_per_run * 1e9}
         return {name: amount for name, amount in wanted.items() if amount}
 
@@ -102,7 +102,6 @@ class RayTask:
         return self._code
 
     def terminate(self) -> None:
-        """Ask the run to save and exit."""
         self._stopping = True
         self._stop_file.touch()
 
@@ -124,20 +123,11 @@ class RayTask:
             max_retries=0,  # a lost run is resumed here, with other arguments
             max_calls=1,
         )(_run)
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if name in ("PYTHONPATH", "PATH", "HOME", "OMP_NUM_THREADS", "LD_LIBRARY_PATH")
-        }
+        passed_on = ("PYTHONPATH", "PATH", "HOME", "OMP_NUM_THREADS", "LD_LIBRARY_PATH")
+        environment = {name: os.environ[name] for name in passed_on if name in os.environ}
         environment.setdefault("OMP_NUM_THREADS", str(max(1, int(wanted.cpus_per_run))))
-        self._reference = run.remote(
-            [*self._arguments(), "--device", wanted.device],
-            str(self._log),
-            str(self._stop_file),
-            str(self._node_file),
-            str(Path.cwd()),
-            environment,
-        )
+        files = map(str, (self._log, self._stop_file, self._node_file, Path.cwd()))
+        self._reference = run.remote([*self._arguments(), "--device", wanted.device], *files, environment)
 
     def _collect(self) -> None:
         """Take the exit code of a task that ended, or prepare to resume the run if its worker or node was lost."""

@@ -14,9 +14,8 @@ from softprune.errors import FileFormatError
 from softprune.io import unwritable, write_atomically
 from softprune.runs.reading import read_metrics
 from softprune.runs.result import Epoch
-from softprune.sweep.executor import LocalPool
+from softprune.sweep.executor import LocalPool, RayExecutor
 from softprune.sweep.grid import LOGS, Cell, Sweep
-from softprune.sweep.ray_executor import RayExecutor
 from softprune.sweep.ray_task import RayTask
 from softprune.sweep.search import Search
 from softprune.train.control import EXIT_STOPPED, StopSignal
@@ -41,7 +40,6 @@ class Job:
     _asked_to_stop: bool = False
 
     def finished(self) -> bool:
-        """Return whether the run has its result."""
         return self.cell.folder.result.is_file()
 
     @property
@@ -99,7 +97,6 @@ class Job:
             self._lock = None
 
     def start(self, executor: Executor) -> None:
-        """Start the run, which must be locked."""
         assert self._lock is not None
         self.task = executor.start(self.cell.arguments, self.log, self._lock)
         self.state, self._began, self._asked_to_stop = "running", time.monotonic(), False

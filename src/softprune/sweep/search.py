@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from softprune.config.schema import Count, FromList, PositiveCount, Section, show
-from softprune.errors import ConfigError, check_choice
+from softprune.config.schema import Count, FromList, PositiveCount, Section
+from softprune.errors import ConfigError, check_choice, show
 
 _LARGEST = 1e100
 """Of the bounds of a range. Widths and quotients of much larger ones overflow."""
