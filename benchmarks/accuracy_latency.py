@@ -12,35 +12,17 @@ import platform
 import torch
 from accuracy_table import LATENCY, RIVALS, runs_of
 
-import softprune as sp
 from softprune.bench import compare_latency
-from softprune.models.registry import build
-from softprune.runs.reading import Run
+from softprune.cli.opened import open_compact
 
 BATCH = 64
-
-
-def shapes(run: Run) -> tuple[torch.nn.Module, torch.nn.Module, torch.Tensor]:
-    """Return the dense network, one of the compact network's shape, and an example."""
-    classes = 100 if run.data == "cifar100" else 10
-    dense, example = build(run.model, classes), torch.zeros(2, 3, 32, 32)
-    masked = build(run.model, classes)
-    with torch.no_grad():
-        for site in run.sites:
-            bn = masked.get_submodule(site.name)
-            keep = torch.tensor(site.keep)
-            bn.weight.copy_(keep.float())
-            bn.bias.copy_(keep.float() - 1)
-    return dense, sp.SoftPruner(masked, example).compact(), example
 
 
 def main() -> None:
     rows = {}
     for rival in RIVALS:
-        run = runs_of(f"{rival.recipe}-s0")[0]
-        dense, compact, example = shapes(run)
-        assert sp.cost(compact, example[:1]).macs <= 1.001 * run.compact.macs
-        report = compare_latency(dense, compact, example, batches=[BATCH], threads=1)
+        run = open_compact(runs_of(f"{rival.recipe}-s0")[0].path, by_record=True)
+        report = compare_latency(run.dense, run.compact, run.example, batches=[BATCH], threads=1)
         print(rival.recipe, report, sep="\n", flush=True)
         (row,) = report.rows
         assert row.dense is not None

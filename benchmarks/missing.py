@@ -35,21 +35,17 @@ STARTS = {
 SWEEPS = ("paper-table-6", "paper-table-7", "finetune-cifar10-resnet56")
 """Sweeps that vary settings of a recipe."""
 STRENGTHS = (
-    ("cifar100-vgg16-scp-high", "1.64e-4"),
     ("cifar100-vgg19-scp", "4.35e-5"),
     ("cifar100-vgg19-scp-high", "9.2e-5"),
+    ("tinyimagenet-resnet50-scp-ft", "4.48e-5"),
+    ("tinyimagenet-resnet50-sss", "0.02"),
 )
 """Strengths to try next: one more secant step towards the paper's cut."""
 VARIANTS = {"float32": "train.precision=fp32", "queue": "data.sampling=queue"}
 """Changes of cifar100-vgg16-scp that might explain the distance to the paper."""
-PLAIN = ("tinyimagenet-resnet50-scp-40-ft", "best-cifar100-vgg16-macs48")
-"""Recipes with a target that are also trained without sampling the kept channels after the cut is final: one that
-underfits, one that overfits."""
-TRIALS = (
-    {f"{recipe}-strength{value}": (recipe, f"method.strength={value}") for recipe, value in STRENGTHS}
-    | {f"cifar100-vgg16-scp-{name}": ("cifar100-vgg16-scp", setting) for name, setting in VARIANTS.items()}
-    | {f"{recipe}-plain": (recipe, "method.options.sample_kept=false") for recipe in PLAIN}
-)
+TRIALS = {f"{recipe}-strength{value}": (recipe, f"method.strength={value}") for recipe, value in STRENGTHS} | {
+    f"cifar100-vgg16-scp-{name}": ("cifar100-vgg16-scp", setting) for name, setting in VARIANTS.items()
+}
 """Name, recipe and setting of single runs."""
 
 
@@ -91,8 +87,8 @@ QUEUE = (
         ),
     ),
     Wanted(
-        "VGG on CIFAR-100 at fixed strengths",
-        "The second secant step. Where the cut is nearer to the paper's, the recipe takes over the strength.",
+        "Fixed strengths nearer to the paper's cuts",
+        "Where the cut is nearer to the paper's, the recipe takes over the strength.",
         tuple((f"{recipe}-strength{value}", (0,)) for recipe, value in STRENGTHS),
     ),
     Wanted(
@@ -117,11 +113,6 @@ QUEUE = (
             (f"tinyimagenet-resnet50-{row}", (0,))
             for row in ("dense", "scp-ft", "scp-40-ft", "scp-target-ft", "fpgm-ft", "sss", "fpgm", "slimming-ft")
         ),
-    ),
-    Wanted(
-        "Kept channels after the cut of a target: sampled or not",
-        "Whether `sample_kept = false` should be the default, and when.",
-        tuple((f"{recipe}-plain", (0,)) for recipe in PLAIN),
     ),
     Wanted(
         "DenseNet-40 on CIFAR-100: rows of two tables each",
@@ -165,12 +156,11 @@ QUEUE = (
 comes after networks that cannot, and so fills the ends of sessions."""
 
 NEXT = (
-    "--first tinyimagenet-resnet50-scp-ft tinyimagenet-resnet50-fpgm-ft tinyimagenet-resnet50-sss "
-    "tinyimagenet-resnet50-fpgm cifar100-vgg19-slimming-high-ft tinyimagenet-resnet50-scp-40-ft-plain "
-    "--only 'cifar100-vgg*' --runs gpu-runs",
-    "--only 'cifar100-densenet40-*' --most 4",
+    "--first cifar100-densenet40-scp-strength1e-06 cifar100-densenet40-scp-strength5e-06 cifar100-densenet40-scp-s0 "
+    "cifar100-vgg19-scp-strength4.35e-5 cifar100-vgg19-scp-high-strength9.2e-5 --only 'cifar100-densenet40-*' --most 5",
+    "--first tinyimagenet-resnet50-scp-ft-strength4.48e-5 cifar100-vgg16-scp-float32 --only 'tinyimagenet-*'",
 )
-"""Options of prepare.py for the next sessions: ResNet-50 and VGGs; DenseNet-40, which others starve."""
+"""Options of prepare.py for the next sessions: DenseNet-40 and VGG-19; ResNet-50 and float32."""
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,22 @@
 
 import copy
 import functools
+import gc
 import json
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from export_networks import Dense, compacted
 
 from softprune import SoftPruner
-from softprune.bench import BACKENDS, compare_latency
+from softprune.bench import BACKENDS, backends, compare_latency
 from softprune.bench.backends import Setting, _compile
 from softprune.errors import ConfigError, ModelError
 from softprune.export.folding import count_batch_norms
+from softprune.graph import Example
+from softprune.hardware import Call
 
 
 def test_eager_and_onnx_runtime_rows() -> None:
@@ -52,6 +57,33 @@ def test_compiled_networks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
     (row,) = report.rows
     assert row.speed_up is not None
     assert row.mac_ratio == 1
+
+
+def test_a_cuda_graph_keeps_the_input_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = []
+
+    def ready(example: Example) -> Call:
+        given = example.map(torch.clone)
+        inputs.append(weakref.ref(given.args[0]))
+        return lambda: given
+
+    monkeypatch.setattr(backends, "eager", lambda *_: ready)
+    monkeypatch.setattr(backends, "capture_graph", lambda *_, **__: SimpleNamespace(replay=lambda: None))
+    setting = Setting(
+        device=torch.device("cuda"), dtype=torch.float32, threads=1, channels_last=False, compile_mode="", fold_bn=False
+    )
+    example = Example.of(torch.zeros(2, 3))
+    replay = BACKENDS["graph"](Dense(), example, setting)(example)
+    replay()
+    gc.collect()
+    assert inputs[0]() is not None
+
+
+def test_a_cuda_graph_needs_a_gpu() -> None:
+    dense, compact, example = compacted("residual")
+    (row,) = compare_latency(dense, compact, example, backends=("graph",), repeats=1).rows
+    assert row.speed_up is None
+    assert row.note == "The graph backend needs an NVIDIA GPU. Got cpu; take eager or compile there."
 
 
 def test_the_mode_of_the_compiler_is_used_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +182,7 @@ def test_models_keep_mode_and_dtype() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backends": ("tensorrt",)}, "A backend must be one of eager, compile, fused, onnxruntime"),
+        ({"backends": ("tensorrt",)}, "A backend must be one of eager, graph, compile, fused, onnxruntime"),
         ({"dtype": "int8"}, "`dtype` must be one of"),
         ({"compile_mode": "fast"}, "`compile_mode` must be one of"),
         ({"repeats": 0}, "an integer of at least 1. Got 0"),

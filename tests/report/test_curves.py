@@ -60,7 +60,7 @@ def test_lines_of_different_length_are_read_out_over_all_epochs() -> None:
 def test_a_single_epoch_and_a_gap_are_drawn() -> None:
     one = Series("one", "s-test", ACCURACY, [(0, 50.0)])
     gap = Series("gap", "s-train", ACCURACY, [(0, 50.0), (1, None), (2, 51.0)])
-    for drawing in drawn([one], end_labels=True)["drawings"]:
+    for drawing in drawn([one])["drawings"]:
         assert "nan" not in str(drawing)
     for drawing in drawn([gap])["drawings"]:
         assert drawing["panels"][0]["paths"][0][1].count("h0") == 2  # a dot on either side of the gap

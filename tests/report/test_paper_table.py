@@ -5,12 +5,14 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from synthetic_runs import make
 
 from softprune.config.recipes import load_recipe, recipe_files
 from softprune.config.settings import RunConfig
+from softprune.errors import FileFormatError
 from softprune.report import (
     PaperRow,
     csv_text,
@@ -22,7 +24,7 @@ from softprune.report import (
     paper_tables_markdown,
     table_cells,
 )
-from softprune.runs.reading import Run, load_run
+from softprune.runs.reading import Run, best_latencies, load_run
 from softprune.runs.result import Epoch, Moment, Totals, Variant
 
 NOTHING = {"channels": 0, "params": 0, "macs": 0}
@@ -201,9 +203,18 @@ def test_pages_name_the_precision_and_the_runs_of_another() -> None:
     assert markdown(rows).endswith(f" Trained in {usual}; in float64: exact.\n")
 
 
+def test_seeds_of_different_precisions_are_named() -> None:
+    config = {"method": {"name": "scp", "options": {}}, "train": {"precision": "tf32"}}
+    seeds = [run("one", "scp", seed, config={"seed": seed, **config}) for seed in (0, 1)]
+    on_cpu = seeds[1].model_copy(update={"environment": SimpleNamespace(device="CPU")})
+    assert [row.precision for row in paper_rows(seeds)] == ["float32 with TF32"]
+    assert [row.precision for row in paper_rows([seeds[0], on_cpu])] == ["float32 and float32 with TF32"]
+
+
 def test_a_record_of_tiny_imagenet_fills_the_rows_of_imagenet_and_is_marked(tmp_path: Path) -> None:
-    empty = {title: cells for title, _, cells in paper_tables([])}
-    assert all(set(line[1::2]) == {"-"} for line in empty["Table 4 of the paper"])
+    heads, cells = next((heads, cells) for title, heads, cells in paper_tables([]) if title == "Table 4 of the paper")
+    ours = [number for number, head in enumerate(heads) if head == "runs" or head.endswith("ours")]
+    assert {line[number] for line in cells for number in ours} == {"-"}
     record = make(tmp_path, "digits_net", epochs=2)
     place = {"name": "tinyimagenet-resnet50-scp-ft", "model": "resnet50_64", "data": "folder"}
     (tmp_path / "result.json").write_text(json.dumps(record | place))
@@ -214,14 +225,58 @@ def test_a_record_of_tiny_imagenet_fills_the_rows_of_imagenet_and_is_marked(tmp_
     lines = {line[0]: dict(zip(heads, line, strict=True)) for line in cells}
     ours = lines["imagenet-resnet50-scp-ft (ours: tinyimagenet-resnet50-scp-ft)"]
     assert (ours["runs"], ours["drop, paper"]) == ("1", "0.62")
+    assert float(ours["compact, ours"]) > 0
     assert float(ours["FLOPs cut, ours"]) > 0
     assert float(ours["speed-up, ours"]) > 0
+    assert float(ours["dense ms, ours"]) > float(ours["compact ms, ours"]) > 0
     sites = record["sites"]
     kept = sum(site["kept"] for site in sites) / sum(site["width"] for site in sites)
     assert rows[0].channels.mean == pytest.approx(100 - 100 * kept)
     assert lines["imagenet-resnet50-sss"]["best, ours"] == "-"
     assert tables["Table 8 of the paper"][0] == "Table 8 of the paper"
     assert "speed-up, ours" not in tables["Table 1 of the paper"][1]
+
+
+def test_latencies_that_were_measured_alone_replace_those_of_the_run(tmp_path: Path) -> None:
+    record = make(tmp_path, "digits_net", epochs=2)
+    (tmp_path / "result.json").write_text(json.dumps(record))
+    run, file = load_run(tmp_path), tmp_path / "bench.json"
+    assert best_latencies(run) == run.latencies is not None
+
+    def times(dense: float, compact: float, batch: int = run.latency_batch) -> dict[str, object]:
+        return {"dense": {"median_ms": dense}, "compact": {"median_ms": compact}, "batch": batch, "backend": "eager"}
+
+    missing = {"dense": None, "compact": None, "batch": run.latency_batch, "backend": "compile"}
+    rounded = times(3, 1) | {"round_to": 8}  # another network than the one whose costs the row has
+    file.write_text(
+        json.dumps({"format": 1, "rows": [times(9, 5), times(8, 2), times(3, 1, batch=1), rounded, missing]})
+    )
+    (row,) = paper_rows([run])
+    assert (row.dense_ms.mean, row.compact_ms.mean, row.speed_up.mean) == (8, 2, 4)
+    assert load_run(tmp_path).latencies == run.latencies, "what the run's own page shows"
+    file.write_text(json.dumps({"format": 1, "rows": [missing, times(3, 1, batch=1)]}))
+    assert best_latencies(run) == run.latencies
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        ('{"rows": [{"backend": "compile"}]}', "rows.0.batch"),
+        ('{"rows": [{"batch": 64, "dense": {"median_ms": 1}, "compact": {"median_ms": 0}}]}', "greater than 0"),
+        ('{"rows": [{"batch": 64, "dense": {"median_ms": "1"}, "compact": null}]}', "median_ms"),
+        ('{"benchmarks": []}', "rows"),
+        ("[]", "object"),
+        ("\0", "must be JSON"),
+    ],
+)
+def test_a_foreign_bench_json_is_named_by_comparisons_and_ignored_elsewhere(
+    tmp_path: Path, content: str, rule: str
+) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(make(tmp_path, "digits_net", epochs=2)))
+    (tmp_path / "bench.json").write_text(content)
+    run = load_run(tmp_path)
+    with pytest.raises(FileFormatError, match=rf"bench.json.*{rule}.* Run `softprune bench` again, or remove the file"):
+        paper_rows([run])
 
 
 def test_the_papers_figures_hang_together() -> None:

@@ -15,7 +15,7 @@ from softprune.export.formats import open_session
 from softprune.fused.inference import fuse
 from softprune.fused.inference.convolutions import has_kernel
 from softprune.graph import Example
-from softprune.hardware import Call
+from softprune.hardware import Call, capture_graph
 from softprune.surgery.apply import duplicated
 
 
@@ -45,6 +45,27 @@ def eager(model: nn.Module, example: Example, setting: Setting) -> Ready:
 def compiled(model: nn.Module, example: Example, setting: Setting) -> Ready:
     """torch.compile, for each shape separately."""
     return _ready(placed(model, setting, setting.dtype), setting, compiling=True)
+
+
+def graph(model: nn.Module, example: Example, setting: Setting) -> Ready:
+    """Eager PyTorch as a CUDA graph: the GPU's own time, without the host's launches."""
+    if setting.device.type != "cuda":
+        raise ConfigError(
+            f"The graph backend needs an NVIDIA GPU. Got {setting.device.type}; take eager or compile there."
+        )
+    eagerly = eager(model, example, setting)
+
+    def ready(given: Example) -> Call:
+        call = eagerly(given)
+        captured = capture_graph(call, setting.device, trial=call, undo=lambda: None)
+
+        def replay() -> Call:
+            captured.replay()
+            return call  # which keeps the input: the graph reads it by its address
+
+        return replay
+
+    return ready
 
 
 def fused(model: nn.Module, example: Example, setting: Setting) -> Ready:
@@ -78,6 +99,7 @@ def onnxruntime(model: nn.Module, example: Example, setting: Setting) -> Ready:
 
 BACKENDS: dict[str, Callable[[nn.Module, Example, Setting], Ready]] = {
     "eager": eager,
+    "graph": graph,
     "compile": compiled,
     "fused": fused,
     "onnxruntime": onnxruntime,

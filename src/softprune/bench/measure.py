@@ -44,8 +44,8 @@ def compare_latency(
         dense: The network before pruning. Its weights do not matter.
         compact: The network after pruning.
         example: An input of both: a tensor, a tuple of arguments, or (args, kwargs).
-        backends: "eager", "compile", "fused" (compiled with fused convolutions, half precision on NVIDIA GPUs) or
-            "onnxruntime".
+        backends: "eager", "graph" (eager as a CUDA graph), "compile", "fused" (compiled with fused convolutions, half
+            precision on NVIDIA GPUs) or "onnxruntime".
         batches: Batch sizes. The example is repeated to fill them.
         device: The device to measure on.
         dtype: Precision of weights and inputs: "float32", "bfloat16", "float16" or "float64".

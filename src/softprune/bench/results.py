@@ -159,7 +159,8 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
     if odd:
         found.append(
             f"{odd} of {len(convolutions)} convolutions have widths that are not multiples of "
-            f"{TENSOR_CORE_CHANNELS}: cut to multiples with compact(round_to={TENSOR_CORE_CHANNELS}) or "
+            f"{TENSOR_CORE_CHANNELS}: `--round-to {TENSOR_CORE_CHANNELS}` shows what multiples gain; cut to them with "
+            f"compact(round_to={TENSOR_CORE_CHANNELS}) or "
             f"`softprune compact RUN --round-to {TENSOR_CORE_CHANNELS} "
             '--out FOLDER`, or train with round_to="auto" (`--set method.round_to=auto`).'
         )

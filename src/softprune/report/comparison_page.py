@@ -84,7 +84,6 @@ def _against_dense(run: Run) -> float | None:
 
 
 def _cut(run: Run, key: str) -> float | None:
-    """Return what was removed in percent; None for a dense network."""
     return None if run.method == "dense" else cut(getattr(run.dense, key), getattr(run.compact, key))
 
 

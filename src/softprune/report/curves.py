@@ -11,6 +11,8 @@ from softprune.runs.result import Epoch
 
 Event = tuple[int, str]
 """Epoch and label of a change of the training."""
+Mark = tuple[int, float, str]
+"""Epoch, value and label of a point on the first panel."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,9 @@ def events_of(rows: Sequence[Epoch]) -> list[Event]:
 
 
 def curves(
-    lines: Sequence[Series],
-    title: str,
-    description: str,
-    events: Sequence[Event] = (),
-    mark: tuple[int, float, str] | None = None,
-    end_labels: bool = False,
+    lines: Sequence[Series], title: str, description: str, events: Sequence[Event] = (), mark: Mark | None = None
 ) -> dict[str, Any] | None:
-    """The chart for the template "curves": geometry for both canvases, and data for the script; None without values.
-
-    `mark` is epoch, value and label of a point on the first panel.
-    """
+    """The chart for the template "curves": geometry for both canvases, and data for the script; None without values."""
     lines = [line for line in lines if line.known]
     if not lines:
         return None
@@ -95,7 +89,7 @@ def curves(
         "title": title,
         "description": description,
         "legend": [(line.style, line.label) for line in named],
-        "drawings": [_drawing(canvas, lines, panels, epochs, events, mark, end_labels) for canvas in CANVASES],
+        "drawings": [_drawing(canvas, lines, epochs, events, mark) for canvas in CANVASES],
         "data": {"x": epochs, "series": [_read_out(line, panels, epochs) for line in named]},
     }
 
@@ -118,35 +112,26 @@ def _read_out(line: Series, panels: Sequence[Panel], epochs: Sequence[int]) -> d
 
 
 def _drawing(
-    canvas: Canvas,
-    lines: Sequence[Series],
-    panels: Sequence[Panel],
-    epochs: Sequence[int],
-    events: Sequence[Event],
-    mark: tuple[int, float, str] | None,
-    end_labels: bool,
+    canvas: Canvas, lines: Sequence[Series], epochs: Sequence[int], events: Sequence[Event], mark: Mark | None
 ) -> dict[str, Any]:
-    labelled = end_labels and not canvas.narrow
+    # Lines of a comparison are named by the legend that shows and hides them, others at their end.
+    labelled = not canvas.narrow and all(line.group is None for line in lines)
     left, right = (44, canvas.width - 10) if canvas.narrow else (50, canvas.width - (156 if labelled else 12))
     first, last = epochs[0], epochs[-1]
     shown = [value for value in ticks(first, last, 5 if canvas.narrow else 8) if value == int(value)]
     scale_x = Scale(first, max(last, first + 1), left, right, ticks=shown)
     bottom = -4.0
     drawn: list[dict[str, Any]] = []
-    for panel in panels:
+    for panel in dict.fromkeys(line.panel for line in lines):
         members = [line for line in lines if line.panel == panel]
         top, bottom = bottom + 30.0, bottom + 30.0 + panel.height
         scale = _scale(panel, members, bottom, top)
         ends = apart([scale.clamp(line.known[-1]) for line in members], 17, scale.end + 2, scale.start)
-        drawn.append(
-            {
-                "panel": panel,
-                "scale": scale,
-                "paths": [(line, _path(line, scale_x, scale)) for line in members],
-                "labels": list(zip(members, ends, strict=True)) if labelled else [],
-            }
-        )
-    first_lines = [line for line in lines if line.panel == panels[0]]
+        labels = list(zip(members, ends, strict=True)) if labelled else []
+        pixels = [[None if y is None else (scale_x(x), scale(y)) for x, y in line.points] for line in members]
+        paths = list(zip(members, map(line_path, pixels), strict=True))
+        drawn.append({"panel": panel, "scale": scale, "paths": paths, "labels": labels})
+    first_lines = [line for line in lines if line.panel == lines[0].panel]
     return {
         "canvas": canvas,
         "x": scale_x,
@@ -186,10 +171,6 @@ def _error_ticks(low: float, high: float) -> list[float]:
     return found[::-1]
 
 
-def _path(line: Series, scale_x: Scale, scale_y: Scale) -> str:
-    return line_path(None if value is None else (scale_x(epoch), scale_y(value)) for epoch, value in line.points)
-
-
 def _place_events(events: Sequence[Event], scale_x: Scale, canvas: Canvas) -> list[tuple[float, str]]:
     """(pixel, label). A label that would cover another one is left out, those of the learning rate first."""
     taken: list[tuple[float, float]] = []
@@ -202,9 +183,7 @@ def _place_events(events: Sequence[Event], scale_x: Scale, canvas: Canvas) -> li
     return [(scale_x(epoch), labels[epoch, label]) for epoch, label in events]
 
 
-def _place_mark(
-    mark: tuple[int, float, str], scale_x: Scale, scale_y: Scale, lines: Sequence[Series]
-) -> dict[str, Any]:
+def _place_mark(mark: Mark, scale_x: Scale, scale_y: Scale, lines: Sequence[Series]) -> dict[str, Any]:
     """The point and its label, placed in the lower part of the panel where no curve passes."""
     epoch, value, label = mark
     x, y = scale_x(epoch), scale_y(value)

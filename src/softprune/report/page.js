@@ -186,11 +186,10 @@
   function plane(figure, data) {
     const box = one(".chart", figure), svg = one("svg", box), at = numbers(box);
     const readout = one(".readout", figure), cursor = one(".cursor", box);
-    const points = data.sites.flatMap((site) => site.beta.flatMap((beta, index) => {
-      if (site.quadrant[index] === "-") return [];
+    const points = data.sites.flatMap((site) => site.beta.map((beta, index) => {
       const up = shareOf(box.dataset.warp, site.gamma[index] / 1e4, 0, at.most);
       const across = shareOf("linear", beta / 1e4, at.low, at.high);
-      return [{ site, index, x: at.left + across * (at.right - at.left), y: at.bottom + up * (at.top - at.bottom) }];
+      return { site, index, x: at.left + across * (at.right - at.left), y: at.bottom + up * (at.top - at.bottom) };
     }));
     const hint = "Point at a dot to see its channel, or at a kind of channel to single it out.";
     readout.textContent = hint;

@@ -10,7 +10,7 @@ from softprune.report.grouping import Spread, distinct, experiment_key, shared, 
 from softprune.report.pareto import Spot, front
 from softprune.report.text import cut, known_as
 from softprune.report.training import precision_of
-from softprune.runs.reading import Run
+from softprune.runs.reading import Run, best_latencies
 from softprune.runs.result import Moment
 
 SAME_FLOPS = 1.0
@@ -84,8 +84,11 @@ class PaperRow:
     flops: Spread
     macs: Spread
     minutes: Spread
+    dense_ms: Spread
+    compact_ms: Spread
+    """Latencies, of bench.json or measured at the end of the run."""
     speed_up: Spread
-    """Latency of the dense network divided by that of the compact one, both measured at the end of the run."""
+    """Latency of the dense network divided by that of the compact one."""
     paper: PaperFigures | None
     on_front: bool = False
     """Whether no row of the same data and network has fewer MACs and at least its accuracy, or more at the same."""
@@ -98,6 +101,7 @@ class _Entry:
     run: Run
     name: str
     finetuned: bool
+    latencies: tuple[float, float] | None
     last: float | None
     best: float | None = None
     compact: float | None = None
@@ -149,12 +153,12 @@ def _spot(row: PaperRow) -> Spot | None:
 
 
 def _entries(run: Run) -> list[_Entry]:
-    last, best = top1_of(run.last), top1_of(run.best)
-    after = _Entry(run, run.name, run.finetuned, last, best, run.compact_top1, run.wall_seconds)
+    last, best, times = top1_of(run.last), top1_of(run.best), best_latencies(run)
+    after = _Entry(run, run.name, run.finetuned, times, last, best, run.compact_top1, run.wall_seconds)
     before = run.variant("masked")
     if not run.finetuned or before is None:
         return [after]
-    return [_Entry(run, run.name.removesuffix(FT), finetuned=False, last=before.top1), after]
+    return [_Entry(run, run.name.removesuffix(FT), finetuned=False, latencies=times, last=before.top1), after]
 
 
 def _label(run: Run, titles: Mapping[str, str]) -> str:
@@ -180,7 +184,7 @@ def _row(method: str, apart: str, members: Sequence[_Entry]) -> PaperRow:
         name=first.name,
         apart=apart,
         finetuned=first.finetuned,
-        precision=precision_of(first.run),
+        precision=" and ".join(sorted({precision_of(entry.run) for entry in members})),
         n=len(members),
         baseline=shared(over(lambda entry: entry.run.dense_top1)),
         last=over(lambda entry: entry.last),
@@ -192,7 +196,9 @@ def _row(method: str, apart: str, members: Sequence[_Entry]) -> PaperRow:
         flops=pruned(lambda entry: entry.less("paper_flops", "macs")),
         macs=pruned(lambda entry: entry.less("macs")),
         minutes=over(lambda entry: None if entry.seconds is None else entry.seconds / 60),
-        speed_up=pruned(lambda entry: entry.run.speed_up),
+        dense_ms=pruned(lambda entry: entry.latencies and entry.latencies[0]),
+        compact_ms=pruned(lambda entry: entry.latencies and entry.latencies[1]),
+        speed_up=pruned(lambda entry: entry.latencies and entry.latencies[0] / entry.latencies[1]),
         paper=_figures(first.name, first.run),
     )
 

@@ -82,7 +82,6 @@ def render_run(
 
 
 def _filled(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
-    """Return the columns in which some row has a value."""
     return [column for column in columns if any(column.value(row) is not None for row in rows)]
 
 

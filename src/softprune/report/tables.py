@@ -22,6 +22,11 @@ class PaperColumn:
     ours: str
     paper: str = ""
 
+    @property
+    def whose(self) -> tuple[str, ...]:
+        """Whose figures the column has, from left to right."""
+        return ("paper", "ours") if self.paper else ("ours",)
+
     def texts(self, row: PaperRow | None, figures: PaperFigures | None) -> list[str]:
         """Ours and, where the paper has the column, the paper's; a dash for what is unknown."""
         texts = ["-" if row is None else _spread_text(getattr(row, self.ours), self.digits)]
@@ -40,9 +45,16 @@ COLUMNS = (
     PaperColumn("MACs cut", 1, "macs"),
     PaperColumn("minutes", 1, "minutes"),
 )
-SPEED_UP = (
-    "Speed-up: latency of the dense network over that of the compact one, measured at the end of the run; runs at the "
-    "same time on one device distort it."
+LATENCY = (
+    PaperColumn("dense ms", 2, "dense_ms"),
+    PaperColumn("compact ms", 2, "compact_ms"),
+    PaperColumn("speed-up", 2, "speed_up"),
+)
+"""Columns of the tables on ImageNet, whose inference time the paper reports in its text."""
+LATENCIES = (
+    "Dense and compact ms: latency of both networks, and speed-up their ratio, as `softprune bench RUN --out "
+    "RUN/bench.json` measured them for as many images as the run, in the setting in which the compact network is "
+    "fastest; without it as measured at the end of the run, where runs at the same time on one device distort it."
 )
 STAND_IN = "ours on Tiny-ImageNet as a stand-in for ImageNet: compare the drops and cuts, not the accuracies"
 TEXTS = ("data", "model", "method", "fine-tuned", "run", "n")
@@ -109,32 +121,33 @@ def paper_tables(rows: Sequence[PaperRow]) -> list[tuple[str, list[str], list[li
 
     Rows of ImageNet without a run show the run on Tiny-ImageNet, if there is one; row and title say so.
     """
-    columns = [column for column in COLUMNS if column.paper]
+    # The compact network is what is deployed. That of SFP and FPGM is less accurate than what their authors evaluate.
+    columns = [column for column in COLUMNS if column.paper or column.head == "compact"]
     ours = {row.paper.recipe: row for row in rows if row.paper is not None}
     small = {row.name: row for row in rows if row.name.startswith("tinyimagenet-")}
     tables = []
-    for number, figures in groupby(paper_table_rows(), key=lambda figures: figures.table):
-        title, lines, on_imagenet = f"Table {number} of the paper", [], False
+    for number, group in groupby(paper_table_rows(), key=lambda figures: figures.table):
+        figures = list(group)
+        title, lines = f"Table {number} of the paper", []
+        more = LATENCY if any(figure.stand_in for figure in figures) else ()
         for figure in figures:
             row, name = ours.get(figure.recipe), figure.recipe
-            on_imagenet |= figure.stand_in is not None
             if row is None and figure.stand_in in small:
                 row, name = small[figure.stand_in], f"{name} (ours: {figure.stand_in})"
                 title = f"Table {number} of the paper, {STAND_IN}"
             line = [name, "-" if row is None else str(row.n)]
             for column in columns:
                 line += reversed(column.texts(row, figure))
-            # The speed-up is wanted there besides the columns of the paper.
-            lines.append([*line, *PaperColumn("speed-up", 2, "speed_up").texts(row, None)] if on_imagenet else line)
-        heads = ["recipe", "runs", *(f"{c.head}, {whose}" for c in columns for whose in ("paper", "ours"))]
-        tables.append((title, [*heads, *(["speed-up, ours"] if on_imagenet else [])], lines))
+            lines.append([*line, *(text for column in more for text in column.texts(row, figure))])
+        heads = ["recipe", "runs", *(f"{c.head}, {whose}" for c in columns for whose in c.whose)]
+        tables.append((title, [*heads, *(f"{column.head}, ours" for column in more)], lines))
     return tables
 
 
 def paper_tables_markdown(rows: Sequence[PaperRow]) -> str:
     """All tables of the paper in Markdown."""
     parts = [f"## {title}\n\n{markdown_table(heads, cells)}" for title, heads, cells in paper_tables(rows)]
-    return "\n".join(["# The tables of the paper\n", *parts, f"{EXPLANATION} {SPEED_UP} {_precision(rows)}\n"])
+    return "\n".join(["# The tables of the paper\n", *parts, f"{EXPLANATION} {LATENCIES} {_precision(rows)}\n"])
 
 
 def _texts(row: PaperRow) -> list[str]:

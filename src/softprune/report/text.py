@@ -86,10 +86,8 @@ def scientific(value: float) -> str:
     return f"{float(digits):g}e{int(exponent)}"
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: float) -> str:
     """Seconds, or minutes and seconds, or hours and minutes."""
-    if seconds is None:
-        return UNKNOWN
     if seconds < 60:
         return f"{seconds:.3g}{THIN}s"
     minutes, rest = divmod(round(seconds), 60)

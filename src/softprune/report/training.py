@@ -47,11 +47,11 @@ def warnings_of(run: Run) -> list[str]:
     return texts if more <= 0 else [*texts[:MOST_WARNINGS], f"{more} more in run.log"]
 
 
-def epochs_section(run: Run) -> dict[str, Any] | None:
+def epochs_section(run: Run) -> dict[str, Any]:
     """The accuracy of the masked network, that of the dense baseline, and what the masks remove."""
-    if not run.epochs:
-        return None
-    dense, baseline = run.dense, baseline_of(run)
+    dense, baseline, target = run.dense, baseline_of(run), target_of(run)
+    # A target that records do not count is a line without values, which is left out.
+    limit = None if target is None else cut(getattr(dense, target[0].key, None), target[1])
     lines = [
         line_of(run, f"{run.evaluated_on} top-1", "s-test", ACCURACY, lambda row: row.test_top1),
         line_of(run, "train top-1", "s-train", ACCURACY, lambda row: row.train_top1),
@@ -62,7 +62,7 @@ def epochs_section(run: Run) -> dict[str, Any] | None:
         line_of(run, "parameters removed", "s-params", REMOVED, lambda row: cut(dense.params, row.params)),
         line_of(run, "channels removed", "s-channels", REMOVED, lambda row: cut(dense.channels, row.channels)),
         line_of(run, "MACs removed", "s-macs", REMOVED, lambda row: cut(dense.macs, row.macs)),
-        *target_line(run),
+        Series("target removed", "s-target", REMOVED, [(row.number, limit) for row in (run.epochs[0], run.epochs[-1])]),
     ]
     events, best, last = events_of(run.epochs), run.best, run.epochs[-1]
     mark = None if best is None else (best.number, best.top1, f"best {accuracy(best.top1)}, epoch {best.number}")
@@ -73,7 +73,7 @@ def epochs_section(run: Run) -> dict[str, Any] | None:
         f"In epoch {last.number}: {run.evaluated_on} top-1 {accuracy(last.test_top1)} percent, "
         f"{percent(cut(dense.macs, last.macs))} of the MACs removed"
     )
-    return {"lead": lead, "chart": curves(lines, title, description, events, mark, end_labels=True)}
+    return {"lead": lead, "chart": curves(lines, title, description, events, mark)}
 
 
 def target_of(run: Run) -> tuple[Target, float | None] | None:
@@ -85,14 +85,6 @@ def target_of(run: Run) -> tuple[Target, float | None] | None:
     if dense is None:
         return target, None if target.is_share else target.amount
     return target, target.limit(dense)
-
-
-def target_line(run: Run) -> list[Series]:
-    """The target as a line of the panel of removed shares, where records count it."""
-    found = target_of(run)
-    share = None if found is None else cut(getattr(run.dense, found[0].key, None), found[1])
-    points = [(row.number, share) for row in (run.epochs[0], run.epochs[-1])]
-    return [] if share is None else [Series("target removed", "s-target", REMOVED, points)]
 
 
 def target_section(run: Run) -> dict[str, Any] | None:
@@ -122,13 +114,11 @@ def target_section(run: Run) -> dict[str, Any] | None:
     ]
     last = next(reversed(lines[0].known), None)
     description = f"strength {significant(last)} in the last epoch"
-    return {"lead": lead, "chart": curves(lines, "The path to the target", description, events, end_labels=True)}
+    return {"lead": lead, "chart": curves(lines, "The path to the target", description, events)}
 
 
 def training_section(run: Run) -> dict[str, Any] | None:
     """The chart of loss, learning rate and, where it varies without a target, the strength."""
-    if not run.epochs:
-        return None
     lines = [
         line_of(run, f"{run.evaluated_on} loss", "s-test", LOSS, lambda row: row.test_loss),
         line_of(run, "train loss", "s-train", LOSS, lambda row: row.train_loss),
@@ -139,4 +129,4 @@ def training_section(run: Run) -> dict[str, Any] | None:
         lines.append(strength)
     last = run.epochs[-1]
     description = f"In epoch {last.number}: train loss {significant(last.train_loss)}, lr {significant(last.lr)}"
-    return curves(lines, "Loss and learning rate", description, events_of(run.epochs), end_labels=True)
+    return curves(lines, "Loss and learning rate", description, events_of(run.epochs))
