@@ -1,4 +1,4 @@
-"""Timing on a device, and the channel counts that tensor cores prefer."""
+"""Timing on a device, and what it computes fast: number formats, and channel counts that tensor cores prefer."""
 
 import math
 import time
@@ -14,6 +14,13 @@ TENSOR_CORE_CHANNELS = 8
 """In half precision, tensor cores process channels in groups of this size."""
 IMAGE_CHANNELS = 4
 """An input with at most this many channels is an image, whose channels are never cut."""
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Return whether bfloat16 is computed in hardware. A CPU without it emulates it, a hundred times slower."""
+    if device.type != "cpu":
+        return True
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def synchronizer(device: torch.device) -> Call:

@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from softprune.config.settings import RunConfig, TrainConfig
 from softprune.data import ArrayDataset, load_data
+from softprune.distributed import World
 from softprune.train import evaluate as eval_step
-from softprune.train.evaluate import EvalStep
+from softprune.train.evaluate import EvalStep, Evaluator
 
 
 def _network():
@@ -123,3 +125,14 @@ def test_recorded_evaluation_counts_every_batch_once(monkeypatch):
         assert totals.images == 23
         assert totals.loss == pytest.approx(_expected(model, data)[0], rel=1e-5)
     assert len(recordings) == 1
+
+
+@pytest.mark.parametrize(("is_fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_run_in_bf16_is_evaluated_in_it_only_where_the_device_has_it(is_fast, dtype, monkeypatch):
+    monkeypatch.setattr(eval_step, "has_fast_bf16", lambda device: is_fast)
+    data, seen = load_data("digits"), []
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 10))
+    network.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    config = RunConfig(train=TrainConfig(precision="bf16"))
+    Evaluator(data, config, World(0, 1, torch.device("cpu")))(network)
+    assert set(seen) == {dtype}

@@ -137,7 +137,7 @@ class TrainConfig(Section, section="train"):
     """Micro-batches per batch, one forward and backward pass each, for batches that do not fit in memory."""
     precision: Literal["fp32", "tf32", "bf16"] = "tf32"
     """Arithmetic of convolutions on a GPU: full float32, TF32 tensor cores, or bfloat16 autocast. A CPU always uses
-    float32 unless told bf16."""
+    float32 unless told bf16, and evaluates in float32 if it has no bfloat16 of its own."""
     channels_last: bool = False
     """Keep images and convolution weights in channels-last memory order."""
     mode: Mode = "auto"

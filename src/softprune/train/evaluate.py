@@ -12,7 +12,7 @@ from softprune.config.settings import RunConfig
 from softprune.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset
 from softprune.data.images import normalised
 from softprune.distributed import World, broadcast_from_rank0_
-from softprune.hardware import capture_graph, time_ms
+from softprune.hardware import capture_graph, has_fast_bf16, time_ms
 from softprune.log import get_logger
 from softprune.module_state import evaluating
 
@@ -168,7 +168,7 @@ class Evaluator:
                 network,
                 images,
                 batch_size=self._config.data.eval_batch_size,
-                bf16=train.precision == "bf16",
+                bf16=train.precision == "bf16" and has_fast_bf16(self._world.device),
                 channels_last=train.channels_last,
                 graph=train.mode != "eager",
                 workers=self._config.data.workers,

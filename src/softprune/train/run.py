@@ -16,6 +16,7 @@ from softprune.config.settings import BASELINE, START, DataConfig, DistillConfig
 from softprune.data import DataBundle, load_data
 from softprune.distributed import World, join_world, leave_world, may_restart
 from softprune.errors import CheckpointError, ConfigError, DataError, first_few, show
+from softprune.hardware import has_fast_bf16
 from softprune.log import get_logger
 from softprune.runs.checkpoint import damaged_files, newest_path, read_newest, restoring
 from softprune.runs.folder import RunFolder, check_folder_name
@@ -187,6 +188,8 @@ def dense_config(config: RunConfig) -> RunConfig:
 
 
 def _run(context: RunContext, begin: StartingPoint | None) -> Outcome:
+    if context.config.train.precision == "bf16" and not has_fast_bf16(context.world.device):
+        logger.warning("softprune: train.precision = bf16 is slow on this CPU; fp32 is faster")
     reason = _train_baseline(context) if context.config.train.dense_baseline else None
     result = None
     if reason is None:
@@ -283,9 +286,6 @@ def open_data(
 
 def set_arithmetic(config: RunConfig, device: torch.device) -> None:
     """Set precision and determinism, which PyTorch keeps per process."""
-    has_fast_bf16 = device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    if config.train.precision == "bf16" and not has_fast_bf16:
-        logger.warning("softprune: train.precision = bf16 is slow on this CPU; fp32 is faster")
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     tf32 = config.train.precision != "fp32"
