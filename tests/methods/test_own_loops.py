@@ -204,6 +204,37 @@ def test_an_average_is_evaluated_as_it_is_cut(ema: Any, target: dict[str, float]
         torch.testing.assert_close(compact(batch(98)[0]), average(batch(98)[0]))
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("slimming", {"ratio": 0.5}),
+        ("sfp", {}),
+        ("fpgm", {}),
+        ("sss", {"strength": 2.0}),
+        ("variational", {"mu_below": 0.99}),
+        ("l1", {}),
+    ],
+)
+def test_a_copy_follows_the_decisions_of_every_method(method: str, settings: dict[str, Any]) -> None:
+    """Momentum encoders, and target networks that load the weights now and then, are copies, too."""
+    torch.manual_seed(0)
+    pruner = REGISTRY[method](Chain(), batch()[0], **settings)
+    average, update = ema_of_torch(pruner.model, True)
+    target = copy.deepcopy(pruner.model).eval()
+    optimizer = sgd(pruner)
+    for step in range(4):
+        train(pruner, optimizer, 1, step)
+        pruner.end_epoch(step)
+        update(pruner.model)
+    pruner.decide()
+    assert not all(mask.all() for mask in pruner.masks().values())
+    target.load_state_dict(pruner.model.state_dict())
+    compact, images = pruner.compact(average).eval(), batch(98)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(compact(images), average.eval()(images))
+        assert torch.equal(target(images), pruner.model.eval()(images))
+
+
 def test_update_bn_averages_all_batches_in_every_channel() -> None:
     """Whichever channels were drawn: those of the first BatchNorm have the inputs of the network without masks."""
     pruner = made()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -41,11 +41,28 @@ class Gate(Protocol):
         """Follow the BatchNorm to another device."""
 
 
-class MaskDecision:
+class SharedDecision:
+    """What decides about channels. A deep copy of the model (an EMA, say) shares the tensors that hold the decision."""
+
+    shared: ClassVar[tuple[str, ...]]
+    """Their attributes. They change in place."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = copy.copy(self)
+        memo[id(self)] = made
+        for name, value in vars(self).items():
+            if name not in self.shared:
+                setattr(made, name, copy.deepcopy(value, memo))
+        return made
+
+
+class MaskDecision(SharedDecision):
     """Whether masks decided outside the gates are in force; one object for all gates of a model.
 
     The boolean is a 0-d tensor that changes in place, so that compiled steps and captured CUDA graphs see it.
     """
+
+    shared = ("in_force",)
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self.in_force = torch.zeros((), dtype=torch.bool, device=device)
@@ -58,19 +75,14 @@ class MaskDecision:
         """Move the boolean in place."""
         self.in_force = self.in_force.to(device)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> MaskDecision:
-        """A copy of the model (an EMA, say) shares the decision."""
-        made = copy.copy(self)
-        memo[id(self)] = made
-        return made
 
-
-class SoftGate:
+class SoftGate(SharedDecision):
     """SCP's gate: the BatchNorm's own shift and scale say how likely each channel is dead.
 
     The clock, which all gates of a model share, and the number of the site drive the noise.
     """
 
+    shared = ("allowed", "weight")
     allowed: Tensor | None
     """Channels that a budget allows while its decision is in force; all others are off, in training too."""
     decision: MaskDecision | None
@@ -152,15 +164,6 @@ class SoftGate:
     def dead(self, bn: _BatchNorm) -> Tensor:
         return ~hard_mask(self.dead_probability(bn), self.config)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SoftGate:
-        """Copy everything except a budget's tensors: what it decides for the model holds for a copy."""
-        made = copy.copy(self)
-        memo[id(self)] = made
-        for name, value in vars(self).items():
-            if name not in ("allowed", "weight"):
-                setattr(made, name, copy.deepcopy(value, memo))
-        return made
-
     def to(self, device: torch.device) -> None:
         self.clock.to(device)
         if self.allowed is not None:
@@ -174,13 +177,14 @@ class SoftGate:
         return f"SoftGate(site={self.site}, activation={self.activation!r})"
 
 
-class FixedGate:
+class FixedGate(SharedDecision):
     """A stored mask (True where a channel is kept), for methods that decide elsewhere, or have decided.
 
     Without `masked_training` the BatchNorm trains as a plain one.
     """
 
     gate_statistics: GateStatistics = "none"
+    shared = ("mask",)
 
     def __init__(self, mask: Tensor, *, masked_training: bool = False) -> None:
         if mask.dtype != torch.bool or mask.dim() != 1:

@@ -31,6 +31,12 @@ class LearnedVector(nn.Module):
         self.value = nn.Parameter(value.clone())
         self.register_buffer("velocity", torch.zeros_like(value))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "LearnedVector":
+        """Return one with the same memory for the values: a copy of the model (an EMA, say) shares them."""
+        made = memo[id(self)] = LearnedVector(self.velocity)
+        made.value.data = self.value.data
+        return made
+
     def take_gradient(self) -> Tensor:
         """Return the gradient since the last step and reset it."""
         gradient = self.value.grad
