@@ -71,6 +71,31 @@ def test_the_strength_is_bounded_whatever_happens():
         assert low <= controller.update(step, -1000.0, 1.0) <= 0.02
 
 
+def test_the_first_strength_of_a_short_training_has_a_ceiling():
+    assert first_strength(1) == first_strength(150) == 0.008
+    assert first_strength(10_000) < 0.008
+
+
+def test_a_strength_has_twenty_steps_to_show_its_effect():
+    controller = Controller(200)
+    for step in range(2, 20, 2):
+        assert controller.update(step, 1.0, 0.0) == first_strength(200)
+    assert controller.update(22, 1.0, 0.0) > first_strength(200)
+
+
+def test_a_score_that_is_gone_raises_nothing_however_late():
+    controller = Controller(1000)
+    assert {controller.update(step, 0.0, 0.0) for step in range(10, 1000, 10)} == {first_strength(1000)}
+
+
+def test_a_step_that_is_repeated_changes_nothing():
+    controller = Controller(1000)
+    for step in range(10, 500, 10):
+        strength = controller.update(step, 1.0, 0.0)
+    for step in (490, 100):  # again, and after a return to an earlier checkpoint
+        assert controller.update(step, 1.0, 0.0) == strength
+
+
 def test_it_resumes_from_its_state():
     first, second = Controller(1000), Controller(1000)
     for step in range(10, 400, 10):

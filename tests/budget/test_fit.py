@@ -73,6 +73,26 @@ def test_the_rank_is_the_same_from_anywhere():
         assert fitter(widths=(200, 300, 100), seed=1).rank(near) == exact
 
 
+@pytest.mark.parametrize("limit", [4.0, 6.0, 9.0])
+def test_a_cost_at_the_limit_fits(limit):
+    def fit():
+        return CutSearch({"a": torch.linspace(0.9, 0.1, 6)}, {"a": 0}, 1, lambda masks: float(masks["a"].sum()), limit)
+
+    for near in (None, 0, 4, 6):
+        assert fit().rank(near) == min(limit, 6)
+
+
+def test_a_site_of_which_all_is_alive_may_stay_whole_though_no_multiple():
+    search = CutSearch({"a": torch.ones(6)}, {"a": 0}, 4, lambda masks: float(masks["a"].sum()), 6.0, alive_only=True)
+    assert search.fit().counts == (6,)
+
+
+def test_the_highest_floor_of_coupled_sites_holds_for_all():
+    scores = {"a": torch.ones(6), "b": torch.ones(6)}
+    search = CutSearch(scores, {"a": 1, "b": 3}, 1, lambda masks: float(masks["a"].sum()), 0.0, [("a", "b")])
+    assert search.at_rank(0) == (3,)
+
+
 def test_only_the_living_are_kept_unless_a_floor_asks_for_more():
     scores = {f"s{i}": torch.linspace(-1, 1, 32) for i in range(3)}
     scores["s0"] = torch.arange(32.0) - 24.5  # seven alive

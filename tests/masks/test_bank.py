@@ -8,7 +8,18 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from softprune.errors import ModelError
-from softprune.masks import Clock, FixedGate, MaskBank, MaskConfig, SoftGate, draw_chain, mask_, sparsity_loss
+from softprune.masks import (
+    Clock,
+    FixedGate,
+    MaskBank,
+    MaskConfig,
+    MaskDecision,
+    SoftGate,
+    draw_chain,
+    mask_,
+    sparsity_loss,
+    sparsity_terms,
+)
 from softprune.masks.sampling import hook_root_
 
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "leaky_relu": nn.LeakyReLU}
@@ -148,6 +159,51 @@ def test_the_bank_draws_what_the_gates_draw():
     assert sites[-1].folded is None
 
 
+def _give_constants(bn):
+    bn.gate = SoftGate(MaskConfig(k=5.0, s=1.0), bn.gate.clock, bn.gate.site, activation="none")
+
+
+def _give_clock(bn):
+    bn.gate.clock = Clock(11)
+    bn.gate.clock.begin_forward()
+
+
+def _give_decision(bn):
+    bn.gate.allowed, bn.gate.decision = torch.arange(5) < 3, MaskDecision()
+    bn.gate.decision.in_force.fill_(True)
+
+
+def _give_weight(bn):
+    bn.gate.weight = torch.arange(5.0)
+
+
+def _give_slope(bn):
+    bn.slopes = ((nn.PReLU(init=4.0), "weight"),)
+
+
+CHANGES = [_give_constants, _give_clock, _give_decision, _give_weight, _give_slope, nn.Module.double]
+
+
+@pytest.mark.parametrize("change_", CHANGES)
+def test_sites_that_differ_in_one_thing_are_drawn_apart(change_):
+    """The same numbers as gate by gate, whatever one of two sites has and the other has not."""
+    torch.manual_seed(0)
+    clock, sites = Clock(11), [nn.BatchNorm1d(5), nn.BatchNorm1d(5)]
+    for number, bn in enumerate(sites):
+        nn.init.uniform_(bn.weight, 0.02, 0.03)  # about half of the samples are on
+        nn.init.zeros_(bn.bias)
+        mask_(bn, SoftGate(MaskConfig(), clock, number, activation="none"))
+    change_(sites[1])
+    bank = MaskBank(sites)
+    bank.begin_forward()
+    expected = 0.0
+    for bn in sites:
+        torch.testing.assert_close(bn.folded.n, bn.gate.sample(bn))
+        weight = 1.0 if bn.gate.weight is None else bn.gate.weight
+        expected += (weight * sparsity_terms(bn.bias, bn.weight, bn.gate.config, bn.gate.activation)).sum()
+    torch.testing.assert_close(bank.loss(), expected, check_dtype=False)
+
+
 def test_loss_is_the_sum_of_the_gates_losses():
     _, _, sites = make_model()
     total, expected = MaskBank(sites).loss(), site_losses(sites)()
@@ -207,6 +263,9 @@ def test_reentrant_checkpoints_go_backward_on_their_own(again):
 def test_samples_are_forgotten_without_a_graph():
     model, _, sites = make_model()
     bank = MaskBank(sites)
+    bank.begin_forward()
+    bank.end_forward()
+    assert sites[0].folded is not None  # until a backward, which never comes
     with torch.no_grad():
         bank.begin_forward()
         model(torch.randn(2, 3, 5, 5, dtype=torch.float64))
@@ -292,6 +351,8 @@ def test_a_loss_after_drawing_ahead_reads_the_row_that_was_drawn_from():
     assert copied._gathered is None
     bank.clear()
     torch.testing.assert_close(bank.loss(), loss)
+    torch.nn.init.zeros_(sites[0].bias)
+    torch.testing.assert_close(bank.loss(), site_losses(sites)())
 
 
 def _parents(node):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from softprune.errors import ModelError
-from softprune.masks import Clock, FixedGate, MaskConfig, SoftGate, is_masked, mask_, unmask_
+from softprune.masks import Clock, FixedGate, MaskConfig, SoftGate, is_masked, mask_, mask_group_, unmask_
 
 SHAPES = {
     nn.BatchNorm1d: [(12, 6), (4, 6, 5)],
@@ -247,6 +247,14 @@ def test_gradients_stay_finite_in_degenerate_channels():
     assert torch.isfinite(bn.bias.grad).all()
 
 
+def test_a_cumulative_mean_moves_after_more_batches_than_half_precision_counts():
+    bn = mask_(make_bn(momentum=None), soft()).half()
+    bn.running_mean.zero_()
+    bn.num_batches_tracked.fill_(70_000)
+    bn(1000 * random_input((4, 6, 3, 5)).half())
+    assert (bn.running_mean != 0).all()
+
+
 def test_two_forwards_before_one_backward():
     """Gated statistics are written in place; autograd must not find its own among them."""
     bn, clock = mask_(make_bn(), soft(Clock())), Clock()
@@ -295,6 +303,15 @@ def test_synchronised_batches_scale_the_output(monkeypatch, gate_statistics):
         torch.testing.assert_close(together.state_dict()[name], value)
     torch.testing.assert_close(together.bias.grad, alone.bias.grad)
     torch.testing.assert_close(together.weight.grad, alone.weight.grad)
+    assert together.float()(x.bfloat16()).dtype == torch.bfloat16  # as under autocast
+
+
+def test_one_process_alone_does_not_synchronise(monkeypatch):
+    synced(monkeypatch)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 1)
+    monkeypatch.setattr("softprune.masks.batchnorm._sync_forward", None)
+    bn, x = mask_(make_bn(nn.SyncBatchNorm), soft()), random_input((4, 6, 3, 5))
+    torch.testing.assert_close(bn(x), revised_bn(x, bn, bn.gate.sample(bn)))
 
 
 def test_synchronised_batches_without_samples_or_statistics(monkeypatch):
@@ -334,8 +351,22 @@ def test_unknown_classes_are_refused_by_name(module):
 
 
 def test_a_batchnorm_without_affine_is_refused():
-    with pytest.raises(ModelError, match="needs scale and shift"):
-        mask_(nn.BatchNorm2d(3, affine=False), soft())
+    without_shift = nn.BatchNorm2d(3)
+    without_shift.bias = None
+    for bn in (nn.BatchNorm2d(3, affine=False), without_shift):
+        with pytest.raises(ModelError, match="needs scale and shift"):
+            mask_(bn, soft())
+
+
+def test_an_input_of_other_dimensions_is_refused_as_by_a_plain_one():
+    for bn in (make_bn(), mask_(make_bn(), soft())):
+        with pytest.raises(ValueError, match="expected 4D input"):
+            bn(random_input((12, 6)))
+
+
+def test_batchnorms_of_two_widths_share_no_mask():
+    with pytest.raises(ModelError, match=r"one width. Got \[4, 6\]"):
+        mask_group_([[make_bn()], [make_bn(width=4)]], soft())
 
 
 def test_masking_twice_is_refused():

@@ -18,7 +18,7 @@ from softprune.masks import (
     sparsity_loss,
     sparsity_terms,
 )
-from softprune.masks.functional import _raise
+from softprune.masks.functional import _raise, sum_of
 
 CONFIG = MaskConfig()
 EXTREMES = [0.0, -0.0, 1e-45, -1e-45, 1e-38, 1e-8, 0.05, -0.05, 1.0, -1.0, 1e4, 1e20, -1e20, 1e38, -1e38]
@@ -44,6 +44,8 @@ def test_without_relu_is_the_mass_within_delta():
     normal = torch.distributions.Normal(beta, gamma.abs() + 1e-8)
     expected = normal.cdf(torch.tensor(0.3, dtype=torch.float64)) - normal.cdf(torch.tensor(-0.3, dtype=torch.float64))
     torch.testing.assert_close(dead_probability(beta, gamma, config), expected, rtol=0, atol=1e-14)
+    learned = torch.tensor(3.0)  # what follows the BatchNorm does not count, a learned slope included
+    assert torch.equal(dead_probability(beta, gamma, config, "prelu", learned), dead_probability(beta, gamma, config))
 
 
 @pytest.mark.parametrize("name", ["relu6", "hardswish", "silu", "gelu", "mish"])
@@ -187,6 +189,10 @@ def test_alive_probability_ranks_channels_that_are_all_dead():
     assert (alive[:-1] > alive[1:]).all()
     two_sided = alive_probability(torch.zeros(3), torch.tensor([0.005, 0.006, 0.007]), CONFIG, "none")
     assert (two_sided[:-1] < two_sided[1:]).all()
+    shift, scale = torch.tensor([0.01, 0.02]), torch.tensor([0.005, 0.004])
+    left, right = (alive_probability(sign * shift, scale, CONFIG, "none") for sign in (-1, 1))
+    assert (right > 0).all()
+    assert torch.equal(left, right)
 
 
 def test_half_precision_is_raised_and_double_kept():
@@ -197,6 +203,9 @@ def test_half_precision_is_raised_and_double_kept():
         assert phi.dtype == torch.float32
         assert torch.equal(phi, dead_probability(half_beta.float(), half_gamma.float(), CONFIG))
         assert sparsity_loss(half_beta, half_gamma, CONFIG).dtype == torch.float32
+        summed = sum_of([half_beta] * 2, [half_gamma] * 2)
+        for got, expected in zip(summed, sum_of([half_beta.float()] * 2, [half_gamma.float()] * 2), strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
     assert dead_probability(beta, gamma, CONFIG).dtype == torch.float64
     assert _raise(beta) is beta
 

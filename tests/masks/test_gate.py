@@ -10,6 +10,7 @@ from torch import nn
 
 from softprune.errors import ConfigError, ModelError
 from softprune.masks import (
+    AffineGate,
     Clock,
     FixedGate,
     MaskBank,
@@ -25,6 +26,7 @@ from softprune.masks import (
     sparsity_loss,
     sparsity_terms,
 )
+from softprune.masks.gates import keep_common
 from softprune.rng import channel_words
 
 CONFIG = MaskConfig()
@@ -132,8 +134,33 @@ def test_round_up_laws(alive, threshold, round_to, min_channels):
 
 def test_round_up_keeps_what_another_rule_kept():
     keep = torch.tensor([False, True, False, False])
-    rounded = fill_to_multiple(keep, torch.tensor([0.1, 0.0, 0.3, 0.3]), 2)
+    rounded = fill_to_multiple(keep, torch.tensor([0.1, 0.0, 1.0, 1.0]), 2)
     assert rounded.tolist() == [False, True, True, False]
+
+
+def test_coupled_batchnorms_keep_channels_in_common():
+    """Channel 1 is the likeliest of neither, and dead in none as clearly as 0 and 2 are in one of them."""
+    first, second = random_bn(3), random_bn(3)
+    with torch.no_grad():
+        first.bias.copy_(torch.tensor([-2.0, -3.0, -9.0]))
+        second.bias.copy_(torch.tensor([-9.0, -3.0, -2.0]))
+        for bn in (first, second):
+            bn.weight.fill_(1.0)
+    gates = [SoftGate(CONFIG, Clock(), number, min_channels=1) for number in range(2)]
+    assert gates[0].hard(first, [(gates[1], second)]).tolist() == [False, True, False]
+    assert gates[1].hard(second, [(gates[0], first)]).tolist() == [False, True, False]
+    assert keep_common([gate.alive(bn) for gate, bn in zip(gates, (first, second), strict=True)], 2).sum() == 2
+
+
+def test_an_affine_of_a_methods_own_has_the_dtype_of_its_batchnorm():
+    class Doubled(AffineGate):
+        def affine(self, bn):
+            return 2 * bn.weight.float(), 2 * bn.bias.float()
+
+    bn = random_bn(2).bfloat16()
+    weight, bias = Doubled(torch.tensor([True, False])).masked_affine(bn)
+    assert torch.equal(weight, torch.stack([2 * bn.weight[0], torch.zeros_like(bn.weight[0])]))
+    assert weight.dtype == bias.dtype == torch.bfloat16
 
 
 def test_fixed_gate():
@@ -170,3 +197,28 @@ def test_copied_gates_share_their_copied_clock():
     first, second = copy.deepcopy(gates)
     assert first.clock is second.clock
     assert first.clock is not clock
+
+
+def budgeted_gate(width=4):
+    gate = SoftGate(CONFIG, Clock(), 0)
+    gate.allowed, gate.weight, gate.decision = torch.ones(width, dtype=torch.bool), torch.ones(width), MaskDecision()
+    return gate
+
+
+def test_a_gate_follows_its_batchnorm_with_all_of_its_tensors():
+    moved, there = budgeted_gate(), budgeted_gate()
+    mask_(random_bn(4), moved).to("meta")
+    mask_(random_bn(4).to("meta"), there)
+    for gate in (moved, there):
+        for tensor in (gate.clock.step, gate.clock.forward, gate.allowed, gate.weight, gate.decision.in_force):
+            assert tensor.is_meta
+
+
+def test_what_a_budget_decides_for_a_model_holds_for_its_copy():
+    gate = budgeted_gate()
+    twin = copy.deepcopy(gate)
+    gate.allowed[0], gate.weight[1] = False, 0.5
+    gate.decision.in_force.fill_(True)
+    assert twin.allowed.tolist() == [False, True, True, True]
+    assert twin.weight.tolist() == [1.0, 0.5, 1.0, 1.0]
+    assert twin.decision.in_force

@@ -5,8 +5,8 @@ import copy
 import torch
 from torch import nn
 
-from softprune.masks import Clock, MaskConfig, SoftGate, is_masked, mask_
-from softprune.masks.sampling import hook_root_, unmask_model_
+from softprune.masks import Clock, MaskConfig, SoftGate, draw_chain, is_masked, mask_
+from softprune.masks.sampling import HookOwner, hook_root_, unmask_model_
 
 
 def make_model():
@@ -16,12 +16,11 @@ def make_model():
         nn.init.uniform_(model[i].weight, 0.1, 0.5)
         nn.init.uniform_(model[i].bias, -0.9, 0.0)
         mask_(model[i], SoftGate(MaskConfig(), clock, i))
-    hook_root_(model, clock, [model[0], model[2]])
-    return model, clock
+    return model, clock, hook_root_(model, clock, [model[0], model[2]])
 
 
 def test_training_forwards_are_counted_and_others_are_not():
-    model, clock = make_model()
+    model, clock, _ = make_model()
     x = torch.randn(8, 6)
     first, second = model(x), model(x)
     assert clock.forward == 2
@@ -32,7 +31,7 @@ def test_training_forwards_are_counted_and_others_are_not():
 
 
 def test_samples_are_drawn_together_and_given_up_after_backward():
-    model, _ = make_model()
+    model, _, _ = make_model()
     output = model(torch.randn(8, 6))
     assert model[0].folded is not None
     output.sum().backward()
@@ -40,8 +39,17 @@ def test_samples_are_drawn_together_and_given_up_after_backward():
     assert model[0].bias.grad is not None
 
 
+def test_only_the_next_forward_has_samples_drawn_ahead():
+    model, clock, hooks = make_model()
+    hooks.draw_ahead(draw_chain)
+    x = torch.randn(8, 6)
+    first, second = model(x), model(x)
+    assert clock.forward == 2
+    assert not torch.equal(first, second)
+
+
 def test_a_copy_counts_and_draws_for_itself():
-    model, clock = make_model()
+    model, clock, _ = make_model()
     twin = copy.deepcopy(model)
     x = torch.randn(8, 6)
     twin_output = twin(x)
@@ -51,7 +59,7 @@ def test_a_copy_counts_and_draws_for_itself():
 
 
 def test_unmasking_leaves_the_plain_model_and_the_users_hooks():
-    model, clock = make_model()
+    model, clock, _ = make_model()
     calls = []
     model.register_forward_hook(lambda *_: calls.append(1))
     unmask_model_(model)
@@ -59,3 +67,20 @@ def test_unmasking_leaves_the_plain_model_and_the_users_hooks():
     assert not any(is_masked(module) for module in model.modules())
     assert calls == [1]
     assert clock.forward == 0
+
+
+def test_unmasking_removes_the_hooks_of_every_owner_and_kind():
+    class Owner(HookOwner):
+        def called(self, *arguments):
+            raise AssertionError
+
+    model, _, _ = make_model()
+    for register in (
+        model.register_forward_pre_hook,
+        model.register_forward_hook,
+        model.register_full_backward_pre_hook,
+        model.register_full_backward_hook,
+    ):
+        register(Owner().called)
+    unmask_model_(model)
+    model(torch.randn(8, 6)).sum().backward()

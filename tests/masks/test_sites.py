@@ -11,10 +11,10 @@ from topologies import TOPOLOGIES
 from torch import nn
 
 from softprune import SoftPruner
-from softprune.masks import Clock, MaskConfig, SoftGate, is_masked, mask_group_, norms_of, site_affine, unmask_
+from softprune.masks import Clock, MaskConfig, SoftGate, is_masked, mask_, mask_group_, norms_of, site_affine, unmask_
 from softprune.masks.functional import dead_probability, sparsity_loss, sum_of
 from softprune.masks.sampling import MaskBank, hook_root_
-from softprune.masks.sites import deciding_affine
+from softprune.masks.sites import deciding_affine, steepness
 
 CONFIG = MaskConfig()
 
@@ -81,6 +81,18 @@ def test_a_stream_is_dead_where_every_point_is_dead():
     assert gate.hard(c).tolist() == (~gate.dead(a)).tolist()
     shown, _ = deciding_affine(first)
     assert shown[:3].tolist() == pytest.approx([-1.0, 1.0, 1.0])
+    torch.testing.assert_close(gate.alive(first)[1:3], torch.ones(2))
+    with torch.no_grad():
+        c.weight[3] = -1.0  # reaches further than the first point, though lower
+        c.bias[3] = -2.5
+    assert deciding_affine(first)[1][3] == -1.0
+
+
+def test_the_steepest_of_several_learned_slopes_counts():
+    norm = mask_(nn.BatchNorm1d(4), SoftGate(CONFIG, Clock(), 0, activation="prelu"))
+    assert steepness(norm) is None
+    norm.slopes = tuple((nn.PReLU(init=slope), "weight") for slope in (2.0, -4.0, 0.1))
+    assert steepness(norm) == 4.0
 
 
 @pytest.mark.parametrize("activation", ["relu", "silu", "none"])
@@ -115,9 +127,9 @@ class Stages(nn.Module):
         return self.second(x) + nn.functional.pad(self.first(x[:, :3]), (1, 2))
 
 
-def masked_stages():
-    model, clock = Stages(), Clock(3)
-    gates = [SoftGate(CONFIG, clock, number) for number in range(2)]
+def masked_stages(clock=None, sites=(0, 1)):
+    model, clock = Stages(), clock or Clock(3)
+    gates = [SoftGate(CONFIG, clock, number) for number in sites]
     narrow = mask_group_([list(model.first.norms)], gates[0])
     wide = mask_group_([[norm] for norm in model.second.norms], gates[1], ((1, (tuple(model.first.norms),)),))
     return model, clock, gates, narrow, wide
@@ -143,6 +155,7 @@ def test_a_channel_is_dead_only_if_what_enters_is_dead():
 
 def test_the_bank_draws_what_the_gates_would_draw_where_a_stream_enters():
     model, clock, gates, narrow, wide = masked_stages()
+    nn.init.constant_(model.first.norms[2].bias, 3.0)  # so that what enters decides
     hooks = hook_root_(model, clock, [norm for norm in model.modules() if is_masked(norm)])
     clock.begin_forward()
     hooks.bank.begin_forward()
@@ -159,6 +172,16 @@ def test_the_bank_draws_what_the_gates_would_draw_where_a_stream_enters():
     drawn = sum(norm.folded.n.sum() for norm in (narrow, wide))
     for x, y in zip(*(torch.autograd.grad(n, parameters) for n in (drawn, sum(s.sum() for s in samples))), strict=True):
         torch.testing.assert_close(x, y)
+
+
+def test_the_bank_keeps_streams_apart_that_others_enter():
+    clock = Clock(3)
+    stages = [masked_stages(clock, sites) for sites in ((0, 1), (2, 3))]
+    nn.init.constant_(stages[1][0].first.norms[2].bias, 3.0)
+    norms = [norm for model, *_ in stages for norm in model.modules() if is_masked(norm)]
+    MaskBank(norms).begin_forward()
+    for _, _, gates, _, wide in stages:
+        assert torch.equal(wide.folded.n, gates[1].sample(wide))
 
 
 def test_all_members_are_off_together_in_evaluation():
