@@ -45,7 +45,7 @@ def test_steps_in_eval_mode_are_noticed_as_such(caplog: pytest.LogCaptureFixture
         pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1])).backward()
         optimizer.step()
     assert caplog.text.count("with the model in eval mode") == 1
-    assert "call model.train() before the forward pass" in caplog.text
+    assert "call model.train() before the forward pass, and pruner.loss(...) before model.eval()" in caplog.text
     assert "without pruner.loss" not in caplog.text
 
 

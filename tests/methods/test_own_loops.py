@@ -14,6 +14,7 @@ from method_networks import Chain, batch, sgd, train
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
+from softprune.errors import ModelError
 from softprune.methods import REGISTRY, SoftPruner
 
 
@@ -233,6 +234,23 @@ def test_a_copy_follows_the_decisions_of_every_method(method: str, settings: dic
     with torch.no_grad():
         torch.testing.assert_close(compact(images), average.eval()(images))
         assert torch.equal(target(images), pruner.model.eval()(images))
+
+
+def test_transforms_of_torch_func_evaluate_and_do_not_train() -> None:
+    pruner = made(min_channels=2)
+    other = copy.deepcopy(pruner.model)
+    with torch.no_grad():
+        other[1].bias.neg_()
+    images = batch()[0]
+    with pytest.raises(ModelError, match=r"torch\.func"):
+        torch.func.jvp(pruner.model, (images,), (images,))
+    train(pruner, sgd(pruner), 1)
+    networks = [each.eval() for each in (pruner.model, other)]
+    weights, buffers = torch.func.stack_module_state(networks)
+    together = torch.func.vmap(lambda *state: torch.func.functional_call(other, state, images))(weights, buffers)
+    for output, network in zip(together, networks, strict=True):
+        torch.testing.assert_close(output, network(images))
+    assert pruner.compact()[0].out_channels < 8
 
 
 def test_update_bn_averages_all_batches_in_every_channel() -> None:

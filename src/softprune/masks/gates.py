@@ -248,7 +248,7 @@ def keep_common(alive: Sequence[Tensor], count: int) -> Tensor:
     least = torch.stack([*alive]).amin(0)
     order = torch.argsort(least, descending=True, stable=True)
     position = torch.arange(least.numel(), device=least.device)
-    return torch.empty_like(position).scatter_(0, order, position) < count
+    return position.scatter(0, order, position) < count
 
 
 def fill_to_multiple(keep: Tensor, alive: Tensor, round_to: int = 1, min_channels: int = 0) -> Tensor:
@@ -264,5 +264,5 @@ def fill_to_multiple(keep: Tensor, alive: Tensor, round_to: int = 1, min_channel
     # Kept channels first (probabilities are at most 1), then by falling probability.
     order = torch.argsort(torch.where(keep, 2.0, alive), descending=True, stable=True)
     position = torch.arange(width, device=keep.device)
-    rank = torch.empty_like(position).scatter_(0, order, position)
+    rank = position.scatter(0, order, position)
     return rank < target

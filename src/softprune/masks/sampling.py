@@ -259,6 +259,12 @@ class RootHooks(HookOwner):
         """Begin a training forward."""
         if not module.training or in_backward():
             return
+        if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+            # What is drawn is kept for later forwards, and pruner.loss reads the network's own parameters.
+            raise ModelError(
+                "a masked network trains by autograd. Got a training forward in a transform of torch.func; use "
+                "loss.backward() or torch.autograd.grad, or call the network in eval mode."
+            )
         if not self._drawn_ahead:
             self.clock.begin_forward()
             self.bank.begin_forward()
