@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 from collections import OrderedDict
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from softprune.errors import ModelError
 from softprune.methods import REGISTRY, SoftPruner
+from softprune.surgery import remap_optimizer
 
 
 def made(**options: Any) -> SoftPruner:
@@ -234,6 +237,22 @@ def test_a_copy_follows_the_decisions_of_every_method(method: str, settings: dic
     with torch.no_grad():
         torch.testing.assert_close(compact(images), average.eval()(images))
         assert torch.equal(target(images), pruner.model.eval()(images))
+
+
+def test_the_compact_network_is_pruned_again_with_the_same_optimizer() -> None:
+    pruner = made(strength=1.0)
+    optimizer = sgd(pruner)
+    train(pruner, optimizer, 2)
+    compact = pruner.compact().train()
+    remap_optimizer(optimizer, pruner.model, compact)
+    first, reference = int(pruner.clock.step), weakref.ref(pruner)
+    again = SoftPruner(compact, batch()[0])
+    again.attach(optimizer)
+    train(again, optimizer, 3)
+    assert (first, int(again.clock.step)) == (int(pruner.clock.step), 3)
+    del pruner
+    gc.collect()
+    assert reference() is None
 
 
 def test_transforms_of_torch_func_evaluate_and_do_not_train() -> None:

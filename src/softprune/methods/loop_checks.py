@@ -18,7 +18,10 @@ logger = get_logger(__name__)
 
 _WITHOUT_LOSS = {
     True: ("without pruner.loss(...)", "call loss = pruner.loss(task_loss) before loss.backward()"),
-    False: ("with the model in eval mode", "call model.train() before the forward pass, and pruner.loss(...) before model.eval()"),
+    False: (
+        "with the model in eval mode",
+        "call model.train() before the forward pass, and pruner.loss(...) before model.eval()",
+    ),
 }
 """What is wrong with a step to which the method added nothing, and the remedy, by whether the model trains."""
 _MOST_CHANGES = 8

@@ -18,8 +18,8 @@ logger = get_logger(__name__)
 class OptimizerHooks:
     """Hooks before and after every step of an optimizer.
 
-    They remove themselves when the optimizer no longer trains `trained`, since :func:`softprune.remap_optimizer`
-    moves an optimizer to another network.
+    They do nothing once the optimizer no longer trains `trained`, since :func:`softprune.remap_optimizer` moves an
+    optimizer to another network.
     """
 
     def __init__(
@@ -83,9 +83,14 @@ class OptimizerHooks:
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
             if any(each is self._trained for group in optimizer.param_groups for each in group["params"]):
                 return work(optimizer, args, kwargs)
-            return self.remove()
+            # step() is iterating over the hooks: they stay, without the pruner.
+            self._before = self._after = _nothing
 
         return hook
+
+
+def _nothing(*_: Any) -> None:
+    pass
 
 
 def countable(optimizer: Any) -> Optimizer:

@@ -188,7 +188,8 @@ class _Probe:
         if again > 1e-2 * difference:
             raise ModelError(
                 "a network must give the same outputs for the same input in eval mode. Two calls of this "
-                f"{name} differed: {_described(again, scale)}. Remove the randomness from forward()."
+                f"{name} differed: {_described(again, scale)}. Remove the randomness from forward(), or let it draw in "
+                "training mode only."
             )
         raise ModelError(
             "a copy of a network must give the same outputs as the network. Two copies of this "
