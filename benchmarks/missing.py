@@ -156,11 +156,14 @@ QUEUE = (
 comes after networks that cannot, and so fills the ends of sessions."""
 
 NEXT = (
-    "--first cifar100-densenet40-scp-strength1e-06 cifar100-densenet40-scp-strength5e-06 cifar100-densenet40-scp-s0 "
-    "cifar100-vgg19-scp-strength4.35e-5 cifar100-vgg19-scp-high-strength9.2e-5 --only 'cifar100-densenet40-*' --most 5",
+    "--first cifar100-vgg19-scp-strength4.35e-5 cifar100-densenet40-scp-strength1e-06 "
+    "cifar100-vgg19-scp-high-strength9.2e-5 cifar100-densenet40-scp-strength5e-06 cifar100-densenet40-scp-s0 "
+    "--only 'cifar100-densenet40-*' --most 2",
     "--first tinyimagenet-resnet50-scp-ft-strength4.48e-5 cifar100-vgg16-scp-float32 --only 'tinyimagenet-*'",
 )
-"""Options of prepare.py for the next sessions: DenseNet-40 and VGG-19; ResNet-50 and float32."""
+"""Options of prepare.py for the next sessions: DenseNet-40 and VGG-19; ResNet-50 and float32.
+
+DenseNet-40 two at a time: six runs side by side gained little (the eighteenth session), and all end late."""
 
 
 @dataclass(frozen=True)
