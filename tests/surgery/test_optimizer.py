@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ def test_the_step_after_a_cut_is_the_masked_step(name: str, kind: str) -> None:
     twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     sp.remap_optimizer(optimizer, model, small)
     assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in small.parameters()}
+    assert {id(p) for p in optimizer.state} <= {id(p) for p in small.parameters()}
     before = _output(small, example)
     torch.testing.assert_close(before, _output(reference, example))
     _descend(small, optimizer, example)
@@ -63,11 +65,49 @@ def test_groups_and_their_settings_stay() -> None:
     biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
     others = [p for n, p in model.named_parameters() if not n.endswith("bias")]
     optimizer = torch.optim.SGD([{"params": others, "weight_decay": 1e-4}, {"params": biases, "lr": 0.5}], lr=0.1)
+    temperature = nn.Parameter(torch.ones(()))  # of the loss
+    optimizer.add_param_group({"params": [temperature], "lr": 0.2})
     sp.remap_optimizer(optimizer, model, small)
     names = {id(p): n for n, p in small.named_parameters()}
     assert all(names[id(p)].endswith("bias") for p in optimizer.param_groups[1]["params"])
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5, 0.2]
+    assert optimizer.param_groups[2]["params"][0] is temperature
     assert optimizer.param_groups[0]["weight_decay"] == 1e-4
+
+
+def _layers_that_share_a_bias() -> nn.Sequential:
+    layers = [nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.Conv2d(4, 4, 1)]
+    model = randomise_(nn.Sequential(*layers))
+    model[3].bias = model[4].bias
+    return model
+
+
+def test_a_bias_that_layers_share_stays_shared_and_is_stepped_once() -> None:
+    model = _layers_that_share_a_bias()
+    graph = trace(model, torch.randn(2, 3, 4, 4))
+    small = apply_plan(make_plan(graph, model, {"1": torch.arange(6) < 4}), model)
+    assert small.get_parameter("3.bias") is small.get_parameter("4.bias")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sp.remap_optimizer(optimizer, model, small)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in small.parameters()]
+
+
+def test_a_shared_bias_that_constants_fold_into_is_the_layers_own(tmp_path: Path) -> None:
+    model = _layers_that_share_a_bias()
+    model.insert(3, nn.BatchNorm2d(6))  # makes constants of what is dropped before it
+    randomise_(model)
+    example = torch.randn(2, 3, 4, 4)
+    graph = trace(model, example)
+    masks = {"1": torch.arange(6) < 4}
+    plan = make_plan(graph, model, masks)
+    assert plan.modules["4"].folded
+    small = apply_plan(plan, model)
+    sp.verify(masked(model, masks).eval(), small.eval(), example, tolerance=1e-5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sp.remap_optimizer(optimizer, model, small)
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in small.parameters()}
+    loaded = sp.load(sp.save(small, tmp_path / "small"), model)
+    torch.testing.assert_close(loaded(example), small.eval()(example))
 
 
 def test_a_network_that_was_never_cut_is_refused_and_the_optimizer_left_alone() -> None:

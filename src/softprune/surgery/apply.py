@@ -126,6 +126,10 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
         if isinstance(owner, nn.RNNBase):
             owner.input_size = len(loose.kept)
             owner._init_flat_weights()  # type: ignore[no-untyped-call]
+    for module in compact.modules():  # what is not cut may share a whole parameter, such as a bias, with what is
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None and parameter in renewed and renewed[parameter].shape == parameter.shape:
+                module._parameters[attribute] = renewed[parameter]
     setattr(compact, HISTORY, (*earlier, plan))
     setattr(compact, SHAPES, model_shapes(compact))
 
@@ -244,12 +248,11 @@ def _folded(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> 
 
 
 def _add_bias(module: nn.Module, correction: Tensor) -> None:
-    if module.bias is None:
-        trains = module.weight.requires_grad
-        module.bias = nn.Parameter(correction, requires_grad=trains)  # type: ignore[arg-type]
-    else:
-        with torch.no_grad():
-            module.bias += correction  # type: ignore[operator]
+    """Give `module` a bias of its own, which another layer with the same bias does not get, with `correction` in it."""
+    old: nn.Parameter | None = module.bias  # type: ignore[assignment]
+    trains = (module.weight if old is None else old).requires_grad
+    bias = correction if old is None else old.detach() + correction
+    module.bias = nn.Parameter(bias, requires_grad=trains)  # type: ignore[arg-type]
 
 
 def take(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:

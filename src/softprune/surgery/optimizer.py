@@ -40,9 +40,9 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
     plans = _plans_since(dense, history)
     names = {id(parameter): name for name, parameter in dense.named_parameters(remove_duplicate=False)}
     successors = dict(compact.named_parameters(remove_duplicate=False))
+    reached = {id(successors[name]) for name in names.values() if name in successors}
     moves: list[tuple[Tensor, Tensor | None, dict[str, Any]]] = []
     groups: list[list[Tensor]] = []
-    taken: set[int] = set()
     for group in optimizer.param_groups:
         kept: list[Tensor] = []
         for parameter in group["params"]:
@@ -55,16 +55,11 @@ def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) 
                 moves.append((parameter, None, {}))
                 continue
             kept.append(successor)
-            taken.add(id(successor))
             moves.append((parameter, successor, _sliced_state(plans, name, parameter, optimizer.state.get(parameter))))
             bias = successors.get(name.removesuffix("weight") + "bias") if name.endswith("weight") else None
-            if (
-                bias is not None
-                and name.removesuffix("weight") + "bias" not in names.values()
-                and id(bias) not in taken
-            ):
+            if bias is not None and id(bias) not in reached:
                 kept.append(bias)
-                taken.add(id(bias))
+                reached.add(id(bias))
         groups.append(kept)
     if not moves:
         raise PlanError(

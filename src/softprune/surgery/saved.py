@@ -332,13 +332,15 @@ def _check_shapes(state: dict[str, Tensor], got: dict[str, tuple[int, ...]]) -> 
 
 
 def _tie_again(compact: nn.Module, model: nn.Module) -> None:
-    """Parameters that the dense definition shares between modules are shared again."""
+    """Parameters that the dense definition shares between modules are shared again, unless a cut made them differ."""
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         original = first.setdefault(id(parameter), name)
         if original != name:
             path, _, attribute = name.rpartition(".")
             try:
-                compact.get_submodule(path)._parameters[attribute] = compact.get_parameter(original)
+                shared, own = compact.get_parameter(original), compact.get_parameter(name)
             except AttributeError:
                 continue  # cut away
+            if torch.equal(shared, own):
+                compact.get_submodule(path)._parameters[attribute] = shared
