@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.budget.budget import KEPT_STRENGTH
+from softprune.budget.search import Cut
 from softprune.errors import CheckpointError, ConfigError
 from softprune.masks import SoftGate
 
@@ -217,6 +218,27 @@ def test_channels_that_the_target_needs_are_protected_before_they_die():
     for name, weight in budget.channels.weights.items():
         if (weight < 0).any() and (weight == 1).any():
             assert kept[name][weight < 0].min() >= kept[name][weight == 1].max()
+
+
+def test_protection_looks_two_updates_ahead_at_scores_that_fall():
+    protection = build()[1].budget.channels.protection
+    scores = {"a": torch.tensor([1.0, 0.35, 0.175, 0.0, 0.0])}
+    keep = {"a": torch.tensor([True, True, True, True, False])}
+    for before in (None, {"a": scores["a"] - 0.1}):
+        factors, endangered = protection(scores, before, keep)
+        assert factors["a"].tolist() == pytest.approx([1, 1, 0, -1, 1], abs=1e-6)
+        assert endangered == 0.25
+    factors, endangered = protection(scores, {"a": scores["a"] + 0.1}, keep, 0.5)
+    assert factors["a"].tolist() == pytest.approx([0.5, -1 / 7, -0.5, -0.5, 1], abs=1e-6)
+    assert endangered == 0.75
+
+
+def test_channels_that_differ_show_that_a_network_was_trained():
+    model, pruner, _ = build()
+    assert not pruner.budget.channels.is_trained()
+    with torch.no_grad():
+        model.last[1].bias[0] += 1e-4
+    assert pruner.budget.channels.is_trained()
 
 
 def test_a_trained_network_keeps_its_features_while_others_are_pushed_out():
@@ -466,6 +488,7 @@ def test_living_channels_that_are_removed_are_reported(caplog):
             model.get_submodule(site.name).weight[: site.width // 2] = 0.1
     with caplog.at_level(logging.WARNING, "softprune"):
         pruner.decide()
+        pruner.budget.log_cut(Cut((), pruner.budget.limit), None, 5, 100)  # few
     assert "still alive" not in caplog.text
 
 
@@ -505,6 +528,7 @@ def test_rounding_holds_and_a_gap_is_reported(caplog):
         ({"target": {"params": 10**9}}, "below the dense"),
         ({"target": {"latency": 0.9}, "latency_batch": 0}, "`latency_batch` must be an integer of at least 1"),
         ({"target": {"latency": 0.9}, "latency_batch": 2.5}, "`latency_batch` must be an integer of at least 1"),
+        ({"final_at": 1}, "`final_at`.*Got 1; "),
     ],
 )
 def test_contradictions_and_the_impossible_are_refused_and_the_model_is_left_alone(settings, message):
@@ -513,6 +537,14 @@ def test_contradictions_and_the_impossible_are_refused_and_the_model_is_left_alo
         sp.SoftPruner(model, EXAMPLE, **{"target": {"macs": 0.5}, "total_steps": STEPS, **settings})
     assert type(model.stem[1]) is nn.BatchNorm2d
     assert not model._forward_pre_hooks
+
+
+def test_flops_are_twice_the_macs_and_the_dense_figure_is_no_target():
+    macs = sp.cost(Net(), EXAMPLE).macs
+    pruner = sp.SoftPruner(Net(), EXAMPLE, target={"flops": macs}, total_steps=10)
+    assert (pruner.status.dense, pruner.status.limit) == (2 * macs, macs)
+    with pytest.raises(ConfigError, match="below the dense"):
+        sp.SoftPruner(Net(), EXAMPLE, target={"macs": macs}, total_steps=10)
 
 
 def test_floors_are_those_of_inspect():

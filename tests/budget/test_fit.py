@@ -128,6 +128,17 @@ def test_a_cut_in_force_is_mended_not_made_anew():
     assert sum(abs(a - b) for a, b in zip(mended.counts, over.counts, strict=True)) <= 8
 
 
+def test_a_cut_over_the_limit_loses_its_worst_channel_down_to_the_floor():
+    scores = {"a": torch.linspace(0.2, 0.1, 4), "b": torch.linspace(0.9, 0.8, 4)}
+    fit = CutSearch(scores, {"a": 1, "b": 1}, 1, lambda masks: float(sum(mask.sum() for mask in masks.values())), 5.0)
+    assert fit.refine(Cut((2, 4), 6.0)).counts == (1, 4)
+
+
+def test_channels_that_only_save_something_together_go_together():
+    fit = CutSearch({"a": torch.ones(4)}, {"a": 0}, 1, lambda masks: 10.0 if masks["a"].sum() > 2 else 2.0, 5.0)
+    assert fit.refine(Cut((4,), 10.0)) == Cut((2,), 2.0)
+
+
 def test_an_exchange_closes_a_gap_that_no_single_channel_fits_into():
     # Nine channels of 10, then such of 7: the row's order leaves 90 of 95, into which no seven fits.
     alive = {"a": torch.linspace(0.99, 0.91, 9), "b": torch.linspace(0.5, 0.1, 12)}

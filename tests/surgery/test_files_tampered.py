@@ -95,6 +95,9 @@ CUT = {
         ("layer scale", ("parameters", "scale", "width"), 9, "dimension 0 of width 9"),
         ("chain", ("parameters", "zzz"), {"dim": 0, "width": 1, "kept": [0]}, "that there is none"),
         ("chain", ("parameters", "fc.bias"), {"dim": 0, "width": 5, "kept": [0]}, "is cut twice"),
+        ("chain", ("parameters", "bn1.running_var"), {"dim": 0, "width": 8, "kept": [0]}, "is cut twice"),
+        ("tied", ("parameters", "far.weight"), {"dim": 0, "width": 6, "kept": [0]}, "is cut twice"),
+        ("chain", ("modules", "bn1", "zeroed"), [7], "zeroed outputs that are not increasing indices"),
     ],
 )  # fmt: skip
 def test_plans_that_were_signed_anew_are_refused(

@@ -36,6 +36,15 @@ def test_warm_up_rises_in_equal_parts_and_then_leaves_the_schedule_alone():
     assert Schedule(base=1.0, kind="step", milestones=(6,), warmup_steps=4)(6) == pytest.approx(0.1)
 
 
+def test_a_schedule_of_fine_tuning_begins_where_training_ends():
+    overrides = {"epochs": 6, "schedule": "step", "milestones": (2, 4), "lr": 0.5}
+    config = RunConfig()
+    config = config.replace(train=config.train.replace(epochs=10), finetune=config.finetune.replace(**overrides))
+    rate = learning_rate(config, 7, finetune=True)
+    assert [rate(70), rate(83)] == [0.5, 0.5]
+    assert [rate(84), rate(98)] == pytest.approx([0.05, 0.005])
+
+
 def test_constant():
     assert [Schedule(base=0.3)(step) for step in (0, 10**6)] == [0.3, 0.3]
 

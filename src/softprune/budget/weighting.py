@@ -46,14 +46,18 @@ class CostWeights:
         self._kept = kept
 
     def _normalised(self, raised: Mapping[str, float]) -> dict[str, float]:
-        total = sum(self.widths.values())
-        factors = dict(raised)
-        for _ in range(10):  # capping lowers the mean, which raises the others
-            mean = sum(value * self.widths[name] for name, value in factors.items()) / total
+        capped: dict[str, float] = {}
+        while True:  # capping leaves more to the others, which raises them
+            left = {name: value for name, value in raised.items() if name not in capped}
+            room = sum(self.widths.values()) - sum(value * self.widths[name] for name, value in capped.items())
+            mean = sum(value * self.widths[name] for name, value in left.items()) / room
             if mean == 0:
-                return dict.fromkeys(self.widths, 1.0)
-            factors = {name: min(value / mean, _CAP) for name, value in factors.items()}
-        return factors
+                return {**dict.fromkeys(self.widths, 0.0 if capped else 1.0), **capped}
+            factors = {name: value / mean for name, value in left.items()}
+            over = [name for name, value in factors.items() if value > _CAP]
+            if not over:
+                return {**factors, **capped}
+            capped |= dict.fromkeys(over, _CAP)
 
     def _has_changed(self, kept: Mapping[str, int]) -> bool:
         if self._kept is None:
