@@ -146,6 +146,29 @@ def test_room_left_by_an_overshoot_is_filled_with_regrown_channels():
     assert status.finalised_step == 260
 
 
+def test_a_regrown_filter_is_new_at_every_step_and_as_large_as_the_others():
+    model, pruner, _ = build()
+    filters, weight = [], model.inner[0].weight.detach()
+    for step in (5, 6):
+        count = pruner.budget.channels.regrow({site.name: torch.arange(site.width) < 4 for site in pruner.sites}, step)
+        assert count == 4 * len(pruner.sites)
+        sizes = [rows.square().mean().sqrt() for rows in (weight[:4], weight[4:])]
+        assert float(sizes[0]) == pytest.approx(float(sizes[1]), rel=0.2)
+        filters.append(weight[:4].clone())
+    assert not torch.allclose(*filters)
+    pruner.budget.channels.regrow({site.name: torch.ones(site.width, dtype=torch.bool) for site in pruner.sites}, 7)
+    assert weight.isfinite().all()
+
+
+def test_scores_rank_channels_that_are_all_dead():
+    model, pruner, _ = build()
+    with torch.no_grad():
+        model.stem[1].bias.copy_(-torch.linspace(3, 8, 24))
+    scores = pruner.budget.channels.scores()["stem.1"]
+    assert (scores <= 0).all()
+    assert (scores[:-1] > scores[1:]).all()
+
+
 def test_a_regrown_channel_of_a_transposed_convolution_has_a_fresh_filter():
     up = nn.ConvTranspose2d(4, 6, 2, groups=2)
     model = nn.Sequential(nn.Conv2d(3, 4, 1), up, nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 2, 1))

@@ -197,3 +197,8 @@ def test_what_is_no_regular_file_is_not_opened(kind: str, tmp_path: Path) -> Non
     else:
         path.symlink_to("/dev/zero")
     assert checkpoint.read_newest(tmp_path)[1]["step"] == 1
+
+
+def test_a_lack_of_memory_is_no_fault_of_the_checkpoint() -> None:
+    with pytest.raises(torch.OutOfMemoryError), checkpoint.restoring():
+        raise torch.OutOfMemoryError
