@@ -129,7 +129,7 @@ def check_trains(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) -> 
     owned = _parameters(optimizer)
     missing = [name for name, bn in sites.items() if id(bn.bias) not in owned or id(bn.weight) not in owned]
     if missing:
-        remedy = "make it from pruner.parameter_groups() or model.parameters()"
+        remedy = "make it from pruner.parameter_groups(), or let one of your optimizers train all BatchNorms"
         if not all(sites[name].bias.requires_grad and sites[name].weight.requires_grad for name in missing):
             remedy = "set requires_grad=False before you make the pruner, so that they are no sites"
         raise ConfigError(
