@@ -13,7 +13,7 @@ _schemas: list[torch.library.Library] = []
 def declare_operators() -> None:
     """Make `import torchvision` work beside a torch that its compiled operators do not fit.
 
-    torchvision's x86 wheels on PyPI are built for CUDA. Beside a CPU-only torch their library does not load and the
+    Most of torchvision's wheels on PyPI are built for CUDA. Beside a CPU-only torch their library does not load and the
     import fails where it describes undefined operators; declaring their schemas is enough, since nothing here
     calls them. A torchvision that fits must not meet these schemas: they would clash with its own.
     """

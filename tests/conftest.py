@@ -44,6 +44,9 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what was imported, and run it less often: it took a tenth of the tests' time."""
+    # It warns of random generators without a referrer, and the garbage collector does not list frozen ones.
+    import hypothesis  # noqa: F401
+
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

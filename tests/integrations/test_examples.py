@@ -97,7 +97,7 @@ def test_ultralytics_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch)
 
 
 def _python_nms() -> torch.library.Library | None:
-    """Beside a torch that torchvision's kernels do not fit (see tests/conftest.py), its one operator in Python."""
+    """Beside a torch that torchvision's kernels do not fit (see benchmarks/vision.py), its one operator in Python."""
     if torch._C._dispatch_has_kernel_for_dispatch_key("torchvision::nms", "CPU"):
         return None
     library = torch.library.Library("torchvision", "IMPL", "CPU")

@@ -82,5 +82,5 @@ def test_a_callback_without_its_trainer_is_refused(tmp_path: Path) -> None:
     made = trainer(tmp_path, pruning, epochs=1)
     with pytest.raises(ConfigError, match="make another SoftPruningCallback"):
         pruning.bind(made)
-    with pytest.raises(ConfigError, match="must be a training before"):
+    with pytest.raises(ConfigError, match="`compact` needs a trained network"):
         SoftPruningCallback(EXAMPLE).compact()
