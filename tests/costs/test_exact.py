@@ -45,6 +45,26 @@ def test_one_layer(layer: nn.Module, shape: tuple[int, ...], macs: int) -> None:
     assert found.params == sum(p.numel() for p in layer.parameters())
 
 
+def test_a_batchnorm_without_parameters_has_channels() -> None:
+    found = cost(nn.BatchNorm2d(5, affine=False), torch.randn(2, 5, 3, 3))
+    assert (found.channels, found.params) == (5, 0)
+    assert found.by_module[""].channels == 5
+
+
+def test_what_does_not_depend_on_the_batch_counts_whole_though_no_single_sample_is_taken() -> None:
+    class Paired(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.table = nn.Linear(3, 4), nn.Parameter(torch.ones(2, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == 1:
+                raise ValueError("no single sample")
+            return self.fc(x) + self.fc(self.table).sum(0)
+
+    assert cost(Paired(), torch.randn(2, 3)).macs == 3 * 4 + 2 * 3 * 4
+
+
 def test_linear_on_a_transposed_input_is_still_a_linear_layer() -> None:
     class Tokens(nn.Module):
         def __init__(self) -> None:

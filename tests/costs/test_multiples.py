@@ -25,6 +25,10 @@ def test_the_best_multiple_of_a_known_machine(time_of, best: int) -> None:
     assert choose_multiple(totals) == best
 
 
+def test_of_multiples_within_one_percent_the_largest_is_taken() -> None:
+    assert choose_multiple({1: 1.0, 4: 1.005, 8: 1.009, 16: 1.02, 32: 2.0}) == 8
+
+
 def test_widths_are_timed_on_this_machine() -> None:
     times = time_widths([8, 64], "cpu", torch.float32)
     assert 0 < times[8] < times[64]

@@ -10,6 +10,7 @@ from torch import nn
 import softprune as sp
 from softprune.errors import ConfigError
 from softprune.methods import REGISTRY, Pruner
+from softprune.methods.ranking import check_ratio, drop_lowest, fill_up
 
 METHODS = ("l1", "fpgm", "sfp", "slimming", "random")
 
@@ -22,6 +23,24 @@ class Net(nn.Sequential):
         for inputs, outputs in ((3, 40), (40, 60), (60, 50)):
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(50, 5))
+
+
+def test_the_lowest_scores_are_dropped_and_of_equal_ones_the_last() -> None:
+    assert drop_lowest(torch.tensor([1.0, 0.0, 1.0, 1.0]), 2).tolist() == [True, False, True, False]
+    assert drop_lowest(torch.ones(3), 5).tolist() == [False] * 3
+    assert drop_lowest(torch.ones(3), -1).tolist() == [True] * 3
+
+
+def test_equal_scores_fill_up_in_the_order_of_the_channels() -> None:
+    assert fill_up(torch.zeros(4, dtype=torch.bool), torch.full((4,), 7.0), 1, 2).tolist() == [True, True, False, False]
+    keep = torch.tensor([True, False, False, False])
+    assert fill_up(keep, torch.tensor([-5.0, 90.0, 80.0, 100.0]), 2, 0).tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize("ratio", [1, -0.1, "half"])
+def test_a_ratio_leaves_something(ratio: object) -> None:
+    with pytest.raises(ConfigError, match="from 0 to below 1"):
+        check_ratio(ratio)
 
 
 def build(method: str, **settings: Any) -> Pruner:

@@ -1,5 +1,6 @@
 """Variational Pruning: the drawn scale, its divergence, evaluation at the mean, and channels that never return."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from method_networks import Chain, batch, sgd, train
@@ -7,6 +8,7 @@ from torch import nn
 
 from softprune.masks import Clock, channel_words
 from softprune.methods import VariationalPruner
+from softprune.methods.affine import LearnedVector, rates_of
 from softprune.methods.variational import normal_noise
 
 
@@ -64,6 +66,30 @@ def test_standard_deviations_learn_with_the_optimizers_pace() -> None:
     loss.backward()
     optimizer.step()
     torch.testing.assert_close(value.detach(), before - 0.1 * gradient)
+
+
+def test_a_step_has_the_momentum_of_sgd_or_adams_first_beta() -> None:
+    pruner, extra = VariationalPruner(Chain(8), batch()[0]), LearnedVector(torch.zeros(1))
+    for _ in range(2):
+        with torch.no_grad():
+            pruner._step_vector(extra, torch.ones(1), 0.1, 0.9)
+    assert float(extra.value.detach()) == pytest.approx(-0.1 * (1 + 1.9))
+    weight = extra.value
+    assert rates_of(torch.optim.SGD([weight], lr=0.1, momentum=0.7), [weight]) == [(0.1, 0.7)]
+    assert rates_of(torch.optim.Adam([weight], lr=0.1, betas=(0.8, 0.999)), [weight]) == [(0.1, 0.8)]
+    assert rates_of(torch.optim.Adagrad([weight], lr=0.1), [weight]) == [(0.1, 0.0)]
+
+
+def test_a_dropped_channel_has_no_divergence_and_does_not_return_to_fill_a_floor() -> None:
+    pruner = VariationalPruner(Chain(8), batch()[0], strength=0.1, sigma=0.005, min_channels=3)
+    whole = pruner._extra_loss()
+    keep = torch.arange(8) >= 4
+    pruner._store({"1": keep})
+    torch.testing.assert_close(pruner._extra_loss(), whole / 2)
+    with torch.no_grad():
+        pruner.norms["1"].weight.copy_(torch.tensor([0.9, 0.9, 0.9, 0.9, 0.015, 0.01, 0.005, 0.0]))
+    pruner.end_epoch(0)
+    assert pruner.masks()["1"].tolist() == [False] * 4 + [True] * 3 + [False]
 
 
 def test_settled_channels_go_for_good() -> None:

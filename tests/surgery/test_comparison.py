@@ -1,16 +1,29 @@
-"""Settings for one quick pass leave the process as they found it."""
+"""Inputs and outputs that are compared; settings for one quick pass, which leave the process as they found it."""
 
 from __future__ import annotations
 
 import gc
+import math
 import threading
+from collections import UserDict
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from softprune.graph import Example
-from softprune.surgery.comparison import one_thread, outputs_of, quick_outputs_of, without_gc
+from softprune.surgery.comparison import (
+    by_sample,
+    compare,
+    larger,
+    noise,
+    one_thread,
+    outputs_of,
+    quick_outputs_of,
+    random_inputs,
+    without_gc,
+)
 
 
 @pytest.fixture
@@ -144,3 +157,78 @@ def test_what_torch_refuses_is_refused() -> None:
 def test_an_empty_batch_is_convolved() -> None:
     (output,) = quick_outputs_of(torch.nn.Conv2d(16, 16, 3, groups=16), Example.of(torch.randn(0, 16, 9, 9)))
     assert output.shape == (0, 16, 7, 7)
+
+
+def test_the_difference_is_that_of_the_output_that_differs_most_relative_to_its_scale() -> None:
+    large, small = torch.tensor([100.0, -50.0]), torch.tensor([0.1])
+    assert compare([large, small], [large, small]) == (0.0, pytest.approx(100.0))
+    assert compare([large, small], [large + 1, small + 0.05]) == pytest.approx((0.05, 0.1))
+    assert compare([], []) == compare([torch.ones(0)], [torch.ones(0)]) == (0.0, 0.0)
+
+
+def test_an_output_that_cancels_has_the_rounding_errors_of_the_large_ones() -> None:
+    assert compare([torch.tensor([1e6]), torch.tensor([1e-9])], [torch.tensor([1e6]), torch.tensor([2e-9])])[1] >= 10
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        ([[1.0]], []),
+        ([[1.0]], [[1.0, 1.0]]),
+        ([[1.0, math.nan]], [[math.nan, 1.0]]),
+        ([[1.0, math.nan]], [[1.0, 1.0]]),
+        ([[1.0, 1.0]], [[1.0, math.nan]]),
+        ([[1.0, 1.0]], [[1.0, math.inf]]),
+        ([[1.0, math.inf]], [[1.0, -math.inf]]),
+        ([[1.0, math.inf]], [[1.0, math.nan]]),
+    ],
+)
+def test_another_shape_or_number_and_other_infinities_differ_by_infinity(expected: Any, got: Any) -> None:
+    assert compare([torch.tensor(each) for each in expected], [torch.tensor(each) for each in got])[0] == math.inf
+
+
+def test_the_same_infinities_are_equal() -> None:
+    values = torch.tensor([2.0, math.inf, -math.inf, math.nan])
+    assert compare([values], [values.clone()]) == (0.0, 2.0)
+    assert compare([values[1:]], [values[1:].clone()]) == (0.0, 0.0)
+
+
+def test_samples_are_compared_one_by_one() -> None:
+    example = Example.of(torch.ones(2, 3))
+    pieces = by_sample([torch.ones(2, 4), torch.ones(2), torch.ones(5, 4)], example)
+    assert [tuple(piece.shape) for piece in pieces] == [(4,), (4,), (2,), (5, 4)]
+
+
+def test_random_inputs_have_another_batch_size_and_at_last_that_of_the_example() -> None:
+    for batch in (1, 2, 4):
+        found = [each.args[0].shape[0] for each in random_inputs(Example.of(torch.ones(batch, 3, 32, 32)), 0)]
+        assert batch not in found[:-1]
+        assert found[-1] == batch
+
+
+def test_samples_of_noise_have_several_scales_and_integers_stay() -> None:
+    image, index = noise(Example.of((torch.ones(3, 2, 16, 16), torch.arange(3))), 0).args
+    assert [float(sample.std()) for sample in image] == pytest.approx([1.0, 30.0, 0.1], rel=0.2)
+    assert torch.equal(index, torch.arange(3))
+
+
+def test_a_volume_is_never_enlarged() -> None:
+    assert noise(Example.of(torch.ones(2, 1, 8, 8)), 0, larger).args[0].shape == (2, 1, 16, 16)
+    assert noise(Example.of(torch.ones(2, 1, 8, 8, 8)), 0, larger).args[0].shape == (2, 1, 8, 8, 8)
+
+
+def test_outputs_are_copies_and_inputs_stay() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x.add_(1)
+            self.count += 1
+            return UserDict(count=self.count, x=x)
+
+    model, example = Counting(), Example.of(torch.zeros(2, 3))
+    first, second = outputs_of(model, example), outputs_of(model, example)
+    assert [float(first[0]), float(second[0])] == [1.0, 2.0]
+    assert torch.equal(example.args[0], torch.zeros(2, 3))
