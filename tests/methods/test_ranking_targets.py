@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 import torch
 from method_networks import batch, sgd, train
+from topologies import TOPOLOGIES
 from torch import nn
 
 import softprune as sp
 from softprune.errors import ConfigError
 from softprune.methods import REGISTRY, Pruner
-from softprune.methods.ranking import check_ratio, drop_lowest, fill_up
+from softprune.methods.ranking import StoredPruner, check_ratio, drop_lowest, fill_up
 
 METHODS = ("l1", "fpgm", "sfp", "slimming", "random")
 
@@ -35,6 +36,19 @@ def test_equal_scores_fill_up_in_the_order_of_the_channels() -> None:
     assert fill_up(torch.zeros(4, dtype=torch.bool), torch.full((4,), 7.0), 1, 2).tolist() == [True, True, False, False]
     keep = torch.tensor([True, False, False, False])
     assert fill_up(keep, torch.tensor([-5.0, 90.0, 80.0, 100.0]), 2, 0).tolist() == [True, False, False, True]
+
+
+def test_coupled_sites_that_chose_other_channels_keep_some_in_common() -> None:
+    topology = TOPOLOGIES["depthwise"]
+    pruner = REGISTRY["sfp"](topology.build(), topology.example(), min_channels=2)
+    assert isinstance(pruner, StoredPruner)
+    masks = pruner.masks()
+    for group in pruner.coupled:
+        masks |= {name: torch.arange(len(masks[name])) % len(group) == turn for turn, name in enumerate(group)}
+    made = pruner._keep_coupled(masks)
+    for group in pruner.coupled:
+        assert int(torch.stack([made[name] for name in group]).all(0).sum()) == 2
+        assert all(bool((made[name] | ~masks[name]).all()) for name in group)
 
 
 @pytest.mark.parametrize("ratio", [1, -0.1, "half"])
