@@ -171,3 +171,18 @@ def test_a_width_that_is_no_multiple_may_stay_whole(round_to):
     assert fit.fit().counts == (8,)
     assert fit.at_rank(9) == (10,)
     assert fit.refine(Cut((10,), 10.0)).counts == (8,)
+
+
+def test_a_branch_whose_first_channel_costs_much_stays_where_others_make_room():
+    scores = {"trunk": torch.linspace(0.9, 0.5, 10), "branch": torch.linspace(0.4, 0.1, 4)}
+
+    def cost(masks):  # what the trunk writes is read by the branch alone
+        trunk, branch = (int(masks[name].sum()) for name in scores)
+        return 10.0 + trunk * (8 + branch) if branch else 10.0
+
+    fit = CutSearch(scores, {"trunk": 0, "branch": 0}, 1, cost, 60.0)
+    assert fit.cost(fit.at_rank(fit.rank())) == 10.0, "the best that fit are all of the trunk, which nothing reads"
+    cut = fit.fit()
+    assert 55.0 < cut.cost <= 60.0
+    assert all(cut.counts)
+    assert fit.floors == [0, 0]

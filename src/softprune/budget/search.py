@@ -136,7 +136,19 @@ class CutSearch:
 
     def fit(self, *, close: float = 0.0) -> Cut:
         """Return the best cut found that is not over the limit; `close`: as in :meth:`rank`."""
-        counts = self.at_rank(self.rank(close=close))
+        rank, own = self.rank(close=close), self.floors
+        cut = self._cut_at(rank, close)
+        if cut.cost < (1 - CLOSE) * self.limit and rank < len(self.row):
+            # The next channel costs more than itself, such as the first one of a branch: make room for it.
+            steps = zip(own, self.at_rank(rank), self.at_rank(rank + 1), strict=True)
+            self.floors = [floor if now == more else more for floor, now, more in steps]
+            other = self._cut_at(self.rank(close=close), close)
+            self.floors = own
+            cut = other if cut.cost < other.cost <= self.limit else cut
+        return cut
+
+    def _cut_at(self, rank: int, close: float) -> Cut:
+        counts = self.at_rank(rank)
         cut = Cut(counts, self.cost(counts))
         return cut if (1 - close) * self.limit <= cut.cost <= self.limit else self.refine(cut, close=close)
 
