@@ -19,8 +19,7 @@ from zoo_row import random_masks
 from softprune import models
 from softprune.graph import ChannelGraph, trace
 from softprune.graph.sites import KINDS
-from softprune.inspection import floor_masks
-from softprune.plan import make_plan, required_sites
+from softprune.plan import floor_masks, make_plan, required_sites
 from softprune.surgery import verify_plan
 
 NETWORKS = {
@@ -66,7 +65,7 @@ def measure(name: str) -> dict[str, Any]:
 
 def _floor(graph: ChannelGraph, model: nn.Module) -> float:
     """Return the share of MACs that stays if every site goes to its floor."""
-    plan = make_plan(graph, model, floor_masks(graph, required_sites(graph)))
+    plan = make_plan(graph, model, floor_masks(graph))
     return round(plan.macs / plan.dense_macs, 4)
 
 

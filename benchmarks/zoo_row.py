@@ -16,9 +16,8 @@ import softprune
 from softprune.errors import ModelError, SoftpruneError
 from softprune.graph import ChannelGraph
 from softprune.graph.sites import DEFAULT_KINDS, KINDS
-from softprune.inspection import floor_masks
 from softprune.masks import FixedGate, mask_
-from softprune.plan import make_plan, required_sites
+from softprune.plan import floor_masks, make_plan, required_sites
 from softprune.surgery import plain_copy
 
 KEEP = 0.5
@@ -96,7 +95,7 @@ def _cut(model: nn.Module, example: Tensor, graph: ChannelGraph, seed: int, cloc
             mask_(masked.get_submodule(member), FixedGate(masks[site.name]))  # type: ignore[arg-type]
     certificate = softprune.verify(masked, compact, example)
     clock.lap("verify")
-    floor = make_plan(graph, model, floor_masks(graph, required))
+    floor = make_plan(graph, model, floor_masks(graph))
     before, after = softprune.cost(model, example[:1]), softprune.cost(compact, example[:1])
     cuts = plan.modules.values()
     return {

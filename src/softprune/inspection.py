@@ -1,15 +1,14 @@
 """What can be pruned in a network, before any training: sites, frozen BatchNorms with reasons, what is left at best."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from softprune.errors import first_few
-from softprune.graph import ChannelGraph, ExampleLike, Frozen, Site
+from softprune.graph import ExampleLike, Frozen, Site
 from softprune.graph.sites import DEFAULT_KINDS
-from softprune.plan import PrunePlan, make_plan, required_sites
+from softprune.plan import floor_masks, make_plan, required_sites
 from softprune.selection import Globs, read_graph
 
 NO_BATCHNORM = (
@@ -27,8 +26,6 @@ class Inspection:
     frozen: tuple[Frozen, ...]
     required: frozenset[str]
     """Sites that keep at least one channel, since every path to an output passes through them."""
-    irremovable: frozenset[str]
-    """Sites of which no channel can be removed with the present weights, dead or not."""
     macs: int
     params: int
     floor_macs: int
@@ -45,7 +42,7 @@ class Inspection:
         if not self.sites and not self.frozen:
             return NO_BATCHNORM
         rows = [
-            (name, str(site.width), _described(site, name, self.required, self.irremovable))
+            (name, str(site.width), _described(site, name, self.required))
             for site in self.sites
             for name in site.members
         ]
@@ -72,11 +69,9 @@ class Inspection:
     __repr__ = __str__  # what a notebook shows
 
 
-def _described(site: Site, name: str, required: frozenset[str], irremovable: frozenset[str]) -> str:
+def _described(site: Site, name: str, required: frozenset[str]) -> str:
     if name != site.name:
         return f"shares the mask of '{site.name}'"
-    if site.name in irremovable:
-        return f"site, {site.activation}, but no channel can be removed: dead ones are not zero where they are read"
     floor = ", at least 1 channel stays (the way to an output)" if site.name in required else ""
     kind = "" if site.kind == "activated" else f", {KIND_WORDS[site.kind]}"
     return f"site, {site.activation}{kind}{floor}"
@@ -111,14 +106,11 @@ def inspect(
             stream). Pass what you will pass to the pruner.
     """
     graph = read_graph(model, example, include=include, exclude=exclude, kinds=site_kinds)
-    required = required_sites(graph)
-    masks = floor_masks(graph, required)
-    floor = make_plan(graph, model, masks)
+    floor = make_plan(graph, model, floor_masks(graph))
     return Inspection(
         sites=graph.sites,
         frozen=graph.frozen,
-        required=required,
-        irremovable=_irremovable(graph, model, masks, floor),
+        required=required_sites(graph),
         macs=floor.dense_macs,
         params=floor.dense_params,
         floor_macs=floor.macs,
@@ -126,31 +118,4 @@ def inspect(
         unknown_operators=graph.unknown,
         unreached=graph.unreached,
         available=graph.further_kinds(),
-    )
-
-
-def floor_masks(graph: ChannelGraph, required: frozenset[str]) -> dict[str, torch.Tensor]:
-    """Masks that drop all there is to drop."""
-    return {site.name: torch.arange(site.width) < int(site.name in required) for site in graph.sites}
-
-
-def _irremovable(
-    graph: ChannelGraph, model: nn.Module, masks: dict[str, torch.Tensor], floor: PrunePlan
-) -> frozenset[str]:
-    """Sites whose death removes nothing, neither alone nor with that of all others."""
-
-    def size(kept: Callable[[str], bool]) -> tuple[int, int]:
-        plan = make_plan(graph, model, {name: mask for name, mask in masks.items() if kept(name)})
-        return plan.macs, plan.params
-
-    whole = [
-        site.name
-        for site in graph.sites
-        if all(len(floor.modules[name].outputs) == site.width > 1 for name in site.members)
-    ]
-    return frozenset(
-        name
-        for name in whole
-        if size(name.__eq__) == (floor.dense_macs, floor.dense_params)
-        and size(name.__ne__) == (floor.macs, floor.params)
     )

@@ -1,9 +1,10 @@
-"""Choose the BatchNorms to prune: those that pass a trial cut, without those that the user excludes."""
+"""Choose the BatchNorms to prune: those that pass a trial cut and free something, without those the user excludes."""
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from softprune.costs import count_exact
@@ -13,8 +14,9 @@ from softprune.graph.ops import OpaqueOp
 from softprune.graph.sites import KINDS
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
-from softprune.plan import dense_macs
+from softprune.plan import dense_macs, floor_masks, make_plan
 from softprune.surgery import probe_cuts, without_gc
+from softprune.surgery.apply import duplicated
 
 logger = get_logger(__name__)
 
@@ -50,7 +52,8 @@ def read_graph(
     graph, probed = read()
     if graph.zeros_may_follow and len(probed.sites) < len(graph.sites):
         probed = max(probed, read(zeros_follow=True)[1], key=lambda each: len(each.sites))
-    return probed.only(_chosen(probed, included, excluded))
+    chosen_graph = probed.only(_chosen(probed, included, excluded))
+    return chosen_graph.only(_irremovable(chosen_graph, model))
 
 
 @check_types
@@ -112,6 +115,43 @@ def _chosen(graph: ChannelGraph, include: list[str] | None, exclude: list[str]) 
             whole = len(site.members) == 1
             left_out[site.name] = "you excluded it" if whole else "you excluded a BatchNorm of its site"
     return left_out
+
+
+def _irremovable(graph: ChannelGraph, model: nn.Module) -> dict[str, str]:
+    """Sites to freeze -> why: those whose death removes nothing, neither alone nor with that of all others.
+
+    It must not depend on the weights, or a pruner had other sites when training resumes. Hence a site must be of this
+    kind with parameters of zero, whose constants vanish, and with parameters of one, by which a network may divide.
+    """
+    if not graph.sites or any(parameter.is_meta for parameter in model.parameters()):
+        return {}
+    found = _without_effect(graph, model, 0.0)
+    if found:
+        found &= _without_effect(graph, model, 1.0)
+    return dict.fromkeys(found, "no channel can be removed: dead ones are not zero where they are read")
+
+
+def _without_effect(graph: ChannelGraph, model: nn.Module, value: float) -> set[str]:
+    """Sites whose death removes nothing if all parameters are `value`."""
+
+    def fill_(copy: nn.Module) -> None:
+        for parameter in copy.parameters():
+            parameter.data = torch.full_like(parameter.data, value)
+
+    network, masks = duplicated(model, fill_, share=True), floor_masks(graph)
+    floor = make_plan(graph, network, masks)
+
+    def size(kept: Callable[[str], bool]) -> tuple[int, int]:
+        plan = make_plan(graph, network, {name: mask for name, mask in masks.items() if kept(name)})
+        return plan.macs, plan.params
+
+    return {
+        site.name
+        for site in graph.sites
+        if all(len(floor.modules[name].outputs) == site.width > 1 for name in site.members)
+        and size(site.name.__eq__) == (floor.dense_macs, floor.dense_params)
+        and size(site.name.__ne__) == (floor.macs, floor.params)
+    }
 
 
 def _matches(names: Iterable[str], globs: Iterable[str]) -> bool:

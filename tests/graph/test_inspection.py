@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import softprune as sp
 from softprune.errors import ModelError
 from softprune.graph import trace
-from softprune.inspection import floor_masks
-from softprune.plan import make_plan, required_sites
+from softprune.plan import floor_masks, make_plan, required_sites
 from softprune.plan.coupling import _live_outputs, _on_every_path
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan
@@ -32,7 +31,7 @@ def test_every_batchnorm_is_a_site_or_frozen_and_the_floor_is_true(name: str) ->
     assert sorted(masked + [f.name for f in found.frozen]) == sorted(norms)
     assert all(frozen.reason for frozen in found.frozen)
     graph = trace(model, example).with_kinds(topology.kinds)
-    compact = apply_plan(make_plan(graph, model, floor_masks(graph, found.required)), model)
+    compact = apply_plan(make_plan(graph, model, floor_masks(graph)), model)
     counted = sp.cost(compact, example)
     assert (counted.macs, counted.params) == (found.floor_macs, found.floor_params)
     assert found.floor_macs < found.macs
@@ -284,16 +283,39 @@ def test_it_names_the_kind_of_every_site_and_who_shares_a_mask() -> None:
     assert re.search(r"^same +6 +shares the mask of 'bn3'$", text, re.M)
 
 
-def test_it_says_where_dead_channels_stay() -> None:
+def test_sites_whose_dead_channels_stay_are_frozen() -> None:
     class Shifted(Chain):
         def forward(self, x: Tensor) -> Tensor:
             x = F.relu(self.bn1(self.conv1(x))) + torch.tensor(1.0)  # conv2 pads zeros around it
             return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
 
     found = sp.inspect(Shifted(), IMAGE)
-    assert found.irremovable == {"bn1"}
-    assert re.search(r"^bn1 +8 +site, relu, but no channel can be removed: dead ones are not zero", str(found), re.M)
-    assert not sp.inspect(Chain(), IMAGE).irremovable
+    assert re.search(r"^bn1 +8 +frozen: no channel can be removed: dead ones are not zero", str(found), re.M)
+    assert [site.name for site in found.sites] == ["bn2"]
+    assert [site.name for site in sp.inspect(Chain(), IMAGE).sites] == ["bn1", "bn2"]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_sites_do_not_depend_on_the_weights(value: float) -> None:
+    class Learned(Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.full((8, 1, 1), value))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.bn1(self.conv1(x))) + self.shift
+            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+    assert [site.name for site in sp.inspect(Learned(), IMAGE).sites] == ["bn1", "bn2"]
+
+
+def test_a_condition_that_is_added_freezes_its_site() -> None:
+    class Conditioned(Chain):
+        def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+            x = F.relu(self.bn1(self.conv1(x))) + condition[:, :, None, None]
+            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+    assert [site.name for site in sp.inspect(Conditioned(), (IMAGE, torch.randn(len(IMAGE), 8))).sites] == ["bn2"]
 
 
 def test_it_says_which_kinds_would_mask_what_is_frozen() -> None:

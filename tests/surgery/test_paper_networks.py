@@ -16,9 +16,8 @@ from torch import nn
 from softprune import models
 from softprune.costs import cost
 from softprune.graph import ChannelGraph
-from softprune.inspection import floor_masks
 from softprune.models.resnet_imagenet import Bottleneck
-from softprune.plan import PrunePlan, required_sites
+from softprune.plan import PrunePlan, floor_masks
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan, load, save
 
@@ -45,7 +44,7 @@ def _cut(name: str) -> tuple[nn.Module, ChannelGraph, PrunePlan]:
 def test_a_cut_is_exact_and_can_be_exported_and_saved(name: str, tmp_path: Path) -> None:
     model, graph, plan = _cut(name)
     assert not [frozen for frozen in graph.frozen if "trial" in frozen.reason]
-    assert_exact(graph, model, floor_masks(graph, required_sites(graph)))
+    assert_exact(graph, model, floor_masks(graph))
     assert plan.macs < 0.7 * plan.dense_macs
     compact = apply_plan(plan, model).eval()
     counted = cost(compact, EXAMPLE)

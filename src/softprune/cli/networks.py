@@ -86,15 +86,7 @@ def inspect(
     found = softprune.inspect(network, torch.zeros(2, *shape), include=include or None, exclude=exclude or None)
     if as_json:
         numbers = {name: getattr(found, name) for name in ("macs", "params", "floor_macs", "floor_params")}
-        sites = [
-            {
-                "name": site.name,
-                "channels": site.width,
-                "activation": site.activation,
-                "removable": site.name not in found.irremovable,
-            }
-            for site in found.sites
-        ]
+        sites = [{"name": site.name, "channels": site.width, "activation": site.activation} for site in found.sites]
         frozen = [{"name": each.name, "channels": each.width, "reason": each.reason} for each in found.frozen]
         print_json({"network": config.model.name, **numbers, "sites": sites, "frozen": frozen})
         return

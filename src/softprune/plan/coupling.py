@@ -4,7 +4,9 @@ from collections.abc import Set
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import PAD, IntArray
@@ -73,6 +75,12 @@ class _Couplings(ForwardAnalysis):
 
 _required: WeakKeyDictionary[ChannelGraph, frozenset[str]] = WeakKeyDictionary()
 """What :func:`required_sites` has found, as long as the graph lives."""
+
+
+def floor_masks(graph: ChannelGraph) -> dict[str, Tensor]:
+    """Masks that drop all there is to drop."""
+    required = required_sites(graph)
+    return {site.name: torch.arange(site.width) < int(site.name in required) for site in graph.sites}
 
 
 def required_sites(graph: ChannelGraph) -> frozenset[str]:
