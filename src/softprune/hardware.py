@@ -17,7 +17,7 @@ IMAGE_CHANNELS = 4
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Return whether bfloat16 is computed in hardware. A CPU without it emulates it, a hundred times slower."""
+    """Return whether bfloat16 is computed in hardware. A CPU without it emulates it, which is far slower."""
     if device.type != "cpu":
         return True
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

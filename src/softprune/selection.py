@@ -1,4 +1,4 @@
-"""Choose the BatchNorms to prune: those that pass a trial cut and free something, without those the user excludes."""
+"""Choose the BatchNorms to prune: those that pass a trial cut and save something, without those the user excludes."""
 
 import fnmatch
 from collections.abc import Callable, Iterable
@@ -34,7 +34,7 @@ def read_graph(
     every_norm: bool = False,
     kinds: Iterable[str] = (),
 ) -> ChannelGraph:
-    """Return the channel graph of `model` after a trial cut, with the sites that the globs select.
+    """Return the channel graph of `model` after a trial cut, with the selected sites whose channels can be removed.
 
     `every_norm` adds BatchNorms that no activation follows, for methods that do not ask about it, and `kinds` adds
     sites of the kinds "sum", "linear" and "stream"; see :mod:`softprune.graph.groups`.
@@ -52,8 +52,8 @@ def read_graph(
     graph, probed = read()
     if graph.zeros_may_follow and len(probed.sites) < len(graph.sites):
         probed = max(probed, read(zeros_follow=True)[1], key=lambda each: len(each.sites))
-    chosen_graph = probed.only(_chosen(probed, included, excluded))
-    return chosen_graph.only(_irremovable(chosen_graph, model))
+    selected = probed.only(_chosen(probed, included, excluded))
+    return selected.only(_irremovable(selected, model))
 
 
 @check_types
@@ -120,8 +120,8 @@ def _chosen(graph: ChannelGraph, include: list[str] | None, exclude: list[str]) 
 def _irremovable(graph: ChannelGraph, model: nn.Module) -> dict[str, str]:
     """Sites to freeze -> why: those whose death removes nothing, neither alone nor with that of all others.
 
-    It must not depend on the weights, or a pruner had other sites when training resumes. Hence a site must be of this
-    kind with parameters of zero, whose constants vanish, and with parameters of one, by which a network may divide.
+    The answer must not depend on the weights: training resumes with the same sites. So it is asked twice, with all
+    parameters 0, where constants vanish, and 1, where a division by a parameter is defined. Both must agree.
     """
     if not graph.sites or any(parameter.is_meta for parameter in model.parameters()):
         return {}
