@@ -13,21 +13,64 @@ from softprune.graph import ChannelGraph, trace
 from softprune.plan import coupled_sites, dense_macs, make_plan, required_sites
 from softprune.plan.constants import constant_contribution, constants
 from softprune.plan.liveness import Liveness
+from softprune.surgery import apply_plan
 
 IMAGES = torch.randn(2, 3, 4, 4)
 
 
 class Net(nn.Module):
-    """conv 3 -> 4, BatchNorm, ReLU, BatchNorm, conv 4 -> 2."""
+    """conv 3 -> 4, BatchNorm, ReLU, BatchNorm, conv 4 -> 2: a dead channel becomes the constant `shift`."""
 
-    def __init__(self, padding: int = 0) -> None:
+    def __init__(self, padding: int = 0, *, last: nn.Module | None = None, shift: float = 0.5) -> None:
         super().__init__()
         self.conv, self.bn = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
-        self.second, self.last = nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3 if padding else 1, padding=padding)
-        nn.init.constant_(self.second.bias, 0.5)
+        self.second = nn.BatchNorm2d(4)
+        self.last = last or nn.Conv2d(4, 2, 3 if padding else 1, padding=padding)
+        nn.init.constant_(self.second.bias, shift)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.second(F.relu(self.bn(self.conv(x)))))
+
+
+class OwnConv(nn.Conv2d):
+    """A class of the user's, whose forward() could compute more."""
+
+
+class Tied(nn.Module):
+    """Two layers with one weight and two biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other = nn.Conv2d(4, 2, 1), nn.Conv2d(4, 2, 1)
+        self.other.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) * self.other(x)
+
+
+class Twice(nn.Module):
+    """One padded layer, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) * self.first(x)
+
+
+class Embedded(nn.Module):
+    """A learned vector scales channels through a layer, and is concatenated to others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.vector, self.scale = nn.Parameter(torch.randn(1, 3)), nn.Linear(3, 4)
+        self.last = nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.conv(x))) * self.scale(self.vector).sigmoid()[:, :, None, None]
+        return self.last(torch.cat([x.mean((2, 3)), (2 * self.vector).expand(len(x), -1)], 1))
 
 
 class Parallel(nn.Module):
@@ -121,6 +164,61 @@ def test_constants_fold_and_disappear_where_no_padding_is() -> None:
         assert len(plan.modules["last"].inputs) == width
         assert plan.modules["second"].outputs == tuple(range(width))
         assert plan.modules["conv"].outputs == tuple(range(width))
+
+
+@pytest.mark.parametrize(
+    "last",
+    [OwnConv(4, 2, 1), nn.Conv2d(4, 2, 1, groups=2), Tied(), Twice()],
+    ids=["a class of its own", "grouped", "tied", "padded and called twice"],
+)
+def test_layers_without_one_bias_of_their_own_read_constants(last: nn.Module) -> None:
+    model = Net(last=last, shift=-0.5)
+    plan = make_plan(of(model), model, {"bn": torch.tensor([True, False, True, False])})
+    reader = plan.modules["last" if "last" in plan.modules else "last.first"]
+    assert reader.inputs == (0, 1, 2, 3)
+    assert not reader.folded
+
+
+def test_negative_constants_fold() -> None:
+    model = Net(shift=-0.5)
+    last = make_plan(of(model), model, {"bn": torch.tensor([True, False, True, False])}).modules["last"]
+    assert (last.inputs, last.folded) == ((0, 2), True)
+
+
+def test_layers_that_must_be_called_keep_one_input_of_dead_ones() -> None:
+    for last, name in ((OwnConv(4, 2, 1), "last"), (Tied(), "last.first")):
+        model = Net(last=last, shift=0.0)
+        cut = make_plan(of(model), model, {"bn": torch.zeros(4, dtype=torch.bool)}, round_to=2).modules[name]
+        assert not cut.void
+        assert cut.inputs == (0,)
+
+
+def test_a_layer_of_constants_alone_is_replaced_whatever_its_groups() -> None:
+    model = Net(last=nn.Conv2d(4, 2, 1, groups=2))
+    plan = make_plan(of(model), model, {"bn": torch.zeros(4, dtype=torch.bool)})
+    assert plan.modules["last"].void
+
+
+def test_what_learned_parameters_give_is_not_constant() -> None:
+    model = Embedded()
+    graph = of(model)
+    plan = make_plan(graph, model, {})
+    assert not plan.parameters
+    assert not any(cut.changes for cut in plan.modules.values())
+    plan = make_plan(graph, model, {"bn": torch.tensor([True, False, True, False])})
+    assert plan.modules["scale"].outputs == (0, 2)
+    assert plan.modules["last"].inputs == (0, 2, 4, 5, 6)
+
+
+@pytest.mark.parametrize("dead", [(), (1, 3), (0, 1, 2, 3)])
+def test_shared_biases_and_norms_without_parameters_are_counted(dead: tuple[int, ...]) -> None:
+    model = nn.Sequential(Net(last=nn.Conv2d(4, 3, 1)), Net(last=Tied()), nn.Conv2d(2, 3, 1), nn.Conv2d(3, 3, 1))
+    model[1].second = nn.BatchNorm2d(4, affine=False)
+    model[2].bias = model[3].bias = model[0].last.bias
+    mask = torch.tensor([channel not in dead for channel in range(4)])
+    plan = make_plan(of(model), model, {"0.bn": mask, "1.bn": mask})
+    compact = apply_plan(plan, model)
+    assert plan.params == sum(parameter.numel() for parameter in compact.parameters())
 
 
 def test_what_nothing_reads_is_neither_demanded_nor_present() -> None:

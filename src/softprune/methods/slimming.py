@@ -23,7 +23,7 @@ def dropped_count(ratio: float, total: int, count: CountRule = "scp") -> int:
     """
     if count == "scp":
         return total - int((1 - ratio) * total)
-    return min(int(ratio * total) + (count == "pytorch"), total)
+    return int(ratio * total) + (count == "pytorch")
 
 
 class SlimmingPruner(OneShotPruner):

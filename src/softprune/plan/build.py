@@ -37,7 +37,7 @@ def make_plan(
     parameters = {
         each.name: ParameterCut(dim=each.dim, width=len(each.atoms), kept=_kept(live.is_present(each.atoms)))
         for each in graph.free_parameters
-        if each.dim >= 0 and not live.is_present(each.atoms).all()
+        if not live.is_present(each.atoms).all()
     }
     return PrunePlan(
         model=class_name(model),
@@ -156,7 +156,7 @@ def _cut_layer(layer: LayerOp, live: Liveness) -> ModuleCut:
         kept = come[~live.dispensable(layer)[come]] if live.selects(layer) else come
         kept = kept if len(kept) else come[:1]  # all of them are zero: one is enough
         extra = -len(kept) % live.round_to
-        if extra and len(kept) < len(come):
+        if extra:
             kept = np.sort(np.concatenate([kept, np.setdiff1d(come, kept)[:extra]]))
     elif depthwise(layer):
         multiplier = len(layer.outputs) // len(layer.inputs)
@@ -199,7 +199,7 @@ def _dense_macs(layer: LayerOp) -> int:
 
 
 def _macs(layer: LayerOp, cut: ModuleCut) -> int:
-    return 0 if cut.void else layer.positions * layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
+    return layer.positions * layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
 
 
 def _params(
@@ -207,15 +207,18 @@ def _params(
 ) -> int:
     own = dict(model.named_parameters())
     submodules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
-    total = sum(parameter.numel() for parameter in own.values())
-    for layer in graph.layers:
-        cut, names = modules[layer.name], (layer.name, *layer.aliases)
-        layers = [submodules[name] for name in names]
-        biases = {id(layer.bias): layer.bias for layer in layers if layer.bias is not None}
-        total -= layers[0].weight.numel() + sum(bias.numel() for bias in biases.values())
+    sizes: dict[object, int] = {id(parameter): parameter.numel() for parameter in own.values()}
+    layers = [(layer, name, submodules[name]) for layer in graph.layers for name in (layer.name, *layer.aliases)]
+    for _, _, module in layers:
+        sizes.pop(id(module.weight), None)
+        sizes.pop(id(module.bias), None)
+    for layer, name, module in layers:
+        cut = modules[layer.name]
         if not cut.void:
-            total += layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
-            total += len(cut.outputs) * max(len(biases), int(cut.folded))
+            sizes[id(module.weight)] = layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
+            if cut.folded or module.bias is not None:  # a bias that layers share is one, unless constants fold into it
+                sizes[name if cut.folded else id(module.bias)] = len(cut.outputs)
+    total = sum(sizes.values())
     for norm in graph.norms:
         if submodules[norm.name].weight is not None:
             total -= 2 * (len(norm.outputs) - len(modules[norm.name].outputs))

@@ -1,7 +1,8 @@
 """Which channels are constant over batch and space under the hard masks, and at what value.
 
 A dropped channel is exactly zero. After a further BatchNorm a zero becomes another constant, an activation maps a
-constant to a constant, and a layer that reads only constants returns constants. All values are float64.
+constant to a constant, and a layer that reads only constants returns constants. All values are float64. What
+parameters outside layers give by themselves, such as an embedding, is not constant: training changes it.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ def constants(graph: ChannelGraph, model: nn.Module, masks: Mapping[str, NDArray
     """Return the constant value of every atom; NaN for atoms that are not constant."""
     found = _Constants(graph, model, masks)
     found.forward(graph.ops)
-    return found.values
+    return found.known(np.arange(len(graph.classes)))
 
 
 class _Constants(ForwardAnalysis):
@@ -37,14 +38,18 @@ class _Constants(ForwardAnalysis):
         for parameter in graph.free_parameters:
             self.values[parameter.atoms] = _parameter_values(parameter, model)
             self.trained[parameter.atoms] = True
-        super().__init__(self.values)
+        super().__init__(self.values, self.trained)
+
+    def known(self, atoms: IntArray) -> FloatArray:
+        """Return the values of `atoms`; NaN for those that parameters alone give."""
+        return np.where(self.trained[atoms], np.nan, self.values[atoms])
 
     def layer(self, op: LayerOp, use: Use) -> None:
         module = self.modules[use.module]
-        self.values[use.outputs] = _layer_constants(op, module, self.values[use.inputs], len(use.outputs))
+        self.values[use.outputs] = _layer_constants(op, module, self.known(use.inputs), len(use.outputs))
 
     def norm(self, op: NormOp, use: Use) -> None:
-        self.values[use.outputs] = _normalised(self.modules[op.name], self.values[use.inputs])
+        self.values[use.outputs] = _normalised(self.modules[op.name], self.known(use.inputs))
         if op.name in self.masks:
             self.values[use.outputs[~self.masks[op.name]]] = 0.0
 
@@ -58,6 +63,7 @@ class _Constants(ForwardAnalysis):
         elif op.keeps_zero:
             out[inputs == 0] = 0.0
         self.values[op.outputs] = out.reshape(op.inputs.shape)
+        self.trained[op.outputs] = self.trained[op.inputs]
 
     def binary(self, op: BinaryOp) -> None:
         left, right = self.values[op.left], self.values[op.right]
@@ -71,6 +77,7 @@ class _Constants(ForwardAnalysis):
             dead_right = (right == 0) & ~self.trained[op.right]
             out[dead_left | dead_right] = 0.0
         self.values[op.outputs] = out
+        self.trained[op.outputs] = self.trained[op.left] & self.trained[op.right]
 
     def constant(self, op: ConstantOp) -> None:
         self.values[op.outputs] = op.values.numpy()

@@ -73,12 +73,10 @@ class Liveness:
         """Return whether `layer` computes nothing: no output is demanded, or all outputs are constant."""
         if not layer.replaceable:
             return False
-        if not any(self.is_demanded(use.outputs).any() for use in layer.uses):
+        if not self.is_demanded(layer.outputs).any():
             return True
-        if not self.dispensable(layer).all():
-            return False
-        outputs = [self.values[use.outputs] for use in layer.uses]
-        return all(np.array_equal(other, outputs[0]) for other in outputs) and not np.isnan(outputs[0]).any()
+        values = self.values[layer.outputs]
+        return all(np.array_equal(self.values[use.outputs], values) for use in layer.uses)  # false of NaN
 
     # --- solving -----------------------------------------------------------------------------------------------
 
