@@ -70,7 +70,13 @@ def test_a_cuda_graph_keeps_the_input_that_it_reads(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(backends, "eager", lambda *_: ready)
     monkeypatch.setattr(backends, "capture_graph", lambda *_, **__: SimpleNamespace(replay=lambda: None))
     setting = Setting(
-        device=torch.device("cuda"), dtype=torch.float32, threads=1, channels_last=False, compile_mode="", fold_bn=False
+        device=torch.device("cuda"),
+        dtype=torch.float32,
+        threads=1,
+        channels_last=False,
+        compile_mode="",
+        fold_bn=False,
+        repeats=1,
     )
     example = Example.of(torch.zeros(2, 3))
     replay = BACKENDS["graph"](Dense(), example, setting)(example)
@@ -113,6 +119,7 @@ def test_the_compiler_keeps_the_memory_order_on_a_gpu(monkeypatch: pytest.Monkey
             channels_last=channels_last,
             compile_mode="reduce-overhead",
             fold_bn=False,
+            repeats=1,
         )
         _compile(Dense(), setting)
     first, *others = seen
@@ -237,6 +244,14 @@ def test_a_network_for_one_batch_size_and_precision_alone() -> None:
     assert second.note.startswith("does not run: RuntimeError: shape '[4, 144]' is invalid")
     (half,) = compare_latency(model, model, example, batches=[4], dtype="float64", repeats=1).rows
     assert "does not run: RuntimeError" in half.note
+
+
+def test_a_batch_without_memory_for_it_leaves_the_other_rows() -> None:
+    model = Dense().eval()
+    first, second = compare_latency(model, model, torch.randn(1, 3, 8, 8), batches=[1, 2**60], repeats=1).rows
+    assert first.speed_up is not None
+    assert second.note.startswith("does not run: RuntimeError")
+    assert second.batch == 2**60
 
 
 def test_volumes_beside_images_in_channels_last() -> None:

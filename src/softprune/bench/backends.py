@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softprune.errors import ConfigError
 from softprune.export import to_onnx
-from softprune.export.formats import open_session
+from softprune.export.formats import onnx_calls
 from softprune.fused.inference import fuse
 from softprune.fused.inference.convolutions import has_kernel
 from softprune.graph import Example
@@ -31,6 +31,8 @@ class Setting:
     compile_mode: str
     fold_bn: bool
     """Whether the BatchNorms of the networks are folded already."""
+    repeats: int
+    """Timed blocks per network."""
 
 
 Ready = Callable[[Example], Call]
@@ -87,14 +89,7 @@ def onnxruntime(model: nn.Module, example: Example, setting: Setting) -> Ready:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
         to_onnx(model, example, path)
-        session = open_session(path, threads=setting.threads)
-    names = [entry.name for entry in session.get_inputs()]
-
-    def ready(given: Example) -> Call:
-        feed = {name: tensor.cpu().numpy() for name, tensor in zip(names, given.tensors(), strict=True)}
-        return lambda: session.run(None, feed)
-
-    return ready
+        return onnx_calls(path.read_bytes(), threads=setting.threads)
 
 
 BACKENDS: dict[str, Callable[[nn.Module, Example, Setting], Ready]] = {

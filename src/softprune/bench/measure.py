@@ -90,11 +90,12 @@ def compare_latency(
             channels_last=channels_last,
             compile_mode=compile_mode,
             fold_bn=fold_bn,
+            repeats=repeats,
         )
         for backend in chosen:
             ready = _prepared(backend, (dense, compact), given, setting)
             for batch in sizes:
-                row = _row(backend, ready, given.with_batch(batch), setting, repeats, macs)
+                row = _row(backend, ready, given, batch, setting, macs)
                 logger.debug("%s, batch %d: speed-up %s", backend, batch, row.speed_up or row.note)
                 rows.append(row)
     return BenchReport(tuple(rows), macs[0], macs[1], advice(rows, compact))
@@ -123,16 +124,14 @@ def _prepared(
 
 
 def _row(
-    backend: str, ready: tuple[Ready, Ready] | str, example: Example, setting: Setting, repeats: int, macs: list[int]
+    backend: str, ready: tuple[Ready, Ready] | str, example: Example, batch: int, setting: Setting, macs: list[int]
 ) -> BenchRow:
-    batch = example.batch_size()
-    assert batch is not None
     timings: dict[str, Timing] = {}
     note = ready if isinstance(ready, str) else ""
     if not isinstance(ready, str):
         try:
-            timings = _timed(backend, ready, example, setting, repeats)
-        except Exception as error:  # of the network or the backend; the other rows are still useful
+            timings = _timed(backend, ready, example.with_batch(batch), setting)
+        except Exception as error:  # of the network, the backend or the memory; the other rows are still useful
             note = f"does not run: {type(error).__name__}: {first_line(error)}"
     speed_up = paired_ratio(timings["dense"], timings["compact"]) if timings else None
     return BenchRow(
@@ -153,9 +152,7 @@ def _row(
     )
 
 
-def _timed(
-    backend: str, ready: tuple[Ready, Ready], example: Example, setting: Setting, repeats: int
-) -> dict[str, Timing]:
+def _timed(backend: str, ready: tuple[Ready, Ready], example: Example, setting: Setting) -> dict[str, Timing]:
     # Each row compiles for its own shapes, without reaching the limit of recompilations.
     torch.compiler.reset()
     calls = {"dense": ready[0](example), "compact": ready[1](example)}
@@ -166,4 +163,4 @@ def _timed(
     if backend in COMPILED:
         for call in calls.values():
             call()
-    return alternate(calls, repeats=repeats, finish=synchronizer(setting.device))
+    return alternate(calls, repeats=setting.repeats, finish=synchronizer(setting.device))

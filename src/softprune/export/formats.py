@@ -3,7 +3,7 @@
 import io
 import logging
 import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,25 +52,28 @@ def to_onnx(
     return write_checked(kind, model, example, path, fold_bn=fold_bn, dynamic_batch=dynamic_batch, tolerance=tolerance)
 
 
-def open_session(file: Path | bytes, *, threads: int = 0) -> Any:
-    """Open a file, or its content, in ONNX Runtime on the CPU. With `threads` 0 the runtime decides."""
+def onnx_calls(content: bytes, *, threads: int = 0) -> Callable[[Example], Callable[[], Any]]:
+    """Open the content of a file in ONNX Runtime on the CPU; return what makes the call for an input.
+
+    With `threads` 0 the runtime decides.
+    """
     runtime = import_optional("onnxruntime", "ONNX", _PACKAGES)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    source = file if isinstance(file, bytes) else str(file)
-    return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+
+    def call_for(example: Example) -> Callable[[], Any]:
+        feed = {name: tensor.cpu().numpy() for name, tensor in zip(names, example.tensors(), strict=True)}
+        return lambda: session.run(None, feed)
+
+    return call_for
 
 
 def _open_onnx(content: bytes) -> Runtime:
-    session = open_session(content)
-    names = [entry.name for entry in session.get_inputs()]
-
-    def run(example: Example) -> list[Tensor]:
-        feed = {name: tensor.numpy() for name, tensor in zip(names, example.tensors(), strict=True)}
-        return [torch.from_numpy(output) for output in session.run(None, feed)]
-
-    return run
+    call_for = onnx_calls(content)
+    return lambda attempt: [torch.from_numpy(output) for output in call_for(attempt)()]
 
 
 def _onnx_content(model: nn.Module, given: Example, dynamic_batch: bool, opset: int | None) -> bytes:
