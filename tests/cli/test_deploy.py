@@ -113,6 +113,8 @@ def test_a_device_that_is_not_there_is_named(softprune, finished: Path, device: 
         (("export", "nowhere"), "compact.safetensors"),
         (("export", "nowhere", "--format", "tflite"), "--format must be onnx or pt2"),
         (("bench", "nowhere", "--batch", "one"), "--batch must be whole numbers"),
+        (("bench", "nowhere", "--batch", "1,²"), "--batch must be whole numbers"),
+        (("bench", "nowhere", "--batch", "9" * 5000), "--batch must be whole numbers"),
         (("bench", "nowhere"), "compact.safetensors"),
         (("bench", "nowhere", "--round-to", "8"), "--round-to needs the folder of a finished run. Got nowhere"),
     ],

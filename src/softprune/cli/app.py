@@ -88,7 +88,8 @@ def main() -> NoReturn:
 
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)?")
-_SIZE = re.compile(r"0*[1-9]\d{0,8}", re.ASCII)
+SIZE = re.compile(r"0*[1-9]\d{0,8}", re.ASCII)
+"""A whole number above 0, of nine digits at most."""
 _LARGEST_INPUT = 2**26
 """Larger than any image, and small enough for memory."""
 _SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -125,7 +126,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     if not text:
         return ()
     parts = text.lower().replace(",", "x").split("x")
-    if len(parts) != 3 or not all(_SIZE.fullmatch(part.strip()) for part in parts):
+    if len(parts) != 3 or not all(SIZE.fullmatch(part.strip()) for part in parts):
         raise ConfigError(f"--input must be CHANNELSxHEIGHTxWIDTH, such as 3x224x224. Got {text!r}.")
     shape = tuple(int(part) for part in parts)
     if math.prod(shape) > _LARGEST_INPUT:

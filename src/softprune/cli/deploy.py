@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from softprune.cli.app import Device, Input, Json, Model, command, parse_shape
+from softprune.cli.app import SIZE, Device, Input, Json, Model, command, parse_shape
 from softprune.cli.output import print_json, print_table, say
 from softprune.errors import ConfigError
 from softprune.io import write_atomically
@@ -134,7 +134,7 @@ def bench(
 
 def _numbers(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
+    if not all(SIZE.fullmatch(part) for part in parts):
         raise ConfigError(f"--batch must be whole numbers separated by commas, such as 1,64. Got {text!r}.")
     return [int(part) for part in parts]
 

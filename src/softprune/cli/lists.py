@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from softprune.cli.app import Json, command
-from softprune.cli.output import format_percent, print_facts, print_json, print_table, say
+from softprune.cli.output import format_cut, format_percent, print_facts, print_json, print_table, say
 from softprune.config import recipes as library
 from softprune.errors import ConfigError, SoftpruneError, nearest
 from softprune.io import write_atomically
@@ -59,10 +59,10 @@ def _run_cells(folder: RunFolder) -> list[str]:
         return [str(folder.path), state, "-", "-", "-"]
     state = "finished" if not run.in_progress else "running" if folder.is_locked() else "stopped"
     last = run.epochs[-1]
-    cut = None if run.in_progress else 100 * (1 - last.macs / max(run.dense.macs, 1))
+    cut = "-" if run.in_progress else format_cut(run.dense.macs, last.macs)
     # Of a finished run the accuracy of its network on the test images, which epochs may not have used.
     top1 = last.test_top1 if run.in_progress or run.compact_top1 is None else run.compact_top1
-    return [str(folder.path), state, str(last.number), format_percent(top1), format_percent(cut, 1)]
+    return [str(folder.path), state, str(last.number), format_percent(top1), cut]
 
 
 @command

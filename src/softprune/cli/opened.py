@@ -54,17 +54,15 @@ def open_compact(
     """
     run, compact = locate_compact(path)
     config = None if run is None else named_config(run, model, needs=("model",))
-    recorded = by_record and run is not None and run.path == path and run.result.is_file()
+    itself = run if run is not None and run.path == path else None
+    recorded = by_record and itself is not None and itself.result.is_file()
     if round_to and not recorded:
         raise ConfigError(f"--round-to needs the folder of a finished run. Got {path}.")
-    if recorded and (round_to or not compact.is_file()):
-        assert run is not None
-        assert config is not None
+    if itself is not None and config is not None and (round_to or not compact.is_file()):
         refuse_dense(config, path)
-        return _shaped_like_record(run, config, shape, round_to)
+        if recorded:
+            return _shaped_like_record(itself, config, shape, round_to)
     if not compact.is_file():
-        if run is not None and config is not None and run.path == path:
-            refuse_dense(config, path)
         raise ConfigError(
             "The argument must be the folder of a finished run (with compact.safetensors) or the .safetensors file of "
             f"a compact network. Got {path}. For an unfinished run, run `softprune compact` first."

@@ -70,7 +70,7 @@ def write_report(run: Path, out: Path | None = None, refresh: int = 0) -> Path:
     """
     from softprune.report import render_run
 
-    return Path(render_run(run, out, titles=method_titles(), refresh=refresh))
+    return render_run(run, out, titles=method_titles(), refresh=refresh)
 
 
 def method_titles() -> dict[str, str]:
