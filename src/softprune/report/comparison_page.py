@@ -13,7 +13,7 @@ from softprune.report.curves import ACCURACY, REMOVED, Series, curves, events_of
 from softprune.report.grouping import Experiment, Spread, distinct, group_runs, shared, spread, with_baselines
 from softprune.report.layers import ROWS_SHOWN, profile
 from softprune.report.page import Column, style_of, write_page
-from softprune.report.paper_table import PaperRow, paper_rows, top1_of
+from softprune.report.paper_table import PaperRow, paper_rows
 from softprune.report.pareto import pareto_views
 from softprune.report.scales import CANVASES
 from softprune.report.tables import EXPLANATION, table_cells
@@ -90,7 +90,7 @@ def _cut(run: Run, key: str) -> float | None:
 one_decimal = partial(fixed, digits=1)
 COLUMNS = (
     Column("Dense top-1", lambda run: run.dense_top1, fixed),
-    Column("Best top-1", lambda run: top1_of(run.best), fixed, "n spare"),
+    Column("Best top-1", lambda run: run.best and run.best.top1, fixed, "n spare"),
     Column("Compact top-1", lambda run: run.compact_top1, fixed),
     Column("Against dense", _against_dense, fixed),
     Column("MACs cut %", partial(_cut, key="macs"), one_decimal),
@@ -100,7 +100,7 @@ COLUMNS = (
 )
 RUN_COLUMNS = (
     Column("Seed", lambda run: run.seed, str),
-    Column("Best top-1", lambda run: top1_of(run.best), accuracy, "n spare"),
+    Column("Best top-1", lambda run: run.best and run.best.top1, accuracy, "n spare"),
     Column("Compact top-1", lambda run: run.compact_top1, accuracy),
     Column("Against dense", _against_dense, change),
     Column("MACs cut", partial(_cut, key="macs"), percent),

@@ -11,7 +11,6 @@ from softprune.report.pareto import Spot, front
 from softprune.report.text import cut, known_as
 from softprune.report.training import precision_of
 from softprune.runs.reading import Run, best_latencies
-from softprune.runs.result import Moment
 
 SAME_FLOPS = 1.0
 """Allowed difference in points between the paper's FLOPs reduction and a target in exact MACs."""
@@ -153,7 +152,8 @@ def _spot(row: PaperRow) -> Spot | None:
 
 
 def _entries(run: Run) -> list[_Entry]:
-    last, best, times = top1_of(run.last), top1_of(run.best), best_latencies(run)
+    last, best = (None if moment is None else moment.top1 for moment in (run.last, run.best))
+    times = best_latencies(run)
     after = _Entry(run, run.name, run.finetuned, times, last, best, run.compact_top1, run.wall_seconds)
     before = run.variant("masked")
     if not run.finetuned or before is None:
@@ -229,8 +229,3 @@ def _channels_cut(entry: _Entry) -> float | None:
     if run.dense.paper_channels is not None or not run.sites:
         return entry.less("paper_channels", "channels")
     return cut(sum(site.width for site in run.sites), sum(site.kept for site in run.sites))
-
-
-def top1_of(moment: Moment | None) -> float | None:
-    """Return the accuracy of a moment, or None if the run has none."""
-    return moment.top1 if moment else None
