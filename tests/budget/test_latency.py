@@ -112,6 +112,13 @@ class Pyramid(nn.Module):
         return [*levels, self.again(x)]
 
 
+def test_layers_are_timed_in_the_precision_of_the_network(monkeypatch):
+    precisions = set()
+    monkeypatch.setattr("softprune.budget.latency.time_ms", lambda call, device: precisions.add(call().dtype) or 1.0)
+    latency_table(network().double(), EXAMPLE)
+    assert precisions == {torch.float64}
+
+
 def test_every_call_of_a_layer_counts_at_its_size(monkeypatch):
     monkeypatch.setattr("softprune.budget.latency.time_ms", lambda call, device: float(len(call()[0].flatten())))
     table = measure_latency(trace(Pyramid(), EXAMPLE), Pyramid(), EXAMPLE)  # the "time" is the outputs of one sample

@@ -170,8 +170,8 @@ def measure_latency(
         call = call.with_batch(batch)
     plain = plain_copy(network).eval()
     shapes = _input_shapes(plain, call)
-    device = next(plain.parameters()).device
-    bench = _Bench(device)
+    like = next(plain.parameters())
+    bench, device = _Bench(like), like.device
     layers, norms, indices = {}, {}, {}
     records: list[LayerOp | NormOp] = [*graph.layers, *graph.norms]
     for record in records:
@@ -225,10 +225,11 @@ def _widths(width: int) -> tuple[int, ...]:
 
 
 class _Bench:
-    """Times layers over their widths, layers of one shape once."""
+    """Times layers over their widths on the device and in the precision of a tensor, layers of one shape once."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, like: Tensor) -> None:
+        self.device = like.device
+        self._kind: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
         self._known: dict[Any, Grid] = {}
 
     def layer(self, record: LayerOp, module: nn.Module, shape: tuple[int, ...]) -> Grid:
@@ -258,20 +259,20 @@ class _Bench:
         sides = (outputs, inputs // groups)
         if record.kind == "conv_transpose":
             sides = (inputs, outputs // groups)
-        trial.weight = nn.Parameter(torch.randn(*sides, *kernel, device=self.device))
+        trial.weight = nn.Parameter(torch.randn(*sides, *kernel, **self._kind))
         if trial.bias is not None:
-            trial.bias = nn.Parameter(torch.zeros(outputs, device=self.device))
+            trial.bias = nn.Parameter(torch.zeros(outputs, **self._kind))
         if record.kind != "linear":
             trial.groups = groups
         place = len(shape) - 1 - len(kernel)
-        x = torch.randn(*shape[:place], inputs, *shape[place + 1 :], device=self.device)
+        x = torch.randn(*shape[:place], inputs, *shape[place + 1 :], **self._kind)
         return time_ms(lambda: trial(x), self.device)
 
     def widths(self, shape: tuple[int, ...], build: Callable[[int, Tensor], Callable[[], object]]) -> Grid:
         """What `build` makes of a number of channels and an input."""
         key = (build, shape)
         if key not in self._known:
-            x = torch.randn(*shape, device=self.device)
+            x = torch.randn(*shape, **self._kind)
             widths = _widths(shape[1])
             self._known[key] = _rising((1,), widths, [[time_ms(build(width, x), self.device) for width in widths]])
         return self._known[key]
@@ -279,7 +280,7 @@ class _Bench:
 
 def _normalise(width: int, x: Tensor) -> Callable[[], object]:
     part = x[:, :width].contiguous()
-    ones, zeros = torch.ones(width, device=x.device), torch.zeros(width, device=x.device)
+    ones, zeros = x.new_ones(width), x.new_zeros(width)
     return lambda: torch.relu(torch.nn.functional.batch_norm(part, zeros, ones, ones, zeros))
 
 
