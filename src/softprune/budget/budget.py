@@ -221,8 +221,7 @@ class Budget(Limit):
             scores = {name: score + 1e3 for name, score in scores.items()}
         only = {name: torch.where(allowed[name], score, score - 1e6) for name, score in scores.items()}
         search = self.search(only, network, alive_only=True)
-        counts = search.at_rank(len(search.row))
-        cut = Cut(counts, search.cost(counts))
+        cut = search.cut_of(search.at_rank(len(search.row)))
         if cut.cost > self.limit:
             cut = search.refine(cut)
         cut, masks = self._within_limit(search, cut, network)

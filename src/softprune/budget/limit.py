@@ -92,8 +92,8 @@ class Limit:
         for order in (lambda width: -torch.arange(width), torch.arange, lambda n: torch.rand(n, generator=generator)):
             scores = {site.name: order(site.width).double() for site in self.prunable.graph.sites}
             search = self.search(scores, network)
-            counts = search.at_rank(0)
-            yield Cut(counts, search.cost(counts)), search.masks(counts)
+            cut = search.cut_of(search.at_rank(0))
+            yield cut, search.masks(cut.counts)
 
     def search(
         self, scores: Mapping[str, Tensor], network: nn.Module | None = None, *, alive_only: bool = False

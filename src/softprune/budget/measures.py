@@ -93,9 +93,6 @@ class Params(Measure):
 class Channels(Measure):
     """Channels of the sites, as the summary counts them."""
 
-    def of_plan(self, plan: PrunePlan) -> float:
-        return float(sum(len(kept) for kept in plan.sites.values()))
-
     def __call__(self, network: nn.Module, masks: Mapping[str, Tensor]) -> float:
         return float(sum(int(mask.sum()) for mask in masks.values()))
 

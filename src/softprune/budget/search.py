@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 Counts = tuple[int, ...]
@@ -61,9 +60,9 @@ class CutSearch:
         self.most = [self._alive(unit) for unit in range(len(self.units))] if alive_only else self.widths
         self._inner = [np.argsort(-column, kind="stable") for column in columns]
         row = np.concatenate(columns)
-        self.order: NDArray[np.int64] = np.argsort(-row, kind="stable")
-        self.row = row[self.order]
-        self._unit = np.repeat(np.arange(len(columns)), self.widths)[self.order]
+        order = np.argsort(-row, kind="stable")
+        self.row = row[order]
+        self._unit = np.repeat(np.arange(len(columns)), self.widths)[order]
         self._known: dict[Counts, float] = {}
 
     def _alive(self, unit: int) -> int:
@@ -88,6 +87,9 @@ class CutSearch:
         if counts not in self._known:
             self._known[counts] = self._cost(self.masks(counts))
         return self._known[counts]
+
+    def cut_of(self, counts: Counts) -> Cut:
+        return Cut(counts, self.cost(counts))
 
     def at_rank(self, rank: int) -> Counts:
         """Return the cut that keeps the `rank` best channels, and what floors and multiples add."""
@@ -115,7 +117,7 @@ class CutSearch:
                     high = min(high, below)
                     continue
                 low = below
-                if self._is_close(low, close):
+                if self._is_close(self.cost(self.at_rank(low)), close):
                     return low
                 if self.cost(self.at_rank(above)) > self.limit:
                     high = min(high, above)
@@ -123,16 +125,17 @@ class CutSearch:
                 low = above
         while high - low > within:
             middle = (low + high) // 2
-            if self.cost(self.at_rank(middle)) <= self.limit:
+            cost = self.cost(self.at_rank(middle))
+            if cost <= self.limit:
                 low = middle
-                if self._is_close(low, close):
+                if self._is_close(cost, close):
                     return low
             else:
                 high = middle
         return low
 
-    def _is_close(self, rank: int, close: float) -> bool:
-        return (1 - close) * self.limit <= self.cost(self.at_rank(rank)) <= self.limit
+    def _is_close(self, cost: float, close: float) -> bool:
+        return (1 - close) * self.limit <= cost <= self.limit
 
     def fit(self, *, close: float = 0.0) -> Cut:
         """Return the best cut found that is not over the limit; `close`: as in :meth:`rank`."""
@@ -148,9 +151,8 @@ class CutSearch:
         return cut
 
     def _cut_at(self, rank: int, close: float) -> Cut:
-        counts = self.at_rank(rank)
-        cut = Cut(counts, self.cost(counts))
-        return cut if (1 - close) * self.limit <= cut.cost <= self.limit else self.refine(cut, close=close)
+        cut = self.cut_of(self.at_rank(rank))
+        return cut if self._is_close(cut.cost, close) else self.refine(cut, close=close)
 
     def refine(self, cut: Cut, *, close: float = 0.0) -> Cut:
         """Bring `cut` below the limit if it is over it, then as near to it as single channels allow, or `close`."""
@@ -174,42 +176,36 @@ class CutSearch:
             trials = (self._less(cut, site) for site in self._by_last(cut.counts))
             smaller = next((less for less in trials if less is not None and less.cost < cut.cost), None)
             if smaller is None:  # channels that only save something together
-                counts = self.at_rank(self.rank())
-                return Cut(counts, self.cost(counts))
+                return self.cut_of(self.at_rank(self.rank()))
             cut = smaller
         return cut
 
     def _grown(self, cut: Cut, closed: Iterable[int] = (), *, close: float = 0.0) -> Cut:
         shut = set(closed)
-        while True:
-            if close and (1 - close) * self.limit <= cut.cost <= self.limit:
-                return cut
+        while not self._is_close(cut.cost, close):
             site = max(
                 (s for s in range(len(self.units)) if s not in shut and cut.counts[s] < self.most[s]),
                 key=lambda s: self.scores[s][self._inner[s][cut.counts[s]]],
                 default=None,
             )
             if site is None:
-                return cut
-            counts = self._changed(cut.counts, site, cut.counts[site] + 1)
-            cost = self.cost(counts)
+                break
+            trial = self._changed(cut, site, cut.counts[site] + 1)
             # A channel that costs nothing is not read: bringing it back would change nothing.
-            if cut.cost < cost <= self.limit:
-                cut = Cut(counts, cost)
+            if cut.cost < trial.cost <= self.limit:
+                cut = trial
             else:
                 shut.add(site)
+        return cut
 
     def _less(self, cut: Cut, site: int) -> Cut | None:
         """`cut` with one step fewer channels at `site`; None if its floor forbids it."""
         # The count may be the width, which need not be a multiple.
         count = (cut.counts[site] - 1) // self.round_to * self.round_to
-        if not 0 <= self.floors[site] <= count:
-            return None
-        counts = self._changed(cut.counts, site, count)
-        return Cut(counts, self.cost(counts))
+        return self._changed(cut, site, count) if self.floors[site] <= count else None
 
-    def _changed(self, counts: Counts, site: int, count: int) -> Counts:
-        return (*counts[:site], self._allowed(site, count), *counts[site + 1 :])
+    def _changed(self, cut: Cut, site: int, count: int) -> Cut:
+        return self.cut_of((*cut.counts[:site], self._allowed(site, count), *cut.counts[site + 1 :]))
 
     def _by_last(self, counts: Counts) -> list[int]:
         """Return the sites that keep something, those with the lowest last kept channel first."""
