@@ -28,11 +28,8 @@ class ChannelState:
 
     def __init__(self, graph: ChannelGraph, network: nn.Module) -> None:
         self.graph, self.network = graph, network
-        self.names = [site.name for site in graph.sites]
         self.widths = {site.name: site.width for site in graph.sites}
         self._scales: dict[tuple[str, MaskConfig], tuple[Tensor, Tensor]] = {}
-        self._points = {site.name: (site.points, site.entering, site.slopes) for site in graph.sites}
-        self._members = {site.name: site.members for site in graph.sites}
         self.decision = MaskDecision(next(network.parameters()).device)
         for name, width in self.widths.items():
             gate, device = self.gate(name), self.decision.in_force.device
@@ -58,7 +55,7 @@ class ChannelState:
     @property
     def allowed(self) -> Masks:
         """Copies of the channels that are allowed, by site."""
-        return {name: present(self.gate(name).allowed).to("cpu", copy=True) for name in self.names}
+        return {name: present(self.gate(name).allowed).to("cpu", copy=True) for name in self.widths}
 
     @allowed.setter
     def allowed(self, masks: Mapping[str, Tensor]) -> None:
@@ -68,7 +65,7 @@ class ChannelState:
     @property
     def weights(self) -> Masks:
         """Copies of the factors of the sparsity loss, by site."""
-        return {name: present(self.gate(name).weight).to("cpu", copy=True) for name in self.names}
+        return {name: present(self.gate(name).weight).to("cpu", copy=True) for name in self.widths}
 
     @weights.setter
     def weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -84,13 +81,13 @@ class ChannelState:
         """
         network = network or self.network
         found = {}
-        for name in self.names:
-            gate, bn = self.gate(name), norms_of(network, name, *self._points[name])
+        for site in self.graph.sites:
+            gate, bn = self.gate(site.name), norms_of(network, site.name, site.points, site.entering, site.slopes)
             threshold, untrained = self._scale(gate)
             above = _log_odds(gate.alive(bn).double().cpu()) - threshold
             # The gate's own rule decides, to the last bit.
             above = torch.where(gate.dead(bn).cpu(), above.clamp(max=0.0), above.clamp(min=1e-9))
-            found[name] = above / untrained
+            found[site.name] = above / untrained
         return found
 
     def _scale(self, gate: SoftGate) -> tuple[Tensor, Tensor]:
@@ -130,16 +127,16 @@ class ChannelState:
         same one.
         """
         count = 0
-        for number, name in enumerate(self.names):
-            chosen = masks[name]
+        for number, site in enumerate(self.graph.sites):
+            chosen = masks[site.name]
             if not chosen.any():
                 continue
-            for member in self._members[name]:
+            for member in site.members:
                 bn = self.network.get_submodule(member)
                 assert isinstance(bn, _BatchNorm)
                 place = chosen.to(bn.weight.device)
                 bn.weight[place], bn.bias[place] = _REGROWN_SCALE, 0.0
-                self._refill_filters(member, place, (self.gate(name).clock.seed, step, number))
+                self._refill_filters(member, place, (self.gate(site.name).clock.seed, step, number))
             count += int(chosen.sum())
         return count
 
