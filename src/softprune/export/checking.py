@@ -12,7 +12,7 @@ from softprune.graph import Example
 from softprune.graph.example import first_floating
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
-from softprune.module_state import first_uninitialised
+from softprune.module_state import attributes_kept, first_uninitialised
 from softprune.surgery.apply import duplicated
 from softprune.surgery.comparison import compare as distance
 from softprune.surgery.comparison import outputs_of
@@ -93,16 +93,13 @@ def exact(model: nn.Module, given: Example) -> tuple[nn.Module, Example]:
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
     """Restore the buffers of a network, such as counters, at the end of the block."""
-    places = [(part._buffers, name) for part in module.modules() for name in part._buffers]
-    before = [(store, name, store[name]) for store, name in places]
-    values = [None if tensor is None else tensor.clone() for _, _, tensor in before]
+    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
-        yield
+        with attributes_kept(module):
+            yield
     finally:
-        for (store, name, tensor), value in zip(before, values, strict=True):
-            store[name] = tensor
-            if tensor is not None and value is not None:
-                tensor.copy_(value)
+        for buffer, value in values:
+            buffer.copy_(value)
 
 
 def trials(example: Example, *, other_batch: bool) -> list[Example]:
