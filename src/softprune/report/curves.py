@@ -154,7 +154,7 @@ def _scale(panel: Panel, lines: Sequence[Series], bottom: float, top: float) -> 
         return Scale(low, high, bottom, top, "log", [power for power in powers if low <= power <= high])
     elif panel.kind in ("value", "log"):
         low = min(0.0, *values)
-    elif panel.kind == "accuracy":
+    else:
         low, high = max(low, 0.0), min(high, 100.0)
         if high - low > 4 * (high - quantile(values, 0.25)) and high - low > 20:
             return Scale(low, high, bottom, top, "error", _error_ticks(low, high))
