@@ -1,6 +1,6 @@
 """The result of a count: totals, and the cost of every module."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -51,25 +51,18 @@ class Cost:
         )
 
     def __str__(self) -> str:
-        heading = ("module", "kind", "MACs", "params", "channels", "FLOPs")
-        rows = [(name or "(root)", part.kind, *_figures(part)) for name, part in self.by_module.items()]
-        return _table(heading, rows, ("total", f"{self.counting} counting", *_figures(self)))
+        rows = [("module", "kind", "MACs", "params", "channels", "FLOPs")]
+        rows += [(name or "(root)", part.kind, *_figures(part)) for name, part in self.by_module.items()]
+        rows.append(("total", f"{self.counting} counting", *_figures(self)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        # Names to the left, figures to the right.
+        line = "  ".join(f"{{:{'<' if place < 2 else '>'}{width}}}" for place, width in enumerate(widths))
+        heading, *parts, total = (line.format(*row) for row in rows)
+        rule = "-" * len(heading)
+        return "\n".join([heading, rule, *parts, rule, total])
 
     __repr__ = __str__  # what a notebook shows
 
 
 def _figures(part: ModuleCost | Cost) -> tuple[str, str, str, str]:
     return f"{part.macs:,}", f"{part.params:,}", f"{part.channels:,}", f"{part.flops:,}"
-
-
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str]) -> str:
-    """Plain text: two columns of names to the left, figures to the right, the total under a line."""
-    widths = [max(map(len, column)) for column in zip(heading, *rows, total, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        names = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
-        figures = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
-        return "  ".join(names + figures)
-
-    rule = "-" * len(line(heading))
-    return "\n".join([line(heading), rule, *map(line, rows), rule, line(total)])
