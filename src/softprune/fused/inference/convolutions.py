@@ -112,15 +112,11 @@ class FusableConvolution:
         relu = self.fused if relu is None else relu
         network = self.network
         with network.graph.inserting_before(place):
-            new_image = image or self.image
             dtype = network.stored(self.node.args[1]).dtype
             new_weight = self.node.args[1] if weight is None else network.constant(weight, dtype)
             new_bias = self._bias if bias is None else network.constant(bias, dtype)
-            new_steps = steps or self.steps
-            if relu:
-                values: tuple[Any, ...] = (new_image, new_weight, new_bias, other or self.other, *new_steps)
-            else:
-                values = (new_image, new_weight, new_bias, *new_steps)
+            added = [other or self.other] if relu else []
+            values = (image or self.image, new_weight, new_bias, *added, *(steps or self.steps))
             made = network.graph.call_function(CONV_RELU if relu else CONV, values)
         made.meta = dict(place.meta)
         place.replace_all_uses_with(made)
