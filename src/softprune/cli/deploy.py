@@ -93,14 +93,12 @@ def bench(
     a run, config.toml and result.json are enough.
     """
     batches = _numbers(batch)
-    import torch
-
     from softprune import bench as benching
     from softprune.cli.opened import open_compact
     from softprune.distributed import pick_device
 
     opened = open_compact(path, model=model, shape=parse_shape(input_shape), by_record=True, round_to=round_to)
-    where = str(pick_device(device))
+    where = pick_device(device)
     report = benching.compare_latency(
         opened.dense,
         opened.compact,
@@ -115,7 +113,7 @@ def bench(
         fold_bn=fold_bn,
         repeats=repeats,
     )
-    record = bench_record(report, path, torch.device(where), round_to) if as_json or out is not None else {}
+    record = bench_record(report, path, where, round_to) if as_json or out is not None else {}
     if out is not None:
         write_atomically(out, (json.dumps(record, indent=1) + "\n").encode(), then="measure again", follow_link=True)
     if as_json:

@@ -105,7 +105,7 @@ def to_the_minute(stamp: str) -> str:
 
 def known_as(key: str) -> str:
     """A network or data set as papers write it: ``resnet164`` as ResNet-164. Other names stay."""
-    match = re.fullmatch(r"(vgg|resnet|densenet|cifar)_?(\d+)", key)
+    match = re.fullmatch(rf"({'|'.join(_FAMILIES)})_?(\d+)", key)
     return f"{_FAMILIES[match[1]]}-{match[2]}" if match else key
 
 
