@@ -1,7 +1,7 @@
 """Image classification sets of the Hugging Face Hub, or saved with `datasets`, through the package datasets."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,19 +19,16 @@ _TEST_SPLITS = ("validation", "val", "valid", "test")
 class HubDataset(EncodedDataset):
     """One split. Arrow files are mapped into memory, and an image is decoded when its batch is due."""
 
-    def __init__(self, rows: Any, column: str, indices: np.ndarray, labels: Tensor, crops: Crops) -> None:
-        super().__init__(labels, crops)
-        self._rows, self._column, self._indices = rows, column, indices
+    def __init__(self, table: Any, column: str, labels: Tensor, crops: Crops) -> None:
+        super().__init__(np.arange(len(labels)), labels, crops)
+        self._table, self._column = table, column
 
     def read(self, index: int) -> bytes:
-        image = self._rows[int(self._indices[index])][self._column]
+        image = self._table[int(self.rows[index])][self._column]
         return image["bytes"] if image["bytes"] is not None else Path(image["path"]).read_bytes()
 
     def source(self, index: int) -> str:
-        return f"row {self._indices[index]}, column {self._column!r}"
-
-    def select(self, indices: np.ndarray, labels: Tensor, crops: Crops) -> Self:
-        return type(self)(self._rows, self._column, self._indices[indices], labels, crops)
+        return f"row {self.rows[index]}, column {self._column!r}"
 
 
 def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, download: bool = False) -> DataBundle:
@@ -65,11 +62,11 @@ def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, down
     image, label = _columns(datasets, splits["train"].features, repo)
     parts = []
     for name in ("train", test):
-        rows = splits[name].cast_column(image, datasets.Image(decode=False))
-        labels = torch.tensor(rows[label][:], dtype=torch.int64)
+        table = splits[name].cast_column(image, datasets.Image(decode=False))
+        labels = torch.tensor(table[label][:], dtype=torch.int64)
         if not len(labels) or int(labels.min()) < 0:
             raise DataError(f"Every image must have a label. Got the split {name} of {repo!r} without them.")
-        parts.append(HubDataset(rows.select_columns([image]), image, np.arange(len(labels)), labels, crops))
+        parts.append(HubDataset(table.select_columns([image]), image, labels, crops))
     return DataBundle.of_files("huggingface", parts, tuple(splits["train"].features[label].names))
 
 

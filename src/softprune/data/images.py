@@ -6,6 +6,7 @@ small images, and torchvision is not imported in every worker.
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 from abc import abstractmethod
@@ -129,25 +130,27 @@ class Crops:
 
 
 class EncodedDataset(LoadedDataset):
-    """Encoded images from any source, as uint8 images (3, size, size). A subclass says where the bytes are."""
+    """Encoded images from any source, as uint8 images (3, size, size). A subclass says where the bytes are.
 
-    def __init__(self, labels: Tensor, crops: Crops) -> None:
-        self.labels, self.crops = labels, crops
+    `rows` has an entry for each image, with which the subclass finds it. It is an array instead of a million Python
+    objects, whose reference counts would make forked workers copy them.
+    """
+
+    def __init__(self, rows: np.ndarray, labels: Tensor, crops: Crops) -> None:
+        self.rows, self.labels, self.crops = rows, labels, crops
 
     @abstractmethod
     def read(self, index: int) -> bytes:
         """Return the encoded image."""
 
-    @abstractmethod
-    def select(self, indices: np.ndarray, labels: Tensor, crops: Crops) -> Self:
-        """Return the images with these indices, which have these labels."""
-
     def __len__(self) -> int:
         return len(self.labels)
 
     def subset(self, indices: Tensor, *, augment: bool = True) -> Self:
-        crops = replace(self.crops, augment=self.crops.augment and augment)
-        return self.select(indices.numpy(), self.labels[indices], crops)
+        part = copy.copy(self)
+        part.rows, part.labels = self.rows[indices.numpy()], self.labels[indices]
+        part.crops = replace(self.crops, augment=self.crops.augment and augment)
+        return part
 
     def load(self, index: int, draw: int) -> tuple[Tensor, int]:
         image = decode_image(self.read(index))
@@ -182,22 +185,17 @@ class FolderDataset(EncodedDataset):
     """One split of an image folder."""
 
     def __init__(self, root: Path, files: np.ndarray, labels: Tensor, crops: Crops) -> None:
-        super().__init__(labels, crops)
+        super().__init__(files, labels, crops)
         self.root = root
-        # One array instead of a million Python strings, whose reference counts would make forked workers copy them.
-        self._files = files
 
     def path(self, index: int) -> Path:
-        return self.root / os.fsdecode(self._files[index])
+        return self.root / os.fsdecode(self.rows[index])
 
     def read(self, index: int) -> bytes:
-        return read_image(os.path.join(os.fsencode(self.root), self._files[index]))
+        return read_image(os.path.join(os.fsencode(self.root), self.rows[index]))
 
     def source(self, index: int) -> str:
         return str(self.path(index))
-
-    def select(self, indices: np.ndarray, labels: Tensor, crops: Crops) -> Self:
-        return type(self)(self.root, self._files[indices], labels, crops)
 
 
 @contextmanager

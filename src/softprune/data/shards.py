@@ -13,13 +13,10 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from softprune.data.datasets import DataBundle
 from softprune.data.download import fetch_file
@@ -37,31 +34,19 @@ _MOST_SHARDS = 1_000_000
 _WRITTEN = 0x73686172
 
 
-@dataclass(frozen=True)
-class _Index:
-    """Where the images of one or more shards are."""
-
-    shards: tuple[str, ...]
-    shard: np.ndarray
-    offset: np.ndarray
-    size: np.ndarray
-    label: np.ndarray
-
-
 class ShardDataset(EncodedDataset):
-    """The images of tar shards."""
+    """The images of tar shards. A row is the number of the shard, and offset, size and label of the image."""
 
-    def __init__(self, index: _Index, labels: Tensor, crops: Crops) -> None:
-        super().__init__(labels, crops)
-        self._index = index
+    def __init__(self, shards: Sequence[Path], rows: np.ndarray, crops: Crops) -> None:
+        super().__init__(rows, torch.from_numpy(rows[:, 3]), crops)
+        self._shards = shards
 
     def read(self, index: int) -> bytes:
-        where = self._index
-        size = int(where.size[index])
+        shard, offset, size, _ = self.rows[index].tolist()
         # Opened for each image: a set can have more shards than a process may have open files.
-        file = os.open(where.shards[where.shard[index]], os.O_RDONLY)
+        file = os.open(self._shards[shard], os.O_RDONLY)
         try:
-            content = os.pread(file, size, int(where.offset[index]))
+            content = os.pread(file, size, offset)
         finally:
             os.close(file)
         if len(content) < size:
@@ -69,13 +54,8 @@ class ShardDataset(EncodedDataset):
         return content
 
     def source(self, index: int) -> str:
-        where = self._index
-        return f"{where.shards[where.shard[index]]} (the image at byte {where.offset[index]})"
-
-    def select(self, indices: np.ndarray, labels: Tensor, crops: Crops) -> Self:
-        old = self._index
-        rows = (old.shard[indices], old.offset[indices], old.size[indices], old.label[indices])
-        return type(self)(_Index(old.shards, *rows), labels, crops)
+        shard, offset, _, _ = self.rows[index]
+        return f"{self._shards[shard]} (the image at byte {offset})"
 
 
 def load_shards(
@@ -90,8 +70,8 @@ def load_shards(
     root = Path(root)
     parts = []
     for split, pattern in zip(SPLITS, (train_shards, val_shards), strict=True):
-        index = _read_index(find_shards(pattern, root, f"data.{split}_shards", download=download))
-        parts.append(ShardDataset(index, torch.from_numpy(index.label), crops))
+        shards = find_shards(pattern, root, f"data.{split}_shards", download=download)
+        parts.append(ShardDataset(shards, _read_rows(shards), crops))
     count = 1 + max(int(part.labels.max()) for part in parts)
     return DataBundle.of_files("webdataset", parts, _class_names(root / CLASSES, count), count)
 
@@ -142,15 +122,14 @@ def expand_braces(pattern: str) -> list[str]:
     return [pattern[: match.start()] + middle + end for middle in middles for end in ends]
 
 
-def _read_index(shards: Sequence[Path]) -> _Index:
+def _read_rows(shards: Sequence[Path]) -> np.ndarray:
     rows: list[tuple[int, int, int, int]] = []
     for number, path in enumerate(shards):
         found = [(number, *sample) for sample in _samples(path)]
         if not found:
             raise DataError(f"A shard must hold at least one image with its class. Got none in {path}.")
         rows += found
-    columns = np.array(rows, dtype=np.int64).T
-    return _Index(tuple(map(str, shards)), *columns)
+    return np.array(rows, dtype=np.int64)
 
 
 def _samples(path: Path) -> Iterator[tuple[int, int, int]]:
