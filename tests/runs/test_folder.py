@@ -227,8 +227,11 @@ def test_whether_a_run_is_locked_is_asked_without_a_change(tmp_path: Path) -> No
 def test_the_lock_removes_what_a_killed_process_left(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", RunConfig())
     (folder.path / ".result.json.123.tmp").write_text("half")
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / ".step-0000000002.ckpt.123.tmp").write_bytes(b"half")
     with folder.lock():
-        assert [path.name for path in sorted(folder.path.iterdir())] == [".lock", "config.toml"]
+        assert [path.name for path in sorted(folder.path.iterdir())] == [".lock", "checkpoints", "config.toml"]
+        assert not list(folder.checkpoints.iterdir())
 
 
 def test_results_of_another_format_are_refused(tmp_path: Path) -> None:

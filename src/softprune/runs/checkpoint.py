@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from softprune.errors import CheckpointError, SoftpruneError, first_line
-from softprune.io import remove_leftovers, write_atomically
+from softprune.io import write_atomically
 from softprune.log import get_logger
 from softprune.runs.folder import RunFolder
 
@@ -123,11 +123,9 @@ def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, 
     A checkpoint that cannot be opened, or that a newer softprune wrote, is an error: it may be complete, and the
     training since the one before it would be lost.
 
-    With ``repair``, for the process that holds the lock of the run, damaged files are renamed and temporary files of
-    a killed process are deleted. For any other process such a file may be one that the run is about to write.
+    With ``repair``, for the process that holds the lock of the run, damaged files are renamed. For any other process
+    such a file may be one that the run is about to write.
     """
-    if repair:
-        remove_leftovers(folder)
     paths, damaged = _newest_first(folder), len(damaged_files(folder))
     if not paths and not damaged:
         raise CheckpointError(
@@ -189,12 +187,12 @@ def _newest_first(folder: Path) -> list[Path]:
 def random_state(device: torch.device) -> dict[str, Any]:
     """Return the state of the generators that a network or a loader may draw from: PyTorch, Python, NumPy."""
     version, internal, gauss = random.getstate()
-    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    key = torch.from_numpy(numpy["state"]["key"].astype(np.int64))  # a checkpoint holds no uint32
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    _, key, *rest = numpy
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": [version, list(internal), gauss],
-        "numpy": [key, int(numpy["state"]["pos"]), int(numpy["has_gauss"]), float(numpy["gauss"])],
+        "numpy": [torch.from_numpy(key.astype(np.int64)), *rest],  # a checkpoint holds no uint32
     }
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

@@ -152,13 +152,13 @@ def read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
     A line that a resumed run wrote again replaces the earlier one.
     """
     rows: dict[int, Epoch] = {}
-    lines = list(numbered_lines(path))
+    lines, cut_off = list(numbered_lines(path)), False
     for number, line in lines:
         try:
             row = parse(Epoch, line, f"{path}, line {number}", "Resume the run, which writes the file again.")
+            rows[row.epoch] = row
         except FileFormatError:
             if number < lines[-1][0] or path.read_bytes().endswith(b"\n"):
                 raise
-            return tuple(rows[key] for key in sorted(rows)), True
-        rows[row.epoch] = row
-    return tuple(rows[key] for key in sorted(rows)), False
+            cut_off = True
+    return tuple(rows[key] for key in sorted(rows)), cut_off
