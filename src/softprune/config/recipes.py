@@ -150,21 +150,14 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _check_toml(value: Any, levels: int) -> None:
-    """Check what the format promises and tomllib does not: 64-bit integers, text that UTF-8 can hold."""
+    """Check what tomllib does not: 64-bit integers, which the format promises, and depth."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ConfigError("whole numbers must fit in 64 bits.")
-    if isinstance(value, str) and not _is_utf8(value):
-        raise ConfigError("text must be valid Unicode.")
     if isinstance(value, dict | list):
         if not levels:
             raise ConfigError(_TOO_DEEP)
-        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+        for item in value.values() if isinstance(value, dict) else value:
             _check_toml(item, levels - 1)
-
-
-def _is_utf8(text: str) -> bool:
-    """Whether text has no lone surrogate, which a command line in another encoding gives."""
-    return not re.search("[\ud800-\udfff]", text)
 
 
 def parse_override(override: str) -> tuple[str, Any]:
@@ -173,7 +166,7 @@ def parse_override(override: str) -> tuple[str, Any]:
     key, text = key.strip(), text.strip()
     if not equals or not key:
         raise ConfigError(f"--set takes KEY=VALUE, such as optimizer.lr=0.05. Got {show(override)}.")
-    if not _is_utf8(override):
+    if re.search("[\ud800-\udfff]", override):  # lone surrogates, which a command line in another encoding gives
         raise ConfigError(f"--set must be valid Unicode. Got {show(override)}.")
     is_text = get_args(_known_keys().get(key))[:1] == (str,)
     if is_text and text[:1] not in ("'", '"'):

@@ -4,7 +4,7 @@ import difflib
 import re
 import types
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -120,7 +120,7 @@ def _bare(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def is_section(annotation: Any) -> bool:
+def is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
     """Whether an annotation is a section with keys of its own."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
@@ -155,7 +155,6 @@ def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, A
     """Every key that can be set below ``section``, dotted, with its annotation, in the order of the file."""
     for name, field in section.model_fields.items():
         if is_section(field.annotation):
-            assert isinstance(field.annotation, type)
             yield from keys_of(field.annotation, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", annotation_of(section, name)
