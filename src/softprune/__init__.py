@@ -7,7 +7,7 @@ loss = pruner.loss(task_loss)   # the one changed line of your loop
 small = pruner.compact()        # an ordinary, smaller nn.Module, verified equal
 """
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,50 +47,29 @@ __all__ = [
     "verify",
 ]
 
-_PACKAGES = (
-    "bench",
-    "budget",
-    "data",
-    "errors",
-    "export",
-    "graph",
-    "inspection",
-    "masks",
-    "methods",
-    "models",
-    "plan",
-    "surgery",
-)
-_DEFINED_IN = {
-    "Cost": "costs",
-    "Inspection": "inspection",
-    "MaskConfig": "masks",
-    "PrunePlan": "plan",
-    "Pruner": "methods",
-    "SoftPruner": "methods",
-    "SoftpruneError": "errors",
-    "Summary": "methods",
-    "apply_plan": "surgery",
-    "cost": "costs",
-    "distillation_loss": "distillation",
-    "inspect": "inspection",
-    "load": "surgery",
-    "remap_optimizer": "surgery",
-    "save": "surgery",
-    "verify": "surgery",
+_NAMES = {
+    "costs": ("Cost", "cost"),
+    "distillation": ("distillation_loss",),
+    "errors": ("SoftpruneError",),
+    "inspection": ("Inspection", "inspect"),
+    "masks": ("MaskConfig",),
+    "methods": ("Pruner", "SoftPruner", "Summary"),
+    "plan": ("PrunePlan",),
+    "surgery": ("apply_plan", "load", "remap_optimizer", "save", "verify"),
 }
+_DEFINED_IN = {name: module for module, names in _NAMES.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker would accept any name of a module that has __getattr__
 
     def __getattr__(name: str) -> Any:
-        """Import a public name on first use, so that `softprune --help` does not import torch."""
-        if name in _PACKAGES:
-            return importlib.import_module(f"softprune.{name}")
-        if name not in _DEFINED_IN:
+        """Import a public name or a module on first use, so that `softprune --help` does not import torch."""
+        if name in _DEFINED_IN:
+            value = getattr(importlib.import_module(f"softprune.{_DEFINED_IN[name]}"), name)
+            globals()[name] = value
+            return value
+        if name.startswith("_") or importlib.util.find_spec(f"softprune.{name}") is None:
             raise AttributeError(f"module 'softprune' has no attribute {name!r}", name=name)
-        value = getattr(importlib.import_module(f"softprune.{_DEFINED_IN[name]}"), name)
-        globals()[name] = value
-        return value
+        return importlib.import_module(f"softprune.{name}")
 
 
 def __dir__() -> list[str]:

@@ -47,18 +47,19 @@ class Inspection:
             for name in site.members
         ]
         rows += [(frozen.name, str(frozen.width), f"frozen: {frozen.reason}") for frozen in self.frozen]
-        name = max((len(row[0]) for row in rows), default=4)
-        lines = [f"{'BatchNorm':<{max(name, 9)}}  width  state"]
-        lines += [f"{row[0]:<{max(name, 9)}}  {row[1]:>5}  {row[2]}" for row in rows]
+        rows.insert(0, ("BatchNorm", "width", "state"))
+        longest = max(len(name) for name, _, _ in rows)
+        lines = [f"{name:<{longest}}  {width:>5}  {state}" for name, width, state in rows]
         lines += [f"operator without a rule: {op} in {place}" for op, place in self.unknown_operators.items()]
         if any(not operator.startswith("aten.") for operator in self.unknown_operators):
             lines.append("softprune.graph.add_operator gives an operator of your own a rule (docs/sites.md)")
         if self.unreached:
             shown = first_few(self.unreached)
             lines.append(f"not reached by the example, so that what they read may be cut away: {shown}")
+        if self.available:
+            more = ", ".join(f'"{kind}" masks {count}' for kind, count in self.available.items())
+            lines.append(f"of the frozen BatchNorms site_kinds={more} more")
         channels = sum(site.width for site in self.sites)
-        more = _more_kinds(self.available)
-        lines += [more] if more else []
         lines.append(
             f"{len(self.sites)} sites with {channels:,} channels, {len(self.frozen)} frozen. "
             f"At best {self.floor_macs:,} of {self.macs:,} MACs ({_percent(self.floor_macs, self.macs)}) and "
@@ -75,11 +76,6 @@ def _described(site: Site, name: str, required: frozenset[str]) -> str:
     floor = ", at least 1 channel stays (the way to an output)" if site.name in required else ""
     kind = "" if site.kind == "activated" else f", {KIND_WORDS[site.kind]}"
     return f"site, {site.activation}{kind}{floor}"
-
-
-def _more_kinds(available: dict[str, int]) -> str:
-    parts = [f'"{kind}" masks {count}' for kind, count in available.items()]
-    return f"of the frozen BatchNorms site_kinds={', '.join(parts)} more" if parts else ""
 
 
 def _percent(part: int, whole: int) -> str:
