@@ -59,6 +59,13 @@ def test_refused_calls(tmp_path, content):
         read_pickle(path)
 
 
+def test_a_file_does_not_change_what_it_may_call(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"c_codecs\nencode\n}S'name'\nI1\nsb.")
+    with pytest.raises(DataError, match="a state for something else than an array"):
+        read_pickle(path)
+
+
 def test_truncated_and_missing(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(pickle.dumps({"data": np.zeros(1000)})[:-50])

@@ -19,32 +19,12 @@ from softprune.errors import DataError
 class _Record:
     """What a pickle says of a dtype or an array: arguments of its call, and the state that BUILD gives it."""
 
-    __slots__ = ("arguments", "kind", "state")
-
-    def __init__(self, kind: str, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, kind: str, *arguments: Any) -> None:
         self.kind, self.arguments, self.state = kind, arguments, None
 
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
 
-
-class _Global:
-    """A name that a pickle may use. BUILD must not change it, since it outlives the file."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._call(*arguments)
-
-    def __setstate__(self, state: Any) -> None:
-        raise pickle.UnpicklingError("a state for a function")
-
-
-def _records(kind: str) -> _Global:
-    return _Global(lambda *arguments: _Record(kind, arguments))
+def _records(kind: str) -> Callable[..., _Record]:
+    return lambda *arguments: _Record(kind, *arguments)
 
 
 def _bytes_of_text(text: str, encoding: str) -> bytes:
@@ -59,12 +39,12 @@ def _no_bytes() -> bytes:
     return b""
 
 
-_ALLOWED: dict[tuple[str, str], _Global] = {
+_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "ndarray"): _records("class"),
     ("numpy", "dtype"): _records("dtype"),
-    ("_codecs", "encode"): _Global(_bytes_of_text),
-    ("__builtin__", "bytes"): _Global(_no_bytes),
-    ("builtins", "bytes"): _Global(_no_bytes),
+    ("_codecs", "encode"): _bytes_of_text,
+    ("__builtin__", "bytes"): _no_bytes,
+    ("builtins", "bytes"): _no_bytes,
 }
 for _core in ("core", "_core"):  # NumPy 2 renamed the module
     _ALLOWED[f"numpy.{_core}.multiarray", "_reconstruct"] = _records("empty array")
@@ -82,6 +62,15 @@ class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
         self.append(bytearray(self.read(size)))  # type: ignore[attr-defined]
 
     dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
+
+    def load_build(self) -> None:
+        state = self.stack.pop()  # type: ignore[attr-defined]
+        record = self.stack[-1]  # type: ignore[attr-defined]
+        if not isinstance(record, _Record):  # an allowed name outlives the file
+            raise pickle.UnpicklingError("a state for something else than an array")
+        record.state = state
+
+    dispatch[pickle.BUILD[0]] = load_build
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -113,7 +102,7 @@ def read_pickle(path: Path) -> Any:
 
 
 def _converted(value: Any) -> Any:
-    if not isinstance(value, _Record | _Global):
+    if not isinstance(value, _Record) and not callable(value):
         return value
     if isinstance(value, _Record) and value.kind == "empty array":
         # (version, shape, dtype, is_fortran, bytes)
