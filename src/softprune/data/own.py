@@ -1,5 +1,6 @@
 """Data sets of the user's own: a factory that returns torch data sets, or a DataBundle."""
 
+import random
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -45,7 +46,7 @@ class TorchDataset(LoadedDataset):
         return f"item {index} of {type(self.dataset).__name__}"
 
     def load(self, index: int, draw: int) -> tuple[Tensor, int]:
-        with seeded((self.seed << 40) + draw):
+        with seeded(random.Random((self.seed << 64) + draw).getrandbits(63)):
             item = self.dataset[index]
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise DataError(f"An item of a data set must be (image, label). Got {_described(item)}.")
