@@ -92,9 +92,12 @@ def test_mistakes(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hub(train=rows(6))
     with pytest.raises(DataError, match=r"must have the split train, and one of validation.* Got train in"):
         _load()
-    hub(train=rows(6), test=rows(2, label=-1))
-    with pytest.raises(DataError, match="Got the split test of 'a/b' without them"):
-        _load()
+    unlabelled = rows(2)
+    unlabelled._rows[1]["label"] = None
+    for without in (rows(2, label=-1), unlabelled):
+        hub(train=rows(6), test=without)
+        with pytest.raises(DataError, match="Got the split test of 'a/b' without them"):
+            _load()
     hub(train=rows(6, {"img": Image(), "text": Value()}), test=rows(2))
     with pytest.raises(DataError, match="with the columns img, text; write a factory"):
         _load()

@@ -71,6 +71,11 @@ def test_writing_again_gives_the_same_bytes_and_resumes(root, folder, tmp_path):
     assert {path.name: path.read_bytes() for path in root.iterdir()} == before
 
 
+def test_shards_of_other_images_are_not_taken_for_written(root, folder):
+    with pytest.raises(DataError, match=r"Got .*train-000000\.tar, written from other images or with another number"):
+        write_shards(folder, root, per_shard=3)
+
+
 def test_a_pass_resumes_in_mid_epoch_and_on_two_processes(root):
     """Order and crops are those of the whole epoch, wherever and by however many processes it is read."""
     train = _load(root, holdout=2).train
@@ -127,6 +132,12 @@ def test_a_url_is_fetched_once(root, tmp_path):
         _load(tmp_path / "cache", download=True, train_shards="file:///gone/train-{000002..000003}.tar")
     with pytest.raises(DataError, match=r"must list the shards of a URL with braces.*Got 'file:///x-\*"):
         _load(tmp_path / "cache", train_shards="file:///x-*.tar")
+
+
+def test_urls_that_end_alike_are_not_taken_for_one_shard(tmp_path):
+    both = {"train_shards": "https://x/train/{0..1}.tar", "val_shards": "https://x/val/1.tar"}
+    with pytest.raises(DataError, match=r"Got https://x/train/1\.tar and https://x/val/1\.tar"):
+        _load(tmp_path, **both)
 
 
 @pytest.mark.parametrize("cut", [300, 512 * 3, "class", "member", "half"])

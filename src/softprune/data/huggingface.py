@@ -31,7 +31,7 @@ class HubDataset(EncodedDataset):
         return f"row {self.rows[index]}, column {self._column!r}"
 
 
-def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, download: bool = False) -> DataBundle:
+def load_huggingface(repo: str, crops: Crops, cache: Path | None, *, download: bool) -> DataBundle:
     """Return the set `repo`: a name on the Hub such as "uoft-cs/cifar10", or a folder that `save_to_disk` wrote.
 
     Its features must have one image column and one ClassLabel column. `datasets` stores downloads in `cache`.
@@ -63,7 +63,7 @@ def load_huggingface(repo: str, crops: Crops, cache: Path | None = None, *, down
     parts = []
     for name in ("train", test):
         table = splits[name].cast_column(image, datasets.Image(decode=False))
-        labels = torch.tensor(table[label][:], dtype=torch.int64)
+        labels = torch.tensor([-1 if each is None else each for each in table[label][:]], dtype=torch.int64)
         if not len(labels) or int(labels.min()) < 0:
             raise DataError(f"Every image must have a label. Got the split {name} of {repo!r} without them.")
         parts.append(HubDataset(table.select_columns([image]), image, labels, crops))

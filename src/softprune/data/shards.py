@@ -58,16 +58,9 @@ class ShardDataset(EncodedDataset):
         return f"{self._shards[shard]} (the image at byte {offset})"
 
 
-def load_shards(
-    root: Path | str,
-    crops: Crops,
-    *,
-    train_shards: str = "train-*.tar",
-    val_shards: str = "val-*.tar",
-    download: bool = False,
-) -> DataBundle:
+def load_shards(root: Path, crops: Crops, *, train_shards: str, val_shards: str, download: bool) -> DataBundle:
     """Return the images of tar shards. The patterns are relative to `root`; shards of a URL are downloaded to it."""
-    root = Path(root)
+    _check_names([train_shards, val_shards])
     parts = []
     for split, pattern in zip(SPLITS, (train_shards, val_shards), strict=True):
         shards = find_shards(pattern, root, f"data.{split}_shards", download=download)
@@ -76,7 +69,19 @@ def load_shards(
     return DataBundle.of_files("webdataset", parts, _class_names(root / CLASSES, count), count)
 
 
-def find_shards(pattern: str, root: Path, key: str, *, download: bool = False) -> list[Path]:
+def _check_names(patterns: Sequence[str]) -> None:
+    """Raise a DataError if two URLs would be kept in one file."""
+    kept: dict[str, str] = {}
+    for url in itertools.chain.from_iterable(expand_braces(pattern) for pattern in patterns if "://" in pattern):
+        other = kept.setdefault(url.rpartition("/")[2], url)
+        if other != url:
+            raise DataError(
+                "Shards of a URL are kept in data.dir by their file names, which must differ. Got "
+                f"{other} and {url}; fetch them into folders of their own, and give patterns such as train/*.tar."
+            )
+
+
+def find_shards(pattern: str, root: Path, key: str, *, download: bool) -> list[Path]:
     """Return the shards of a pattern such as `train-{000..009}.tar`, `train-*.tar` or a URL."""
     names = expand_braces(pattern)
     if "://" in pattern:
@@ -222,6 +227,11 @@ def write_shards(
             if not path.exists():
                 images = ((Path(root) / split / os.fsdecode(files[each]), labels[each]) for each in chosen)
                 write_atomically(path, _archive(itertools.count(start), images), then="repeat the command")
+            elif [label for _, _, label in _samples(path)] != [labels[each] for each in chosen]:
+                raise DataError(
+                    f"A shard that exists must hold the images that it would get now. Got {path}, written from other "
+                    "images or with another number per shard; remove the old shards, or name another folder."
+                )
             on_shard(path)
     write_atomically(out / CLASSES, "".join(f"{name}\n" for name in classes).encode(), then="repeat the command")
 
