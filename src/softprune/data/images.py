@@ -192,7 +192,7 @@ class FolderDataset(EncodedDataset):
         return self.root / os.fsdecode(self.rows[index])
 
     def read(self, index: int) -> bytes:
-        return read_image(os.path.join(os.fsencode(self.root), self.rows[index]))
+        return read_image(self.path(index))
 
     def source(self, index: int) -> str:
         return str(self.path(index))
@@ -253,9 +253,9 @@ def open_image(path: Path, mode: str = "RGB") -> Image:
     return decode_image(read_image(path), mode)
 
 
-def read_image(path: Path | bytes) -> bytes:
+def read_image(path: Path) -> bytes:
     """Return the content of an image file."""
-    if not os.path.isfile(path):  # opening a fifo would block
+    if not path.is_file():  # opening a fifo would block
         raise DataError("it is missing or not a regular file")
     with open(path, "rb") as file:
         content = file.read(MOST_BYTES + 1)
