@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from softprune.config.schema import Section
 from softprune.errors import ConfigError
 from softprune.masks import MaskConfig
 
@@ -42,3 +43,9 @@ def test_is_frozen_and_keyword_only():
 def test_a_value_out_of_range_is_named(field, value):
     with pytest.raises(ConfigError, match=rf"masks\.{field} must .* Got "):
         MaskConfig(**{field: value})
+
+
+def test_a_misspelled_setting_has_a_suggestion_in_python_too(monkeypatch):
+    monkeypatch.setattr(Section, "root", None)  # as where no recipe is read
+    with pytest.raises(ConfigError, match=r"Got 'masks\.dleta'. Did you mean 'masks\.delta'"):
+        MaskConfig(dleta=0.1)

@@ -25,7 +25,7 @@ class Section(BaseModel):
 
     section: ClassVar[str]
     """The key of the section in a recipe; empty for the top level."""
-    root: ClassVar[type[BaseModel] | None] = None
+    root: ClassVar[type["Section"] | None] = None
     """The top level, for suggestions when a key stands in the wrong section."""
 
     def __init_subclass__(cls, section: str = "", **options: Any) -> None:
@@ -160,9 +160,9 @@ def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{name}", annotation_of(section, name)
 
 
-def unknown_key(key: str, root: type[BaseModel]) -> ConfigError:
+def unknown_key(key: str, root: type[Section]) -> ConfigError:
     """The error for a key that ``root`` does not have, with the closest one that it has."""
-    known = [name for name, _ in keys_of(root)]
+    known = [_join(root.section, name) for name, _ in keys_of(root)]
     below = [name for name in known if name.startswith(f"{key}.")]
     if below:
         return ConfigError(
