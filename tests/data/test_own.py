@@ -34,6 +34,21 @@ def bundle():
     part = ArrayDataset.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4))
     return DataBundle(name="mine", num_classes=4, input_shape=(1, 5, 5), train=part, test=part)
 
+def bare():
+    return DataBundle(name="mine", num_classes=3, input_shape=(3, 8, 8), train=made(4), test=made(4))
+
+def vast():
+    part = ArrayDataset.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4) + 3)
+    return DataBundle(name="mine", num_classes=4, input_shape=(1, 5, 5), train=part, test=part)
+
+def misshapen():
+    part = ArrayDataset.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4))
+    return DataBundle(name="mine", num_classes=4, input_shape=(1, 6, 5), train=part, test=part)
+
+def untested():
+    part = ArrayDataset.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4))
+    return part, part.subset(torch.arange(0))
+
 def arrays():
     part = ArrayDataset.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4))
     return part, part
@@ -154,6 +169,14 @@ def test_bundles_and_arrays_are_taken_as_they_are(own):
     assert load_data("my_own_data:arrays").num_classes == 4
 
 
+def test_arrays_are_moved_to_the_device(own, monkeypatch):
+    moved = []
+    monkeypatch.setattr(ArrayDataset, "to", lambda part, device: moved.append((len(part), device)) or part)
+    load_data("my_own_data:arrays", device="cuda")
+    load_data("my_own_data:bundle", device="cuda", holdout=1)
+    assert moved == [(4, "cuda"), (4, "cuda"), (3, "cuda"), (4, "cuda"), (1, "cuda")]
+
+
 @pytest.mark.parametrize(
     ("factory", "error", "message"),
     [
@@ -174,6 +197,10 @@ def test_bundles_and_arrays_are_taken_as_they_are(own):
         ("three", DataError, r"must return \(train, test\).*Got a tuple of 3 from"),
         ("targets", DataError, r"Labels must be from 0 to 2, as there are classes. Got 0 to 7"),
         ("far", DataError, r"Labels must be from 0 to 1, as there are classes. Got 0 to 3"),
+        ("bare", DataError, r"`train` of a DataBundle must be .* Got a Images; return the pair \(train, test\)"),
+        ("vast", DataError, r"Labels must be from 0 to 3, as there are classes. Got 3 to 6 from 'mine'"),
+        ("misshapen", DataError, r"shape `input_shape`, \(1, 6, 5\). Got \(1, 5, 5\) for `train` of 'mine'"),
+        ("untested", DataError, "must have training and test images. Got no `test` in 'my_own_data:untested'"),
         ("missing", ConfigError, "must name something in the module"),
     ],
 )

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
 from softprune.data.download import fetch_archive
@@ -65,10 +64,8 @@ CIFAR100 = Cifar(
 )
 
 
-def load_cifar(
-    cifar: Cifar, root: Path | str, *, device: torch.device | str = "cpu", download: bool = False
-) -> DataBundle:
-    """Return the whole set on `device`. `root` is the folder with the official files, or its parent."""
+def load_cifar(cifar: Cifar, root: Path | str, *, download: bool = False) -> DataBundle:
+    """Return the whole set. `root` is the folder with the official files, or its parent."""
     folder = _find(cifar, Path(root), download)
     names = _read(folder / cifar.meta_file).get(cifar.names_key)
     if not isinstance(names, list) or len(names) != cifar.num_classes:
@@ -79,7 +76,7 @@ def load_cifar(
 
     def part(files: tuple[str, ...], count: int) -> ArrayDataset:
         images, labels = _images(cifar, [folder / file for file in files], count)
-        return ArrayDataset.from_arrays(images, labels, mean=cifar.mean, std=cifar.std, device=device)
+        return ArrayDataset.from_arrays(images, labels, mean=cifar.mean, std=cifar.std)
 
     return DataBundle(
         name=cifar.name,

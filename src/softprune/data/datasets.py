@@ -46,6 +46,19 @@ class Augmentation:
             raise DataError(f"Augmentation.erasing must be a probability from 0 to 1. Got {self.erasing}.")
 
 
+RENUMBER = "number the classes from 0, or correct `classes` or `num_classes` of the training set"
+"""The remedy for labels out of range."""
+
+
+def check_labels(smallest: int, largest: int, num_classes: int, name: str) -> None:
+    """Raise a DataError unless the labels of the data set ``name`` are classes."""
+    if smallest < 0 or largest >= num_classes:
+        raise DataError(
+            f"Labels must be from 0 to {num_classes - 1}, as there are classes. Got {smallest} to {largest} from "
+            f"{name!r}; {RENUMBER}."
+        )
+
+
 def class_numbers(labels: Any) -> Tensor:
     """Return labels, or one label, as int64; a DataError unless they are whole numbers."""
     given = torch.as_tensor(labels)
@@ -120,6 +133,10 @@ class ArrayDataset:
     def device(self) -> torch.device:
         return self.images.device
 
+    def to(self, device: torch.device | str) -> ArrayDataset:
+        """Return the data set on a device."""
+        return replace(self, **{key: getattr(self, key).to(device) for key in ("images", "labels", "mean", "std")})
+
     def subset(self, indices: Tensor, *, augment: bool = True) -> ArrayDataset:
         chosen = indices.to(self.device)
         return replace(self, images=self.images[chosen], labels=self.labels[chosen])
@@ -148,6 +165,35 @@ class DataBundle:
     class_names: tuple[str, ...] = ()
     holdout: ArrayDataset | LoadedDataset | None = None
     """Training images that are left out of training and evaluated after each epoch; None for the test images."""
+
+    def __post_init__(self) -> None:
+        for key, part in self._parts().items():
+            if not isinstance(part, ArrayDataset | LoadedDataset):
+                raise DataError(
+                    f"`{key}` of a DataBundle must be a softprune.data.ArrayDataset or LoadedDataset. Got a "
+                    f"{type(part).__name__}; return the pair (train, test) for data sets of torch."
+                )
+            if not len(part):
+                raise DataError(f"A data set must have training and test images. Got no `{key}` in {self.name!r}.")
+            if not isinstance(part, ArrayDataset):
+                continue
+            smallest, largest = part.labels.aminmax()
+            check_labels(int(smallest), int(largest), self.num_classes, self.name)
+            is_cropped = key == "train" and self.augmentation.resize
+            if not is_cropped and tuple(part.images.shape[1:]) != tuple(self.input_shape):
+                raise DataError(
+                    f"Images must have the shape `input_shape`, {tuple(self.input_shape)}. Got "
+                    f"{tuple(part.images.shape[1:])} for `{key}` of {self.name!r}; correct one of them."
+                )
+
+    def _parts(self) -> dict[str, ArrayDataset | LoadedDataset]:
+        parts = {"train": self.train, "test": self.test, "holdout": self.holdout}
+        return {key: part for key, part in parts.items() if part is not None}
+
+    def to(self, device: torch.device | str) -> DataBundle:
+        """Return the data set with its images in memory, if it has any, on a device."""
+        moved = {key: part.to(device) for key, part in self._parts().items() if isinstance(part, ArrayDataset)}
+        return replace(self, **moved)  # type: ignore[arg-type]
 
     @classmethod
     def of_files(
@@ -188,7 +234,7 @@ class DataBundle:
 _DIGITS_MEAN, _DIGITS_STD = 4.8838, 6.0174
 
 
-def load_digits(device: torch.device | str = "cpu") -> DataBundle:
+def load_digits() -> DataBundle:
     """Return 1,437 training and 360 test images of 1 x 8 x 8, always split the same way."""
     with (
         resources.files("softprune.data").joinpath("digits.npz").open("rb") as file,
@@ -200,9 +246,7 @@ def load_digits(device: torch.device | str = "cpu") -> DataBundle:
     test = (index + index // 10) % 5 == 0
 
     def part(chosen: np.ndarray) -> ArrayDataset:
-        return ArrayDataset.from_arrays(
-            images[chosen], labels[chosen], mean=(_DIGITS_MEAN,), std=(_DIGITS_STD,), device=device
-        )
+        return ArrayDataset.from_arrays(images[chosen], labels[chosen], mean=_DIGITS_MEAN, std=_DIGITS_STD)
 
     return DataBundle(
         name="digits",

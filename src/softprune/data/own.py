@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from softprune.data.datasets import ArrayDataset, DataBundle, class_numbers
+from softprune.data.datasets import RENUMBER, ArrayDataset, DataBundle, check_labels, class_numbers
 from softprune.data.images import LoadedDataset, byte_constants, image_tensor, seeded
 from softprune.errors import DataError
 from softprune.factories import call_factory
-
-_RENUMBER = "number the classes from 0, or correct `classes` or `num_classes` of the training set"
 
 
 class TorchDataset(LoadedDataset):
@@ -80,7 +78,7 @@ class TorchDataset(LoadedDataset):
             ) from error
         if self.num_classes and not 0 <= number < self.num_classes:
             raise DataError(
-                f"A label must be from 0 to {self.num_classes - 1}, as there are classes. Got {number}; {_RENUMBER}."
+                f"A label must be from 0 to {self.num_classes - 1}, as there are classes. Got {number}; {RENUMBER}."
             )
         return image, number
 
@@ -135,13 +133,8 @@ def _bundle(name: str, data: tuple[Any, Any], seed: int) -> DataBundle:
     for part, given in zip(parts, data, strict=True):
         if isinstance(part, TorchDataset):
             part.num_classes = count
-        smallest, largest = _label_range(given)
-        is_final = getattr(given, "target_transform", None) is None
-        if is_final and (smallest < 0 or largest >= count):
-            raise DataError(
-                f"Labels must be from 0 to {count - 1}, as there are classes. Got {smallest} to {largest} from "
-                f"{name!r}; {_RENUMBER}."
-            )
+        if getattr(given, "target_transform", None) is None:
+            check_labels(*_label_range(given), count, name)
     return DataBundle(name=name, num_classes=count, input_shape=shapes[0], train=train, test=test, class_names=classes)
 
 

@@ -41,7 +41,7 @@ class DataEntry:
 
 def _cifar(cifar: Cifar) -> DataEntry:
     return DataEntry(
-        load=lambda *, root, device, download, **_: load_cifar(cifar, root or "data", device=device, download=download),
+        load=lambda *, root, download, **_: load_cifar(cifar, root or "data", download=download),
         description=f"60,000 photographs of 32 x 32 pixels, {cifar.num_classes} classes; "
         "from the official Python files",
         needs_root=True,
@@ -52,7 +52,7 @@ def _cifar(cifar: Cifar) -> DataEntry:
 
 DATASETS: dict[str, DataEntry] = {
     "digits": DataEntry(
-        load=lambda *, device, **_: load_digits(device),
+        load=lambda **_: load_digits(),
         description="1,797 handwritten digits of 8 x 8 pixels, 10 classes; ships with softprune",
         needs_root=False,
         input_shape=(1, 8, 8),
@@ -140,7 +140,7 @@ def load_data(
                 "leave it out, or put random erasing into the transform of your own data set."
             )
         bundle = load_own(name, options or {}, root=folder, image_size=image_size, seed=seed, augment=augment)
-        return bundle.with_holdout(holdout, seed) if holdout else bundle
+        return (bundle.with_holdout(holdout, seed) if holdout else bundle).to(device)
     entry = DATASETS[name]
     if entry.in_files and entry.needs_root and folder is None:
         raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
@@ -148,7 +148,6 @@ def load_data(
         require_decoder(randaugment)
     bundle = entry.load(
         root=folder,
-        device=torch.device(device),
         download=download,
         crops=Crops(size=image_size, seed=seed, augment=augment, randaugment=randaugment, erasing=erasing),
         train_shards=train_shards,
@@ -161,4 +160,4 @@ def load_data(
         bundle = bundle.with_holdout(holdout, seed)
     if in_memory and entry.in_files:
         bundle = keep_in_memory(bundle, torch.device(device), workers)
-    return bundle if augment else replace(bundle, augmentation=Augmentation())
+    return (bundle if augment else replace(bundle, augmentation=Augmentation())).to(device)
