@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from softprune.data import ArrayDataset, load_data
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.runs.networks import build_network
 from softprune.train.control import Listener
-from softprune.train.run import Outcome, dense_config, resume, start
+from softprune.train.run import Outcome, dense_config, resume, set_arithmetic, start
 from softprune.train.trainer import Trainer
 
 Tiny = Callable[..., RunConfig]
@@ -117,7 +118,9 @@ def test_stopping_and_going_on_changes_nothing(
 ) -> None:
     config = tiny(*overrides)
     whole = start(config, tmp_path / "whole")
-    pieces = run_in_pieces(config, tmp_path / "pieces", [4, 28, 24], monkeypatch)
+    # Within an epoch, at the end of the second (where compact_at = 2 is due), and within the last.
+    steps = 15 * (config.train.epochs + config.finetune.epochs)
+    pieces = run_in_pieces(config, tmp_path / "pieces", [4, 26, steps - 34], monkeypatch)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "pieces"))
     assert whole.result is not None
@@ -174,8 +177,7 @@ def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp
     rows = metrics(tmp_path / "run")
     # 237 and 360 images: their percentages are different fractions.
     assert all((row["test_top1"] * 237 / 100) == pytest.approx(round(row["test_top1"] * 2.37)) for row in rows)
-    compact = result.table[-1].top1
-    assert compact * 3.6 == pytest.approx(round(compact * 3.6))
+    assert all(row.top1 * 3.6 == pytest.approx(round(row.top1 * 3.6)) for row in result.table[1:])
     assert result.best.top1 == max(row["test_top1"] for row in rows)
     assert result.config.data.holdout == 237
 
@@ -254,6 +256,7 @@ def test_a_run_starts_from_its_own_baseline(tiny: Tiny, tmp_path: Path, monkeypa
     assert outcome.folder.read_config().model.weights == "baseline"
     with monkeypatch.context() as patch:
         assert start(own, tmp_path / "parts", listener=StopAt(patch, 15)).stopped
+    assert (tmp_path / "parts" / "dense" / "result.json").is_file(), "nothing is left to stop"
     resume(tmp_path / "parts")
     assert metrics(tmp_path / "own") == metrics(tmp_path / "parts")
 
@@ -279,18 +282,6 @@ def test_a_baseline_may_start_from_pretrained_weights(
     named = tiny(*short[:3], f"distill.teacher={tmp_path}/baseline", f"model.weights={tmp_path}/baseline")
     start(named, tmp_path / "named")
     assert metrics(tmp_path / "own") == metrics(tmp_path / "named")
-
-
-def test_checkpoints_by_steps_count_all_steps(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved, original = [], Trainer.save
-
-    def save(trainer: Trainer) -> None:
-        saved.append(trainer.history.epoch * trainer.stage.step.steps + trainer.history.batch)
-        original(trainer)
-
-    monkeypatch.setattr(Trainer, "save", save)
-    start(tiny("records.checkpoint_steps=10", "records.checkpoint_epochs=0", "train.epochs=3"), tmp_path / "run")
-    assert saved == [10, 20, 30, 40, 45]
 
 
 def test_a_damaged_checkpoint_costs_only_the_way_back(
@@ -456,6 +447,32 @@ def test_an_edited_configuration_is_not_mixed_with_an_old_checkpoint(
     path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
     with pytest.raises(CheckpointError, match=r"another configuration, optimizer\.lr = 0\.2 instead of 0\.1: restore"):
         resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("steps", [3, 16], ids=["checkpoint", "result"])
+def test_an_edited_configuration_is_not_mixed_with_an_old_baseline(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    config = tiny("train.dense_baseline=true", "train.epochs=1")
+    with monkeypatch.context() as patch:
+        start(config, tmp_path / "run", listener=StopAt(patch, steps))
+    shutil.rmtree(tmp_path / "run" / "checkpoints", ignore_errors=True)  # as if killed before the first one
+    path = tmp_path / "run" / "config.toml"
+    path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
+    with pytest.raises(CheckpointError, match=rf"dense/.* optimizer\.lr = 0\.2 instead of 0\.1: restore {path}, or"):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("precision", "products"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "high")])
+def test_precision_is_set_for_the_process(monkeypatch: pytest.MonkeyPatch, precision: str, products: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", precision == "fp32")
+    try:
+        set_arithmetic(RunConfig(train={"precision": precision}), torch.device("cpu"))
+        assert torch.get_float32_matmul_precision() == products
+        assert torch.backends.cudnn.allow_tf32 is (precision != "fp32")
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_training_starts_from_the_weights_of_another_run(tiny: Tiny, tmp_path: Path) -> None:

@@ -51,7 +51,10 @@ def test_messages_from_before_the_folder_was_made_come_first(tiny: Tiny, tmp_pat
 
 def test_a_record_has_absolute_paths(tiny: Tiny, tmp_path: Path) -> None:
     first = start(tiny(), tmp_path / "first")
-    outcome = start(tiny("model.weights=first", "data.dir=images"), tmp_path / "second")
+    outcome = start(tiny("model.weights=first", "data.dir=images"), tmp_path / "second", time_limit=0)
     config = outcome.folder.read_config()
     assert config.model.weights == str(first.folder.path.absolute())
     assert config.data.dir == str(tmp_path / "images")
+    resumed = resume(tmp_path / "second", data_dir="moved").result
+    assert resumed is not None
+    assert resumed.config.data.dir == str(tmp_path / "moved")

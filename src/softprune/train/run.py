@@ -123,7 +123,7 @@ def resume(
     folder = RunFolder.open(run)
     config = folder.read_config()
     if data_dir is not None:
-        config = config.replace(data=config.data.replace(dir=data_dir))
+        config = absolute_paths(config.replace(data=config.data.replace(dir=data_dir)))
     with _world(device) as world:
         return _resume(config, folder, world, time_limit, listener)
 
@@ -200,12 +200,11 @@ def _run(context: RunContext, begin: StartingPoint | None) -> Outcome:
 def _train_baseline(context: RunContext) -> str | None:
     """Train the dense baseline of a run unless it is finished; return the reason to stop early, if there is one."""
     config, world, listener = context.config, context.world, context.listener
-    baseline, reason = RunFolder(context.folder.dense), None
+    baseline, dense, reason = RunFolder(context.folder.dense), dense_config(config), None
     if baseline.result.is_file():
-        baseline.read_result()  # an unreadable one is reported before training, not after
+        _check_same_config(dense, baseline.read_result().config, baseline, baseline.result)
     else:
         listener.on_phase("training the dense baseline")
-        dense = dense_config(config)
         if world.is_writer and not baseline.config.exists():
             RunFolder.create(baseline.path, dense)
         with _claim(baseline, world):
@@ -256,6 +255,13 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict
     with restoring():
         saved = RunConfig(**state["config"])
         place = f"epoch {state['epoch'] + 1:d}, batch {state['batch']:d}"
+    _check_same_config(config, saved, folder, path)
+    logger.info("resuming from %s (%s)", path.name, place)
+    return state
+
+
+def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, path: Path) -> None:
+    """Raise a CheckpointError if the file ``path`` of a run was written with another configuration."""
     # The folder of the data may differ between machines; nothing else may.
     saved = saved.replace(data=saved.data.replace(dir=config.data.dir))
     if saved != config:
@@ -264,10 +270,8 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict
         values = first_few([f"{key} = {show(here.get(key))} instead of {show(there.get(key))}" for key in changed])
         raise CheckpointError(
             f"{path} must belong to the run that config.toml describes. Got another configuration, {values}: restore "
-            f"{folder.config}, or start a new run with `{folder.again_command}`."
+            f"{folder.whole.config}, or start a new run with `{folder.again_command}`."
         )
-    logger.info("resuming from %s (%s)", path.name, place)
-    return state
 
 
 def open_data(

@@ -103,20 +103,15 @@ class Trainer:
         every = self.config.records.checkpoint_epochs
         try:
             while self.history.epoch < self.total_epochs:
-                if self.history.batch == 0:
-                    self._cut_if_due()
-                reason = self._run_epoch()
-                if reason is None:
-                    self._end_epoch()
-                    reason = self._stop_reason()
-                if reason is not None:
+                self._cut_if_due()
+                action = self._run_epoch()
+                is_last = self.history.epoch == self.total_epochs
+                if action != _CONTINUE or is_last or (every and self.history.epoch % every == 0):
                     self.save()
+                if action == _STOP and not is_last:
                     # torchrun ends all processes as soon as one has ended; none may while the file is written.
                     self.world.barrier()
-                    return reason
-                due = self._is_save_due() or (every and self.history.epoch % every == 0)
-                if due or self.history.epoch == self.total_epochs:
-                    self.save()
+                    return self.stop.reason() or "another process"
             return None
         except DataError as error:
             raise DataError(f"{error} {self._save_after_error()}") from error
@@ -124,7 +119,8 @@ class Trainer:
             if self.trackers is not None:
                 self.trackers.close()
 
-    def _run_epoch(self) -> str | None:
+    def _run_epoch(self) -> int:
+        """Train and record an epoch, and return whether to continue, save or stop; a stop may come within the epoch."""
         step = self.stage.step
         self.listener.on_epoch_start(self.history.epoch, self.total_epochs, step.steps)
         try:
@@ -136,7 +132,7 @@ class Trainer:
                     break
                 action = self._agreed_action()
                 if action == _STOP:
-                    return self.stop.reason() or "another process"
+                    return action
                 if action == _SAVE:
                     self.save()
         except NonFiniteLoss as error:
@@ -148,7 +144,8 @@ class Trainer:
                 "train.deterministic needs operators that PyTorch can run deterministically here. Got: "
                 f"{str(error).partition('.')[0]}. Set train.deterministic = false, or use --device cpu."
             ) from error
-        return None
+        self._end_epoch()
+        return self._agreed_action()
 
     def _update_strength(self) -> None:
         if self.stage.pruner is None:
@@ -162,7 +159,8 @@ class Trainer:
 
     def _agreed_action(self) -> int:
         """Return whether to continue, save or stop, the same in all processes."""
-        due = self._is_save_due()
+        every = self.config.records.checkpoint_steps
+        due = every > 0 and self._steps_done % every == 0
         if self.world.size > 1 and self.history.batch % _AGREE_EVERY:
             return _SAVE if due else _CONTINUE
         due |= 0 < self.config.records.checkpoint_seconds < time.monotonic() - self._saved_at
@@ -172,17 +170,6 @@ class Trainer:
     @property
     def _steps_done(self) -> int:
         return self.history.epoch * self.stage.step.steps + self.history.batch
-
-    def _is_save_due(self) -> bool:
-        """Whether a checkpoint is due after this step, by its number: the same in all processes."""
-        every = self.config.records.checkpoint_steps
-        return every > 0 and self._steps_done % every == 0
-
-    def _stop_reason(self) -> str | None:
-        """Return the reason to stop at the end of an epoch, the same in all processes."""
-        own = self.stop.reason()
-        stops = self.world.max(int(own is not None)) > 0 and self.history.epoch < self.total_epochs
-        return own or "another process" if stops else None
 
     def _end_epoch(self) -> None:
         """Evaluate the network, write the epoch's line, and advance to the next epoch."""
@@ -291,8 +278,7 @@ class Trainer:
         bad = non_finite(self.stage.network)
         if self.world.max(len(bad)) == 0:
             return
-        steps = self.stage.step.steps
-        step = self.history.epoch * steps + self.history.batch - 1
+        steps, step = self.stage.step.steps, self._steps_done - 1
         raise SoftpruneError(
             "The weights and BatchNorm's statistics must be finite. Got infinity or NaN in "
             f"{first_few(bad) or 'another process'} after step {step} (epoch {step // steps}, batch {step % steps}). "
@@ -333,5 +319,4 @@ class Trainer:
             "teacher": None if self.teacher is None else self.teacher.checksum,
             "random": random_state(self.world.device),
         }
-        step = self.history.epoch * self.stage.step.steps + self.history.batch
-        save_checkpoint(self.folder.checkpoints, step, state)
+        save_checkpoint(self.folder.checkpoints, self._steps_done, state)

@@ -1,0 +1,142 @@
+"""The training loop: when checkpoints are written, what a listener hears, times, and warnings on the way."""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softprune.config.settings import RunConfig
+from softprune.runs.checkpoint import save_checkpoint
+from softprune.runs.result import Epoch, Totals
+from softprune.train.control import Listener, StopSignal
+from softprune.train.evaluate import Evaluator
+from softprune.train.run import resume, start
+
+Tiny = Callable[..., RunConfig]
+FEW = "data.batch_size=720"  # two steps an epoch
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps after which checkpoints are written."""
+    steps, original = list[int](), save_checkpoint
+
+    def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+        steps.append(step)
+        return original(folder, step, state)
+
+    monkeypatch.setattr("softprune.train.trainer.save_checkpoint", save)
+    return steps
+
+
+def test_checkpoints_by_steps_and_epochs(tiny: Tiny, tmp_path: Path, saved: list[int]) -> None:
+    start(tiny(FEW, "records.checkpoint_steps=3", "records.checkpoint_epochs=2", "train.epochs=5"), tmp_path / "run")
+    assert saved == [3, 4, 6, 8, 9, 10]
+
+
+def test_checkpoints_by_time_come_within_and_after_epochs(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: list[int]
+) -> None:
+    class Clock(Listener):
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def on_step(self, done: int) -> None:
+            self.now += 1
+
+    clock = Clock()
+    monkeypatch.setattr("softprune.train.trainer.time", clock)
+    start(tiny(FEW, "records.checkpoint_epochs=0", "records.checkpoint_seconds=2.5"), tmp_path / "run", listener=clock)
+    assert saved == [3, 6, 8]
+
+
+def test_times_are_those_of_training_and_count_on_after_a_stop(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Listener):
+        """Lets a step take 1,000 s, and the evaluation of an epoch 5,000 s; asks for a stop after three steps."""
+
+        passed = steps = 0
+
+        def monotonic(self) -> float:
+            return time.monotonic() + self.passed
+
+        def on_step(self, done: int) -> None:
+            self.passed += 1000
+            self.steps += 1
+
+        def evaluate(self, *args: Any, **options: Any) -> Any:
+            self.passed += 5000
+            return evaluate(*args, **options)
+
+    slow, evaluate = Slow(), Evaluator.__call__
+    monkeypatch.setattr("softprune.train.history.time", slow)
+    monkeypatch.setattr(StopSignal, "reason", lambda _: "a test" if slow.steps == 3 else None)
+    monkeypatch.setattr(Evaluator, "__call__", lambda *args, **options: slow.evaluate(*args, **options))
+    assert start(tiny(FEW, "train.epochs=2"), tmp_path / "run", listener=slow).stopped
+    slow.passed = 0  # the clock of another process
+    result = resume(tmp_path / "run", listener=slow).result
+    assert result is not None
+    assert [row.seconds for row in result.epochs] == pytest.approx([2000, 2000], abs=60)
+    assert [row.images_per_second for row in result.epochs] == pytest.approx([0.72, 0.72], rel=0.03)
+    assert result.images_per_second == pytest.approx(0.72, rel=0.03)
+    assert result.wall_seconds == pytest.approx(2 * 7000, abs=60)
+
+
+def test_a_listener_hears_every_event(tiny: Tiny, tmp_path: Path) -> None:
+    class Heard(Listener):
+        def on_phase(self, text: str) -> None:
+            events.append(text.split()[0])
+
+        def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
+            events.append((epoch, epochs, steps))
+
+        def on_step(self, done: int) -> None:
+            events.append(done)
+
+        def on_epoch(self, row: Epoch, dense: Totals) -> None:
+            events.append((row.phase, row.macs <= dense.macs))
+
+    events: list[Any] = []
+    settings = (FEW, "train.epochs=2", "train.compact_at=1", "finetune.epochs=1", "train.dense_baseline=true")
+    start(tiny(*settings, "train.dense_epochs=1"), tmp_path / "run", listener=Heard())
+    trained, tuned = ("train", True), ("finetune", True)
+    baseline = ["training", (0, 1, 2), 1, 2, trained, "measuring"]
+    pruned = ["training", (0, 3, 2), 1, 2, trained, "cutting", (1, 3, 2), 1, 2, trained]
+    assert events == [*baseline, *pruned, "fine-tuning", (2, 3, 2), 1, 2, tuned, "measuring"]
+
+
+COUNTING = """
+from torch import nn
+from tiny_networks import tiny
+
+class Counting(nn.Sequential):
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.count = 0
+
+    def forward(self, x):
+        self.count += self.training
+        return super().forward(x)
+
+def counting(num_classes):
+    return Counting(*tiny(num_classes))
+"""
+
+
+def test_what_may_change_the_result_of_a_resumed_run_is_warned_of(
+    tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "counting_networks.py").write_text(COUNTING)
+    start(tiny(FEW, "model.name=counting_networks:counting", "train.epochs=1"), tmp_path / "run", time_limit=0)
+    assert "training changes count, which no checkpoint holds" in caplog.text
+    assert "another environment" not in caplog.text
+    sessions = tmp_path / "run" / "sessions.jsonl"
+    sessions.write_text(re.sub(r'"torch": ?"[^"]*"', '"torch": "1.0"', sessions.read_text()))
+    resume(tmp_path / "run")
+    assert "the run is resumed in another environment (torch 1.0 before, " in caplog.text
