@@ -10,6 +10,7 @@ from torch import nn
 
 from softprune.data import ArrayDataset, Augmentation, DataBundle
 from softprune.data.batches import EpochSampler, make_batches
+from softprune.data.mixing import Mixing, mixed
 from softprune.errors import CheckpointError, ConfigError, NonFiniteLoss
 from softprune.masks import Clock, MaskConfig, SoftGate, mask_, sparsity_loss
 from softprune.masks.sampling import hook_root_
@@ -82,7 +83,9 @@ class _Average:
 class _Run:
     """Everything of a small run."""
 
-    def __init__(self, *, pruned=True, pieces=1, averaged=False, images=None, drop_out=0.0, device=CPU, **options):
+    def __init__(
+        self, *, pruned=True, pieces=1, averaged=False, images=None, drop_out=0.0, teacher=None, device=CPU, **options
+    ):
         torch.manual_seed(0)
         self.model = nn.Sequential(
             nn.Conv2d(1, 4, 3, padding=1, bias=False),
@@ -122,6 +125,7 @@ class _Run:
             pruner=self.pruner,
             strength=Schedule(base=0.02, warmup_steps=6) if pruned else None,
             average=self.average,
+            teacher=teacher,
             options=StepOptions(**options),
         )
 
@@ -142,33 +146,71 @@ class _Run:
         return torch.cat([tensor.detach().double().flatten().cpu() for tensor in tensors])
 
 
-def test_is_what_a_plain_loop_computes():
-    run, plain = _Run(), _Run()
-    model, optimizer, pruner = plain.model, plain.optimizer, plain.pruner
+class _Teacher:
+    """A teacher as a step sees it."""
+
+    def outputs(self, images):
+        return images.flatten(1)[:, :3]
+
+    def joint_loss(self, task, logits, taught, labels):
+        return task + F.mse_loss(logits, taught)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch 2.13 warns of linear layers in emulated bf16
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"averaged": True},
+        {"label_smoothing": 0.1, "mixing": Mixing(mixup=0.4, cutmix=1.0)},
+        {"teacher": _Teacher()},
+        {"bf16": True},
+    ],
+    ids=["average", "mixing", "teacher", "bf16"],
+)
+def test_is_what_a_plain_loop_computes(options):
+    run, plain = _Run(**options), _Run(**options)
+    model, optimizer, pruner, teacher = plain.model, plain.optimizer, plain.pruner, plain.step.teacher
+    smoothing, mixing = plain.step.options.label_smoothing, plain.step.options.mixing
     clock, batches, number = Clock(seed=3), plain.step.batches, 0
-    losses = []
+    sums = []
     for epoch in range(2):
         batches.begin(epoch, 0)
         for position in range(4):
             clock.step.fill_(number)
             images, labels = batches.batch(*batches.micro_batches(torch.tensor([position]))[0], clock)
+            share = torch.ones(())
+            if mixing:
+                draw = mixing.draws(3, [number], (4, 4))[0]
+                images, share = mixed(images, draw), draw[5]
             optimizer.param_groups[0]["lr"].fill_(0.1 if number < 5 else 0.01)
             pruner.strength.fill_(0.02 * min(1, (number + 1) / 6))
             optimizer.zero_grad()
-            task = F.cross_entropy(model(images), labels)
-            pruner.loss(task).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=plain.step.options.bf16):
+                logits = model(images)
+            logits = logits.float()
+            own, before = (
+                F.cross_entropy(logits, each, label_smoothing=smoothing) for each in (labels, labels.roll(1))
+            )
+            task = share * own + (1 - share) * before
+            objective = task if teacher is None else teacher.joint_loss(task, logits, teacher.outputs(images), labels)
+            objective = pruner.loss(objective)
+            objective.backward()
             optimizer.step()
-            losses.append(task.item())
+            if plain.average is not None:
+                plain.average.update()
+            sums.append([task.item(), objective.item(), 100 / BATCH * (logits.argmax(1) == labels).sum().item()])
             number += 1
+    run.model.eval()
     run.train()
     for mine, theirs in zip(run.model.parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+    if plain.average is not None:
+        assert all(map(torch.equal, run.average.mean, plain.average.mean))
     assert int(run.pruner.clock.step) == 8
     totals = run.step.totals()
     assert totals.images == 4 * BATCH
-    assert totals.loss == pytest.approx(sum(losses[4:]) / 4, rel=1e-6)
-    assert totals.objective > totals.loss
-    assert 0 <= totals.top1 <= 100
+    means = torch.tensor(sums[4:]).mean(0).tolist()
+    assert [totals.loss, totals.objective, totals.top1] == pytest.approx(means, rel=1e-6)
 
 
 @pytest.mark.parametrize("pruned", [True, False])

@@ -124,7 +124,7 @@ class TrainStep:
         self._rates = torch.zeros(self.steps, device=self.device)
         self._rate = torch.zeros(1, device=self.device)
         share_rate(optimizer, self._rate)
-        self._strengths = None if strength is None else torch.zeros(self.steps, device=self.device)
+        self._strengths = torch.zeros(self.steps, device=self.device)
         self._mixes = torch.zeros(self.steps, 6, device=self.device)
         self._mix = torch.zeros(1, 6, device=self.device)
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
@@ -187,7 +187,7 @@ class TrainStep:
         self._position.fill_(start)
         steps = range(first, first + self.steps)
         self._rates.copy_(torch.tensor([self.schedule(step) for step in steps]))
-        if self.strength is not None and self._strengths is not None:
+        if self.strength is not None:
             self._strengths.copy_(torch.tensor([self.strength(step) for step in steps]))
         if self.options.mixing:
             shape = self.batches.image_shape[-2], self.batches.image_shape[-1]
@@ -234,7 +234,7 @@ class TrainStep:
         torch.index_select(self._rates, 0, self._position, out=self._rate)
         if self.options.mixing:
             torch.index_select(self._mixes, 0, self._position, out=self._mix)
-        if self._strengths is not None and self.pruner is not None:
+        if self.strength is not None and self.pruner is not None:
             torch.index_select(self._strengths, 0, self._position, out=self.pruner.strength.view(1))
         self.optimizer.zero_grad(set_to_none=True)
         micro_batches = self.batches.micro_batches(self._position)

@@ -1,0 +1,58 @@
+"""A stage has what the configuration says: order of images, step, optimizer and average."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from softprune.config.settings import RunConfig
+from softprune.data import EpochSampler, load_data
+from softprune.data.mixing import Mixing
+from softprune.distributed import World
+from softprune.train.stage import Stage, first_stage
+from softprune.train.step import StepOptions
+
+
+def stage_of(config: RunConfig) -> Stage:
+    return first_stage(config, load_data("digits"), World(0, 1, torch.device("cpu"))).stage
+
+
+def test_every_setting_reaches_the_step(tiny: Callable[..., RunConfig]) -> None:
+    stage = stage_of(
+        tiny(
+            "seed=7",
+            "data.sampling=queue",
+            "data.mixup=0.2",
+            "data.cutmix=0.3",
+            "train.accumulate=2",
+            "train.channels_last=true",
+            "train.ema=0.9",
+            "train.label_smoothing=0.1",
+            "train.mode=compile",
+            "train.precision=bf16",
+            "method.strength_warmup_epochs=2",
+            "schedule.warmup_epochs=1",
+        )
+    )
+    assert stage.sampler == EpochSampler(size=1437, batch_size=96, seed=7, queue=True)
+    assert stage.step.options == StepOptions(
+        mode="compile", bf16=True, channels_last=True, label_smoothing=0.1, mixing=Mixing(mixup=0.2, cutmix=0.3)
+    )
+    stage.step.batches.begin(0, 0)
+    assert len(stage.step.batches.micro_batches(torch.tensor([0]))) == 2
+    assert stage.network[3].weight.is_contiguous(memory_format=torch.channels_last)
+    assert stage.average is not None
+    assert stage.average.decay == 0.9
+    assert [stage.strength(step) for step in (14, 29, 30)] == pytest.approx([0.016, 0.032, 0.032])
+    assert stage.step.schedule(14) == pytest.approx(0.1)
+
+
+def test_every_setting_reaches_the_optimizer(tiny: Callable[..., RunConfig]) -> None:
+    settings = ("optimizer.momentum=0.8", "optimizer.weight_decay=0.01")
+    sgd = stage_of(tiny(*settings, "optimizer.nesterov=false")).optimizer
+    assert {(group["momentum"], group["nesterov"]) for group in sgd.param_groups} == {(0.8, False)}
+    adamw = stage_of(tiny(*settings, "optimizer.name=adamw", "method.name=dense")).optimizer
+    assert isinstance(adamw, torch.optim.AdamW)
+    assert {group["betas"][0] for group in adamw.param_groups} == {0.8}
+    for optimizer in (sgd, adamw):
+        assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.01}
