@@ -41,10 +41,10 @@ def test_a_run_learns_from_its_baseline_and_resumes_exactly(
     config = tiny("train.dense_baseline=true", "distill.teacher=baseline", "train.ema=0.9", "finetune.epochs=1")
     whole = start(config, tmp_path / "whole")
     assert whole.result is not None
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:  # in training, after 30 steps of the baseline
         assert start(config, tmp_path / "parts", listener=StopAt(patch, 35)).stopped
-    with monkeypatch.context() as patch:
-        assert resume(tmp_path / "parts", listener=StopAt(patch, 22)).stopped
+    with monkeypatch.context() as patch:  # in fine-tuning
+        assert resume(tmp_path / "parts", listener=StopAt(patch, 30)).stopped
     resume(tmp_path / "parts")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "parts"))

@@ -172,12 +172,16 @@ def test_state_outside_the_state_dict_survives_a_stop(
 
 
 def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp_path: Path) -> None:
-    result = start(tiny("train.epochs=2", "data.holdout=237"), tmp_path / "run").result
+    short = ("train.epochs=1", "data.holdout=237")
+    dense = start(tiny(*short, "method.name=dense"), tmp_path / "dense").result
+    result = start(tiny(*short, f"model.weights={tmp_path / 'dense'}"), tmp_path / "run").result
+    assert dense is not None
     assert result is not None
     rows = metrics(tmp_path / "run")
     # 237 and 360 images: their percentages are different fractions.
     assert all((row["test_top1"] * 237 / 100) == pytest.approx(round(row["test_top1"] * 2.37)) for row in rows)
-    assert all(row.top1 * 3.6 == pytest.approx(round(row.top1 * 3.6)) for row in result.table[1:])
+    assert all(row.top1 * 3.6 == pytest.approx(round(row.top1 * 3.6)) for row in result.table)
+    assert result.table[0].top1 == dense.table[0].top1, "of the weights that the run began with"
     assert result.best.top1 == max(row["test_top1"] for row in rows)
     assert result.config.data.holdout == 237
 
@@ -214,6 +218,16 @@ def test_a_cut_in_mid_training_shrinks_what_is_trained(tiny: Tiny, tmp_path: Pat
     # What was cut at epoch 3 is still accounted for, at the dense network's widths.
     assert [site.width for site in outcome.result.sites] == [8, 12, 16]
     assert outcome.result.compact.params <= first_cut.params < outcome.result.dense.params
+
+
+@pytest.mark.parametrize("optimizer", [(), ADAMW], ids=["sgd", "adamw"])
+def test_a_cut_that_removes_nothing_changes_nothing(tiny: Tiny, tmp_path: Path, optimizer: tuple[str, ...]) -> None:
+    """Momentum and noise continue."""
+    settings = ("train.epochs=2", "data.batch_size=480", "method.strength=0.0", *optimizer)
+    start(tiny(*settings), tmp_path / "whole")
+    start(tiny(*settings, "train.compact_at=1"), tmp_path / "cut")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
+    assert len(final_state(tmp_path / "cut")["cuts"]) == 1
 
 
 def test_an_export_of_an_earlier_cut_is_named(

@@ -9,6 +9,8 @@ from softprune.config.settings import RunConfig
 from softprune.data import EpochSampler, load_data
 from softprune.data.mixing import Mixing
 from softprune.distributed import World
+from softprune.errors import NonFiniteLoss
+from softprune.methods import SoftPruner
 from softprune.train.stage import Stage, first_stage
 from softprune.train.step import StepOptions
 
@@ -56,3 +58,25 @@ def test_every_setting_reaches_the_optimizer(tiny: Callable[..., RunConfig]) -> 
     assert {group["betas"][0] for group in adamw.param_groups} == {0.8}
     for optimizer in (sgd, adamw):
         assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.01}
+
+
+def test_a_strength_is_that_of_the_method(tiny: Callable[..., RunConfig]) -> None:
+    pursued = stage_of(tiny("method.target.macs=0.5"))
+    assert isinstance(pursued.pruner, SoftPruner)
+    assert pursued.pruner.budget is not None
+    assert pursued.pruner.budget.total_steps == 4 * 15
+    assert not pursued.pruner.updates_on_step, "the loop updates it, once"
+    assert pursued.strength(0) == float(pursued.pruner.strength)
+    assert stage_of(tiny("method.name=l1")).strength(0) is None
+    assert stage_of(tiny("method.name=dense")).strength(0) is None
+
+
+def test_no_state_is_saved_after_a_loss_that_is_not_finite(tiny: Callable[..., RunConfig]) -> None:
+    stage = stage_of(tiny())
+    next(stage.step.epoch(0))
+    assert stage.state_dict()["step"]["next"] == 1
+    with torch.no_grad():
+        stage.network[-1].bias.fill_(float("nan"))
+    next(stage.step.epoch(0, start=1))
+    with pytest.raises(NonFiniteLoss, match=r"step 1 \(epoch 0, batch 1\)"):
+        stage.state_dict()

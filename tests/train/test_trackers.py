@@ -41,12 +41,13 @@ def expected(run: Path) -> Scalars:
 
 def test_events_are_the_lines_of_the_metrics(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    start(tiny("records.trackers=['tensorboard']", "records.eval_epochs=2", "finetune.epochs=1"), run)
+    settings = ("train.epochs=3", "finetune.epochs=2", "records.eval_epochs=2")
+    start(tiny("records.trackers=['tensorboard']", *settings), run)
     scalars = written(run)
     assert scalars == expected(run)
     assert [step for step, _ in scalars["train_loss"]] == [15, 30, 45, 60, 75]
-    assert [step for step, _ in scalars["test_top1"]] == [30, 60, 75]  # only where it was tested
-    assert [step for step, _ in scalars["strength"]] == [15, 30, 45, 60]  # fine-tuning has none
+    assert [step for step, _ in scalars["test_top1"]] == [30, 45, 60, 75]  # every second, and the last of each phase
+    assert [step for step, _ in scalars["strength"]] == [15, 30, 45]  # fine-tuning has none
     assert {"test_loss", "test_top5", "train_top1", "lr", "channels", "params", "macs"} < set(scalars)
 
 

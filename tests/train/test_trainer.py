@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from softprune.config.settings import RunConfig
+from softprune.methods import SoftPruner
 from softprune.runs.checkpoint import save_checkpoint
 from softprune.runs.result import Epoch, Totals
 from softprune.train.control import Listener, StopSignal
@@ -109,6 +110,13 @@ def test_a_listener_hears_every_event(tiny: Tiny, tmp_path: Path) -> None:
     baseline = ["training", (0, 1, 2), 1, 2, trained, "measuring"]
     pruned = ["training", (0, 3, 2), 1, 2, trained, "cutting", (1, 3, 2), 1, 2, trained]
     assert events == [*baseline, *pruned, "fine-tuning", (2, 3, 2), 1, 2, tuned, "measuring"]
+
+
+def test_a_pruner_hears_how_many_steps_are_done(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = list[int]()
+    monkeypatch.setattr(SoftPruner, "update_strength", lambda _, step: heard.append(step))
+    start(tiny(FEW, "train.epochs=2", "finetune.epochs=1"), tmp_path / "run")
+    assert heard == [1, 2, 3, 4]
 
 
 COUNTING = """

@@ -115,7 +115,7 @@ class Stage:
             config,
             self.network,
             data.example(device=self.world.device),
-            total_steps=max(1, config.train.epochs * self.sampler.steps),
+            total_steps=config.train.epochs * self.sampler.steps,
             # A latency target may be out of reach by a measurement of this machine.
             latency_table=saved.get("budget", {}).get("measure") if saved is not None else None,
         )
