@@ -34,12 +34,7 @@ STARTS = {
 """Runs of dense networks that recipes with open weights start from."""
 SWEEPS = ("paper-table-6", "paper-table-7", "finetune-cifar10-resnet56")
 """Sweeps that vary settings of a recipe."""
-STRENGTHS = (
-    ("cifar100-vgg19-scp", "4.35e-5"),
-    ("cifar100-vgg19-scp-high", "9.2e-5"),
-    ("tinyimagenet-resnet50-scp-ft", "4.48e-5"),
-    ("tinyimagenet-resnet50-sss", "0.02"),
-)
+STRENGTHS = (("tinyimagenet-resnet50-scp-ft", "4.48e-5"), ("tinyimagenet-resnet50-sss", "0.02"))
 """Strengths to try next: one more secant step towards the paper's cut."""
 VARIANTS = {"float32": "train.precision=fp32", "queue": "data.sampling=queue"}
 """Changes of cifar100-vgg16-scp that might explain the distance to the paper."""
@@ -156,12 +151,11 @@ QUEUE = (
 comes after networks that cannot, and so fills the ends of sessions."""
 
 NEXT = (
-    "--first cifar100-vgg19-scp-strength4.35e-5 cifar100-densenet40-scp-strength1e-06 "
-    "cifar100-vgg19-scp-high-strength9.2e-5 cifar100-densenet40-scp-strength5e-06 cifar100-densenet40-scp-s0 "
-    "--only 'cifar100-densenet40-*' --most 2",
+    "--first cifar100-densenet40-scp-strength1e-06 cifar100-densenet40-scp-strength5e-06 cifar100-densenet40-scp-s0 "
+    "cifar100-densenet40-scp-strength3e-05 --only 'cifar100-densenet40-*' --most 2 --runs gpu-runs",
     "--first tinyimagenet-resnet50-scp-ft-strength4.48e-5 cifar100-vgg16-scp-float32 --only 'tinyimagenet-*'",
 )
-"""Options of prepare.py for the next sessions: DenseNet-40 and VGG-19; ResNet-50 and float32.
+"""Options of prepare.py for the next sessions: DenseNet-40; ResNet-50 and float32.
 
 DenseNet-40 two at a time: six runs side by side gained little (the eighteenth session), and all end late."""
 

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# wait.sh SECONDS: wait until the queue has finished, at most that long; print how far each run is.
+# wait.sh SECONDS: wait until the queue has finished, at most that long; print how far each run is, and bring back records
+# and weights. Trainings go on meanwhile, and what has come back cannot be lost with the machine.
 . benchmarks/gpu/env.sh
 while [ ! -e $ROOT/finished ] && [ $SECONDS -lt "$1" ]; do sleep 1; done
 bash benchmarks/gpu/show.sh
+python3 benchmarks/gpu/pack.py $ROOT "$OUT"

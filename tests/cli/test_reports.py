@@ -170,6 +170,7 @@ def test_top5_is_not_in_the_table_of_five_classes_or_fewer(capsys: pytest.Captur
 
 
 def test_a_column_of_dashes_is_not_said_to_lack_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # rich takes a dumb terminal to be 80 columns wide
     monkeypatch.setattr("softprune.cli.output._out", Console(force_terminal=True, width=12))
     rows = [["some-run", "-", "1"], ["other-run", "-", "2"]]
     assert print_table("", ["run", "baseline", "minutes"], rows, optional=["baseline", "minutes"]) == ["minutes"]

@@ -48,6 +48,7 @@ def test_lists_and_tables_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_table_uses_the_width_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # rich takes a dumb terminal to be 80 columns wide
     columns = ["network", "top-1", "MACs cut, ours", "minutes"]
     rows = [["a network of a long name", "98.06%", "77.9", "0.2"], ["compact", "-", "-", "-"]]
     for width, left_out, heads in ((80, [], 1), (36, [], 3), (29, ["minutes"], 3)):
