@@ -17,7 +17,7 @@ from softprune.errors import ConfigError, DataError
 _MODULE = """
 import torch
 from torch.utils.data import TensorDataset
-from softprune.data import ArrayDataset, DataBundle, load_data
+from softprune.data import ArrayDataset, DataBundle, LoadedDataset, load_data
 
 class Images(TensorDataset):
     classes = ["cat", "dog", "cow"]
@@ -48,6 +48,16 @@ def misshapen():
 def untested():
     part = ArrayDataset.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4))
     return part, part.subset(torch.arange(0))
+
+class Loaded(LoadedDataset):
+    num_classes = 2
+    def __len__(self):
+        return 4
+    def load(self, index, draw):
+        return torch.zeros(3, 6, 6, dtype=torch.uint8), index % 2
+
+def loaded():
+    return Loaded(), Loaded()
 
 def arrays():
     part = ArrayDataset.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4))
@@ -167,6 +177,7 @@ def test_options_are_arguments_of_the_factory(own):
 def test_bundles_and_arrays_are_taken_as_they_are(own):
     assert load_data("my_own_data:bundle").name == "mine"
     assert load_data("my_own_data:arrays").num_classes == 4
+    assert load_data("my_own_data:loaded").input_shape == (3, 6, 6)
 
 
 def test_arrays_are_moved_to_the_device(own, monkeypatch):

@@ -151,8 +151,8 @@ def _typed(shape: Sequence[int], dtype: torch.dtype) -> str:
     return f"{'x'.join(map(str, shape))} of {str(dtype).removeprefix('torch.')}"
 
 
-def _shape(part: Any) -> tuple[int, int, int]:
-    channels, height, width = part.images.shape[1:] if isinstance(part, ArrayDataset) else part.input_shape
+def _shape(part: ArrayDataset | LoadedDataset) -> tuple[int, int, int]:
+    channels, height, width = part.images.shape[1:] if isinstance(part, ArrayDataset) else part.load(0, 0)[0].shape
     return channels, height, width
 
 
