@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from softprune.costs import cost
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph, trace
 from softprune.plan import coupled_sites, dense_macs, make_plan, required_sites
@@ -71,6 +72,30 @@ class Embedded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn(self.conv(x))) * self.scale(self.vector).sigmoid()[:, :, None, None]
         return self.last(torch.cat([x.mean((2, 3)), (2 * self.vector).expand(len(x), -1)], 1))
+
+
+class Recurrent(nn.Module):
+    """An LSTM reads the channels of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.lstm = nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.LSTM(4, 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(F.relu(self.bn(self.conv(x.flatten(2)))).mT)[0]
+
+
+class Halves(nn.Module):
+    """Two layers read half of the channels each; the first must be called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.first, self.last = OwnConv(2, 2, 1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.conv(x)))
+        return self.first(x[:, 2:]) + self.last(x[:, :2])
 
 
 class Parallel(nn.Module):
@@ -191,6 +216,32 @@ def test_layers_that_must_be_called_keep_one_input_of_dead_ones() -> None:
         cut = make_plan(of(model), model, {"bn": torch.zeros(4, dtype=torch.bool)}, round_to=2).modules[name]
         assert not cut.void
         assert cut.inputs == (0,)
+
+
+def test_a_layer_that_must_be_called_reads_one_of_the_dead_channels() -> None:
+    model = Halves()
+    plan = make_plan(of(model), model, {"bn": torch.tensor([False, True, False, False])})
+    assert (plan.modules["first"].inputs, plan.modules["last"].inputs) == ((0,), (1,))
+    assert plan.modules["conv"].outputs == (1, 2)
+
+
+def test_a_grouped_layer_that_must_be_called_stays_if_nothing_reads_it() -> None:
+    last = nn.Sequential(OwnConv(4, 4, 1, groups=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    model = Net(last=last)
+    cut = make_plan(of(model), model, {"last.1": torch.zeros(4, dtype=torch.bool)}).modules["last.0"]
+    assert (cut.inputs, cut.outputs, cut.groups, cut.void) == ((0,), (0,), 1, False)
+
+
+@pytest.mark.parametrize(("alive", "read"), [((0, 1, 2, 3), None), ((1, 3), (1, 3)), ((), (0,))])
+def test_an_lstm_reads_what_is_alive_and_at_least_one_channel(
+    alive: tuple[int, ...], read: tuple[int, ...] | None
+) -> None:
+    model = Recurrent()
+    plan = make_plan(of(model), model, {"bn": torch.from_numpy(kept(*alive))})
+    assert {name: cut.kept for name, cut in plan.parameters.items()} == ({"lstm.weight_ih_l0": read} if read else {})
+    compact = apply_plan(plan, model)
+    assert (plan.dense_macs, plan.macs) == (cost(model, IMAGES).macs, cost(compact, IMAGES).macs)
+    assert plan.params == sum(parameter.numel() for parameter in compact.parameters())
 
 
 def test_a_layer_of_constants_alone_is_replaced_whatever_its_groups() -> None:

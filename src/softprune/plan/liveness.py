@@ -2,7 +2,7 @@
 
 Two facts per class of atoms. A channel is *demanded* if a layer that is still computed reads it and cannot do without
 it. It is *present* if it is demanded, or tied to a demanded one, or fills up a group, a floor or a multiple. Both sets
-only grow, so that the iteration ends.
+only grow, so that the iteration ends; what is demanded is present.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Liveness:
                 self._propagate_to_inputs(layer)
             for op in self.graph.ops:
                 if isinstance(op, OpaqueOp) and op.skips_zeros:
-                    self._demand_summands(op)
-            self.present |= self.demanded
+                    for atoms in op.inputs:
+                        self._read(atoms, self.values[atoms] != 0)
             if before == (int(self.demanded.sum()), int(self.present.sum())):
                 return
 
@@ -140,16 +140,14 @@ class Liveness:
         needed = ~self.dispensable(layer)
         read = self.is_demanded(layer.outputs).reshape(layer.groups, -1).any(axis=1)
         needed &= np.repeat(read, len(layer.inputs) // layer.groups)
-        self.demanded[classes[layer.inputs[needed]]] = True
-        if not needed.any() and not self.is_present(layer.inputs).any():
-            self.present[classes[layer.inputs[0]]] = True  # a layer that is called reads at least one channel
+        self._read(layer.inputs, needed)
 
-    def _demand_summands(self, op: OpaqueOp) -> None:
-        classes = self.graph.classes
-        for atoms in op.inputs:
-            self.demanded[classes[atoms[self.values[atoms] != 0]]] = True
-            if not self.is_present(atoms).any():
-                self.present[classes[atoms[0]]] = True  # no sum runs over no channel
+    def _read(self, atoms: IntArray, needed: BoolArray) -> None:
+        """Demand those of `atoms` that are `needed`. What is called reads at least one channel, dead or alive."""
+        demanded = self.graph.classes[atoms[needed]]
+        self.demanded[demanded] = self.present[demanded] = True
+        if not self.is_present(atoms).any():
+            self.present[self.graph.classes[atoms[0]]] = True
 
     def _fill_equal_widths(self) -> bool:
         changed = False
