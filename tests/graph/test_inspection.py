@@ -14,7 +14,7 @@ import softprune as sp
 from softprune.errors import ModelError
 from softprune.graph import trace
 from softprune.plan import floor_masks, make_plan, required_sites
-from softprune.plan.coupling import _live_outputs, _on_every_path
+from softprune.plan.coupling import _live_outputs
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan
 
@@ -268,11 +268,13 @@ def test_a_network_never_becomes_a_constant() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_both_ways_to_ask_whether_a_site_is_on_every_path_agree(name: str) -> None:
+def test_sites_on_every_path_are_required_and_the_required_sites_are_enough(name: str) -> None:
     graph = trace(TOPOLOGIES[name].build(), TOPOLOGIES[name].example())
     sites = frozenset(site.name for site in graph.sites)
-    alone = {site for site in sites if _live_outputs(graph, sites - {site}) != _live_outputs(graph, sites)}
-    assert _on_every_path(graph) == alone
+    wanted, required = _live_outputs(graph, sites), required_sites(graph)
+    assert {site for site in sites if _live_outputs(graph, sites - {site}) != wanted} <= required
+    assert _live_outputs(graph, required) == wanted
+    assert all(_live_outputs(graph, required - {site}) != wanted for site in required)
 
 
 def test_it_names_the_kind_of_every_site_and_who_shares_a_mask() -> None:

@@ -53,6 +53,26 @@ def test_lines_are_found(options: dict[str, Any], lines: tuple[tuple[str, ...], 
     assert coupled_sites(read_graph(_Block(**options), EXAMPLE)) == lines
 
 
+class _Stream(nn.Module):
+    """Two BatchNorms whose sum, one site, is filtered channel by channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bn1 = nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6)
+        self.second, self.bn2 = nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6)
+        self.filter, self.bn3 = nn.Conv2d(6, 6, 3, groups=6), nn.BatchNorm2d(6)
+        self.project = nn.Conv2d(6, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.first(x)) + self.bn2(self.second(x)))
+        return self.project(F.relu(self.bn3(self.filter(y))))
+
+
+def test_the_sum_of_a_sites_batchnorms_is_coupled_to_what_filters_it() -> None:
+    graph = read_graph(_Stream(), EXAMPLE, kinds={"sum"})
+    assert coupled_sites(graph) == (("bn1", "bn3"),)
+
+
 def test_mobilenet_has_a_line_in_every_block() -> None:
     vision = pytest.importorskip(
         "torchvision.models", exc_type=ImportError, reason='the "vision" extra is not installed'

@@ -5,17 +5,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import PAD, IntArray
-from softprune.graph.dataflow import ForwardAnalysis, all_in_group, any_in_group, per_group
+from softprune.graph.dataflow import ForwardAnalysis, all_in_group, any_in_group
 from softprune.graph.ops import BinaryOp, ConstantOp, LayerOp, NormOp, OpaqueOp, Use
 
 NONE = -1
-ALL = -1
-"""All bits set: a constant does not depend on the input, whichever sites are dead."""
 
 
 def coupled_sites(graph: ChannelGraph) -> tuple[tuple[str, ...], ...]:
@@ -90,17 +87,10 @@ def required_sites(graph: ChannelGraph) -> frozenset[str]:
     sites of one path are added. Trial cuts, `inspect` and a pruner ask for the same graph.
     """
     if graph not in _required:
-        _required[graph] = _find_required(graph)
+        names = [site.name for site in graph.sites]
+        every = frozenset(names)
+        _required[graph] = _without_spare(graph, every, names, _live_outputs(graph, every))
     return _required[graph]
-
-
-def _find_required(graph: ChannelGraph) -> frozenset[str]:
-    required = _on_every_path(graph)
-    every = frozenset(site.name for site in graph.sites)
-    wanted = _live_outputs(graph, every)
-    if _live_outputs(graph, required) == wanted:
-        return required
-    return _without_spare(graph, every, [site.name for site in graph.sites if site.name not in required], wanted)
 
 
 def _without_spare(graph: ChannelGraph, kept: frozenset[str], names: list[str], wanted: list[bool]) -> frozenset[str]:
@@ -157,59 +147,6 @@ class _Dependence(ForwardAnalysis):
     def opaque(self, op: OpaqueOp) -> None:
         self.depends[op.outputs] = any(self.depends[atoms].any() for atoms in op.inputs)
         self.is_constant[op.outputs] = all(self.is_constant[atoms].all() for atoms in op.inputs)
-
-
-def _on_every_path(graph: ChannelGraph) -> frozenset[str]:
-    """Return the sites whose death alone makes an output of the network constant."""
-    found = _Bottlenecks(graph)
-    found.forward(graph.ops)
-    met = 0
-    for atoms in graph.outputs:
-        mask = found.common(atoms)
-        met |= 0 if mask == ALL else mask
-    return frozenset(name for name, bit in found.bits.items() if met & bit)
-
-
-class _Bottlenecks(ForwardAnalysis):
-    """For every atom, the sites on all paths from the inputs to it, one bit each."""
-
-    def __init__(self, graph: ChannelGraph) -> None:
-        self.bits = {site.name: 1 << number for number, site in enumerate(graph.sites)}
-        self._norm_bits = {norm: self.bits[site] for norm, site in graph.site_of.items()}
-        self.through: NDArray[np.object_] = np.zeros(len(graph.classes), dtype=object)
-        self.through[_constant_atoms(graph)] = ALL
-        super().__init__(self.through)
-
-    def common(self, atoms: IntArray) -> int:
-        met = ALL
-        for mask in set(self.through[atoms.ravel()].tolist()):
-            met &= mask
-        return met
-
-    def layer(self, op: LayerOp, use: Use) -> None:
-        if op.groups == len(use.inputs):
-            self.through[use.outputs] = np.repeat(self.through[use.inputs], len(use.outputs) // op.groups)
-        else:
-            self.through[use.outputs] = per_group(op, use, self.common)
-
-    def norm(self, op: NormOp, use: Use) -> None:
-        self.through[use.outputs] = self.through[use.inputs] | self._norm_bits.get(op.name, 0)
-
-    def binary(self, op: BinaryOp) -> None:
-        left, right = self.through[op.left], self.through[op.right]
-        met = left & right
-        if op.absorbs_zero:  # one dead factor is enough; a constant factor changes nothing
-            met = np.where(left == ALL, right, np.where(right == ALL, left, left | right))
-        self.through[op.outputs] = met
-
-    def constant(self, op: ConstantOp) -> None:
-        self.through[op.outputs] = ALL
-
-    def opaque(self, op: OpaqueOp) -> None:
-        met = ALL
-        for atoms in op.inputs:
-            met &= self.common(atoms)
-        self.through[op.outputs] = met
 
 
 def _constant_atoms(graph: ChannelGraph) -> IntArray:
