@@ -167,7 +167,7 @@ def _certify(pair: _Pair, example: ExampleLike, tolerance: float, seed: int) -> 
                 "such as `model.forward = lambda x: ...`. Nothing was changed; write it as a method of a module."
             )
         difference, size = compare(by_sample(expected, attempt), by_sample(got, attempt))
-        if not difference <= tolerance * max(size, 1e-30):
+        if not difference <= tolerance * size:
             culprit = _first_difference(pair.reference(), candidate, attempt, tolerance)
             raise VerificationError(
                 f"a compact network must equal the masked one to {tolerance:g} of its output. Got a difference of "
@@ -225,7 +225,7 @@ def _first_difference(reference: nn.Module, candidate: nn.Module, example: Examp
             continue  # the reference is not what the candidate was cut from
         kept = dense.index_select(dim, torch.tensor(plan.modules[name].outputs, device=dense.device))
         difference, size = compare([kept], [small])
-        if not difference <= tolerance * max(size, 1e-30):
+        if not difference <= tolerance * size:
             return name
     return "the model's own forward"
 
