@@ -1,0 +1,71 @@
+"""How a summary prints, the floor of a site, and masks that belong to the caller."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import softprune as sp
+from softprune.methods import SlimmingPruner
+from softprune.methods.cutting import SiteSummary, Summary
+
+IMAGES = torch.randn(2, 3, 8, 8)
+
+
+class Residual(nn.Module):
+    """A BatchNorm that every path passes through, and one in a branch that may die."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+        self.branch = nn.Sequential(nn.Conv2d(4, 3, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 4, 1))
+        self.last = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.last(x + self.branch(x))
+
+
+def test_a_summary_prints_what_is_kept_and_why() -> None:
+    sites = (
+        SiteSummary("a", "relu", width=16, kept=16, floor=1, left=16),
+        SiteSummary("stem.1", "relu", width=16, kept=1, floor=1, left=1),
+        SiteSummary("b", "relu", width=16, kept=0, floor=0, left=0),
+        SiteSummary("c", "relu", width=1, kept=1, floor=1, left=1),
+        SiteSummary("d", "relu", width=16, kept=8, floor=8, rounded=3, left=2),
+    )
+    summary = Summary(sites, 26, 65, 1_500, 2_000, 90, 100, filled=("x", "y"))
+    assert str(summary) == repr(summary)
+    assert str(summary).splitlines() == [
+        "site    width  kept",
+        "a          16    16",
+        "stem.1     16     1  at its floor",
+        "b          16     0",
+        "c           1     1",
+        "d          16     8  at its floor  3 dead, kept by rounding or a floor  2 left in the cut network",
+        "channels: 26 of 65 (60.0% cut)",
+        "MACs: 1,500 of 2,000 (25.0% cut)",
+        "parameters: 90 of 100 (10.0% cut)",
+        "kept one channel that a shape needs: x, y",
+    ]
+    assert str(Summary(sites[:1], 16, 16, 1, 1, 1, 1, filled=())).splitlines() == [
+        "site  width  kept",
+        "a        16    16",
+        "channels: 16 of 16 (0.0% cut)",
+        "MACs: 1 of 1 (0.0% cut)",
+        "parameters: 1 of 1 (0.0% cut)",
+    ]
+
+
+@pytest.mark.parametrize(("least", "floors"), [(0, (1, 0)), (1, (1, 1)), (3, (3, 3)), (4, (4, 3))])
+def test_the_floor_is_the_least_number_or_one_where_every_path_passes(least: int, floors: tuple[int, int]) -> None:
+    pruner = sp.SoftPruner(Residual(), IMAGES, min_channels=least)
+    assert tuple(pruner.floor(site) for site in pruner.sites) == floors
+    assert tuple(site.floor for site in pruner.summary().sites) == floors
+
+
+def test_masks_are_copies() -> None:
+    pruner = SlimmingPruner(Residual(), IMAGES, ratio=0.0)
+    pruner.decide()
+    for mask in pruner.masks().values():
+        mask.zero_()
+    assert all(mask.all() for mask in pruner.masks().values())
