@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -129,7 +130,6 @@ class ConvolutionGraph:
     def __init__(self, module: GraphModule, values: Mapping[str, Tensor]) -> None:
         self.module, self.graph = module, module.graph
         self._values = dict(values)
-        self._made = 0
 
     def convolutions(self) -> Iterator[FusableConvolution]:
         """Yield the convolutions in order. The graph may be rewritten meanwhile."""
@@ -158,10 +158,8 @@ class ConvolutionGraph:
 
     def constant(self, value: Tensor, dtype: torch.dtype) -> Node:
         """Add a constant at the insertion point of the graph."""
-        name = f"fused_{self._made}"
-        while hasattr(self.module, name):  # the network may use such a name itself
-            self._made += 1
-            name = f"fused_{self._made}"
+        names = (f"fused_{number}" for number in count())
+        name = next(each for each in names if not hasattr(self.module, each))  # the network may use such a name itself
         self._values[name] = value.detach()
         self.module.register_buffer(name, self._values[name].to(dtype))
         return self.graph.get_attr(name)
