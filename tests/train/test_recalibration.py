@@ -18,10 +18,11 @@ def test_statistics_are_those_of_the_batches() -> None:
     data = load_data("digits")
     sampler = EpochSampler(size=len(data.train), batch_size=200)
     batches = make_batches(data, sampler, device=torch.device("cpu"), accumulate=2)
-    network = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5))
+    network = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5), nn.BatchNorm2d(1, track_running_stats=False))
     network.eval()
     norm = network[0]
     norm.running_mean.fill_(99.0)
+    norm.num_batches_tracked.fill_(50)
     recalibrate(network, batches, 10)  # more than an epoch of 8 steps
 
     means, variances = [], []

@@ -21,7 +21,7 @@ from softprune.data import ArrayDataset, load_data
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.runs.networks import build_network
 from softprune.train.control import Listener
-from softprune.train.run import Outcome, dense_config, resume, set_arithmetic, start
+from softprune.train.run import Outcome, dense_config, open_data, resume, set_arithmetic, start
 from softprune.train.trainer import Trainer
 
 Tiny = Callable[..., RunConfig]
@@ -74,10 +74,13 @@ def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
     assert masked["top1"] == compact["top1"] == rows[-1]["test_top1"]
     assert compact["macs"] == rows[-1]["macs"] == result["compact"]["macs"] < dense["macs"]
     assert compact["params"] == rows[-1]["params"] < dense["params"]
-    assert compact["file_bytes"] < dense["file_bytes"]
+    assert compact["file_bytes"] < dense["file_bytes"] == masked["file_bytes"]
+    assert all(row["latency_ms"] > 0 for row in result["table"])
+    assert (result["inputs"]["shape"], result["inputs"]["classes"]) == ([1, 8, 8], [*"0123456789"])
     assert [site["name"] for site in result["sites"]] == ["1", "4", "7"]
     assert all(site["kept"] == sum(site["keep"]) for site in result["sites"])
     assert sum(site["kept"] for site in result["sites"]) == rows[-1]["channels"] < 8 + 12 + 16
+    assert [module["name"] for module in result["modules"]] == ["0", "3", "6", "11"], "what multiplies"
     assert sum(module["macs_compact"] for module in result["modules"]) == compact["macs"]
     small = softprune.load(tmp_path / "run" / "compact.safetensors", build_network(config.model.name, 10))
     assert sum(p.numel() for p in small.parameters()) == compact["params"]
@@ -239,6 +242,7 @@ def test_an_export_of_an_earlier_cut_is_named(
     with caplog.at_level("WARNING", "softprune"):
         assert resume(tmp_path / "run").result is not None
     assert "compact.onnx is an export of an earlier cut" in caplog.text
+    assert caplog.text.count("is an export of an earlier cut") == 1
 
 
 def test_fine_tuning_trains_the_compact_network(tiny: Tiny, tmp_path: Path) -> None:
@@ -249,8 +253,8 @@ def test_fine_tuning_trains_the_compact_network(tiny: Tiny, tmp_path: Path) -> N
     assert rows[4].strength is None
     assert rows[4].lr == pytest.approx(0.01 * (1 + math.cos(math.pi * 14 / 30)))  # of the last of 15 steps
     assert outcome.result.best.epoch >= 4  # of what is shipped
-    names = [row.name for row in outcome.result.table]
-    assert names == ["dense", "masked", "compact"]
+    assert [row.name for row in outcome.result.table] == ["dense", "masked", "compact"]
+    assert [row.latency_ms is None for row in outcome.result.table] == [False, True, False], "no masked network is left"
     assert outcome.result.table[2].top1 == rows[-1].test_top1
 
 
@@ -341,12 +345,13 @@ def test_a_session_that_saved_nothing_is_in_the_record_too(
 ) -> None:
     commands = iter(["softprune train tiny", "softprune resume run"])
     monkeypatch.setattr("softprune.runs.environment.command_line", lambda: next(commands))
+    caplog.set_level("INFO", "softprune")
     with monkeypatch.context() as patch:
         patch.setattr("softprune.train.trainer.Trainer._run_epoch", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             start(tiny(), tmp_path / "run")
-    with caplog.at_level("INFO", "softprune"):
-        result = resume(tmp_path / "run").result
+    assert "from the beginning" not in caplog.text
+    result = resume(tmp_path / "run").result
     assert "training starts from the beginning" in caplog.text
     assert result is not None
     assert [each.command for each in result.sessions] == ["softprune train tiny", "softprune resume run"]
@@ -478,15 +483,28 @@ def test_an_edited_configuration_is_not_mixed_with_an_old_baseline(
 
 
 @pytest.mark.parametrize(("precision", "products"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "high")])
-def test_precision_is_set_for_the_process(monkeypatch: pytest.MonkeyPatch, precision: str, products: str) -> None:
-    before = torch.get_float32_matmul_precision()
+def test_precision_and_threads_are_set_for_the_process(
+    monkeypatch: pytest.MonkeyPatch, precision: str, products: str
+) -> None:
+    before = torch.get_float32_matmul_precision(), torch.get_num_threads()
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", precision == "fp32")
     try:
-        set_arithmetic(RunConfig(train={"precision": precision}), torch.device("cpu"))
-        assert torch.get_float32_matmul_precision() == products
+        set_arithmetic(RunConfig(train={"precision": precision, "threads": 2}), torch.device("cpu"))
+        assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == (products, 2)
         assert torch.backends.cudnn.allow_tf32 is (precision != "fp32")
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before[0])
+        torch.set_num_threads(before[1])
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_who_only_reads_a_run_downloads_nothing(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+    asked = list[bool]()
+    monkeypatch.setattr("softprune.train.run.load_data", lambda *_, download, **__: asked.append(download))
+    config = RunConfig(data={"download": wanted})
+    open_data(config, torch.device("cpu"))
+    open_data(config, torch.device("cpu"), download=False)
+    assert asked == [wanted, False]
 
 
 def test_training_starts_from_the_weights_of_another_run(tiny: Tiny, tmp_path: Path) -> None:

@@ -49,9 +49,10 @@ def test_messages_from_before_the_folder_was_made_come_first(tiny: Tiny, tmp_pat
     assert "a classifier for 7 classes instead of 10: not loaded, and initialised at random: " in first
 
 
-def test_a_record_has_absolute_paths(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_record_has_absolute_paths(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     first = start(tiny(), tmp_path / "first")
-    outcome = start(tiny("model.weights=first", "data.dir=images"), tmp_path / "second", time_limit=0)
+    outcome = start(tiny("model.weights=first", "data.dir=~/images"), tmp_path / "second", time_limit=0)
     config = outcome.folder.read_config()
     assert config.model.weights == str(first.folder.path.absolute())
     assert config.data.dir == str(tmp_path / "images")

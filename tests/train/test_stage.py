@@ -1,6 +1,7 @@
 """A stage has what the configuration says: order of images, step, optimizer and average."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from softprune.config.settings import RunConfig
 from softprune.data import EpochSampler, load_data
 from softprune.data.mixing import Mixing
 from softprune.distributed import World
-from softprune.errors import NonFiniteLoss
+from softprune.errors import ConfigError, NonFiniteLoss
 from softprune.methods import SoftPruner
 from softprune.train.stage import Stage, first_stage
 from softprune.train.step import StepOptions
@@ -80,3 +81,31 @@ def test_no_state_is_saved_after_a_loss_that_is_not_finite(tiny: Callable[..., R
     next(stage.step.epoch(0, start=1))
     with pytest.raises(NonFiniteLoss, match=r"step 1 \(epoch 0, batch 1\)"):
         stage.state_dict()
+
+
+OTHER_OUTPUTS = """
+from tiny_networks import tiny
+from torch import nn
+
+class Heads(nn.Sequential):
+    def forward(self, x):
+        return (super().forward(x),) * 2 if self.training else super().forward(x)
+
+def two_heads(num_classes):
+    return Heads(*tiny(num_classes))
+
+def seven_classes(num_classes):
+    return tiny(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("two_heads", "Got tuple in training; build it without"), ("seven_classes", r"Got \(2, 7\) for 2 images")],
+)
+def test_a_network_with_other_outputs_is_refused(
+    tiny: Callable[..., RunConfig], tmp_path: Path, name: str, message: str
+) -> None:
+    (tmp_path / "other_outputs.py").write_text(OTHER_OUTPUTS)
+    with pytest.raises(ConfigError, match=message):
+        stage_of(tiny(f"model.name=other_outputs:{name}"))

@@ -105,7 +105,7 @@ def test_a_listener_hears_every_event(tiny: Tiny, tmp_path: Path) -> None:
 
     events: list[Any] = []
     settings = (FEW, "train.epochs=2", "train.compact_at=1", "finetune.epochs=1", "train.dense_baseline=true")
-    start(tiny(*settings, "train.dense_epochs=1"), tmp_path / "run", listener=Heard())
+    start(tiny(*settings, "train.dense_epochs=1", "train.recalibrate=1"), tmp_path / "run", listener=Heard())
     trained, tuned = ("train", True), ("finetune", True)
     baseline = ["training", (0, 1, 2), 1, 2, trained, "measuring"]
     pruned = ["training", (0, 3, 2), 1, 2, trained, "cutting", (1, 3, 2), 1, 2, trained]
@@ -137,11 +137,15 @@ def counting(num_classes):
 """
 
 
-def test_what_may_change_the_result_of_a_resumed_run_is_warned_of(
-    tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch 2.13 warns of linear layers in emulated bf16
+def test_slow_arithmetic_and_what_may_change_the_result_is_warned_of(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "counting_networks.py").write_text(COUNTING)
-    start(tiny(FEW, "model.name=counting_networks:counting", "train.epochs=1"), tmp_path / "run", time_limit=0)
+    monkeypatch.setattr("softprune.train.run.has_fast_bf16", lambda device: False)
+    settings = ("model.name=counting_networks:counting", "train.epochs=1", "train.precision=bf16")
+    start(tiny(FEW, *settings), tmp_path / "run", time_limit=0)
+    assert "bf16 is slow on this CPU" in caplog.text
     assert "training changes count, which no checkpoint holds" in caplog.text
     assert "another environment" not in caplog.text
     sessions = tmp_path / "run" / "sessions.jsonl"

@@ -50,7 +50,7 @@ def finish(trainer: Trainer) -> Result:
         masked_network = trainer.stage.network if trainer.stage.pruner is not None else None
         size = table[0].file_bytes  # the masks are not saved
         table.append(_row(trainer, "masked", masked_network, (pruned.top1, pruned.top5), costs.dense, size))
-        tested = trainer.evaluator(compact.eval(), on_test=True)
+        tested = trainer.evaluator(compact, on_test=True)
         table.append(_row(trainer, "compact", compact, (tested.top1, tested.top5), totals))
         if trainer.world.is_writer:
             save(compact, trainer.folder.compact, origin=origin_of(trainer.config, trainer.data))

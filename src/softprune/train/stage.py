@@ -83,7 +83,7 @@ class Stage:
         self.pruner: Pruner | None = None
         if not finetune and config.method.name != "dense":
             self.pruner = self._make_pruner(config, data, state, before)
-        self.optimizer = _make_optimizer(config, network, self.pruner, finetune)
+        self.optimizer = _make_optimizer(config, network, self.pruner)
         if before is not None:
             load_optimizer_state(self.optimizer, network, optimizer_state(before.optimizer, network))
         if state is not None:
@@ -209,7 +209,7 @@ def restored_stage(config: RunConfig, data: DataBundle, world: World, state: dic
         check_same_classes(data, state)
     dense = build_network(config.model.name, data.num_classes, config.model.options)
     with restoring():
-        network = dense if state["cuts"] else copy.deepcopy(dense)
+        network = copy.deepcopy(dense)
         for plan in state["cuts"]:
             network = apply_plan(PrunePlan.from_json(plan), network)
         network.load_state_dict(state["model"])
@@ -228,7 +228,7 @@ def recalibrate(network: nn.Module, batches: BatchSource, count: int) -> None:
     compact network needs those of the masks that were decided. Several processes must call this together: each
     computes its share of the batches, and all take the statistics of rank 0, as in training.
     """
-    norms = [module for module in network.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     clock = Clock(batches.sampler.seed, batches.device)
     try:
@@ -251,13 +251,10 @@ def recalibrate(network: nn.Module, batches: BatchSource, count: int) -> None:
     broadcast_from_rank0_(*(buffer for norm in norms for buffer in norm.buffers()))
 
 
-def _make_optimizer(
-    config: RunConfig, network: nn.Module, pruner: Pruner | None, finetune: bool
-) -> torch.optim.Optimizer:
+def _make_optimizer(config: RunConfig, network: nn.Module, pruner: Pruner | None) -> torch.optim.Optimizer:
     decay = config.optimizer.weight_decay
     groups = undecayed_biases(network, decay) if pruner is None else pruner.parameter_groups(weight_decay=decay)
-    rate = config.finetune.lr if finetune else config.optimizer.lr
-    momentum = config.optimizer.momentum
+    rate, momentum = config.optimizer.lr, config.optimizer.momentum  # the step sets the rate
     if config.optimizer.name == "adamw":
         return make_adamw(groups, lr=rate, beta=momentum)
     return make_sgd(groups, lr=rate, momentum=momentum, nesterov=config.optimizer.nesterov)

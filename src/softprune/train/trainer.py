@@ -71,7 +71,7 @@ class Trainer:
             self.history = RunHistory(sites=SiteHistory.of(self.stage.pruner))
             if start.is_trained and self.stage.pruner is not None:
                 self.listener.on_phase("testing the trained network")
-                tested = self.evaluator(copy.deepcopy(start.dense).to(world.device).eval(), on_test=True)
+                tested = self.evaluator(copy.deepcopy(start.dense).to(world.device), on_test=True)
                 self.history.given = (tested.top1, tested.top5)
         else:
             with restoring():
