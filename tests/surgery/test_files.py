@@ -268,25 +268,6 @@ def test_what_is_no_path_is_refused(path: Any, tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "origin",
-    [
-        None,
-        [],
-        {"model": 1},
-        {"model": "a", "data": "b", "input_shape": [0]},
-        {"model": "a", "data": "b", "input_shape": [1] * 9},
-        {"model": "a", "data": "b", "input_shape": [True]},
-        "vgg16",
-    ],
-)
-def test_an_origin_that_makes_no_sense_is_none(origin: object, tmp_path: Path) -> None:
-    file = sp.save(compact_of("chain")[1], tmp_path / "net", origin=Origin("chain", "digits", (3, 8, 8)))
-    assert read_origin(file) == Origin("chain", "digits", (3, 8, 8))
-    rewrite(file, lambda document: document.update(origin=origin))
-    assert read_origin(file) is None
-
-
 @pytest.mark.parametrize("shape", [[3, 200_000, 200_000], [1, 1, 10**4000]])
 def test_an_origin_asks_for_no_more_memory_than_an_image_takes(shape: list[int], tmp_path: Path) -> None:
     file = sp.save(compact_of("chain")[1], tmp_path / "net", origin=Origin("chain", "digits", (3, 8, 8)))
