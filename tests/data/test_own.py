@@ -17,7 +17,7 @@ from softprune.errors import ConfigError, DataError
 _MODULE = """
 import torch
 from torch.utils.data import TensorDataset
-from softprune.data import ArrayDataset, DataBundle, LoadedDataset, load_data
+from softprune.data import ArrayDataset, Augmentation, DataBundle, LoadedDataset, load_data
 
 class Images(TensorDataset):
     classes = ["cat", "dog", "cow"]
@@ -32,7 +32,9 @@ def pair(root, image_size):
 
 def bundle():
     part = ArrayDataset.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4))
-    return DataBundle(name="mine", num_classes=4, input_shape=(1, 5, 5), train=part, test=part)
+    return DataBundle(
+        name="mine", num_classes=4, input_shape=(1, 5, 5), train=part, test=part, augmentation=Augmentation(flip=True)
+    )
 
 def bare():
     return DataBundle(name="mine", num_classes=3, input_shape=(3, 8, 8), train=made(4), test=made(4))
@@ -175,7 +177,8 @@ def test_options_are_arguments_of_the_factory(own):
 
 
 def test_bundles_and_arrays_are_taken_as_they_are(own):
-    assert load_data("my_own_data:bundle").name == "mine"
+    assert load_data("my_own_data:bundle").augmentation.flip
+    assert not load_data("my_own_data:bundle", augment=False).augmentation.flip
     assert load_data("my_own_data:arrays").num_classes == 4
     assert load_data("my_own_data:loaded").input_shape == (3, 6, 6)
 

@@ -47,6 +47,7 @@ def test_one_number_is_the_mean_of_all_channels(std):
         (torch.zeros(3, 4), [0, 1, 2], {}),
         (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"mean": (1.0,)}),
         (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"mean": None}),
+        (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"std": (1.0, 0.0, 1.0)}),
         (torch.zeros(3, 3, 4, 4), ["cat", "cat", "dog"], {}),
         (None, [0, 1, 2], {}),
     ],

@@ -123,6 +123,8 @@ class ArrayDataset:
         for name, values in constants.items():
             if values.ndim and values.shape != (channels,):
                 raise DataError(f"`{name}` must have one value per channel ({channels}). Got {values.tolist()}.")
+        if not bool((constants["std"] > 0).all()):
+            raise DataError(f"`std` must be positive. Got {constants['std'].tolist()}; leave out constant channels.")
         columns = (values.expand(channels).clone().to(device).view(-1, 1, 1) for values in constants.values())
         return cls(pixels.to(device).contiguous(), numbers.to(device), *columns)
 

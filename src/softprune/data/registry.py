@@ -140,24 +140,24 @@ def load_data(
                 "leave it out, or put random erasing into the transform of your own data set."
             )
         bundle = load_own(name, options or {}, root=folder, image_size=image_size, seed=seed, augment=augment)
-        return (bundle.with_holdout(holdout, seed) if holdout else bundle).to(device)
-    entry = DATASETS[name]
-    if entry.in_files and entry.needs_root and folder is None:
-        raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
-    if entry.in_files:
-        require_decoder(randaugment)
-    bundle = entry.load(
-        root=folder,
-        download=download,
-        crops=Crops(size=image_size, seed=seed, augment=augment, randaugment=randaugment, erasing=erasing),
-        train_shards=train_shards,
-        val_shards=val_shards,
-        repo=repo,
-    )
-    if erasing and not entry.in_files:
-        bundle = replace(bundle, augmentation=replace(bundle.augmentation, erasing=erasing))
+    else:
+        entry = DATASETS[name]
+        if entry.in_files and entry.needs_root and folder is None:
+            raise DataError("Images in files need their folder's path. Got none; pass --data-dir (`root`).")
+        if entry.in_files:
+            require_decoder(randaugment)
+        bundle = entry.load(
+            root=folder,
+            download=download,
+            crops=Crops(size=image_size, seed=seed, augment=augment, randaugment=randaugment, erasing=erasing),
+            train_shards=train_shards,
+            val_shards=val_shards,
+            repo=repo,
+        )
+        if erasing and not entry.in_files:
+            bundle = replace(bundle, augmentation=replace(bundle.augmentation, erasing=erasing))
     if holdout:
         bundle = bundle.with_holdout(holdout, seed)
-    if in_memory and entry.in_files:
+    if in_memory and name in _IN_FILES:
         bundle = keep_in_memory(bundle, torch.device(device), workers)
     return (bundle if augment else replace(bundle, augmentation=Augmentation())).to(device)
