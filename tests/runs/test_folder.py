@@ -87,6 +87,19 @@ def test_the_command_that_resumes_names_the_code_of_ones_own(tmp_path: Path) -> 
     assert folder.resume_command == f"softprune resume '{folder.path}'"
 
 
+def test_only_the_folder_dense_of_a_run_is_its_baseline(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", RunConfig())
+    assert RunFolder.create(run.dense, RunConfig()).whole.path == run.path
+    for path in (run.path / "other", tmp_path / "dense"):
+        assert RunFolder.create(path, RunConfig()).whole.path == path
+
+
+def test_a_folder_without_a_run_is_refused_and_one_without_sessions_has_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"with a config.toml in it. Got {tmp_path}"):
+        RunFolder.open(tmp_path)
+    assert RunFolder(tmp_path).read_sessions() == []
+
+
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "a" / "b" / "run", RunConfig(name="first"))
     with pytest.raises(ConfigError, match="holds a run already"):

@@ -98,9 +98,11 @@ def test_a_run_in_training_gives_a_page_of_what_there_is(make_run: Make) -> None
     [
         ([{}, {}, {}], 0),
         ([{"margin": -0.9}, {"margin": -0.1}, {"margin": 0.01}, {"margin": 0.0}], 2),
+        ([{"margin": -0.1}, {"margin": 0.0}, {"margin": -0.1}], 1),
         ([{"margin": -0.9}, {"margin": -0.1}], 1),  # while it trains, the newest
         ([{"decided": False}, {}, {}], 1),
         ([{}, {"phase": "finetune"}, {"phase": "finetune"}], 1),
+        ([{}, {"phase": "finetune"}], 1),
         ([{}, {"test_top1": None}], 0),
         ([{"test_top1": None}], None),
     ],
@@ -136,6 +138,7 @@ def test_a_dense_run_without_sites_has_a_page(make_run: Make) -> None:
     assert "trained without pruning" in page
 
 
+INPUTS = {"shape": [1, 8, 8], "crop": False, "mean": [0.1], "std": [0.2], "classes": ["0"]}
 SITE = {"name": "bn", "activation": "relu", "width": 2, "kept": 1}
 
 
@@ -157,6 +160,8 @@ SITE = {"name": "bn", "activation": "relu", "width": 2, "kept": 1}
         ({"sites": [{**SITE, "kept": 2, "keep": [True, False]}]}, r"kept must be the number of true entries"),
         ({"sites": [{**SITE, "gamma": [0.1, "x"]}]}, r"'sites\.0\.gamma\.1' is not .*\. Got 'x'"),
         ({"sites": [{**SITE, "keep": [True, 7]}]}, r"'sites\.0\.keep\.1' is not .*\. Got 7"),
+        ({"inputs": {**INPUTS, "mean": [0.1, 0.2]}}, r"'inputs' is not .* one number per channel, 1\."),
+        ({"inputs": {**INPUTS, "std": []}}, r"'inputs' is not .* one number per channel, 1\."),
         ({"name": "\x1b[31mred"}, r"'name' .*no control characters\. Got '\\x1b\[31mred'"),
         ({"model": "a\nb"}, r"'model' .*no control characters"),
         ({"config": {"train": {"epochs": -1}}}, r"'config' .*train\.epochs must be a whole number, at least 0"),
