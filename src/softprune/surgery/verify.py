@@ -231,16 +231,13 @@ def _first_difference(reference: nn.Module, candidate: nn.Module, example: Examp
 
 
 def _outputs(model: nn.Module, names: Sequence[str], example: Example) -> dict[str, Any]:
-    """Return the output of each module's first call, in order of the calls."""
+    """Return the output of each module's first call, in order of the calls. `model` is a copy and keeps the hooks."""
     outputs: dict[str, Any] = {}
 
     def remember(name: str) -> Any:
         return lambda module, args, output: outputs.setdefault(name, output)
 
-    handles = [model.get_submodule(name).register_forward_hook(remember(name)) for name in names]
-    try:
-        quick_outputs_of(model, example)
-    finally:
-        for handle in handles:
-            handle.remove()
+    for name in names:
+        model.get_submodule(name).register_forward_hook(remember(name))
+    quick_outputs_of(model, example)
     return outputs
