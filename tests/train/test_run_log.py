@@ -43,7 +43,9 @@ def test_messages_from_before_the_folder_was_made_come_first(tiny: Tiny, tmp_pat
     config = tiny()
     state = build_network(config.model.name, 7).state_dict()
     torch.save(state, tmp_path / "seven.pt")
-    start(tiny("model.weights=seven.pt"), tmp_path / "run")
+    result = start(tiny("model.weights=seven.pt", "train.epochs=1"), tmp_path / "run").result
+    assert result is not None
+    assert result.table[0].top1 is None, "what the run began with is not trained to its end"
     first = (tmp_path / "run" / "run.log").read_text().splitlines()[0]
     assert "WARNING softprune: " in first
     assert "a classifier for 7 classes instead of 10: not loaded, and initialised at random: " in first
