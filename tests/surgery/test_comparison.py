@@ -212,6 +212,12 @@ def test_samples_of_noise_have_several_scales_and_integers_stay() -> None:
     assert torch.equal(index, torch.arange(3))
 
 
+def test_a_tensor_without_dimensions_is_kept() -> None:
+    image, temperature = noise(Example.of((torch.ones(3, 2, 16, 16), torch.tensor(2.0))), 0).args
+    assert float(image.std()) == pytest.approx(1.0, rel=0.1)
+    assert temperature == 2.0
+
+
 def test_a_volume_is_never_enlarged() -> None:
     assert noise(Example.of(torch.ones(2, 1, 8, 8)), 0, larger).args[0].shape == (2, 1, 16, 16)
     assert noise(Example.of(torch.ones(2, 1, 8, 8, 8)), 0, larger).args[0].shape == (2, 1, 8, 8, 8)

@@ -15,7 +15,7 @@ from softprune.masks import check_unmasked
 from softprune.module_state import attributes_kept, first_uninitialised
 from softprune.surgery.apply import duplicated
 from softprune.surgery.comparison import compare as distance
-from softprune.surgery.comparison import outputs_of
+from softprune.surgery.comparison import noise, outputs_of
 
 logger = get_logger(__name__)
 
@@ -104,16 +104,9 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
 
 def trials(example: Example, *, other_batch: bool) -> list[Example]:
     """Return the example, random inputs of its size, and random inputs of other batch sizes."""
-    generator = torch.Generator().manual_seed(0)
-
-    def noise(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        return torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
-
     batch = example.batch_size()
     sizes = [size for size in (1, 5, 3) if size != batch][:2] if other_batch and batch is not None else []
-    return [example, example.map(noise), *(example.with_batch(size).map(noise) for size in sizes)]
+    return [example, *(noise(each, 0, scales=(1.0,)) for each in (example, *map(example.with_batch, sizes)))]
 
 
 def compare_outputs(
@@ -127,7 +120,7 @@ def compare_outputs(
     """Run both on every input. Raise a VerificationError where they differ by more than `tolerance`."""
     worst, scale, tried = 0.0, 0.0, []
     for attempt in attempts:
-        shape = ", ".join("x".join(map(str, tensor.shape)) for tensor in attempt.tensors())
+        shape = ", ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in attempt.tensors())
         try:
             expected = outputs_of(model, attempt)
             difference, size = distance(expected, runtime(attempt))

@@ -56,13 +56,14 @@ def random_inputs(example: Example, seed: int) -> Iterator[Example]:
 def noise(example: Example, seed: int, resize: Resize | None = None, scales: Sequence[float] = SCALES) -> Example:
     """Return `example` with random numbers in its floating tensors, sample by sample in the `scales`.
 
-    `resize` gives each spatial size. A volume is never enlarged: its cost grows with the cube of its sizes.
+    A tensor without dimensions, such as a temperature, is kept. `resize` gives each spatial size. A volume is never
+    enlarged: its cost grows with the cube of its sizes.
     """
     batched = example.batch_size() is not None
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or not tensor.ndim:
             return tensor
         space: Sequence[int] = tensor.shape[2:]
         resized = space if resize is None else [resize(size) for size in space]
