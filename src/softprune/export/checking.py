@@ -15,7 +15,7 @@ from softprune.masks import check_unmasked
 from softprune.module_state import attributes_kept, first_uninitialised
 from softprune.surgery.apply import duplicated
 from softprune.surgery.comparison import compare as distance
-from softprune.surgery.comparison import noise, outputs_of
+from softprune.surgery.comparison import noise, outputs_of, shapes_of
 
 logger = get_logger(__name__)
 
@@ -120,7 +120,7 @@ def compare_outputs(
     """Run both on every input. Raise a VerificationError where they differ by more than `tolerance`."""
     worst, scale, tried = 0.0, 0.0, []
     for attempt in attempts:
-        shape = ", ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in attempt.tensors())
+        shape = shapes_of(attempt)
         try:
             expected = outputs_of(model, attempt)
             difference, size = distance(expected, runtime(attempt))

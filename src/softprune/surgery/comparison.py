@@ -79,6 +79,11 @@ def noise(example: Example, seed: int, resize: Resize | None = None, scales: Seq
     return example.map(drawn)
 
 
+def shapes_of(example: Example) -> str:
+    """Return the shapes of the inputs for a message."""
+    return ", ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in example.tensors())
+
+
 def smaller(size: int) -> int:
     """Return a spatial size below `size` with many factors of two, since networks halve it repeatedly."""
     if size > 64:

@@ -21,6 +21,7 @@ from softprune.surgery.comparison import (
     outputs_and_foreign,
     quick_outputs_of,
     random_inputs,
+    shapes_of,
 )
 
 TOLERANCE = 1e-10
@@ -152,7 +153,7 @@ def _certify(pair: _Pair, example: ExampleLike, tolerance: float, seed: int) -> 
     pair.finish_(candidate)
     worst, scale, tried = 0.0, 0.0, []
     for attempt, expected in accepted:
-        shape = _shapes(attempt)
+        shape = shapes_of(attempt)
         try:
             got, foreign = outputs_and_foreign(candidate, attempt, *pair.originals)
         except Exception as error:
@@ -203,10 +204,6 @@ def _accepted(reference: nn.Module, given: Example, seed: int) -> list[tuple[Exa
         except Exception:
             continue  # the dense network itself does not take this size
     return found
-
-
-def _shapes(example: Example) -> str:
-    return ", ".join("x".join(map(str, tensor.shape)) for tensor in example.tensors())
 
 
 def _first_difference(reference: nn.Module, candidate: nn.Module, example: Example, tolerance: float) -> str:

@@ -158,7 +158,7 @@ class ConvolutionGraph:
 
     def constant(self, value: Tensor, dtype: torch.dtype) -> Node:
         """Add a constant at the insertion point of the graph."""
-        names = (f"fused_{number}" for number in count())
+        names = (f"fused_{number}" for number in count(len(self._values)))
         name = next(each for each in names if not hasattr(self.module, each))  # the network may use such a name itself
         self._values[name] = value.detach()
         self.module.register_buffer(name, self._values[name].to(dtype))
