@@ -52,7 +52,7 @@ def test_the_time_limit_begins_nothing_new(step_time, tmp_path):
 
 def test_a_failure_is_recorded(step_time, tmp_path):
     record = step_time.main(_arguments(tmp_path / "r.json", "--variants", "fast", "--images", "0"))
-    assert all("ConfigError" in row["error"] for row in record["rows"])
+    assert all("DataError" in row["error"] for row in record["rows"])
 
 
 def test_a_record_of_other_settings_is_not_mixed_in(step_time, tmp_path):

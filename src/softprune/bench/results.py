@@ -107,6 +107,7 @@ class BenchRow:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a JSON record."""
         values = asdict(self) | {"realised": self.realised}
+        values["speed_up_spread"] = self.speed_up_spread and [*self.speed_up_spread]
         for side in ("dense", "compact"):
             timing: Timing | None = getattr(self, side)
             values[side] = timing and {
