@@ -142,6 +142,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--first", nargs="+", default=[], metavar="NAME", help="names to put in front")
     parser.add_argument("--plan", type=int, metavar="SESSIONS", help="number of sessions to plan; write nothing")
     options = parser.parse_args(arguments)
+    if options.runs is not None and not options.runs.is_dir():
+        raise SystemExit(
+            f"--runs must be a folder that `pack.py --collect` wrote. Got {options.runs}; leave it out if no run is "
+            "to be continued."
+        )
     wanted = wanted_runs(options.only, options.first)
     plans = sessions(wanted, options.plan or 1, options.seconds, options.most, options.runs)
     for number, plan in enumerate(plans, start=1):

@@ -20,6 +20,18 @@ from softprune.graph import Example
 from softprune.hardware import Call
 
 
+def _setting(device: str, *, channels_last: bool = False, compile_mode: str = "") -> Setting:
+    return Setting(
+        device=torch.device(device),
+        dtype=torch.float32,
+        threads=1,
+        channels_last=channels_last,
+        compile_mode=compile_mode,
+        fold_bn=False,
+        repeats=1,
+    )
+
+
 def test_eager_and_onnx_runtime_rows() -> None:
     pytest.importorskip("onnxruntime", reason='the "onnx" extra is not installed')
     pytest.importorskip("onnxscript", reason='the "onnx" extra is not installed')
@@ -69,15 +81,7 @@ def test_a_cuda_graph_keeps_the_input_that_it_reads(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(backends, "eager", lambda *_: ready)
     monkeypatch.setattr(backends, "capture_graph", lambda *_, **__: SimpleNamespace(replay=lambda: None))
-    setting = Setting(
-        device=torch.device("cuda"),
-        dtype=torch.float32,
-        threads=1,
-        channels_last=False,
-        compile_mode="",
-        fold_bn=False,
-        repeats=1,
-    )
+    setting = _setting("cuda")
     example = Example.of(torch.zeros(2, 3))
     replay = BACKENDS["graph"](Dense(), example, setting)(example)
     replay()
@@ -112,16 +116,7 @@ def test_the_compiler_keeps_the_memory_order_on_a_gpu(monkeypatch: pytest.Monkey
     seen = []
     monkeypatch.setattr(torch, "compile", lambda model, **options: seen.append(options))
     for device, channels_last in (("cuda", False), ("cuda", True), ("cpu", False)):
-        setting = Setting(
-            device=torch.device(device),
-            dtype=torch.float32,
-            threads=1,
-            channels_last=channels_last,
-            compile_mode="reduce-overhead",
-            fold_bn=False,
-            repeats=1,
-        )
-        _compile(Dense(), setting)
+        _compile(Dense(), _setting(device, channels_last=channels_last, compile_mode="reduce-overhead"))
     first, *others = seen
     assert first["options"] == {"triton.cudagraphs": True, "layout_optimization": False}
     assert others == [{"dynamic": False, "mode": "reduce-overhead"}] * 2

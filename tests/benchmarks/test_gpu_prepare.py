@@ -116,6 +116,8 @@ def test_one_command_writes_the_jobs_and_their_data(
         prepare.main(options)
     with pytest.raises(SystemExit, match="--first must name runs"):
         prepare.main(["--first", "nothing"])
+    with pytest.raises(SystemExit, match="--runs must be a folder"):
+        prepare.main(["--runs", str(tmp_path / "nothing")])
     with pytest.raises(SystemExit, match="No run"):
         prepare.main(["--only", "nothing"])
 

@@ -209,10 +209,10 @@ def test_arrays_are_moved_to_the_device(own, monkeypatch):
         ("loaders", DataError, r"it is no DataLoader and no IterableDataset. Got DataLoader"),
         ("streams", DataError, r"it is no DataLoader and no IterableDataset. Got Stream"),
         ("three", DataError, r"must return \(train, test\).*Got a tuple of 3 from"),
-        ("targets", DataError, r"Labels must be from 0 to 2, as there are classes. Got 0 to 7"),
-        ("far", DataError, r"Labels must be from 0 to 1, as there are classes. Got 0 to 3"),
+        ("targets", DataError, r"Labels must be from 0 to 2, since there are 3 classes. Got 0 to 7"),
+        ("far", DataError, r"Labels must be from 0 to 1, since there are 2 classes. Got 0 to 3"),
         ("bare", DataError, r"`train` of a DataBundle must be .* Got a Images; return the pair \(train, test\)"),
-        ("vast", DataError, r"Labels must be from 0 to 3, as there are classes. Got 3 to 6 from 'mine'"),
+        ("vast", DataError, r"Labels must be from 0 to 3, since there are 4 classes. Got 3 to 6 from 'mine'"),
         ("misshapen", DataError, r"shape `input_shape`, \(1, 6, 5\). Got \(1, 5, 5\) for `train` of 'mine'"),
         ("untested", DataError, "must have training and test images. Got no `test` in 'my_own_data:untested'"),
         ("missing", ConfigError, "must name something in the module"),
@@ -230,7 +230,8 @@ def test_a_label_beyond_the_classes_is_named_with_its_item(own):
     assert isinstance(broken, BrokenImage)
     assert (broken.path, broken.reason) == (
         "item 1 of Items",
-        "A label must be from 0 to 2, as there are classes. Got 3; number the classes from 0, or correct `classes` or "
+        "A label must be from 0 to 2, since there are 3 classes. Got 3; "
+        "number the classes from 0, or correct `classes` or "
         "`num_classes` of the training set.",
     )
 
@@ -265,7 +266,9 @@ def test_labels_before_a_target_transform_may_be_any():
     data.num_classes, data.targets, data.target_transform = 3, [1, 2, 3], lambda label: label - 1
     assert own_bundle("mine", (data, data), 0).num_classes == 3
     data.target_transform = None
-    with pytest.raises(DataError, match=r"Labels must be from 0 to 2, as there are classes\. Got 1 to 3 from 'mine'"):
+    with pytest.raises(
+        DataError, match=r"Labels must be from 0 to 2, since there are 3 classes\. Got 1 to 3 from 'mine'"
+    ):
         own_bundle("mine", (data, data), 0)
 
 

@@ -54,8 +54,8 @@ def check_labels(smallest: int, largest: int, num_classes: int, name: str) -> No
     """Raise a DataError unless the labels of the data set ``name`` are classes."""
     if smallest < 0 or largest >= num_classes:
         raise DataError(
-            f"Labels must be from 0 to {num_classes - 1}, as there are classes. Got {smallest} to {largest} from "
-            f"{name!r}; {RENUMBER}."
+            f"Labels must be from 0 to {num_classes - 1}, since there are {num_classes} classes. Got "
+            f"{smallest} to {largest} from {name!r}; {RENUMBER}."
         )
 
 

@@ -78,7 +78,8 @@ class TorchDataset(LoadedDataset):
             ) from error
         if self.num_classes and not 0 <= number < self.num_classes:
             raise DataError(
-                f"A label must be from 0 to {self.num_classes - 1}, as there are classes. Got {number}; {RENUMBER}."
+                f"A label must be from 0 to {self.num_classes - 1}, since there are {self.num_classes} classes. "
+                f"Got {number}; {RENUMBER}."
             )
         return image, number
 

@@ -152,7 +152,7 @@ class FreeParameter:
 
     name: str
     dim: int
-    """-1 where it has channels along none, or several are wide: its atoms are pinned then."""
+    """-1 where no dimension, or more than one, has channels; its atoms are pinned then."""
     atoms: IntArray
 
 

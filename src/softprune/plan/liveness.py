@@ -76,7 +76,7 @@ class Liveness:
         if not self.is_demanded(layer.outputs).any():
             return True
         values = self.values[layer.outputs]
-        return all(np.array_equal(self.values[use.outputs], values) for use in layer.uses)  # false of NaN
+        return all(np.array_equal(self.values[use.outputs], values) for use in layer.uses)  # NaN equals nothing
 
     # --- solving -----------------------------------------------------------------------------------------------
 
