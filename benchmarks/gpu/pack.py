@@ -13,6 +13,7 @@ import io
 import shutil
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,12 +81,18 @@ def pack(root: Path, out: Path) -> list[str]:
 
 def collect(packed: Path, runs: Path, results: Path = RESULTS) -> list[str]:
     """Extract the files; move records to ``results``, keep what is to be resumed in ``runs``; return new records."""
-    pieces = b"".join(file.read_bytes() for file in sorted(packed.glob("weights-*.part")))
-    for content in ((packed / "records.tgz").read_bytes(), pieces):
-        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-            extract_plain(tar, runs / ".packed")
+    runs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=runs) as extracted:
+        pieces = b"".join(file.read_bytes() for file in sorted(packed.glob("weights-*.part")))
+        for content in ((packed / "records.tgz").read_bytes(), pieces):
+            with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+                extract_plain(tar, Path(extracted))
+        return _sort_out(Path(extracted) / "runs", runs, results)
+
+
+def _sort_out(extracted: Path, runs: Path, results: Path) -> list[str]:
     records = []
-    for run in sorted((runs / ".packed" / "runs").iterdir()):
+    for run in sorted(extracted.iterdir()):
         if (run / "result.json").is_file():
             target = results / run.name
             shutil.rmtree(target, ignore_errors=True)  # an earlier record's network does not belong to this one

@@ -116,7 +116,7 @@ def test_unfinished_runs_and_dense_networks_come_back(tmp_path: Path) -> None:
     assert sorted(file.name for file in out.iterdir()) == ["records.tgz", "weights-1.part", "weights-2.part"]
     assert pack.collect(out, kept, results) == ["done-s0", "plain-dense-s0"]
     assert sorted(path.name for path in (results / "done-s0").iterdir()) == ["config.toml", "result.json"]
-    found = sorted(str(path.relative_to(kept)) for path in kept.glob("[!.]*/**/*.ckpt"))
+    found = sorted(str(path.relative_to(kept)) for path in kept.rglob("*.ckpt"))
     newest = "checkpoints/step-0000000010.ckpt"
     assert found == [f"{run}/{newest}" for run in ("done-s0/dense", "half-s0", "middle-s0", "plain-dense-s0")]
 
