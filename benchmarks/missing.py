@@ -151,8 +151,8 @@ QUEUE = (
 comes after networks that cannot, and so fills the ends of sessions."""
 
 NEXT = (
-    "--first cifar100-densenet40-scp-strength1e-06 cifar100-densenet40-scp-strength5e-06 cifar100-densenet40-scp-s0 "
-    "cifar100-densenet40-scp-strength3e-05 --only 'cifar100-densenet40-*' --most 2 --runs gpu-runs",
+    "--first cifar100-densenet40-scp-s0 cifar100-densenet40-scp-strength3e-05 cifar100-densenet40-scp-s1 "
+    "--only 'cifar100-densenet40-*' --most 2 --runs gpu-runs",
     "--first tinyimagenet-resnet50-scp-ft-strength4.48e-5 cifar100-vgg16-scp-float32 --only 'tinyimagenet-*'",
 )
 """Options of prepare.py for the next sessions: DenseNet-40; ResNet-50 and float32.

@@ -24,10 +24,10 @@ def table(results: Path = ROOT / "results") -> str:
         "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     runs = [load_run(path.parent) for path in sorted(results.glob("cifar*/result.json"))]
-    for row in sorted(paper_rows(runs), key=lambda row: row.paper.table if row.paper else 0):
-        if row.method != "scp" or row.paper is None or row.apart:
-            continue
-        theirs = row.paper
+    found = [(row, row.paper) for row in paper_rows(runs) if row.method == "scp" and row.paper and not row.apart]
+    for row, theirs in sorted(
+        found, key=lambda pair: (pair[1].table, pair[0].data, pair[0].model, pair[1].flops or 0.0)
+    ):
         cells = [str(theirs.table), row.data, row.model, str(row.n), _mean(row.baseline, 2), _mean(row.last, 2)]
         cells += [_mean(row.best, 2), _figure(theirs.top1, 2)]
         cells += [_mean(row.flops, 1), _figure(theirs.flops, 1), _mean(row.params, 1), _figure(theirs.params, 1)]

@@ -1,6 +1,8 @@
 """What travels to and from the GPU machine, and the list of jobs."""
 
+import os
 import pickle
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,3 +160,17 @@ def test_a_run_that_was_cut_off_comes_first(tmp_path: Path) -> None:
     assert found[0].needs[-1] == "/tmp/g/runs/cifar10-resnet56-dense-s1/config.toml"
     assert "model.weights=/tmp/g/runs/tinyimagenet-resnet50-dense-s0" in found[1].command
     assert found[1].needs[0] == "/tmp/g/data/tinyimagenet"
+
+
+def test_waiting_ends_at_once_on_a_machine_without_a_queue(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        ["bash", "benchmarks/gpu/wait.sh", "60"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "GPU_ROOT": str(tmp_path), "OUT": str(tmp_path / "out")},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "No queue was started on this machine" in ended.stdout
