@@ -60,7 +60,6 @@ class ShardDataset(EncodedDataset):
 
 def load_shards(root: Path, crops: Crops, *, train_shards: str, val_shards: str, download: bool) -> DataBundle:
     """Return the images of tar shards. The patterns are relative to `root`; shards of a URL are downloaded to it."""
-    _check_names([train_shards, val_shards])
     parts = []
     for split, pattern in zip(SPLITS, (train_shards, val_shards), strict=True):
         shards = find_shards(pattern, root, f"data.{split}_shards", download=download)
@@ -69,23 +68,12 @@ def load_shards(root: Path, crops: Crops, *, train_shards: str, val_shards: str,
     return DataBundle.of_files("webdataset", parts, _class_names(root / CLASSES, count), count)
 
 
-def _check_names(patterns: Sequence[str]) -> None:
-    """Raise a DataError if two URLs would be kept in one file."""
-    kept: dict[str, str] = {}
-    for url in itertools.chain.from_iterable(expand_braces(pattern) for pattern in patterns if "://" in pattern):
-        other = kept.setdefault(url.rpartition("/")[2], url)
-        if other != url:
-            raise DataError(
-                "Shards of a URL are kept in data.dir by their file names, which must differ. Got "
-                f"{other} and {url}; fetch them into folders of their own, and give patterns such as train/*.tar."
-            )
-
-
 def find_shards(pattern: str, root: Path, key: str, *, download: bool) -> list[Path]:
     """Return the shards of a pattern such as `train-{000..009}.tar`, `train-*.tar` or a URL."""
     names = expand_braces(pattern)
     if "://" in pattern:
-        targets = [(name, root / name.rpartition("/")[2]) for name in names]
+        # By host and path, as `wget -x` does: other URLs, which another run may have, can end alike.
+        targets = [(url, root / os.path.normpath("/" + url.partition("://")[2]).lstrip("/")) for url in names]
         if any(character in pattern for character in "*?["):
             raise DataError(f"{key} must list the shards of a URL with braces, {{000..009}}. Got {pattern!r}.")
         for url, path in targets:
@@ -93,8 +81,8 @@ def find_shards(pattern: str, root: Path, key: str, *, download: bool) -> list[P
                 continue
             if not download:
                 raise DataError(
-                    f"{key} names shards by URL, which are kept in data.dir = {root}. Got no {path.name} there; set "
-                    "data.download = true to fetch it."
+                    f"{key} names shards by URL, which are kept in data.dir = {root}. Got no {path.relative_to(root)} "
+                    "there; set data.download = true to fetch it."
                 )
             fetch_file(url, path)
         return [path for _, path in targets]
