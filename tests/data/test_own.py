@@ -255,6 +255,23 @@ def test_images_that_are_not_finite_are_found(bad):
     assert [(each.path, each.reason) for each in found] == [("item 1 of list", "It holds infinity or NaN.")]
 
 
+def test_the_first_image_is_loaded_once():
+    loaded = []
+
+    class Items(torch.utils.data.Dataset):
+        num_classes = 2
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            loaded.append(index)
+            return torch.zeros(3, 8, 8), 0
+
+    assert own_bundle("mine", (Items(), Items()), 0).input_shape == (3, 8, 8)
+    assert loaded == [0, 0], "one of each data set"
+
+
 def test_the_number_of_classes_may_be_of_numpy():
     data = torch.utils.data.TensorDataset(torch.zeros(3, 3, 8, 8), torch.arange(3))
     data.num_classes = np.int64(3)

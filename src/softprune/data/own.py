@@ -153,7 +153,12 @@ def _typed(shape: Sequence[int], dtype: torch.dtype) -> str:
 
 
 def _shape(part: ArrayDataset | LoadedDataset) -> tuple[int, int, int]:
-    channels, height, width = part.images.shape[1:] if isinstance(part, ArrayDataset) else part.load(0, 0)[0].shape
+    shape: Sequence[int]
+    if isinstance(part, ArrayDataset):
+        shape = part.images.shape[1:]
+    else:
+        shape = part.input_shape if isinstance(part, TorchDataset) else part.load(0, 0)[0].shape
+    channels, height, width = shape
     return channels, height, width
 
 
