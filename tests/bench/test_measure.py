@@ -247,6 +247,8 @@ def test_a_batch_without_memory_for_it_leaves_the_other_rows() -> None:
     assert first.speed_up is not None
     assert second.note.startswith("does not run: RuntimeError")
     assert second.batch == 2**60
+    (alone,) = compare_latency(model, model, torch.randn(1, 3, 8, 8), batches=2**60, fold_bn=True, repeats=1).rows  # type: ignore[arg-type]
+    assert alone.note.startswith("does not run: RuntimeError")
 
 
 def test_volumes_beside_images_in_channels_last() -> None:

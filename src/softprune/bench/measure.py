@@ -76,11 +76,9 @@ def compare_latency(
             "A benchmark needs inputs whose first dimension is the batch. Got first dimensions "
             f"{[tuple(tensor.shape)[:1] for tensor in given.tensors()]}."
         )
-    # A network may accept only the requested batch sizes.
-    one = given.with_batch(min(sizes))
-    macs = [cost(model, one).macs for model in (dense, compact)]
+    macs = [cost(model, given).macs for model in (dense, compact)]
     if fold_bn:
-        dense, compact = (fold_batch_norms(model, one) for model in (dense, compact))
+        dense, compact = (fold_batch_norms(model, given) for model in (dense, compact))
     rows = []
     with cpu_threads(threads) as used:
         setting = Setting(
