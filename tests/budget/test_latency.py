@@ -126,6 +126,24 @@ def test_every_call_of_a_layer_counts_at_its_size(monkeypatch):
     assert table.norms["norm"](1, 8) == table.indices["norm"](1, 8) == 8 * (64 + 16)
 
 
+class Tokens(nn.Module):
+    """A linear layer along the last dimension, in front of which a cut puts no index, and a BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.stem(x))).flatten(2).mT)
+
+
+def test_an_index_is_timed_where_a_cut_may_put_one(monkeypatch):
+    monkeypatch.setattr("softprune.budget.latency.time_ms", lambda call, device: 1.0)
+    table = latency_table(Tokens(), EXAMPLE)
+    assert set(table.layers) == {"stem", "last"}
+    assert set(table.indices) == {"stem", "norm"}
+
+
 class Noting(nn.Sequential):
     """Notes its mode in every forward, and how often it is put into eval mode."""
 

@@ -69,7 +69,7 @@ class LatencyTable:
     norms: dict[str, Grid]
     """BatchNorms with a ReLU, by width."""
     indices: dict[str, Grid]
-    """A constant index in front of a layer or BatchNorm, by the number of channels that it picks."""
+    """A constant index in front of a layer or BatchNorm that may have one, by the number of channels that it picks."""
     dense_ms: float
     """The whole dense network, measured."""
     rest_ms: float
@@ -185,7 +185,8 @@ def measure_latency(
             layers[record.name] = Grid.total([bench.layer(record, module, shape) for module, shape in calls])
         else:
             norms[record.name] = Grid.total([bench.widths(shape, _normalise) for _, shape in calls])
-        indices[record.name] = Grid.total([bench.widths(shape, _pick) for _, shape in calls])
+        if record.selectable:
+            indices[record.name] = Grid.total([bench.widths(shape, _pick) for _, shape in calls])
     dense_ms = time_ms(lambda: plain(*call.args, **call.kwargs), device)
     parts = sum(grid.ms[-1][-1] for grid in (*layers.values(), *norms.values()))
     logger.info("latency: %.3f ms measured, %.3f ms in %d parts", dense_ms, parts, len(layers) + len(norms))
