@@ -66,7 +66,6 @@ class Cell:
 class Sweep:
     """The runs of a sweep and their folder."""
 
-    name: str
     folder: Path
     cells: tuple[Cell, ...]
     search: Search | None = None
@@ -109,7 +108,7 @@ def _resolve(path: Path, values: Mapping[str, Any], out: Path | str | None, data
                 raise ConfigError(f"The runs of a sweep must have different names. Got {cell.name!r} twice; {remedy}.")
             _check_started(cell)
             cells[cell.name] = cell
-    return Sweep(name, folder, tuple(cells.values()), search)
+    return Sweep(folder, tuple(cells.values()), search)
 
 
 @dataclass(frozen=True)

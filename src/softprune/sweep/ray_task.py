@@ -26,6 +26,8 @@ Arguments = Callable[[], list[str]]
 
 _FREE_SECONDS = 300.0
 """How long a lost process may hold its lock. Shared storage releases the locks of a dead machine after a while."""
+_MOST_RESUMED = 3
+"""How often a run is resumed after its worker or node was lost."""
 _DEVICES = ("auto", "cpu", "cuda")
 _SMALLEST_AMOUNT = 0.0001
 """Ray counts resources in these units."""
@@ -47,8 +49,6 @@ class RayOptions:
     """Runs in parallel, at most; None for as many as the cluster holds."""
     device: str = "auto"
     """`--device` of a run: Ray has chosen its GPUs, so it names none."""
-    retries: int = 3
-    """How often a run is resumed after its worker or node was lost."""
 
     def __post_init__(self) -> None:
         if self.device not in _DEVICES:
@@ -139,7 +139,7 @@ class RayTask:
             self._code = 1
         except errors.RayError as error:
             self._lost += 1
-            if self._stopping or self._lost > self._options.retries:
+            if self._stopping or self._lost > _MOST_RESUMED:
                 self._note(
                     f"softprune: the worker or node of this run was lost {self._lost} times: {first_line(error)}."
                 )
