@@ -67,6 +67,30 @@ def test_all_batchnorms_of_a_sum_are_pushed() -> None:
         assert sorted(norm.bias.grad.nonzero().flatten().tolist()) == sorted(chosen.tolist())
 
 
+class Stream(Sum):
+    """The second convolution reads the first one's channels, and its own are added to them: a residual stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs[1] = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norms[0](self.convs[0](x)))
+        return self.head(F.relu(x + self.norms[1](self.convs[1](x))).mean((2, 3)))
+
+
+def test_all_points_of_a_stream_are_pushed() -> None:
+    torch.manual_seed(0)
+    model = Stream()
+    spread_scales(model)
+    pruner = TargetSoftPruner(model, torch.randn(2, 3, 8, 8), ratio=0.5, strength=1.0, site_kinds="stream")
+    extra = pruner.loss(torch.zeros(()))
+    points = [(norm.bias, norm.weight) for norm in model.norms]
+    dead = torch.stack([dead_probability(*point, MaskConfig()) for point in points]).amin(0)
+    chosen = dead.argsort(descending=True)[:4]
+    torch.testing.assert_close(extra, sum(sparsity_terms(*point, MaskConfig())[chosen].sum() for point in points))
+
+
 def test_equals_are_chosen_over_the_whole_network() -> None:
     pruner = TargetSoftPruner(Chain(40, 40), batch()[0], ratio=0.5)
     pruner.loss(torch.zeros(())).backward()

@@ -66,7 +66,8 @@ class TargetSoftPruner(SoftPruner):
         terms, alive, dead = [], [], []
         for name, bn in self.norms.items():
             gate = self._soft_gate(name)
-            terms.append(sparsity_terms(*site_affine(bn), gate.config, gate.activation))
+            at_points = sparsity_terms(*site_affine(bn), gate.config, gate.activation)
+            terms.append(torch.atleast_2d(at_points).sum(0))
             alive.append(gate.alive(bn).detach())
             dead.append(gate.dead(bn))
         # Untrained channels are all alike. In the order of the layers the first layers would be chosen whole.
