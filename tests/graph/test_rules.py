@@ -77,6 +77,8 @@ SAME = list(range(8))
         (lambda x: torch.cat(F.relu(x).chunk(2, 1)[::-1], 1), [4, 5, 6, 7, 0, 1, 2, 3]),
         (lambda x: F.relu(x).permute(0, 2, 3, 1).permute(0, 3, 1, 2), SAME),
         (lambda x: F.relu(x) * torch.sigmoid(x.mean((2, 3), keepdim=True)), SAME),
+        (lambda x: F.relu(x).flatten(2).mH.mT.mH.mT.unflatten(2, (8, 8)), SAME),
+        (lambda x: F.relu(x.mean((2, 3))).H.T[..., None, None].mH, SAME),
     ],
 )
 def test_channels_arrive_where_they_are_moved(between: Callable[[Tensor], Tensor], expected: list[int]) -> None:
@@ -246,6 +248,20 @@ def test_integers_wrap_around_and_truncate_as_in_the_network(
 ) -> None:
     model = randomise_(WithTensors(between, tensor), 0)
     assert_exact(trace(model, torch.randn(2, 3, 8, 8)), model, {"bn": torch.arange(8) % 2 == 0})
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda x, b: (x / b > -1).to(x.dtype),
+        lambda x, b: (x * b.reciprocal().clone() > -1) * x.exp(),
+        lambda x, b: (x * (b / b) > -1).to(x.dtype),
+    ],
+)
+def test_a_dead_channel_over_zero_is_not_zero(between: Callable[[Tensor, Tensor], Tensor]) -> None:
+    model = randomise_(WithTensors(between, torch.tensor([1.0, 0, 0, 1, 1, 1, 1, 1]).reshape(8, 1, 1)), 0)
+    plan = assert_exact(trace(model, torch.randn(2, 3, 8, 8)), model, {"bn": torch.arange(8) % 2 == 0})
+    assert plan.modules["last"].inputs == (0, 1, 2, 4, 6)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 A dropped channel is exactly zero. After a further BatchNorm a zero becomes another constant, an activation maps a
 constant to a constant, and a layer that reads only constants returns constants. All values are float64. What
-parameters outside layers give by themselves, such as an embedding, is not constant: training changes it.
+parameters outside layers give by themselves, such as an embedding, is not constant: training changes it. Nor is
+infinity, which is remembered because zero times infinity is not zero.
 """
 
 from collections.abc import Mapping
@@ -41,8 +42,8 @@ class _Constants(ForwardAnalysis):
         super().__init__(self.values, self.trained)
 
     def known(self, atoms: IntArray) -> FloatArray:
-        """Return the values of `atoms`; NaN for those that parameters alone give."""
-        return np.where(self.trained[atoms], np.nan, self.values[atoms])
+        """Return the values of `atoms`; NaN for infinite ones and for those that parameters alone give."""
+        return np.where(self.trained[atoms] | np.isinf(self.values[atoms]), np.nan, self.values[atoms])
 
     def layer(self, op: LayerOp, use: Use) -> None:
         module = self.modules[use.module]
@@ -55,9 +56,9 @@ class _Constants(ForwardAnalysis):
 
     def channelwise(self, op: ChannelwiseOp) -> None:
         inputs = self.values[op.inputs].ravel()
-        out: FloatArray = np.full(inputs.shape, np.nan)
+        out: FloatArray = np.where(np.isinf(inputs), inputs, np.nan)
         if op.evaluate is not None:
-            known = ~np.isnan(inputs)
+            known = np.isfinite(inputs)
             if known.any():
                 out[known] = _evaluated(op.evaluate, inputs[known])
         elif op.keeps_zero:
@@ -67,15 +68,16 @@ class _Constants(ForwardAnalysis):
 
     def binary(self, op: BinaryOp) -> None:
         left, right = self.values[op.left], self.values[op.right]
-        out: FloatArray = np.full(left.shape, np.nan)
-        known = ~np.isnan(left) & ~np.isnan(right)
+        infinite = np.isinf(left) | np.isinf(right)
+        out: FloatArray = np.where(infinite, np.inf, np.nan)
+        known = np.isfinite(left) & np.isfinite(right)
         if known.any():
             out[known] = _evaluated(op.evaluate, left[known], right[known])
         if op.absorbs_zero:
             # A parameter that is zero now, such as a layer scale at its start, may change in training.
             dead_left = (left == 0) & ~self.trained[op.left]
             dead_right = (right == 0) & ~self.trained[op.right]
-            out[dead_left | dead_right] = 0.0
+            out[(dead_left | dead_right) & ~infinite] = 0.0
         self.values[op.outputs] = out
         self.trained[op.outputs] = self.trained[op.left] & self.trained[op.right]
 
@@ -122,8 +124,7 @@ def _layer_constants(op: LayerOp, module: Any, inputs: FloatArray, width: int) -
 
 def _evaluated(evaluate: Evaluate, *columns: FloatArray) -> FloatArray:
     found = evaluate(*(torch.from_numpy(column.copy()) for column in columns))
-    out = np.full(columns[0].shape, np.nan) if found.is_complex() else _array(found)
-    return np.where(np.isfinite(out), out, np.nan)  # such as the reciprocal of zero
+    return np.full(columns[0].shape, np.nan) if found.is_complex() else _array(found)
 
 
 def _parameter_values(parameter: FreeParameter, model: nn.Module) -> FloatArray | float:

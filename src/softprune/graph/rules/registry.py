@@ -143,8 +143,8 @@ _add("reshape", "view", "reshape", "_unsafe_view", "flatten", "unflatten", trans
 _add("as_another", "view_as", "reshape_as", "expand_as")
 _add("expand", "expand")
 _add(
-    "move", "permute", "transpose", "t", "mT", "numpy_T", "adjoint", "contiguous", "unsqueeze", "movedim", "moveaxis",
-    "swapaxes", "swapdims", "flip", transparent=True,
+    "move", "permute", "transpose", "t", "mT", "mH", "numpy_T", "matrix_H", "adjoint", "contiguous", "unsqueeze",
+    "movedim", "moveaxis", "swapaxes", "swapdims", "flip", transparent=True,
 )
 _add("move", "repeat", "tile", "repeat_interleave", "pixel_unshuffle")
 _add("squeeze", "squeeze", transparent=True)
