@@ -110,6 +110,28 @@ def test_a_shared_bias_that_constants_fold_into_is_the_layers_own(tmp_path: Path
     torch.testing.assert_close(loaded(example), small.eval()(example))
 
 
+@pytest.mark.parametrize("alive", [(0, 2, 4), (0, 1, 2, 3)])
+def test_channels_with_one_bias_are_cut_together_and_masked_alone(tmp_path: Path, alive: tuple[int, ...]) -> None:
+    """A convolution has the bias of a BatchNorm on other channels, which is masked where the convolution is not."""
+    layers = [nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.ReLU()]
+    model = randomise_(nn.Sequential(*layers, nn.Conv2d(6, 2, 1)))
+    model[3].bias = model[1].bias
+    example = torch.randn(2, 3, 4, 4)
+    masks = {"1": torch.arange(6) % 2 == 0, "4": torch.tensor([channel in alive for channel in range(6)])}
+    plan = make_plan(trace(model, example), model, masks)
+    small = apply_plan(plan, model)
+    sp.verify(masked(model, masks).eval(), small.eval(), example, tolerance=1e-5)
+    assert plan.params == sum(parameter.numel() for parameter in small.parameters())
+    assert len(plan.modules["3"].outputs) == len(set(alive) | {0, 2, 4})
+    together = alive == (0, 2, 4)
+    assert (small.get_parameter("3.bias") is small.get_parameter("1.bias")) == together
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sp.remap_optimizer(optimizer, model, small)
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in small.parameters()}
+    loaded = sp.load(sp.save(small, tmp_path / "small"), model)
+    torch.testing.assert_close(loaded(example), small.eval()(example))
+
+
 def test_a_network_that_was_never_cut_is_refused_and_the_optimizer_left_alone() -> None:
     model = TOPOLOGIES["chain"].build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -201,7 +201,7 @@ class GraphBuilder:
         fresh.selectable = fresh.selectable and called and not self.provenance.reads_inside(node)
         # What a subclass computes around the operator is unknown; called from outside, it may not be replaced.
         fresh.replaceable = called and type(self.provenance.module(name)) in PLAIN_LAYERS
-        self._add_call(node, self.layers.setdefault(first, fresh), fresh, use)
+        self._add_call(node, self.layers.setdefault(first, fresh), fresh, use, bias)
         return True
 
     def add_norm(self, node: Node, weight: Any, bias: Node | None, use: Use) -> bool:
@@ -220,7 +220,7 @@ class GraphBuilder:
             return False
         use.module = name
         fresh = NormOp(name, selectable=called and not self.provenance.reads_inside(node))
-        self._add_call(node, self.norms.setdefault(name, fresh), fresh, use)
+        self._add_call(node, self.norms.setdefault(name, fresh), fresh, use, bias)
         self.norm_nodes.setdefault(name, []).append(node)
         return True
 
@@ -231,11 +231,16 @@ class GraphBuilder:
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    def _add_call(self, node: Node, record: LayerOp | NormOp, fresh: LayerOp | NormOp, use: Use) -> None:
+    def _add_call(
+        self, node: Node, record: LayerOp | NormOp, fresh: LayerOp | NormOp, use: Use, bias: Node | None
+    ) -> None:
         """Add a call of `record`, which is `fresh` at its first call."""
         if record is not fresh:
             self._share(record, fresh, use)
         record.uses.append(use)
+        holder = None if bias is None else self.claimant(self.provenance.parameter_name(bias) or "")
+        if holder is not None:  # another layer or BatchNorm may have the same bias
+            self.table.union(holder.outputs, use.outputs)
         self.ops.append(LayerCall(record, use))
         self.answer_for(node)
 

@@ -208,20 +208,22 @@ def _params(
     own = dict(model.named_parameters())
     submodules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
     sizes: dict[object, int] = {id(parameter): parameter.numel() for parameter in own.values()}
-    layers = [(layer, name, submodules[name]) for layer in graph.layers for name in (layer.name, *layer.aliases)]
-    for _, _, module in layers:
-        sizes.pop(id(module.weight), None)
-        sizes.pop(id(module.bias), None)
-    for layer, name, module in layers:
-        cut = modules[layer.name]
-        if not cut.void:
-            sizes[id(module.weight)] = layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
-            if cut.folded or module.bias is not None:  # a bias that layers share is one, unless constants fold into it
-                sizes[name if cut.folded else id(module.bias)] = len(cut.outputs)
+    layers = [(layer, name) for layer in graph.layers for name in (layer.name, *layer.aliases)]
+    records: list[tuple[LayerOp | NormOp, str]] = [*layers, *((norm, norm.name) for norm in graph.norms)]
+    for _, name in records:
+        sizes.pop(id(submodules[name].weight), None)
+        sizes.pop(id(submodules[name].bias), None)
+    for record, name in records:
+        cut, module = modules[record.name], submodules[name]
+        if cut.void:
+            continue
+        if isinstance(record, LayerOp):
+            sizes[id(module.weight)] = record.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
+        elif module.weight is not None:
+            sizes[id(module.weight)] = len(cut.outputs)
+        if cut.folded or module.bias is not None:  # a bias that two share is one, unless the cut changes its values
+            sizes[name if cut.folded or cut.zeroed else id(module.bias)] = len(cut.outputs)
     total = sum(sizes.values())
-    for norm in graph.norms:
-        if submodules[norm.name].weight is not None:
-            total -= 2 * (len(norm.outputs) - len(modules[norm.name].outputs))
     for name, parameter in parameters.items():
         if name in own:
             total -= own[name].numel() - own[name].numel() // parameter.width * len(parameter.kept)

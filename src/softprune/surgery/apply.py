@@ -189,10 +189,10 @@ def _cut_module(
         _add_bias(module, correction)
     _describe(module, cut)
     if cut.zeroed:
-        with torch.no_grad():
-            index = torch.tensor(cut.zeroed, device=module.weight.device)  # type: ignore[arg-type]
-            module.weight[index] = 0  # type: ignore[index, operator]
-            module.bias[index] = 0  # type: ignore[index, operator]
+        for attribute in ("weight", "bias"):  # its own: a layer with the same bias is not masked
+            old: nn.Parameter = getattr(module, attribute)
+            value = old.detach().index_fill(0, torch.tensor(cut.zeroed, device=old.device), 0)
+            setattr(module, attribute, nn.Parameter(value, requires_grad=old.requires_grad))
     if cut.select is not None:
         device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
         if isinstance(getattr(module, "select", None), nn.Module):
