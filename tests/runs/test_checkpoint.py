@@ -14,7 +14,7 @@ import torch
 from limits import file_size_limit
 
 from softprune import io
-from softprune.errors import CheckpointError
+from softprune.errors import CheckpointError, ConfigError
 from softprune.runs import checkpoint
 
 
@@ -32,13 +32,14 @@ def test_the_newest_two_are_kept_and_read_back(tmp_path: Path) -> None:
     assert torch.equal(state["weights"]["a"], torch.full((50,), 100.0))
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "foreign"])
+@pytest.mark.parametrize("damage", ["flip", "version", "truncate", "empty", "foreign"])
 def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     damaged = {"flip": bytes(content), "truncate": bytes(content[:-7]), "empty": b"", "foreign": b"PK\x03\x04" * 99}
+    damaged["version"] = newest.read_bytes().replace(b"softprune checkpoint 2 ", b"softprune checkpoint 0 ")
     newest.write_bytes(damaged[damage])
     with caplog.at_level(logging.WARNING):
         assert checkpoint.read_newest(tmp_path)[0].name == "step-0000000001.ckpt"
@@ -54,7 +55,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, damage: str, ca
 
 
 def test_nothing_whole_is_an_error_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="softprune resume"):
+    with pytest.raises(CheckpointError, match=r"stopped before its first one\. `softprune resume .*` trains it"):
         checkpoint.read_newest(tmp_path)
     checkpoint.save_checkpoint(tmp_path, 1, _state(1)).write_bytes(b"")
     with pytest.raises(CheckpointError, match="1 damaged"):
@@ -88,13 +89,14 @@ def test_a_checkpoint_that_may_not_be_read_is_left_alone(tmp_path: Path, monkeyp
 
 
 def test_a_checkpoint_that_is_set_aside_meanwhile_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     gone = checkpoint.checkpoint_path(tmp_path, 2)
     listed = [gone, checkpoint.checkpoint_path(tmp_path, 1)]
     monkeypatch.setattr(checkpoint, "_newest_first", lambda folder: listed)
     assert checkpoint.read_newest(tmp_path)[1]["step"] == 1
+    assert not caplog.records, "it is not damaged"
 
 
 def test_nothing_whole_is_the_same_error_every_time(tmp_path: Path) -> None:
@@ -197,6 +199,11 @@ def test_what_is_no_regular_file_is_not_opened(kind: str, tmp_path: Path) -> Non
     assert checkpoint.read_newest(tmp_path)[1]["step"] == 1
 
 
-def test_a_lack_of_memory_is_no_fault_of_the_checkpoint() -> None:
-    with pytest.raises(torch.OutOfMemoryError), checkpoint.restoring():
-        raise torch.OutOfMemoryError
+def test_a_lack_of_memory_or_a_refusal_is_no_fault_of_the_checkpoint_and_all_else_is() -> None:
+    for error in (torch.OutOfMemoryError, ConfigError):
+        with pytest.raises(error), checkpoint.restoring():
+            raise error
+    for other in (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError):
+        refused = pytest.raises(CheckpointError, match=f"Got {other.__name__}: '?no such part'?. The file")
+        with refused, checkpoint.restoring():
+            raise other("no such part")

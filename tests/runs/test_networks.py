@@ -8,10 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from softprune.config.settings import ModelConfig
-from softprune.errors import ConfigError, FileFormatError
-from softprune.runs.networks import build_network, starting_network
+from softprune.config.settings import ModelConfig, RunConfig
+from softprune.data import load_data
+from softprune.errors import ConfigError, FileFormatError, SoftpruneError
+from softprune.runs.checkpoint import save_checkpoint
+from softprune.runs.folder import RunFolder
+from softprune.runs.networks import (
+    build_network,
+    check_outputs,
+    check_training_outputs,
+    load_weights,
+    named_config,
+    read_weights,
+    starting_network,
+)
 
 
 def test_the_seed_decides_the_weights() -> None:
@@ -41,7 +53,7 @@ def test_weights_come_from_the_checkpoints_of_other_tools(tmp_path: Path, caplog
         "average.pt": torch.optim.swa_utils.AveragedModel(network).state_dict(),
         "lightning.pt": {"state_dict": lightning | {"loss.weight": torch.ones(3)}, "epoch": 3},
         "timm.pt": {"state_dict": state, "args": argparse.Namespace(lr=0.1)},
-        "old.pt": {f"module.{name}": value for name, value in state.items() if "num_batches" not in name},
+        "old.pt": {f"net.{name}": value for name, value in state.items() if "num_batches" not in name},
     }
     for file, content in files.items():
         torch.save(content, tmp_path / file)
@@ -78,14 +90,34 @@ def test_files_that_hold_no_state_dict_say_what_to_save(tmp_path: Path) -> None:
     network = starting_network(ModelConfig(), 10, 0)[0]
     torch.save(network, tmp_path / "module.pt")
     torch.save({"weights": network.state_dict(), "epoch": 3}, tmp_path / "nested.pt")
+    torch.save([torch.zeros(3)], tmp_path / "list.pt")
+    torch.save({7: torch.zeros(3), "a": torch.zeros(3)}, tmp_path / "number.pt")
     (tmp_path / "page.pt").write_text("<html>404</html>")
     for file, says in (
         ("page.pt", "page.pt, which is damaged or holds other objects"),
         ("module.pt", r"module.pt, which is damaged or holds other objects.*save model\.state_dict\(\) instead\.$"),
         ("nested.pt", "alone or under 'state_dict', 'model_state_dict' or 'model'. Got the keys epoch, weights in"),
+        ("list.pt", "'model'. Got list in"),
+        ("number.pt", "'model'. Got the keys 7, a in"),
     ):
         with pytest.raises(FileFormatError, match=says):
             starting_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"cuts": ["a plan"], "model": {}}, "must be of a dense network. Got the run .*, whose network was cut"),
+        ({"cuts": [], "model": [1]}, "must hold a state_dict.* Got list in"),
+        ({"model": {}}, "must hold what softprune saved for this network. Got KeyError"),
+    ],
+)
+def test_runs_that_hold_no_weights_of_a_dense_network(tmp_path: Path, content: dict[str, object], says: str) -> None:
+    folder = RunFolder.create(tmp_path / "run", RunConfig())
+    folder.checkpoints.mkdir()
+    save_checkpoint(folder.checkpoints, 1, content)
+    with pytest.raises(SoftpruneError, match=says):
+        read_weights(folder.path)
 
 
 class _Evil:
@@ -112,6 +144,32 @@ def test_bad_weights_are_refused_and_change_nothing(tmp_path: Path, capsys: pyte
     assert "code ran" not in capsys.readouterr().out
 
 
+def layers(**parts: nn.Module) -> nn.Module:
+    return nn.ModuleDict(parts)
+
+
+def test_weights_of_another_network_are_refused_with_what_is_wrong() -> None:
+    network = layers(body=nn.BatchNorm1d(3), head=nn.Linear(4, 3), other=nn.Linear(4, 7, bias=False))
+    state = network.state_dict()
+    fewer = {name: value for name, value in state.items() if name != "head.bias"}
+    for wrong, says in (
+        (fewer, r"missing: head\.bias \(1\)\."),
+        ({**state, "more": torch.zeros(1)}, r"unknown: more \(1\)\."),
+        ({**state, "head.bias": torch.zeros(3, dtype=torch.int64)}, r"of another dtype: head\.bias \(1\)\."),
+        # None of these is a classifier for other classes.
+        ({**state, "other.weight": torch.zeros(5, 4)}, r"of another shape: other\.weight \(1\)\."),
+        ({**state, "body.weight": torch.zeros(5)}, r"of another shape: body\.weight \(1\)\."),
+        ({**state, "head.bias": torch.tensor(0.0)}, r"of another shape: head\.bias \(1\)\."),
+    ):
+        with pytest.raises(FileFormatError, match=f"like this one. Got a file with {says} Check model.name"):
+            load_weights(network, wrong, "a file", num_classes=3)
+
+
+def test_a_name_that_ends_as_the_first_one_does_is_no_second_network() -> None:
+    network = layers(conv=nn.Linear(2, 2), block=layers(conv=nn.Linear(2, 2)))
+    assert load_weights(network, {f"module.{name}": value for name, value in network.state_dict().items()}, "a file", 2)
+
+
 def test_a_classifier_for_other_classes_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trained = starting_network(ModelConfig(), 7, 5)[0].state_dict()
     torch.save(trained, tmp_path / "seven.pt")
@@ -121,6 +179,8 @@ def test_a_classifier_for_other_classes_is_left_out_and_named(tmp_path: Path, ca
         assert torch.equal(value, fresh[name] if name.startswith("classifier") else trained[name]), name
     assert "softprune" in caplog.text
     assert "7 classes instead of 10: not loaded, and initialised at random: classifier.weight" in caplog.text
+    state = layers(head=nn.Conv2d(4, 7, 1)).state_dict()
+    assert not load_weights(layers(head=nn.Conv2d(4, 10, 1)), state, "a file", 10)
 
 
 _FACTORIES = """
@@ -156,13 +216,14 @@ def test_trained_weights_of_torchvision_and_timm(tmp_path: Path, monkeypatch: py
     (tmp_path / "factories_like.py").write_text(_FACTORIES)
     for name in ("like_torchvision", "like_timm"):
         config = ModelConfig(name=f"factories_like:{name}", pretrained=True, options={"width": 6})
-        network = starting_network(config, 5, 0)[0]
+        network, after = starting_network(config, 5, 0)[0], torch.get_rng_state()
         assert network[0].weight.shape == (6, 3)
         assert (network[0].weight == 2).all()
         assert network[1].out_features == 5
-        # The head starts as it does without the trained weights.
+        # The head and the training start as they do without the trained weights.
         fresh = starting_network(ModelConfig(name=config.name, options={"width": 6}), 5, 0)[0]
         assert torch.equal(network[1].weight, fresh[1].weight)
+        assert torch.equal(torch.get_rng_state(), after)
     for name, message in [("gone", "no route to the hub"), ("plain", "needs a factory with the keyword")]:
         with pytest.raises(ConfigError, match=message):
             starting_network(ModelConfig(name=f"factories_like:{name}", pretrained=True), 5, 0)[0]
@@ -191,7 +252,7 @@ def test_a_factory_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_own_nets.py").write_text(
         "from torch import nn\ndef small(num_classes): return nn.Linear(3, num_classes)\ndef no(): pass\n"
-        "def bad(num_classes): return [] + num_classes\n"
+        "def bad(num_classes): return [] + num_classes\ndef number(num_classes): return num_classes\n"
     )
     network = build_network("my_own_nets:small", 4)
     assert network.out_features == 4
@@ -202,8 +263,42 @@ def test_a_factory_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "my_own_nets:bad",
             r"TypeError: can only .*, raised in line 4 of .*my_own_nets\.py by .*:bad\(num_classes=4\)",
         ),
+        ("my_own_nets:number", "must return an nn.Module. Got int from 'my_own_nets:number'"),
         ("nowhere_at_all:f", "must be importable"),
         ("vgg61", "Did you mean"),
     ]:
         with pytest.raises(ConfigError, match=message):
             build_network(name, 4)
+
+
+class Pair(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+def test_outputs_are_checked_and_the_random_state_stays() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    data, state = load_data("digits"), torch.get_rng_state()
+    check_outputs(network, data, "It", "build another")
+    assert network.training
+    assert network[2].num_batches_tracked == 0
+    check_training_outputs(network, data, "It")
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(ConfigError, match=r"It must return .* \(batch, 10\)\. Got tuple for 2 images; build another"):
+        check_outputs(Pair(), data, "It", "build another")
+
+
+def test_names_of_a_command_replace_those_of_a_run(tmp_path: Path) -> None:
+    model = ModelConfig(name="nets:small", options={"width": 6})
+    config = RunConfig(model=model, seed=3)
+    folder = RunFolder.create(tmp_path / "run", config)
+    assert named_config(folder, "nets:small") == config
+    assert named_config(folder, needs=("data", "method")) == config
+    with pytest.raises(ConfigError, match=r"Got model\.name = 'nets:small' in .*; .* add `--model nets:small`"):
+        named_config(folder)
+    other = named_config(folder, "resnet20", "cifar10", "l1")
+    assert other == config.replace(
+        model=ModelConfig(name="resnet20"),
+        data=config.data.replace(name="cifar10"),
+        method=config.method.replace(name="l1"),
+    )

@@ -27,7 +27,9 @@ def forgets_one_side(builder: GraphBuilder, node: Any) -> Any:
     return output
 
 
-def test_a_wrong_rule_freezes_the_network_and_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rule_freezes_the_network_and_is_called_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(RULES, "arithmetic", forgets_one_side)
     model = randomise_(Residual())
     seen = softprune.inspect(model, torch.randn(2, 3, 8, 8))
@@ -36,6 +38,7 @@ def test_a_wrong_rule_freezes_the_network_and_is_called_one(monkeypatch: pytest.
     reasons = {frozen.name: frozen.reason for frozen in seen.frozen}
     assert "softprune misreads this network" in reasons["bn"]
     assert "copy" not in reasons["bn"]
+    assert "softprune: Residual: softprune misreads this network" in caplog.text
     with pytest.raises(ModelError, match=r"softprune misreads this network.*please report"):
         softprune.SoftPruner(model, torch.randn(2, 3, 8, 8))
 
@@ -75,11 +78,28 @@ def test_a_literal_size_is_found_in_a_network_that_insists_on_its_dtype() -> Non
                 raise TypeError("float32 only")
             x = F.relu(self.bn1(self.conv1(x)))
             x = x.view(-1, 2, 4, *x.shape[2:]).flatten(1, 2)
+            x = x.view(-1, 4, 2, *x.shape[2:]).flatten(1, 2)  # only to be tried together with the other line
             return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
 
     seen = softprune.inspect(randomise_(Insists()), torch.randn(2, 3, 8, 8))
     assert [site.name for site in seen.sites] == ["bn2"]
     assert "literal size" in seen.frozen[0].reason
+
+
+def test_rounding_freezes_nothing() -> None:
+    class Amplified(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+            return torch.sin(1e5 * self.fc(pooled(x) + 0.3))  # what is dead becomes a part of the bias
+
+    assert len(softprune.inspect(randomise_(Amplified()), torch.randn(2, 3, 8, 8)).sites) == 2
+
+
+def test_a_network_in_half_precision_with_empty_and_integer_parameters_is_tried() -> None:
+    model = randomise_(Chain())
+    model.number, model.empty = nn.Parameter(torch.zeros(2, dtype=torch.int64), False), nn.Parameter(torch.zeros(0))
+    seen = softprune.inspect(model.bfloat16(), torch.randn(2, 3, 8, 8).bfloat16())
+    assert [site.name for site in seen.sites] == ["bn1", "bn2"]
 
 
 class SplitAndViewed(nn.Module):
@@ -134,22 +154,24 @@ def test_zero_channels_that_fill_up_to_a_width_freeze_the_streams_alone(
         assert all(f"number depends on theirs; write a literal, {remedy}" in reason for reason in reasons)
 
 
-def test_a_site_that_cannot_be_cut_freezes_no_channels_of_explicit_sizes() -> None:
+def test_sites_that_cannot_be_cut_freeze_no_channels_of_explicit_sizes() -> None:
     class Doubled(PaddedStreams):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * (1 if len(self.bn3.weight) == 5 else 2)
+            whole = (len(self.bn1.weight), len(self.bn3.weight), len(self.bn5.weight)) == (3, 5, 6)
+            return super().forward(x) * (1 if whole else 2)
 
+    # Without the explicit size, which freezes bn and bn4, more sites would be left, but their cut would be wrong.
     seen = softprune.inspect(randomise_(Doubled(0)), torch.randn(2, 3, 8, 8), site_kinds=["stream"])
-    assert [site.name for site in seen.sites] == ["bn", "bn1", "bn4", "bn5"]
-    assert [frozen.name for frozen in seen.frozen] == ["bn3"]
+    assert [site.name for site in seen.sites] == ["bn", "bn4"]
+    assert [frozen.name for frozen in seen.frozen] == ["bn1", "bn3", "bn5"]
 
 
 def test_sites_that_cannot_be_cut_together_freeze_the_later_one() -> None:
-    class Doubled(Chain):
+    class Doubled(PaddedStreams):
         def forward(self, x: Tensor) -> Tensor:
-            both = len(self.bn1.weight) < 8 and len(self.bn2.weight) < 6
+            both = len(self.bn1.weight) < 3 and len(self.bn5.weight) < 6
             return super().forward(x) * (2 if both else 1)
 
-    seen = softprune.inspect(randomise_(Doubled()), torch.randn(2, 3, 8, 8))
-    assert [site.name for site in seen.sites] == ["bn1"]
+    seen = softprune.inspect(randomise_(Doubled(0)), torch.randn(2, 3, 8, 8), site_kinds=["stream"])
+    assert [site.name for site in seen.sites] == ["bn", "bn1", "bn3", "bn4"]
     assert "a trial cut of it failed (outputs of scale" in seen.frozen[0].reason

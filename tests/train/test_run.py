@@ -221,6 +221,9 @@ def test_a_cut_in_mid_training_shrinks_what_is_trained(tiny: Tiny, tmp_path: Pat
     # What was cut at epoch 3 is still accounted for, at the dense network's widths.
     assert [site.width for site in outcome.result.sites] == [8, 12, 16]
     assert outcome.result.compact.params <= first_cut.params < outcome.result.dense.params
+    for site in outcome.result.sites:
+        assert set(state["model"][f"{site.name}.weight"].tolist()) <= set(site.gamma)
+        assert all(site.gamma), "also of the channels that were cut at epoch 3"
 
 
 @pytest.mark.parametrize("optimizer", [(), ADAMW], ids=["sgd", "adamw"])

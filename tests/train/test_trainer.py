@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from softprune.config.settings import RunConfig
+from softprune.errors import ConfigError, ModelError, SoftpruneError
 from softprune.methods import SoftPruner
 from softprune.runs.checkpoint import save_checkpoint
 from softprune.runs.result import Epoch, Totals
 from softprune.train.control import Listener, StopSignal
 from softprune.train.evaluate import Evaluator
 from softprune.train.run import resume, start
+from softprune.train.step import TrainStep
+from softprune.train.teacher import Teacher
 
 Tiny = Callable[..., RunConfig]
 FEW = "data.batch_size=720"  # two steps an epoch
@@ -89,7 +93,7 @@ def test_times_are_those_of_training_and_count_on_after_a_stop(
     assert result.wall_seconds == pytest.approx(2 * 7000, abs=60)
 
 
-def test_a_listener_hears_every_event(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_listener_hears_every_event(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Heard(Listener):
         def on_phase(self, text: str) -> None:
             events.append(text.split()[0])
@@ -103,13 +107,23 @@ def test_a_listener_hears_every_event(tiny: Tiny, tmp_path: Path) -> None:
         def on_epoch(self, row: Epoch, dense: Totals) -> None:
             events.append((row.phase, row.macs <= dense.macs))
 
-    events: list[Any] = []
+    def outputs(self: Teacher, images: Tensor) -> Tensor:
+        events.append("taught")
+        return taught(self, images)
+
+    events, taught = list[Any](), Teacher.outputs
+    monkeypatch.setattr(Teacher, "outputs", outputs)
     settings = (FEW, "train.epochs=2", "train.compact_at=1", "finetune.epochs=1", "train.dense_baseline=true")
-    start(tiny(*settings, "train.dense_epochs=1", "train.recalibrate=1"), tmp_path / "run", listener=Heard())
+    start(
+        tiny(*settings, "train.dense_epochs=1", "train.recalibrate=1", "distill.teacher=baseline"),
+        tmp_path / "run",
+        listener=Heard(),
+    )
     trained, tuned = ("train", True), ("finetune", True)
     baseline = ["training", (0, 1, 2), 1, 2, trained, "measuring"]
-    pruned = ["training", (0, 3, 2), 1, 2, trained, "cutting", (1, 3, 2), 1, 2, trained]
-    assert events == [*baseline, *pruned, "fine-tuning", (2, 3, 2), 1, 2, tuned, "measuring"]
+    steps = ("taught", 1, "taught", 2)
+    pruned = ["training", (0, 3, 2), *steps, trained, "cutting", (1, 3, 2), *steps, trained]
+    assert events == [*baseline, *pruned, "fine-tuning", (2, 3, 2), *steps, tuned, "measuring"]
 
 
 def test_a_pruner_hears_how_many_steps_are_done(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +131,24 @@ def test_a_pruner_hears_how_many_steps_are_done(tiny: Tiny, tmp_path: Path, monk
     monkeypatch.setattr(SoftPruner, "update_strength", lambda _, step: heard.append(step))
     start(tiny(FEW, "train.epochs=2", "finetune.epochs=1"), tmp_path / "run")
     assert heard == [1, 2, 3, 4]
+
+
+def test_an_error_of_a_pruner_is_raised_after_that_of_the_weights(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = iter([0.0, float("nan")])
+
+    def update(pruner: SoftPruner, step: int) -> None:
+        next(pruner.model.parameters()).data.fill_(next(values))
+        raise ModelError("no strength")
+
+    monkeypatch.setattr(SoftPruner, "update_strength", update)
+    with pytest.raises(ModelError, match="no strength"):
+        start(tiny(FEW), tmp_path / "run")
+    with pytest.raises(
+        SoftpruneError, match=r"must be finite\. Got infinity or NaN in .* after step 0 \(epoch 0, batch 0"
+    ):
+        resume(tmp_path / "run")
 
 
 COUNTING = """
@@ -152,3 +184,19 @@ def test_slow_arithmetic_and_what_may_change_the_result_is_warned_of(
     sessions.write_text(re.sub(r'"torch": ?"[^"]*"', '"torch": "1.0"', sessions.read_text()))
     resume(tmp_path / "run")
     assert "the run is resumed in another environment (torch 1.0 before, " in caplog.text
+
+
+def test_an_operator_without_a_deterministic_algorithm_is_named(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_so = "does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'"
+    errors = iter([RuntimeError(f"cumsum_cuda_kernel {set_so}. You can turn it off."), RuntimeError("CUDA error")])
+
+    def epoch(*_: Any) -> None:
+        raise next(errors)
+
+    monkeypatch.setattr(TrainStep, "epoch", epoch)
+    with pytest.raises(ConfigError, match=re.escape(f"Got: cumsum_cuda_kernel {set_so}. Set train.deterministic = ")):
+        start(tiny(FEW), tmp_path / "run")
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        resume(tmp_path / "run")

@@ -144,5 +144,5 @@ def _plain_attributes(network: nn.Module) -> dict[str, Any]:
         for name, module in network.named_modules()
         if not type(module).__module__.startswith(("torch.", "softprune."))
         for key, value in vars(module).items()
-        if key != "training" and isinstance(value, bool | int | float | str)
+        if key != "training" and isinstance(value, int | float | str)
     }

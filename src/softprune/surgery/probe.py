@@ -20,7 +20,6 @@ from softprune.errors import ModelError, few_of, first_line
 from softprune.graph import ChannelGraph, Example
 from softprune.graph.ops import UnprovenSize
 from softprune.log import get_logger
-from softprune.masks.sampling import unmask_model_
 from softprune.module_state import attributes_kept
 from softprune.plan import make_plan, required_sites
 from softprune.surgery.apply import cut_, plain_copy
@@ -167,7 +166,6 @@ class _Probe:
             twin.get_submodule(name).register_forward_pre_hook(lambda module, args, name=name: called.add(name))
         self._check_equal(twin)
         if len(called) < len(norms):  # auxiliary heads run in training alone
-            unmask_model_(twin)
             self._training_shapes(twin)
         reason = "forward() never calls the module but applies its tensors (F.batch_norm), so that a mask has no effect"
         return {site.name: reason for site in graph.sites if not called.issuperset(site.members)}
@@ -219,7 +217,7 @@ class _Probe:
         is_first = number == 0 and members.keys() == self._first_masks.keys()
         expected = self._first_outputs if is_first else self._masked_outputs(members)
         in_training = number in (0, len(self._mask_sets) - 1)
-        if in_training and self._training is None:
+        if self._training is None:
             self._training = self._training_shapes(self._copy)
         try:
             plan = make_plan(graph, self._copy, masks)

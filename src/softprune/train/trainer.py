@@ -142,7 +142,7 @@ class Trainer:
                 raise
             raise ConfigError(
                 "train.deterministic needs operators that PyTorch can run deterministically here. Got: "
-                f"{str(error).partition('.')[0]}. Set train.deterministic = false, or use --device cpu."
+                f"{str(error).partition('. ')[0]}. Set train.deterministic = false, or use --device cpu."
             ) from error
         self._end_epoch()
         return self._agreed_action()
