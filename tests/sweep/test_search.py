@@ -135,6 +135,17 @@ def test_the_best_third_continues(tmp_path: Path) -> None:
     ]
 
 
+def test_trials_of_another_sweep_on_the_same_folder_count(tmp_path: Path) -> None:
+    other, own = Trial(tmp_path, "other", 90, 5), Trial(tmp_path, "own", 80, 5)
+    other.state = "waiting"
+    halving = Halving(search(factor=3))
+    for state in ("waiting", "running"):
+        own.state = state
+        halving.drop_losers([other, own])  # type: ignore[list-item]
+    assert other.why is None
+    assert own.why == {"epoch": 1, "top1": 80, "macs": 5, "trials": 2}
+
+
 def test_fewer_macs_outweigh_accuracy(tmp_path: Path) -> None:
     assert dropped(tmp_path, (90, 5), (80, 4), (70, 3), (69, 3), (70, 2)) == [False, False, False, True, False]
 

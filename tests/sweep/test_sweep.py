@@ -20,6 +20,7 @@ from softprune.cli.app import app
 from softprune.config.recipes import config_to_dict, dump_config, sweep_files, title_of
 from softprune.errors import CheckpointError, ConfigError
 from softprune.runs.folder import RunFolder
+from softprune.sweep import grid
 from softprune.sweep.executor import LocalPool
 from softprune.sweep.grid import Cell, Sweep, _finder, read_sweep
 from softprune.sweep.runner import Job, SweepListener, SweepRunner
@@ -72,7 +73,7 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Any) -> None:
     assert cell.arguments()[:2] == ["train", str(Path("tiny.toml").resolve())]
     last = sweep.cells[-1]
     assert last.after == "tiny-seed1-strength0.0001"
-    assert last.config.method.options["plan"] == "runs/my-sweep/tiny-seed1-strength0.0001"
+    assert last.config.method.options["plan"] == str(Path("runs/my-sweep/tiny-seed1-strength0.0001").absolute())
 
 
 @pytest.mark.parametrize(
@@ -151,8 +152,25 @@ def test_a_run_that_was_started_otherwise_is_not_mixed_up(write: Any) -> None:
     assert elsewhere.arguments()[-2:] == ["--data-dir", "images"]
     other = cell.config.replace(seed=5)
     cell.folder.config.write_text(dump_config(other))
-    with pytest.raises(ConfigError, match="holds a run with other settings than 'tiny' has now"):
+    with pytest.raises(ConfigError, match=r"must hold the run 'tiny' .* Got a changed .*, seed = 0 instead of 5; give"):
         read_sweep(file)
+
+
+def test_a_sweep_is_found_from_another_folder_and_where_it_was_moved(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(GRID)
+    for cell in read_sweep(file).cells:
+        RunFolder.create(cell.folder.path, cell.config)
+    read_sweep(file)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    read_sweep(file, tmp_path / "runs" / "my-sweep")
+    (tmp_path / "runs" / "my-sweep").rename(tmp_path / "moved")
+    read_sweep(file, tmp_path / "moved")
+    file.write_text(GRID.replace('"{after}"', '"{after}-other"'))
+    with pytest.raises(ConfigError, match=r"method\.options\.plan = '.*-other' instead of"):
+        read_sweep(file, tmp_path / "moved")
 
 
 class Recorder(SweepListener):
@@ -259,16 +277,29 @@ def test_a_stop_during_start_up_is_no_failure(tmp_path: Path, monkeypatch: pytes
     assert [job.state for job in runner.jobs] == ["failed", "stopped"]
 
 
-def test_a_run_that_outlived_its_sweep_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_stopped_by_itself_is_named_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = pretend(tmp_path, monkeypatch, one="print('Stopped by SIGTERM'); sys.exit(75)", two__one="done()")
+    monkeypatch.setattr(grid, "read_sweep", lambda *_, **__: sweep)
+    ended = CliRunner().invoke(app, ["sweep", "pretended", "--time-limit", "20", "--device", "cpu"])
+    assert ended.exit_code == 1, ended.output
+    assert "one stopped: Stopped by SIGTERM" in ended.stderr
+    assert "two blocked: it needs one, which has no result" in ended.stderr
+
+
+@pytest.mark.parametrize("end", ["done", "dropped"])
+def test_a_run_that_outlived_its_sweep_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """A killed sweep leaves its processes behind; a second process on the same run would spoil it."""
-    sweep = pretend(tmp_path, monkeypatch, one="time.sleep(1.5); done()")
+    code = "done()" if end == "done" else "(folder.parent / 'logs' / 'one.dropped').write_text('{}')"
+    sweep = pretend(tmp_path, monkeypatch, one=f"time.sleep(1.5); {code}")
     orphan = SweepRunner(sweep).jobs[0]
     assert orphan.lock()
     orphan.start(LocalPool())
     orphan.release()  # as if the sweep had been killed: the process alone holds the claim now
     recorder, runner = Recorder(), SweepRunner(sweep)
     assert runner.run(recorder) is None
-    assert recorder.events == [("one", "done")]
+    assert recorder.events == [("one", end)]
     while not orphan.poll():
         time.sleep(0.05)
 

@@ -88,9 +88,11 @@ def sweep(
         dropped = sum(job.state == "dropped" for job in runner.jobs)
         say(f"Dropped early: {dropped} of {len(runner.jobs)} trials.")
         say(f"Pareto front: {render_comparison(done, planned.folder / 'pareto.html', method_titles())}")
-    failed = [job for job in runner.jobs if job.state in ("failed", "blocked")]
+    # Unless the sweep was stopped, a run that stopped got a signal from elsewhere.
+    without_result = ("failed", "blocked", "stopped") if reason is None else ("failed", "blocked")
+    failed = [job for job in runner.jobs if job.state in without_result]
     for job in failed:
-        lines = job.last_lines() if job.state == "failed" else [f"it needs {job.cell.after}, which failed"]
+        lines = [f"it needs {job.cell.after}, which has no result"] if job.state == "blocked" else job.last_lines()
         error_line(f"{job.cell.name} {job.state}: {' / '.join(lines)} ({job.log})")
     if reason is not None:
         say(f"Stopped by {reason}; everything is saved. Repeat the command to resume.")

@@ -15,7 +15,7 @@ import tomli_w
 from softprune.config.method import MethodConfig
 from softprune.config.schema import keys_of, unknown_key
 from softprune.config.settings import BASELINE, PRUNING_SETTINGS, RunConfig
-from softprune.errors import ConfigError, nearest, show
+from softprune.errors import ConfigError, first_few, nearest, show
 
 DEFAULT_RECIPE = "digits"
 _DEEPEST = 8
@@ -219,6 +219,18 @@ def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
             yield from flat_settings(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def changed_settings(now: RunConfig, before: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ between two configurations, and both values of each; None where one has none."""
+    here, there = (dict(flat_settings(config_to_dict(each))) for each in (now, before))
+    values = {key: (here.get(key), there.get(key)) for key in {**here, **there}}
+    return {key: pair for key, pair in values.items() if pair[0] != pair[1]}
+
+
+def show_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return what :func:`changed_settings` found, for a message."""
+    return first_few([f"{key} = {show(now)} instead of {show(before)}" for key, (now, before) in changed.items()])
 
 
 def dump_config(config: RunConfig) -> str:

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from softprune import models
-from softprune.config.recipes import find_recipe, inline_toml, read_toml, recipe_files, resolve_recipe, sweep_files
+from softprune.config.recipes import (
+    changed_settings,
+    find_recipe,
+    inline_toml,
+    read_toml,
+    recipe_files,
+    resolve_recipe,
+    show_changes,
+    sweep_files,
+)
 from softprune.config.settings import RunConfig
 from softprune.data.registry import DATASETS
 from softprune.errors import ConfigError, DataError, check_choice, nearest
@@ -201,12 +210,18 @@ def _check_config(config: RunConfig, search: Search | None, after: Cell | None) 
 def _check_started(cell: Cell) -> None:
     if not cell.folder.config.is_file():
         return
-    started = cell.folder.read_config()
-    now = absolute_paths(cell.config)
-    if started.replace(data=started.data.replace(dir=now.data.dir)) != now:
+    changed = changed_settings(absolute_paths(cell.config), absolute_paths(cell.folder.read_config()))
+    sweep = cell.folder.path.absolute().parent
+    for key, (now, before) in tuple(changed.items()):
+        # The images, and a run of this sweep before it was moved, may be elsewhere.
+        paths = isinstance(now, str) and isinstance(before, str)
+        if key == "data.dir" or (paths and Path(now).parent == sweep and Path(now).name == Path(before).name):
+            del changed[key]
+    if changed:
         raise ConfigError(
-            f"{cell.folder.path} holds a run with other settings than {cell.name!r} has now. Got a changed sweep or "
-            "recipe; give the run another name, the sweep another folder (--out), or remove the old run."
+            f"{cell.folder.path} must hold the run {cell.name!r} with the settings that it has now. Got a changed "
+            f"sweep or recipe, {show_changes(changed)}; give the run another name, the sweep another folder (--out), "
+            "or remove the old run."
         )
 
 
@@ -263,4 +278,4 @@ def _filled_in(key: str, value: Any, after: Cell | None) -> Any:
         return value
     if after is None:
         raise ConfigError(f"{_AFTER} is the folder of the run that `after` names. Got none for {key}.")
-    return value.replace(_AFTER, str(after.folder.path))
+    return value.replace(_AFTER, str(after.folder.path.absolute()))

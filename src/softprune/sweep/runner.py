@@ -153,28 +153,34 @@ class Halving:
     search: Search
     _seen: dict[tuple[str, int], dict[str, tuple[float, int]]] = field(default_factory=dict)
     """For every run of the file and every rung: top-1 and MACs of the trials that reached it."""
-    _sizes: dict[str, int] = field(default_factory=dict)
+    _judged: set[tuple[str, int]] = field(default_factory=set)
+    """Trials that have run here, with the rungs that they reached."""
+    _looks: dict[str, tuple[int, State]] = field(default_factory=dict)
 
     def drop_losers(self, jobs: Iterable[Job]) -> None:
-        """Read the metrics of all trials, and drop those that run and are not among the best at their newest rung."""
+        """Read the metrics of all trials, and drop those that run and are not among the best at their newest rung.
+
+        A trial that waits here may be in training in another sweep of the same folder.
+        """
         for job in jobs:
-            if job.state in ("waiting", "blocked"):
-                continue
             try:
-                size = job.cell.folder.metrics.stat().st_size
-                if self._sizes.get(job.cell.name) == size:
+                look = job.cell.folder.metrics.stat().st_size, job.state
+                if self._looks.get(job.cell.name) == look:
                     continue  # no epoch has ended since the last look
-                self._sizes[job.cell.name] = size
+                self._looks[job.cell.name] = look
                 rows = {row.number: row for row in read_metrics(job.cell.folder.metrics)[0]}
             except (OSError, FileFormatError):
                 continue  # nothing yet, or damaged: the run itself reports it
             for rung in self.search.rungs(job.cell.config.train.epochs):
                 seen = self._seen.setdefault((job.cell.run, rung), {})
                 row = rows.get(rung)
-                if row is None or row.test_top1 is None or job.cell.name in seen:
+                if row is None or row.test_top1 is None:
                     continue
                 seen[job.cell.name] = (row.test_top1, row.macs)
-                if job.state == "running" and not self._continues(job.cell.name, seen):
+                if job.state != "running" or (job.cell.name, rung) in self._judged:
+                    continue
+                self._judged.add((job.cell.name, rung))
+                if not self._continues(job.cell.name, seen):
                     job.drop({"epoch": rung, "top1": row.test_top1, "macs": row.macs, "trials": len(seen)})
                     break
 
@@ -236,16 +242,16 @@ class SweepRunner:
             if job.state != "waiting":
                 continue
             before = self._by_name[job.cell.after] if job.cell.after is not None else None
-            if before is not None and before.state in ("failed", "blocked", "dropped"):
+            if before is not None and before.state in ("failed", "stopped", "blocked", "dropped"):
                 job.state = "blocked"
                 listener.on_change(job)
             elif (before is None or before.state == "done") and free and job.lock():
-                if job.finished():  # by the process that held the lock until now
-                    job.release()
-                    job.state = "done"
-                else:
+                job.state = job.idle_state()  # the process that held the lock may have finished or dropped it
+                if job.state == "waiting":
                     job.start(self.executor)
                     free -= 1
+                else:
+                    job.release()
                 listener.on_change(job)
 
     def _stop_all(self, listener: SweepListener) -> None:
