@@ -101,6 +101,17 @@ def test_a_missing_package_is_named_and_leaves_no_folder(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_is_resumed_where_the_package_of_its_tracker_is_missing(
+    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    assert start(tiny("records.trackers=['tensorboard']", "train.epochs=1"), run, time_limit=0.0).stopped
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert resume(run).result is not None
+    assert "the tracker tensorboard failed and is left out" in caplog.text
+    assert "pip install tensorboard`)" in caplog.text
+
+
 def test_an_unknown_tracker_is_refused_with_the_nearest_name(tiny: Callable[..., RunConfig]) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'tensorboard'"):
         tiny("records.trackers=['tensorbord']")

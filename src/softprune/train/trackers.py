@@ -10,7 +10,7 @@ from typing import Any
 
 from softprune.config.recipes import config_to_dict, flat_settings
 from softprune.config.settings import RunConfig, TrackerName
-from softprune.errors import ConfigError, first_line
+from softprune.errors import first_line
 from softprune.factories import import_optional
 from softprune.io import write_atomically
 from softprune.log import get_logger
@@ -129,9 +129,7 @@ class Trackers:
     def _guard(self, name: str) -> Iterator[None]:
         try:
             yield
-        except ConfigError:
-            raise
-        except Exception as error:  # a server or network that fails must not end a training
+        except Exception as error:  # a server that fails, or a package missing here, must not end a training
             self._open.pop(name, None)
             logger.warning(
                 "softprune: the tracker %s failed and is left out (%s: %s); metrics.jsonl has all numbers",
@@ -144,11 +142,10 @@ class Trackers:
 def check_trackers(names: Sequence[TrackerName]) -> None:
     """Raise a ConfigError if the package of a tracker is not installed."""
     for name in names:
-        _module(name)
+        _module(name, otherwise=f", or remove {name!r} from records.trackers")
 
 
-def _module(name: TrackerName) -> Any:
-    otherwise = f", or remove {name!r} from records.trackers"
+def _module(name: TrackerName, otherwise: str = "") -> Any:
     return import_optional(_MODULES[name], f"The tracker {name}", _PACKAGES[name], otherwise=otherwise)
 
 
