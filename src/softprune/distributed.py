@@ -116,6 +116,12 @@ def _warn_of_shared_store() -> None:
         )
 
 
+def is_lost_process(error: BaseException) -> bool:
+    """Return whether ``error`` says that another process of the group cannot be reached: it has ended."""
+    # Gloo raises plain RuntimeErrors, which name its source files.
+    return dist.is_available() and (isinstance(error, dist.DistError) or "/gloo/" in str(error))
+
+
 def leave_world() -> None:
     """Destroy the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():

@@ -79,6 +79,14 @@ def test_another_teacher_is_noticed_on_resume(tiny: Tiny, tmp_path: Path, monkey
     torch.save({name: value + 1 for name, value in state.items()}, tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match="resumed with the teacher that it began with"):
         resume(tmp_path / "run")
+    # A teacher may be moved.
+    (tmp_path / "w.pt").unlink()
+    with pytest.raises(ConfigError, match=r"does not exist\. If the teacher .* change the path in its config\.toml"):
+        resume(tmp_path / "run")
+    torch.save(state, tmp_path / "moved.pt")
+    path = tmp_path / "run" / "config.toml"
+    path.write_text(path.read_text().replace("w.pt", "moved.pt"))
+    assert resume(tmp_path / "run").result is not None
 
 
 @pytest.mark.slow

@@ -95,6 +95,22 @@ def test_two_processes_train_like_one(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result["environment"]["processes"] == 2
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_an_error_of_one_process_is_a_line_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    start(tiny_config(tmp_path), "run", time_limit=0.0)
+    for command in (("train", "tiny.toml", "--out", "run"), ("resume", "run", "--model", "tiny_networks:tiny")):
+        printed, port = [tmp_path / f"{command[0]}-{rank}" for rank in range(2)], free_port()
+        calls = [(command_in_two, (str(tmp_path), command, str(printed[rank]), rank, port)) for rank in range(2)]
+        with RunFolder("run").lock():  # rank 0 alone makes and locks the folder
+            run_together(calls, code=2)
+        first, second = (path.read_text().partition("error: ")[2] for path in printed)
+        assert first.startswith(("A new run must have its own folder", "Only one process may write a run at a time"))
+        assert second.startswith("All processes of a run must work until it ends. Got [")
+        assert "Traceback" not in second
+
+
 def test_only_a_run_of_the_same_settings_is_resumed_by_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +140,28 @@ def test_two_processes_stop_and_go_on_together(tmp_path: Path) -> None:
     in_two(tmp_path, "pieces")
     assert metrics(tmp_path / "pieces") == metrics(tmp_path / "whole")
     assert_same(final_state(tmp_path / "pieces"), final_state(tmp_path / "whole"))
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_a_node_that_does_not_see_the_checkpoint_of_rank_0_trains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node in ("first", "second"):
+        (tmp_path / node).mkdir()
+        monkeypatch.chdir(tmp_path / node)
+        start(tiny_config(tmp_path / node), "run", time_limit=0.0)
+    (path,) = (tmp_path / "second" / "run" / "checkpoints").iterdir()
+    path.rename(path.with_name("step-0000000000.ckpt"))
+    command, port = ("resume", "run", "--model", "tiny_networks:tiny"), free_port()
+    folders = tmp_path / "first", tmp_path / "second"
+    run_together(
+        [(command_in_two, (str(folders[rank]), command, str(folders[rank] / "out"), rank, port)) for rank in range(2)],
+        code=2,
+    )
+    printed = (tmp_path / "second" / "out").read_text()
+    assert "All processes must resume from the checkpoint of rank 0. Got no run/checkpoints/step-0000000001" in printed
+    assert len((tmp_path / "first" / "run" / "metrics.jsonl").read_text()) == 0
 
 
 @pytest.mark.filterwarnings("default")
@@ -186,12 +224,12 @@ def in_two(work: Path, name: str, time_limit: float | None = None) -> None:
     run_together([(train_or_resume_in_two, (str(work), name, rank, port, limits[rank])) for rank in range(2)])
 
 
-def run_together(calls: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
-    """Run each call in a process of its own."""
+def run_together(calls: list[tuple[Callable[..., None], tuple[Any, ...]]], code: int = 0) -> None:
+    """Run each call in a process of its own, which must exit with ``code``."""
     server = fork_server()
     processes = [server.Process(target=function, args=arguments) for function, arguments in calls]
     for process in processes:
         process.start()
     for process in processes:
         process.join(120)
-        assert process.exitcode == 0
+        assert process.exitcode == code

@@ -21,7 +21,7 @@ from softprune.data import ArrayDataset, load_data
 from softprune.errors import CheckpointError, ConfigError, SoftpruneError
 from softprune.runs.networks import build_network
 from softprune.train.control import Listener
-from softprune.train.run import Outcome, dense_config, open_data, resume, set_arithmetic, start
+from softprune.train.run import Outcome, absolute_paths, dense_config, open_data, resume, set_arithmetic, start
 from softprune.train.trainer import Trainer
 
 Tiny = Callable[..., RunConfig]
@@ -469,6 +469,16 @@ def test_an_edited_configuration_is_not_mixed_with_an_old_checkpoint(
     path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
     with pytest.raises(CheckpointError, match=r"another configuration, optimizer\.lr = 0\.2 instead of 0\.1: restore"):
         resume(tmp_path / "run")
+
+
+def test_a_run_names_its_files_by_absolute_paths(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = ("data.dir=one", "model.weights=two", "distill.teacher=three", "method.options.plan=four")
+    config = absolute_paths(tiny("method.name=scratch", *files))
+    found = config.data.dir, config.model.weights, config.distill.teacher, config.method.options["plan"]
+    assert found == tuple(str(tmp_path / name) for name in ("one", "two", "three", "four"))
+    own = absolute_paths(tiny("method.name=my_methods:Own", "method.options.plan=fast"))
+    assert own.method.options["plan"] == "fast"
 
 
 @pytest.mark.parametrize("steps", [3, 16], ids=["checkpoint", "result"])

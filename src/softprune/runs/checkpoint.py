@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from softprune.distributed import is_lost_process
 from softprune.errors import CheckpointError, SoftpruneError, first_line
 from softprune.io import write_atomically
 from softprune.log import get_logger
@@ -162,6 +163,8 @@ def restoring() -> Iterator[None]:
     except (SoftpruneError, torch.OutOfMemoryError):
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if is_lost_process(error):
+            raise
         raise CheckpointError(
             "A checkpoint must hold what softprune saved for this network. Got "
             f"{type(error).__name__}: {first_line(error)}. The file or the network was changed: restore it, or delete "

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,14 +12,14 @@ from typing import Any
 import torch
 
 from softprune.config.method import MethodConfig
-from softprune.config.recipes import config_to_dict, flat_settings
+from softprune.config.recipes import changed_settings, show_changes
 from softprune.config.settings import BASELINE, START, DataConfig, DistillConfig, RunConfig
 from softprune.data import DataBundle, load_data
-from softprune.distributed import World, join_world, leave_world, may_restart
-from softprune.errors import CheckpointError, ConfigError, DataError, first_few, show
+from softprune.distributed import World, is_lost_process, join_world, leave_world, may_restart
+from softprune.errors import CheckpointError, ConfigError, DataError, SoftpruneError, first_line
 from softprune.hardware import has_fast_bf16
 from softprune.log import get_logger
-from softprune.runs.checkpoint import damaged_files, newest_path, read_newest, restoring
+from softprune.runs.checkpoint import damaged_files, newest_path, read_checkpoint, read_newest, restoring
 from softprune.runs.folder import RunFolder, check_folder_name
 from softprune.runs.result import Result
 from softprune.runs.resume import check_same_images, resume_hint
@@ -123,7 +124,7 @@ def resume(
     folder = RunFolder.open(run)
     config = folder.read_config()
     if data_dir is not None:
-        config = absolute_paths(config.replace(data=config.data.replace(dir=data_dir)))
+        config = config.replace(data=config.data.replace(dir=_absolute(data_dir)))
     with _world(device) as world:
         return _resume(config, folder, world, time_limit, listener)
 
@@ -132,7 +133,7 @@ def _resume(
     config: RunConfig, folder: RunFolder, world: World, time_limit: float | None, listener: Listener | None
 ) -> Outcome:
     with _claim(folder, world):
-        if folder.result.is_file():
+        if world.broadcast(folder.result.is_file()):
             result = folder.read_result()
             logger.info("%s is finished; nothing to do", folder.path)
             return Outcome(folder=folder, result=result, stopped=None, is_writer=world.is_writer)
@@ -153,10 +154,6 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 
     The teacher `start` becomes the path of ``model.weights``.
     """
-
-    def absolute(path: str) -> str:
-        return str(Path(path).expanduser().absolute()) if path not in ("", BASELINE) else path
-
     teacher = config.distill.teacher
     if teacher == START:
         teacher = config.model.weights
@@ -165,12 +162,19 @@ def absolute_paths(config: RunConfig) -> RunConfig:
                 f'distill.teacher = "{START}" needs the trained network to start from. Got model.weights = ""; set it '
                 "to the folder of a run or a weights file."
             )
+    options = config.method.options
+    if config.method.name == "scratch" and isinstance(plan := options.get("plan"), str):
+        options = {**options, "plan": _absolute(plan)}
     return config.replace(
-        data=config.data.replace(dir=absolute(config.data.dir)),
-        model=config.model.replace(weights=absolute(config.model.weights)),
-        method=config.method.replace(latency_table=absolute(config.method.latency_table)),
-        distill=config.distill.replace(teacher=absolute(teacher)),
+        data=config.data.replace(dir=_absolute(config.data.dir)),
+        model=config.model.replace(weights=_absolute(config.model.weights)),
+        method=config.method.replace(latency_table=_absolute(config.method.latency_table), options=options),
+        distill=config.distill.replace(teacher=_absolute(teacher)),
     )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute()) if path not in ("", BASELINE) else path
 
 
 def dense_config(config: RunConfig) -> RunConfig:
@@ -201,7 +205,7 @@ def _train_baseline(context: RunContext) -> str | None:
     """Train the dense baseline of a run unless it is finished; return the reason to stop early, if there is one."""
     config, world, listener = context.config, context.world, context.listener
     baseline, dense, reason = RunFolder(context.folder.dense), dense_config(config), None
-    if baseline.result.is_file():
+    if world.broadcast(baseline.result.is_file()):
         _check_same_config(dense, baseline.read_result().config, baseline, baseline.result)
     else:
         listener.on_phase("training the dense baseline")
@@ -217,7 +221,7 @@ def _train_baseline(context: RunContext) -> str | None:
 def _train(context: RunContext, begin: StartingPoint | None) -> tuple[str | None, Result | None]:
     """Train one run to its end; return the reason to stop early, or the result."""
     config, folder, data, world = context.config, context.folder, context.data, context.world
-    state = _newest_state(config, folder, repair=world.is_writer)
+    state = _newest_state(config, folder, world)
     if state is not None:
         with restoring():
             check_same_images(data, state, folder)
@@ -245,13 +249,26 @@ def _train(context: RunContext, begin: StartingPoint | None) -> tuple[str | None
     return None, result
 
 
-def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict[str, Any] | None:
-    """Return the checkpoint to resume from, or None if the run has none yet."""
-    if newest_path(folder.checkpoints) is None and not damaged_files(folder.checkpoints):
+def _newest_state(config: RunConfig, folder: RunFolder, world: World) -> dict[str, Any] | None:
+    """Return the checkpoint to resume from, the one that rank 0 finds, or None if the run has none yet."""
+    name, state = None, dict[str, Any]()
+    if world.is_writer and (newest_path(folder.checkpoints) is not None or damaged_files(folder.checkpoints)):
+        path, state = read_newest(folder.checkpoints, repair=True)
+        name = path.name
+    name = world.broadcast(name)
+    if name is None:
         if folder.sessions.is_file():
             logger.info("there is no checkpoint in %s: training starts from the beginning", folder.checkpoints)
         return None
-    path, state = read_newest(folder.checkpoints, repair=repair)
+    path = folder.checkpoints / name
+    if not world.is_writer:
+        if not path.is_file():
+            raise CheckpointError(
+                f"All processes must resume from the checkpoint of rank 0. Got no {path} on {platform.node()}: every "
+                "node must mount the folder of the run. Mount it, or wait until shared storage shows the file, then "
+                "start the processes again."
+            )
+        state = read_checkpoint(path)
     with restoring():
         saved = RunConfig(**state["config"])
         place = f"epoch {state['epoch'] + 1:d}, batch {state['batch']:d}"
@@ -262,15 +279,13 @@ def _newest_state(config: RunConfig, folder: RunFolder, *, repair: bool) -> dict
 
 def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, path: Path) -> None:
     """Raise a CheckpointError if the file ``path`` of a run was written with another configuration."""
-    # The folder of the data may differ between machines; nothing else may.
-    saved = saved.replace(data=saved.data.replace(dir=config.data.dir))
-    if saved != config:
-        here, there = (dict(flat_settings(config_to_dict(each))) for each in (config, saved))
-        changed = [key for key in {**here, **there} if here.get(key) != there.get(key)]
-        values = first_few([f"{key} = {show(here.get(key))} instead of {show(there.get(key))}" for key in changed])
+    changed = changed_settings(config, saved)
+    for setting in ("data.dir", "distill.teacher"):  # they may be moved; what they hold is checked
+        changed.pop(setting, None)
+    if changed:
         raise CheckpointError(
-            f"{path} must belong to the run that config.toml describes. Got another configuration, {values}: restore "
-            f"{folder.whole.config}, or start a new run with `{folder.again_command}`."
+            f"{path} must belong to the run that config.toml describes. Got another configuration, "
+            f"{show_changes(changed)}: restore {folder.whole.config}, or start a new run with `{folder.again_command}`."
         )
 
 
@@ -311,8 +326,15 @@ def _free_folder(name: str) -> Path:
 
 @contextmanager
 def _world(device: str) -> Iterator[World]:
-    """Join the process group, and leave it again even after an error."""
+    """Join the process group, and leave it again even after an error, which may be that of a lost process."""
     try:
         yield join_world(device)
+    except RuntimeError as error:
+        if not is_lost_process(error):
+            raise
+        raise SoftpruneError(
+            f"All processes of a run must work until it ends. Got {first_line(error)}: another process failed, and its "
+            "own message says why, or it was killed. Start them again; a run resumes from its newest checkpoint."
+        ) from error
     finally:
         leave_world()

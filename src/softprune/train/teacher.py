@@ -105,7 +105,8 @@ def _file_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
     if not path.exists():
         raise ConfigError(
             f'distill.teacher must be "{BASELINE}", "{START}", the folder of a run or a file with weights. Got {path}, '
-            "which does not exist."
+            "which does not exist. If the teacher of a run that was started is elsewhere now, change the path in its "
+            "config.toml."
         )
     network = _built(config.model, data)
     if not load_weights(network, read_weights(path), str(path), data.num_classes):
