@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +15,12 @@ from softprune.module_state import attributes_kept, first_uninitialised
 from softprune.surgery.apply import duplicated
 from softprune.surgery.comparison import compare as distance
 from softprune.surgery.comparison import noise, outputs_of, shapes_of
+from softprune.surgery.verify import Comparison
 
 logger = get_logger(__name__)
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference between two runtimes relative to the largest output. They add in different orders."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The largest difference between a network and another runtime."""
-
-    max_difference: float
-    """Over all outputs and inputs."""
-    scale: float
-    """Largest |output| of the network."""
-    inputs: tuple[str, ...]
-    """Shapes of the inputs."""
 
 
 def prepared(model: nn.Module, *, device: torch.device | str = "cpu") -> nn.Module:

@@ -31,15 +31,21 @@ OWN_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """What was compared, and how close it was."""
+class Comparison:
+    """The largest difference between a network and another one, or another runtime."""
 
     max_difference: float
-    """Largest |masked - compact| of the output that differs most, over all inputs."""
+    """That of the output that differs most, over all inputs."""
     scale: float
-    """Largest value of that output in the masked network."""
+    """Largest value of that output in the network."""
     inputs: tuple[str, ...]
     """Shapes of the inputs."""
+
+
+@dataclass(frozen=True)
+class Certificate(Comparison):
+    """What of a masked and a compact network was compared, and how close it was."""
+
     tolerance: float = TOLERANCE
     dtype: str = "float64"
 

@@ -18,7 +18,7 @@ from softprune.graph.builder import GraphBuilder, Value
 from softprune.graph.channels import PAD, IntArray
 from softprune.graph.modules import Select
 from softprune.graph.ops import ChannelwiseOp, EqualWidths, SelectOp, identity
-from softprune.graph.rules.registry import argument, operator_name, rule
+from softprune.graph.rules.registry import OPERATORS, argument, operator_name, rule
 from softprune.graph.rules.views import merge_counterparts, run_on_atoms
 
 
@@ -65,22 +65,14 @@ def _as_wide(builder: GraphBuilder, value: Value, beside: Sequence[Value]) -> Va
 
 
 @rule("chunk")
-def chunk(builder: GraphBuilder, node: Node) -> Any:
-    """A number of pieces, whatever the width: they must stay equally wide, but no literal is involved."""
-    outputs = run_on_atoms(builder, node)
-    source = builder.value(node.args[0])
-    if source.varies_along(argument(node, 2, "dim", 0) % len(source.shape)):
-        _balance(builder, node, [piece.atoms.ravel() for piece in outputs])
-    return outputs
-
-
 @rule("split")
 def split(builder: GraphBuilder, node: Node) -> Any:
     outputs = run_on_atoms(builder, node)
     source = builder.value(node.args[0])
     pieces = [piece.atoms.ravel() for piece in outputs]
     along = source.varies_along(argument(node, 2, "dim", 0) % len(source.shape))
-    if along and _balance(builder, node, pieces):
+    # A number of pieces holds for any width; their sizes may be literals.
+    if along and _balance(builder, node, pieces) and OPERATORS[operator_name(node)].kind == "split":
         builder.add_unproven_size(node, source.atoms)
     return outputs
 
