@@ -267,6 +267,20 @@ def test_a_dead_channel_over_zero_is_not_zero(between: Callable[[Tensor, Tensor]
 @pytest.mark.parametrize(
     "between",
     [
+        lambda x, weights: F.relu(weights)[0] * x + weights[1] * x.flip(-1),
+        lambda x, weights: sum(weight * x for weight in weights.unbind()),
+    ],
+)
+def test_channels_pass_a_sum_with_learned_weights(between: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """The fusion of a BiFPN, the mixed operators of DARTS: single numbers of a vector weigh tensors."""
+    model = randomise_(WithTensors(between, torch.rand(2)), 0)
+    plan = assert_exact(trace(model, torch.randn(2, 3, 8, 8)), model, {"bn": torch.arange(8) % 2 == 0})
+    assert len(plan.modules["last"].inputs) == 4
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
         lambda x: (F.relu(x) + torch.tensor(1 + 1j)).abs().to(x.dtype),
         lambda x: torch.lerp(F.relu(x), torch.ones_like(x), torch.tensor(0.3, dtype=x.dtype)),
         lambda x: F.relu(x) + torch.add(half := torch.tensor(0.5), half, out=half),

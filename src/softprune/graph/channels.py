@@ -102,4 +102,4 @@ def collapse(array: NDArray[Any]) -> NDArray[Any]:
             head = array.take([0], axis=dim)
             if (array.take([1], axis=dim) == head).all() and (array == head).all():
                 array = head
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")  # np.ascontiguousarray would give a single number a dimension
