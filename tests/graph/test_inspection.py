@@ -266,6 +266,22 @@ def test_a_network_never_becomes_a_constant() -> None:
     assert compact.head.in_features == 1
 
 
+class _CostVolume(Chain):
+    """Features that are written into slices of a tensor of zeros, as a stereo network compares shifted images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        volume = torch.zeros_like(x)
+        volume[:, :, 1:] = x[:, :, :-1]
+        return self.fc(pooled(F.relu(self.bn2(self.conv2(volume)))))
+
+
+def test_a_path_through_a_tensor_that_is_written_into_stays() -> None:
+    found = sp.inspect(_CostVolume(), torch.randn(2, 3, 8, 8))
+    assert "bn2" in found.required
+    assert found.floor_macs > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_sites_on_every_path_are_required_and_the_required_sites_are_enough(name: str) -> None:

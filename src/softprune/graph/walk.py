@@ -43,7 +43,8 @@ def _overwritten(builder: GraphBuilder, stale: Node, writer: Node) -> None:
         reason = f"{writer.target} in {builder.where(writer)} overwrites a part of them"
         builder.table.pin(value.atoms, reason)
         builder.values[stale] = changed = builder.pinned_value(value.shape, reason)
-        builder.ops.append(OpaqueOp((value.atoms.ravel(),), changed.atoms.ravel()))
+        sources = [value, *values_in(builder.value(writer))]  # an input may reach it through what was written
+        builder.ops.append(OpaqueOp(tuple(source.atoms.ravel() for source in sources), changed.atoms.ravel()))
 
 
 def _placeholder(builder: GraphBuilder, node: Node) -> None:
