@@ -5,16 +5,20 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from topologies import TOPOLOGIES
+from topologies import TOPOLOGIES, Chain
 from torch import Tensor, nn
 
 import softprune as sp
 from softprune.errors import ModelError
+from softprune.graph import Example
 from softprune.graph.capture import _quiet
+from softprune.surgery.comparison import outputs_of
 
 CHAIN = TOPOLOGIES["chain"]
 
@@ -129,3 +133,39 @@ def test_a_converted_network_is_refused_with_what_to_pass(convert: Any, remedy: 
         model = convert(CHAIN.build().eval())
     with pytest.raises(ModelError, match=f"cannot be pruned; {remedy}"):
         sp.inspect(model, CHAIN.example())
+
+
+@dataclass
+class Found:
+    logits: Tensor
+    note: Any = None
+
+
+class Returning(Chain):
+    """A network whose logits are returned in an object."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        return "chain", self.kind(logits=super().forward(x))
+
+
+@pytest.mark.parametrize("kind", [Found, type("Dict", (dict,), {})])
+def test_outputs_in_dataclasses_and_other_dicts_are_read_and_compared(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = Returning(kind)
+    pruner = sp.SoftPruner(model, CHAIN.example())
+    with torch.no_grad():
+        model.bn1.weight[:4], model.bn1.bias[:4] = 0.1, -3.0
+    compact = pruner.compact()
+    assert compact.conv1.out_channels == 4  # type: ignore[union-attr]
+    masked, cut = (outputs_of(each.eval(), Example.of(CHAIN.example())) for each in (model, compact))
+    assert len(masked) == 1
+    assert torch.allclose(masked[0], cut[0], atol=1e-6)
+
+
+def test_other_objects_as_outputs_are_refused_by_their_name() -> None:
+    with pytest.raises(ModelError, match=r"must return tensors.* Got SimpleNamespace from Returning; wrap it"):
+        sp.inspect(Returning(SimpleNamespace), CHAIN.example())

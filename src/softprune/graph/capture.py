@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from softprune.errors import ModelError, first_line
-from softprune.graph.example import Example, ExampleLike
-from softprune.graph.recorder import PROCESS_WIDE, TORCH, record
+from softprune.graph.example import Example, ExampleLike, leaves_of
+from softprune.graph.recorder import PLAIN, PROCESS_WIDE, TORCH, record
 from softprune.log import get_logger
 from softprune.module_state import attributes_kept, evaluating, modes_kept
 
@@ -151,12 +151,18 @@ def _explain(model: nn.Module, example: Example, failure: Exception) -> ModelErr
     given = f"tensors of shape {shapes}" if shapes else f"no tensor among {example.args!r} and {example.kwargs!r}"
     try:
         with evaluating(model), torch.no_grad():
-            model(*example.args, **example.kwargs)
+            output = model(*example.args, **example.kwargs)
     except Exception as error:
         return ModelError(
             f"the model must accept `example`. Got {given}, and calling "
             f"{type(model).__name__} on them raised {type(error).__name__}: {first_line(error)}. "
             f"{_unprunable(model) or 'Pass an example that model(example) accepts.'}"
+        )
+    other = {type(leaf).__name__ for leaf in leaves_of(output) if not isinstance(leaf, (Tensor, *PLAIN))}
+    if other:
+        return ModelError(
+            "a network must return tensors, alone or in tuples, lists, dicts or dataclasses. Got "
+            f"{', '.join(sorted(other))} from {type(model).__name__}; wrap it in a module that returns its tensors."
         )
     remedy = _unprunable(model) or (
         "Data-dependent Python in forward() is the usual cause; prune the part that exports (for detection models: "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,17 @@ def first_floating(model: torch.nn.Module) -> Tensor | None:
     """The first floating parameter or buffer, which says where a network is and in which precision."""
     values = itertools.chain(model.parameters(), model.buffers())
     return next((tensor for tensor in values if tensor.is_floating_point()), None)
+
+
+def leaves_of(output: Any) -> Iterator[Any]:
+    """What a network returns, without the containers around it: dict-likes of any class and dataclasses included."""
+    for leaf in pytree.tree_leaves(output):
+        if hasattr(leaf, "keys"):  # the outputs of Hugging Face's models are both
+            yield from leaves_of(dict(leaf))
+        elif is_dataclass(leaf):
+            yield from leaves_of([getattr(leaf, field.name, None) for field in fields(leaf)])
+        else:
+            yield leaf
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils import _pytree as pytree
 
 from softprune.errors import ModelError
-from softprune.graph.example import Example
+from softprune.graph.example import Example, leaves_of
 from softprune.module_state import attributes_kept
 
 aten = torch.ops.aten
@@ -242,8 +242,7 @@ class _Recorder(ProxyTorchDispatchMode):
         """Return all nodes, the outputs' last."""
         if any(tensor.shape != shape for tensor, shape in self._shapes):
             raise ModelError("softprune cannot record operators that change a tensor's shape in place.")
-        output = dict(output) if hasattr(output, "keys") and not isinstance(output, dict) else output
-        leaves = pytree.tree_leaves(output)
+        leaves = list(leaves_of(output))
         if not all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in leaves):
             raise ModelError("softprune cannot record networks that return other objects than tensors.")
         self.graph.output(tuple(self._node(leaf) for leaf in leaves if isinstance(leaf, Tensor)))

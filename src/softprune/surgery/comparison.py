@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.graph import Example
+from softprune.graph.example import leaves_of
 from softprune.graph.recorder import PROCESS_WIDE
 
 FAINT = 1e-5
@@ -252,12 +252,7 @@ def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
     with torch.no_grad():
         output = model(*call.args, **call.kwargs)
     # Not the tensors themselves: they may be buffers, which the next call writes to.
-    return [leaf.clone() for leaf in pytree.tree_leaves(_plain(output)) if isinstance(leaf, Tensor)]
-
-
-def _plain(output: Any) -> Any:
-    """Convert dict-like outputs (of Hugging Face models) to dicts."""
-    return dict(output) if hasattr(output, "keys") and not isinstance(output, dict) else output
+    return [leaf.clone() for leaf in leaves_of(output) if isinstance(leaf, Tensor)]
 
 
 def by_sample(outputs: Sequence[Tensor], example: Example) -> list[Tensor]:
