@@ -97,7 +97,7 @@ def call_factory(
         return factory(**given)
     except SoftpruneError:
         raise  # it has its own remedy
-    except (TypeError, ValueError) as problem:
+    except Exception as problem:  # code of the user's own may raise anything
         place = traceback.extract_tb(problem.__traceback__)[-1]
         call = f"{name}({', '.join(f'{word}={value!r}' for word, value in given.items())})"
         raise error(

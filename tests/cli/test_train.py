@@ -73,6 +73,7 @@ def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
         (("tiny.toml", "--set", "optimizer.lr=-1"), "optimizer.lr must be a number, more than 0. Got -1"),
         (("tiny.toml", "--set", "model.name=nets:none"), "must be importable"),
         (("tiny.toml", "--set", "model.name=vgg166"), "Did you mean 'vgg16'?"),
+        (("tiny.toml", "--model", "./mine.py"), "model.name must be one of"),
         (("tiny.toml", "--set", "data.name=cifar01"), "Did you mean 'cifar10'?"),
         (("tiny.toml", "--set", "method.name=slimmin"), "Did you mean 'slimming'?"),
         (("tiny.toml", "--set", "method.options.gain=1"), "method.options must be options of scp"),

@@ -47,12 +47,16 @@ def test_weights_come_from_safetensors_and_state_dicts(tmp_path: Path) -> None:
 
 def test_weights_come_from_the_checkpoints_of_other_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     network = starting_network(ModelConfig(), 10, 5)[0]
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(parameter.half())  # so that half precision keeps it
     state = network.state_dict()
     lightning = {f"model.{name}": value for name, value in state.items()}
     files = {
         "average.pt": torch.optim.swa_utils.AveragedModel(network).state_dict(),
         "lightning.pt": {"state_dict": lightning | {"loss.weight": torch.ones(3)}, "epoch": 3},
         "timm.pt": {"state_dict": state, "args": argparse.Namespace(lr=0.1)},
+        "half.pt": {name: value.half() for name, value in network.half().state_dict().items()},
         "old.pt": {f"net.{name}": value for name, value in state.items() if "num_batches" not in name},
     }
     for file, content in files.items():
@@ -133,11 +137,14 @@ def test_bad_weights_are_refused_and_change_nothing(tmp_path: Path, capsys: pyte
         load("nowhere.pt")
     state = starting_network(ModelConfig(), 10, 0)[0].state_dict()
     torch.save({**state, "classifier.weight": state["classifier.weight"][:, :3].clone()}, tmp_path / "narrow.pt")
-    with pytest.raises(FileFormatError, match=r"of another shape: classifier\.weight"):
+    with pytest.raises(FileFormatError, match=r"Got .*narrow\.pt; of another shape: classifier\.weight \(1\)\. Check"):
         load("narrow.pt")
     (tmp_path / "torn.safetensors").write_bytes(b"\x00" * 20)
     with pytest.raises(FileFormatError, match="must be readable"):
         load("torn.safetensors")
+    (tmp_path / "empty.pt").touch()
+    with pytest.raises(FileFormatError, match=r"must be readable. Got .*empty\.pt: EOFError\.$"):
+        load("empty.pt")
     (tmp_path / "evil.pt").write_bytes(pickle.dumps(_Evil()))
     with pytest.raises(FileFormatError):
         load("evil.pt")
@@ -161,7 +168,7 @@ def test_weights_of_another_network_are_refused_with_what_is_wrong() -> None:
         ({**state, "body.weight": torch.zeros(5)}, r"of another shape: body\.weight \(1\)\."),
         ({**state, "head.bias": torch.tensor(0.0)}, r"of another shape: head\.bias \(1\)\."),
     ):
-        with pytest.raises(FileFormatError, match=f"like this one. Got a file with {says} Check model.name"):
+        with pytest.raises(FileFormatError, match=f"like this one. Got a file; {says} Check model.name"):
             load_weights(network, wrong, "a file", num_classes=3)
 
 
@@ -253,6 +260,7 @@ def test_a_factory_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "my_own_nets.py").write_text(
         "from torch import nn\ndef small(num_classes): return nn.Linear(3, num_classes)\ndef no(): pass\n"
         "def bad(num_classes): return [] + num_classes\ndef number(num_classes): return num_classes\n"
+        "def gone(num_classes): return {}[num_classes]\n"
     )
     network = build_network("my_own_nets:small", 4)
     assert network.out_features == 4
@@ -264,6 +272,7 @@ def test_a_factory_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             r"TypeError: can only .*, raised in line 4 of .*my_own_nets\.py by .*:bad\(num_classes=4\)",
         ),
         ("my_own_nets:number", "must return an nn.Module. Got int from 'my_own_nets:number'"),
+        ("my_own_nets:gone", r"Got KeyError: 4, raised in line 6 of .*my_own_nets\.py by .*:gone\(num_classes=4\)"),
         ("nowhere_at_all:f", "must be importable"),
         ("vgg61", "Did you mean"),
     ]:

@@ -123,7 +123,8 @@ def _load(recipe: str, overrides: list[str]) -> RunConfig:
     keys = {override.partition("=")[0].strip() for override in overrides}
     if "name" not in keys and keys & {"model.name", "data.name", "method.name"}:
         names = (config.data.name, config.model.name, config.method.name)
-        return load_recipe(recipe, [*overrides, "name=" + "-".join(name.rpartition(":")[2] for name in names)])
+        name = "-".join(Path(each.rpartition(":")[2]).name for each in names)
+        return load_recipe(recipe, [*overrides, f"name={name}"])
     return config
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from softprune import models
 from softprune.config.settings import BASELINE, ModelConfig, RunConfig
 from softprune.data import DATASETS, ArrayDataset, DataBundle
-from softprune.errors import ConfigError, FileFormatError, first_few, storable
+from softprune.errors import ConfigError, FileFormatError, first_few, first_line, storable
 from softprune.factories import call_factory, check_name, import_factory
 from softprune.log import get_logger
 from softprune.module_state import evaluating
@@ -192,9 +192,10 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     ``source`` says where ``state`` is from, for messages.
     """
     expected = network.state_dict()
-    # Files of PyTorch before 0.4.1, and of some converters, have no counters of batches.
+    # Files of PyTorch before 0.4.1, and of some converters, have no counters of batches, or have them as floats.
     counters = {name: value for name, value in expected.items() if name.endswith("num_batches_tracked")}
-    state = counters | _own_part(state, [name for name in expected if name not in counters], source)
+    own = _own_part(state, [name for name in expected if name not in counters], source)
+    state = counters | {name: own[name] for name in own if name not in counters or not own[name].is_floating_point()}
     shared = [name for name in expected if name in state]
     wrong = [name for name in shared if state[name].shape != expected[name].shape]
     head = [name for name in wrong if _is_head(network, name, state[name], num_classes)]
@@ -208,8 +209,8 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     if len(head) < len(wrong) or any(names for names in problems.values() if names is not wrong):
         parts = [f"{title}: {first_few(names)} ({len(names)})" for title, names in problems.items() if names]
         raise FileFormatError(
-            f"The weights must be those of a {type(network).__name__} like this one. Got {source} with "
-            f"{'; '.join(parts)}. Check model.name and the number of classes."
+            f"The weights must be those of a {type(network).__name__} like this one. Got "
+            f"{'; '.join([source, *parts])}. Check model.name and the number of classes."
         )
     network.load_state_dict({**state, **{name: expected[name] for name in head}})
     if head:
@@ -282,7 +283,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         content = load_tensors(path)
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile) as error:
-        raise FileFormatError(f"model.weights must be readable. Got {path}: {error}") from error
+        raise FileFormatError(f"model.weights must be readable. Got {path}: {first_line(error)}.") from error
     except Exception as error:  # torch.load's refusals of unsafe pickles have no public common class
         raise FileFormatError(
             f"model.weights must hold tensors only, so that reading it runs no code. Got {path}, which is damaged "
