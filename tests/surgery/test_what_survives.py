@@ -52,6 +52,22 @@ def test_a_compact_network_compiles(name: str) -> None:
     sum(leaf.sum() for leaf in pytree.tree_leaves(outputs)).backward()
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+def test_torchscript_takes_a_compact_network_without_gathers() -> None:
+    """What docs/export.md says of tools that do not take forward pre-hooks."""
+    topology = TOPOLOGIES["residual"]
+    model, example = randomise_(topology.build()), topology.example()
+    pruner = SoftPruner(model, example)
+    with torch.no_grad():
+        model.bn.weight[:4], model.bn.bias[:4] = 0.1, -3.0  # type: ignore[index, operator, union-attr]
+    selects, whole = pruner.compact().eval(), pruner.compact(gathers=False).eval()
+    assert isinstance(torch.jit.trace(selects, example), nn.Module)
+    with pytest.raises(torch.jit.frontend.NotSupportedError):
+        torch.jit.script(selects)
+    with torch.no_grad():
+        _close(selects(example), torch.jit.script(whole)(example))
+
+
 def test_a_compact_network_compiles_with_inductor() -> None:
     _, compact, arguments = _compact("pre-activation")
     torch.compiler.reset()
