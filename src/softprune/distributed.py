@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, first_line
 from softprune.log import get_logger
 
 logger = get_logger(__name__)
@@ -92,7 +92,13 @@ def join_world(device: str = "auto") -> World:
         torch.cuda.set_device(own)
     if not dist.is_initialized():
         _warn_of_shared_store()
-        dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
+        try:
+            dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
+        except ValueError as error:
+            raise ConfigError(
+                f"Several processes must have the variables that torchrun sets. Got WORLD_SIZE = {size} and: "
+                f"{first_line(error)}. Start them with torchrun, or unset WORLD_SIZE and RANK to use one process."
+            ) from error
     return World(rank=dist.get_rank(), size=dist.get_world_size(), device=own)
 
 

@@ -198,6 +198,13 @@ def test_torchrun_restarts_a_killed_worker_and_the_result_is_the_same(tmp_path: 
     assert_same(final_state(tmp_path / "killed"), final_state(tmp_path / "whole"))
 
 
+def test_a_world_without_ranks_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ConfigError, match=r"Got WORLD_SIZE = 2 and: .* RANK expected, but not set\. Start .* or unset"):
+        join_world("cpu")
+
+
 def test_a_restart_that_cannot_work_is_announced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
