@@ -111,6 +111,37 @@ def test_resumes_from_lightnings_checkpoint(tmp_path: Path) -> None:
         torch.testing.assert_close(resumed.model.state_dict()[name], tensor, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_checkpoint_is_evaluated_and_cut_with_its_own_masks(again: bool, tmp_path: Path) -> None:
+    """In another process, or after the training has gone on."""
+
+    class Evaluated(Module):
+        def predict_step(self, batch: list[Tensor], index: int) -> Tensor:
+            return self.model(batch[0])
+
+    pruning, path = SoftPruning(torch.randn(2, 1, 6, 6), target={"macs": 0.5}, total_steps=12), tmp_path / "early.ckpt"
+    trainer = _trainer(tmp_path, 1, enable_checkpointing=False, callbacks=[pruning])
+    module = Evaluated()
+    trainer.fit(module, _loader())
+    trainer.save_checkpoint(path)
+    masks, expected = pruning.pruner.masks(), torch.cat(trainer.predict(module, _loader()))
+    if not again:
+        pruning, module = SoftPruning(torch.randn(2, 1, 6, 6), target={"macs": 0.5}), Evaluated()
+    trainer = _trainer(tmp_path, 3, enable_checkpointing=False, callbacks=[pruning])
+    if again:
+        trainer.fit(module, _loader())
+        assert pruning.pruner.status.finalised_step is not None
+    found = torch.cat(trainer.predict(module, _loader(), ckpt_path=path, weights_only=False))
+    assert pruning.pruner.status.finalised_step is None
+    assert torch.equal(found, expected)
+    assert all(torch.equal(mask, masks[name]) for name, mask in pruning.pruner.masks().items())
+    compact = pruning.compact().eval()
+    with torch.no_grad():
+        cut = torch.cat([compact(images) for images, _ in _loader()])
+        masked = torch.cat([module.model.eval()(images) for images, _ in _loader()])
+    assert torch.allclose(cut, masked, atol=1e-5)
+
+
 def test_a_target_takes_its_steps_from_the_trainer(tmp_path: Path) -> None:
     module, pruning = Module(), SoftPruning(torch.randn(2, 1, 6, 6), target={"macs": 0.5})
     trainer = _trainer(tmp_path, 4, enable_checkpointing=False, callbacks=[pruning])

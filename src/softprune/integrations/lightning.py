@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from softprune.errors import ConfigError
@@ -64,14 +65,11 @@ class SoftPruning(Callback):
                     "of them, or give the callback total_steps."
                 )
             options["total_steps"] = int(steps)
-        self.pruner = self.make(_network(pl_module, self.network), self.example, **options)
-        pl_module.pruner = self.pruner  # type: ignore[assignment]
+        self._make(pl_module, options)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore(trainer, pl_module)
         assert self.pruner is not None
-        if self._state is not None:
-            self.pruner.load_state_dict(self._state)
-            self._state = None
         if len(trainer.optimizers) != 1 and pl_module.automatic_optimization:
             raise ConfigError(
                 f"the callback is attached to one optimizer. Got {len(trainer.optimizers)}; use manual optimization, "
@@ -97,6 +95,15 @@ class SoftPruning(Callback):
         total = sum(site.width for site in self.pruner.sites)
         pl_module.log("softprune/channels_kept", kept / total, sync_dist=True)  # the same on every rank
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore(trainer, pl_module)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore(trainer, pl_module)
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.pruner is not None:
             self.pruner.release()  # a further fit makes another optimizer
@@ -111,7 +118,7 @@ class SoftPruning(Callback):
         return {} if self.pruner is None else {"pruner": self.pruner.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Applied when the fit starts, on whatever device the network is by then.
+        # Applied when the fit or the evaluation starts, on whatever device the network is by then.
         self._state = state_dict.get("pruner")
 
     # --- what you call -------------------------------------------------------------------------------------------
@@ -119,9 +126,30 @@ class SoftPruning(Callback):
     def compact(self, model: nn.Module | None = None, **options: Any) -> nn.Module:
         """Return the compact network, verified equal; arguments as in the pruner's own `compact`."""
         if self.pruner is None:
-            raise ConfigError("`compact` needs a trained network. Got none; call trainer.fit first.")
+            raise ConfigError(
+                "`compact` needs a trained network. Got none; call trainer.fit first, or trainer.validate with a "
+                "checkpoint."
+            )
         self.pruner.decide()
         return self.pruner.compact(model, **options)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _make(self, module: LightningModule, options: dict[str, Any]) -> None:
+        self.pruner = self.make(_network(module, self.network), self.example, **options)
+        module.pruner = self.pruner  # type: ignore[assignment]
+
+    def _restore(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Apply the state of a checkpoint; an evaluation without a fit has no pruner before that."""
+        if self._state is None:
+            return
+        with torch.inference_mode(False), torch.enable_grad():  # a Trainer evaluates in inference mode
+            if self.pruner is None:
+                budget = self._state.get("budget")
+                self._make(pl_module, ({} if budget is None else {"total_steps": budget["total_steps"]}) | self.options)
+            assert self.pruner is not None
+            self.pruner.load_state_dict(self._state)
+        self._state = None
 
 
 def _network(module: LightningModule, name: str) -> nn.Module:
