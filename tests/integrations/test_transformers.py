@@ -1,5 +1,6 @@
 """The callback for transformers' Trainer prunes while it trains, and resumes."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def images() -> list[dict[str, Any]]:
     ]
 
 
-def trainer(folder: Path, pruning: SoftPruningCallback, epochs: int = 4) -> Any:
+def trainer(folder: Path, pruning: SoftPruningCallback, epochs: int = 4, **settings: Any) -> Any:
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=epochs,
@@ -48,8 +49,17 @@ def trainer(folder: Path, pruning: SoftPruningCallback, epochs: int = 4) -> Any:
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
+        **settings,
     )
-    made = transformers.Trainer(model=network(), args=arguments, train_dataset=images(), callbacks=[pruning])
+    calls = itertools.count()
+    made = transformers.Trainer(
+        model=network(),
+        args=arguments,
+        train_dataset=images(),
+        eval_dataset=images(),
+        compute_metrics=lambda _: {"calls": next(calls)},
+        callbacks=[pruning],
+    )
     pruning.bind(made)
     return made
 
@@ -75,6 +85,16 @@ def test_a_target_is_met_and_a_resumed_training_ends_the_same(tmp_path: Path) ->
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     for name, value in whole.model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[name], value)
+
+
+def test_the_best_checkpoint_is_cut_with_its_own_masks(tmp_path: Path) -> None:
+    pruning = SoftPruningCallback(EXAMPLE, target={"macs": 0.7})
+    settings = {"metric_for_best_model": "calls", "greater_is_better": False, "load_best_model_at_end": True}
+    trainer(tmp_path, pruning, eval_strategy="epoch", **settings).train()  # the first epoch is the best
+    assert pruning.pruner is not None
+    assert int(pruning.pruner.clock.step) == 4
+    assert pruning.pruner.status is not None
+    assert pruning.pruner.status.finalised_step is None
 
 
 def test_a_callback_without_its_trainer_is_refused(tmp_path: Path) -> None:

@@ -87,9 +87,8 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
                 "the callback must know its Trainer before training. Got train() without it; call "
                 "pruning.bind(trainer)."
             )
-        resumed = Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE_FILE
-        if state.global_step and resumed.is_file():
-            self.pruner.load_state_dict(torch.load(resumed, weights_only=True))
+        if state.global_step:
+            self._load(Path(args.output_dir) / f"checkpoint-{state.global_step}")
         optimizer = kwargs["optimizer"]
         self.pruner.attach(getattr(optimizer, "optimizer", optimizer))  # Accelerate wraps it
 
@@ -113,6 +112,13 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.pruner is not None:
             self.pruner.release()
+            if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+                self._load(Path(state.best_model_checkpoint))  # the Trainer has loaded its weights
+
+    def _load(self, checkpoint: Path) -> None:
+        """Load the pruner's state of a checkpoint, if it has one."""
+        if self.pruner is not None and (checkpoint / STATE_FILE).is_file():
+            self.pruner.load_state_dict(torch.load(checkpoint / STATE_FILE, weights_only=True))
 
     # --- what you call -------------------------------------------------------------------------------------------
 
