@@ -247,6 +247,12 @@ def test_an_image_of_another_shape_or_type_is_named(other, shown):
     assert f"one shape and type. Got {shown}, and 3x8x8 of float32 of the first one; resize" in broken.reason
 
 
+def test_an_array_has_its_channels_last():
+    values = torch.rand(3, 8, 9)
+    image, _ = TorchDataset([(values.permute(1, 2, 0).numpy(), 0)]).load(0, 0)
+    assert torch.equal(image, values)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_images_that_are_not_finite_are_found(bad):
     images = torch.zeros(3, 3, 8, 8)

@@ -159,16 +159,16 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
     if odd:
         found.append(
             f"{odd} of {len(convolutions)} convolutions have widths that are not multiples of "
-            f"{TENSOR_CORE_CHANNELS}: `--round-to {TENSOR_CORE_CHANNELS}` shows what multiples gain; cut to them with "
-            f"compact(round_to={TENSOR_CORE_CHANNELS}) or "
-            f"`softprune compact RUN --round-to {TENSOR_CORE_CHANNELS} "
-            '--out FOLDER`, or train with round_to="auto" (`--set method.round_to=auto`).'
+            f"{TENSOR_CORE_CHANNELS}: `--round-to {TENSOR_CORE_CHANNELS}` shows what multiples gain. Train with "
+            'round_to="auto" (`--set method.round_to=auto`), or, if the training had no target, cut with '
+            f"compact(round_to={TENSOR_CORE_CHANNELS}) or `softprune compact RUN --round-to {TENSOR_CORE_CHANNELS} "
+            "--out FOLDER`."
         )
     selects = sum(isinstance(module, Select) for module in compact.modules())
     if selects:
         found.append(
-            f"{selects} layers read their channels of a shared stream through an index: try compact(gathers=False) or "
-            "`softprune compact RUN --no-gathers --out FOLDER`."
+            f"{selects} layers read their channels of a shared stream through an index: if the training had no target, "
+            "try compact(gathers=False) or `softprune compact RUN --no-gathers --out FOLDER`."
         )
     if any(row.device == "cuda" and row.compile_mode in ("", "default") for row in slow):
         found.append(

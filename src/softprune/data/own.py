@@ -18,9 +18,9 @@ from softprune.factories import call_factory
 class TorchDataset(LoadedDataset):
     """Adapts a map-style torch data set whose items are (image, label).
 
-    An image is a tensor (C, H, W) or a PIL image. Bytes are normalised with ImageNet's constants if they have three
-    channels, else to [-1, 1]; floats are used as they are. Random transforms are seeded by (seed, draw), so that a
-    resumed run sees the same images.
+    An image is a tensor (C, H, W), an array (H, W, C) or a PIL image. Bytes are normalised with ImageNet's constants if
+    they have three channels, else to [-1, 1]; floats are used as they are. Random transforms are seeded by (seed,
+    draw), so that a resumed run sees the same images.
     """
 
     num_classes = 0
@@ -58,7 +58,7 @@ class TorchDataset(LoadedDataset):
             image = image_tensor(image)
         if image.ndim != 3 or (image.dtype != torch.uint8 and not image.is_floating_point()):
             raise DataError(
-                "An image must be a tensor (C, H, W) of bytes or floats, or a PIL image. "
+                "An image must be a tensor (C, H, W) or an array (H, W, C) of bytes or floats, or a PIL image. "
                 f"Got {image.dtype} of shape {tuple(image.shape)}."
             )
         if self.input_shape and (image.shape, image.dtype) != (self.input_shape, self.dtype):
