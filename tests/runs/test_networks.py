@@ -190,6 +190,22 @@ def test_a_classifier_for_other_classes_is_left_out_and_named(tmp_path: Path, ca
     assert not load_weights(layers(head=nn.Conv2d(4, 10, 1)), state, "a file", 10)
 
 
+def test_a_classifier_that_is_missing_starts_at_random(caplog: pytest.LogCaptureFixture) -> None:
+    def made() -> nn.Module:
+        return layers(first=nn.Conv2d(4, 3, 1), last=nn.BatchNorm1d(5), head=nn.Linear(4, 3))
+
+    trained, network = made().state_dict(), made()
+    start = {name: value.clone() for name, value in network.state_dict().items()}
+    backbone = {f"module.encoder.{name}": value for name, value in trained.items() if "head" not in name}
+    assert not load_weights(network, backbone, "a file", 3)
+    assert "a file has no classifier: initialised at random: head.weight, head.bias" in caplog.text
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, (start if "head" in name else trained)[name]), name
+    without = {name: value for name, value in trained.items() if "first" not in name}  # it has three outputs, too
+    with pytest.raises(FileFormatError, match=r"missing: first.weight, first.bias \(2\)\."):
+        load_weights(network, without, "a file", 3)
+
+
 _FACTORIES = """
 import torch
 from torch import nn

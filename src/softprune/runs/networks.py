@@ -188,25 +188,29 @@ def _pretrained_weights(config: ModelConfig) -> dict[str, Tensor]:
 def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, num_classes: int) -> bool:
     """Copy weights into ``network``; return whether all of them fit.
 
-    A classifier for other classes keeps its random start, with a warning. Anything else that does not fit is an error.
-    ``source`` says where ``state`` is from, for messages.
+    A classifier that is missing, or for other classes, keeps its random start, with a warning. Anything else that does
+    not fit is an error. ``source`` says where ``state`` is from, for messages.
     """
     expected = network.state_dict()
+    classifiers = _classifiers(network, num_classes)
+    body = set(expected).difference(*classifiers)
     # Files of PyTorch before 0.4.1, and of some converters, have no counters of batches, or have them as floats.
     counters = {name: value for name, value in expected.items() if name.endswith("num_batches_tracked")}
-    own = _own_part(state, [name for name in expected if name not in counters], source)
+    own = _own_part(state, [name for name in expected if name not in counters and (name in body or not body)], source)
     state = counters | {name: own[name] for name in own if name not in counters or not own[name].is_floating_point()}
     shared = [name for name in expected if name in state]
     wrong = [name for name in shared if state[name].shape != expected[name].shape]
-    head = [name for name in wrong if _is_head(network, name, state[name], num_classes)]
+    missing = [name for name in expected if name not in state]
+    head = [name for name in wrong if name not in body and _other_classes(state[name], expected[name])]
+    head += missing if missing in classifiers[-1:] else []  # as in the file of a backbone
     problems = {
-        "missing": [name for name in expected if name not in state],
+        "missing": missing,
         "unknown": [name for name in state if name not in expected],
         "of another shape": wrong,
         # Copying would round floating-point numbers, or drop the imaginary part of complex ones.
         "of another dtype": [n for n in shared if state[n].is_floating_point() != expected[n].is_floating_point()],
     }
-    if len(head) < len(wrong) or any(names for names in problems.values() if names is not wrong):
+    if any(name not in head for names in problems.values() for name in names):
         parts = [f"{title}: {first_few(names)} ({len(names)})" for title, names in problems.items() if names]
         raise FileFormatError(
             f"The weights must be those of a {type(network).__name__} like this one. Got "
@@ -214,13 +218,10 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
         )
     network.load_state_dict({**state, **{name: expected[name] for name in head}})
     if head:
-        logger.warning(
-            "softprune: %s has a classifier for %d classes instead of %d: not loaded, and initialised at random: %s",
-            source,
-            len(state[head[0]]),
-            num_classes,
-            ", ".join(head),
-        )
+        found = "no classifier:"
+        if head[0] in state:
+            found = f"a classifier for {len(state[head[0]])} classes instead of {num_classes}: not loaded, and"
+        logger.warning("softprune: %s has %s initialised at random: %s", source, found, ", ".join(head))
     return not head
 
 
@@ -245,16 +246,16 @@ def _own_part(state: Mapping[str, Tensor], names: Collection[str], source: str) 
     return {name.removeprefix(found[0]): value for name, value in state.items() if name.startswith(found[0])}
 
 
-def _is_head(network: nn.Module, name: str, tensor: Tensor, num_classes: int) -> bool:
-    """Return whether ``name`` belongs to a classifier, and ``tensor`` differs only in the number of classes."""
-    expected = network.state_dict()[name]
-    module = network.get_submodule(name.rpartition(".")[0])
-    return (
-        isinstance(module, nn.Linear | nn.Conv2d)
-        and expected.ndim == tensor.ndim
-        and len(expected) == num_classes
-        and expected.shape[1:] == tensor.shape[1:]
-    )
+def _classifiers(network: nn.Module, num_classes: int) -> list[list[str]]:
+    """Return the names of the tensors of each layer that may be the classifier: one with as many outputs as classes."""
+    layers = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    tensors = [{f"{name}.{key}": value for key, value in module.state_dict().items()} for name, module in layers]
+    return [list(each) for each in tensors if all(value.shape[:1] == (num_classes,) for value in each.values())]
+
+
+def _other_classes(tensor: Tensor, expected: Tensor) -> bool:
+    """Return whether two tensors of classifiers differ only in the number of classes."""
+    return tensor.ndim == expected.ndim and tensor.shape[1:] == expected.shape[1:]
 
 
 def check_weights_exist(path: Path) -> None:
