@@ -193,15 +193,16 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     """
     expected = network.state_dict()
     classifiers = _classifiers(network, num_classes)
-    body = set(expected).difference(*classifiers)
+    heads = {name for names in classifiers for name in names}
     # Files of PyTorch before 0.4.1, and of some converters, have no counters of batches, or have them as floats.
     counters = {name: value for name, value in expected.items() if name.endswith("num_batches_tracked")}
-    own = _own_part(state, [name for name in expected if name not in counters and (name in body or not body)], source)
+    body = [name for name in expected if name not in counters and name not in heads]
+    own = _own_part(state, body or [*expected], source)
     state = counters | {name: own[name] for name in own if name not in counters or not own[name].is_floating_point()}
     shared = [name for name in expected if name in state]
     wrong = [name for name in shared if state[name].shape != expected[name].shape]
     missing = [name for name in expected if name not in state]
-    head = [name for name in wrong if name not in body and _other_classes(state[name], expected[name])]
+    head = [name for name in wrong if name in heads and _other_classes(state[name], expected[name])]
     head += missing if missing in classifiers[-1:] else []  # as in the file of a backbone
     problems = {
         "missing": missing,
@@ -284,7 +285,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         content = load_tensors(path)
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile) as error:
-        raise FileFormatError(f"model.weights must be readable. Got {path}: {first_line(error)}.") from error
+        raise FileFormatError(
+            f"model.weights must be readable. Got {path}: {first_line(error)}. Save or download the file again."
+        ) from error
     except Exception as error:  # torch.load's refusals of unsafe pickles have no public common class
         raise FileFormatError(
             f"model.weights must hold tensors only, so that reading it runs no code. Got {path}, which is damaged "

@@ -156,6 +156,7 @@ class Halving:
     _judged: set[tuple[str, int]] = field(default_factory=set)
     """Trials that have run here, with the rungs that they reached."""
     _looks: dict[str, tuple[int, State]] = field(default_factory=dict)
+    """Size of the metrics and state of each trial when it was last looked at."""
 
     def drop_losers(self, jobs: Iterable[Job]) -> None:
         """Read the metrics of all trials, and drop those that run and are not among the best at their newest rung.

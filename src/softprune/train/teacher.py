@@ -111,8 +111,8 @@ def _file_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
     network = _built(config.model, data)
     if not load_weights(network, read_weights(path), str(path), data.num_classes):
         raise FileFormatError(
-            f"A teacher must have the {data.num_classes} classes of the run. Got {path} with others; train its "
-            "classifier on this data first."
+            f"A teacher must have the {data.num_classes} classes of the run. Got {path} with other classes, or without "
+            "a classifier; train it on this data first."
         )
     return network
 
