@@ -124,7 +124,8 @@ QUEUE = (
         "Tables 6 and 7, SCP without ReLU, Variational Pruning, Slimming.",
         (
             *((f"cifar100-densenet40-scp-strength{value}", (0,)) for value in ("1e-06", "5e-06")),
-            *((f"cifar100-densenet40-scp-{end}", (0,)) for end in ("s0", "s1", "s2", "norelu", "relu")),
+            *((f"cifar100-densenet40-scp-{end}", (0, 1)) for end in ("s0", "s1")),
+            *((f"cifar100-densenet40-scp-{end}", (0,)) for end in ("s2", "norelu", "relu")),
             *((f"cifar{data}-densenet40-variational", (0,)) for data in (100, 10)),
             *((f"cifar100-densenet40-slimming{end}", (0,)) for end in ("-high-ft", "-ft")),
             ("cifar10-densenet40-slimming-ft", (0,)),
@@ -153,11 +154,12 @@ QUEUE = (
 comes after networks that cannot, and so fills the ends of sessions."""
 
 NEXT = (
-    "--first cifar100-densenet40-scp-s0 cifar100-densenet40-scp-strength3e-05 cifar100-densenet40-scp-decay1e-4 "
-    "cifar100-densenet40-scp-s1 --only 'cifar100-densenet40-*' --most 2 --runs gpu-runs",
-    "--first tinyimagenet-resnet50-scp-ft-strength4.48e-5 cifar100-vgg16-scp-float32 --only 'tinyimagenet-*'",
+    "--first cifar100-vgg16-scp-float32 cifar100-densenet40-scp-s0 cifar100-densenet40-scp-s2 --only "
+    "'cifar100-densenet40-*' --most 2 --seconds 1560",
+    "--first tinyimagenet-resnet50-scp-ft-strength4.48e-5 --only 'tinyimagenet-*'",
 )
-"""Options of prepare.py for the next sessions: DenseNet-40; ResNet-50 and float32.
+"""Options of prepare.py for the next sessions: float32 and DenseNet-40, with two minutes for `tests.sh -n 8 -m gpu`;
+ResNet-50.
 
 DenseNet-40 two at a time: six runs side by side gained little (the eighteenth session), and all end late."""
 
