@@ -97,15 +97,31 @@ def test_files_that_hold_no_state_dict_say_what_to_save(tmp_path: Path) -> None:
     torch.save([torch.zeros(3)], tmp_path / "list.pt")
     torch.save({7: torch.zeros(3), "a": torch.zeros(3)}, tmp_path / "number.pt")
     (tmp_path / "page.pt").write_text("<html>404</html>")
+    for program, parts in (("script.pt", ("data.pkl", "constants.pkl")), ("exported.pt2", ("models/model.json",))):
+        with zipfile.ZipFile(tmp_path / program, "w") as archive:
+            for part in parts:
+                archive.writestr(f"archive/{part}", b"")
+    (tmp_path / "folder").mkdir()
     for file, says in (
         ("page.pt", "page.pt, which is damaged or holds other objects"),
         ("module.pt", r"module.pt, which is damaged or holds other objects.*save model\.state_dict\(\) instead\.$"),
         ("nested.pt", "alone or under 'state_dict', 'model_state_dict' or 'model'. Got the keys epoch, weights in"),
+        ("script.pt", r"a TorchScript program; .* save torch\.jit\.load\('.*script\.pt'\)\.state_dict\(\) instead\.$"),
+        ("exported.pt2", r"Got .*, an archive of something else; save model\.state_dict\(\) instead\.$"),
+        ("folder", "the folder of a run. Got .*folder, which is neither; name the file in it that holds the weights"),
         ("list.pt", "'model'. Got list in"),
         ("number.pt", "'model'. Got the keys 7, a in"),
     ):
-        with pytest.raises(FileFormatError, match=says):
+        with pytest.raises(SoftpruneError, match=says):
             starting_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)
+
+
+def test_averaged_weights_beside_the_network_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state, average = {"a": torch.zeros(3)}, {"module.a": torch.ones(3)}
+    more = {"epoch": torch.arange(3), "optimizer": {"state": {}}, "hooks": {}}
+    torch.save({"state_dict": state, "state_dict_ema": average, **more}, tmp_path / "timm.pt")
+    assert read_weights(tmp_path / "timm.pt")["a"].equal(state["a"])
+    assert "timm.pt only 'state_dict' is used; to use state_dict_ema, save it alone" in caplog.text
 
 
 @pytest.mark.parametrize(

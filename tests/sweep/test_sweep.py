@@ -11,11 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from tiny import tiny_recipe
 from typer.testing import CliRunner
 
 import softprune.cli.sweep
-import softprune.cli.train  # noqa: F401  (registers the command)
+import softprune.cli.train  # registers the command
 from softprune.cli.app import app
 from softprune.config.recipes import config_to_dict, dump_config, sweep_files, title_of
 from softprune.errors import CheckpointError, ConfigError
@@ -127,6 +128,12 @@ def test_after_finds_one_run_of_thousands_without_a_search() -> None:
     assert time.process_time() - began < 2
     with pytest.raises(ConfigError, match=r"fits 0 of: dense-seed0, .* and others"):
         find({"seed": 9999})
+
+
+def test_runs_of_a_sweep_may_start_from_their_own_baselines(write: Any) -> None:
+    settings = "{ 'model.weights' = 'baseline', 'train.dense_baseline' = true }"
+    (cell,) = read_sweep(write(f"[[run]]\nrecipe = 'tiny.toml'\nset = {settings}")).cells
+    assert cell.config.model.weights == "baseline"
 
 
 @pytest.mark.parametrize("name", sweep_files())
@@ -286,6 +293,24 @@ def test_a_run_that_is_stopped_by_itself_is_named_and_not_waited_for(
     assert ended.exit_code == 1, ended.output
     assert "one stopped: Stopped by SIGTERM" in ended.stderr
     assert "two blocked: it needs one, which has no result" in ended.stderr
+
+
+def test_a_damaged_record_of_a_finished_run_does_not_hide_which_runs_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = pretend(tmp_path, monkeypatch, one="", two="")
+    sweep.cells[0].folder.path.mkdir()
+    sweep.cells[0].folder.result.write_text("{}")
+    runner = SweepRunner(sweep)
+    runner.jobs[0].state, runner.jobs[1].state = "done", "failed"
+    for reason, code in ((None, 1), ("SIGTERM", 75)):
+        with pytest.raises(typer.Exit) as ended:
+            softprune.cli.sweep._conclude(sweep, runner.jobs, reason)
+        assert ended.value.exit_code == code
+        printed = capsys.readouterr()
+        assert "result.json" in printed.err
+        assert "two failed" in printed.err
+        assert printed.out
 
 
 @pytest.mark.parametrize("end", ["done", "dropped"])

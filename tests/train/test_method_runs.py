@@ -7,7 +7,7 @@ import pytest
 from tiny import final_state, metrics
 
 from softprune.config.settings import RunConfig
-from softprune.errors import ConfigError
+from softprune.errors import CheckpointError, ConfigError
 from softprune.train.run import resume, start
 
 Tiny = Callable[..., RunConfig]
@@ -60,6 +60,23 @@ def test_same_shape_from_scratch_with_a_cut_on_the_way(tiny: Tiny, tmp_path: Pat
     assert result is not None
     assert result.compact == shape.compact
     assert [row.macs for row in result.epochs] == [shape.compact.macs] * 4
+
+
+def test_the_plan_of_a_stopped_run_may_be_moved_but_not_changed(tiny: Tiny, tmp_path: Path) -> None:
+    for name, seed in (("plan", 0), ("other", 1)):
+        start(tiny("method.name=random", "train.epochs=1", f"seed={seed}"), tmp_path / name)
+    config = tiny("method.name=scratch", f"method.options.plan={tmp_path / 'plan'}", "train.epochs=1")
+    assert start(config, tmp_path / "run", time_limit=0).stopped
+    (tmp_path / "plan").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"plan: .* does not exist\. If .* change method\.options\.plan in its"):
+        resume(tmp_path / "run")
+    path = tmp_path / "run" / "config.toml"
+    text = path.read_text()
+    path.write_text(text.replace(str(tmp_path / "plan"), str(tmp_path / "other")))
+    with pytest.raises(CheckpointError, match="Got a plan that keeps other channels"):
+        resume(tmp_path / "run")
+    path.write_text(text.replace(str(tmp_path / "plan"), str(tmp_path / "moved")))
+    assert resume(tmp_path / "run").result is not None
 
 
 def test_a_cut_on_the_way_needs_a_method_that_goes_on(tiny: Tiny, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from softprune.cli.output import format_count, format_cut, format_percent, print
 from softprune.errors import ConfigError, printable
 from softprune.io import write_atomically
 from softprune.runs.folder import RunFolder
+from softprune.runs.reading import read_metrics
 from softprune.runs.result import Result
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def _watch(run: Path, out: Path | None) -> None:
             for file in (folder / "result.json", folder / "metrics.jsonl")
         ]
         finished, trained = (bool(size) for _, size in state[:2])
-        if state != seen and (finished or trained):
+        # The first line may be half written.
+        if state != seen and (finished or (trained and read_metrics(run / "metrics.jsonl")[0])):
             page = write_report(run, out, refresh=0 if finished else 10)
             if finished or not seen:
                 say(f"Report: {page}")

@@ -1,6 +1,6 @@
 """`sweep`: several runs from one file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,15 +9,16 @@ import typer
 from softprune.cli.app import DataDir, TimeLimit, command, parse_time
 from softprune.cli.output import error_line, print_facts, print_table, say
 from softprune.cli.reports import comparison_rows, method_titles, print_rows
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, SoftpruneError
 from softprune.runs.folder import RunFolder
 from softprune.train.control import EXIT_STOPPED
 
 if TYPE_CHECKING:
-    from softprune.sweep.runner import Executor
+    from softprune.sweep.grid import Sweep
+    from softprune.sweep.runner import Executor, Job
 
 EXIT_FAILED = 1
-"""Some runs of the sweep failed."""
+"""Some runs of the sweep failed, or the record of one is damaged."""
 
 
 @command
@@ -79,27 +80,37 @@ def sweep(
     runner = SweepRunner(planned, make_executor(planned.folder))
     with sweep_progress() as listener:
         reason = runner.run(listener, seconds)
-    done = [job.cell.folder.path for job in runner.jobs if job.state == "done"]
-    if done:
-        print_rows(comparison_rows(done))
-    if done and planned.search is not None:
-        from softprune.report import render_comparison
+    _conclude(planned, runner.jobs, reason)
 
-        dropped = sum(job.state == "dropped" for job in runner.jobs)
-        say(f"Dropped early: {dropped} of {len(runner.jobs)} trials.")
-        say(f"Pareto front: {render_comparison(done, planned.folder / 'pareto.html', method_titles())}")
+
+def _conclude(planned: "Sweep", jobs: "Sequence[Job]", reason: str | None) -> None:
+    """Print the comparison of finished runs and why others have no result; exit with the code of the sweep."""
+    done = [job.cell.folder.path for job in jobs if job.state == "done"]
+    code = 0
+    try:
+        if done:
+            print_rows(comparison_rows(done))
+        if done and planned.search is not None:
+            from softprune.report import render_comparison
+
+            say(f"Dropped early: {sum(job.state == 'dropped' for job in jobs)} of {len(jobs)} trials.")
+            say(f"Pareto front: {render_comparison(done, planned.folder / 'pareto.html', method_titles())}")
+    except SoftpruneError as error:  # a damaged record must not hide which runs failed
+        error_line(str(error))
+        code = EXIT_FAILED
     # Unless the sweep was stopped, a run that stopped got a signal from elsewhere.
     without_result = ("failed", "blocked", "stopped") if reason is None else ("failed", "blocked")
-    failed = [job for job in runner.jobs if job.state in without_result]
-    for job in failed:
-        lines = [f"it needs {job.cell.after}, which has no result"] if job.state == "blocked" else job.last_lines()
-        error_line(f"{job.cell.name} {job.state}: {' / '.join(lines)} ({job.log})")
+    for job in jobs:
+        if job.state in without_result:
+            lines = [f"it needs {job.cell.after}, which has no result"] if job.state == "blocked" else job.last_lines()
+            error_line(f"{job.cell.name} {job.state}: {' / '.join(lines)} ({job.log})")
+            code = EXIT_FAILED
     if reason is not None:
         say(f"Stopped by {reason}; everything is saved. Repeat the command to resume.")
         raise typer.Exit(EXIT_STOPPED)
-    say(f"{len(done)} of {len(runner.jobs)} runs done: {planned.folder}")
-    if failed:
-        raise typer.Exit(EXIT_FAILED)
+    say(f"{len(done)} of {len(jobs)} runs done: {planned.folder}")
+    if code:
+        raise typer.Exit(code)
 
 
 def _status(folder: RunFolder) -> str:

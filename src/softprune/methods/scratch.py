@@ -9,20 +9,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.errors import ConfigError, PlanError
+from softprune.errors import CheckpointError, ConfigError, PlanError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate
 from softprune.methods.base import GraphReader
 from softprune.methods.options import SiteOptions
 from softprune.methods.ranking import StoredPruner
 from softprune.plan import PrunePlan
-from softprune.surgery import apply_plan, plans_of, read_plans
+from softprune.surgery import apply_plan, plans_of, read_plans, saved_path
 
 PlanLike = PrunePlan | Sequence[PrunePlan] | str | os.PathLike[str]
 """A plan, the plans of a network that was cut several times, a compact network's folder, or the folder of a run."""
@@ -106,6 +106,15 @@ class ScratchPruner(StoredPruner):
     def _gate(self, number: int, site: Site) -> Gate:
         return FixedGate(self._initial[site.name], masked_training=True)
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        before = self.masks()
+        super().load_state_dict(state)
+        if not all(mask.equal(before[name]) for name, mask in self.masks().items()):
+            raise CheckpointError(
+                "A run must be resumed with the plan that it began with. Got a plan that keeps other channels; restore "
+                "its file, or change method.options.plan in config.toml if it is elsewhere now."
+            )
+
 
 def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
     if isinstance(plan, PrunePlan):
@@ -118,7 +127,14 @@ def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
             f"Got {plan!r}."
         )
     path = Path(plan)
-    return tuple(read_plans(path / "compact" if path.is_dir() else path))
+    file = saved_path(path / "compact" if path.is_dir() else path)
+    if not file.exists():
+        raise ConfigError(
+            f"`plan` must be the file of a compact network or the folder of a finished run. Got {path}: {file} does "
+            "not exist. If the plan of a run that was started is elsewhere now, change method.options.plan in its "
+            "config.toml."
+        )
+    return tuple(read_plans(file))
 
 
 def _dense_channels(plans: Sequence[PrunePlan]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:

@@ -260,18 +260,20 @@ def _other_classes(tensor: Tensor, expected: Tensor) -> bool:
 
 
 def check_weights_exist(path: Path) -> None:
-    """Raise unless there is a file or a folder at ``path``: opening a fifo would block."""
-    if not (path.is_file() or path.is_dir()):
+    """Raise unless there is a file or the folder of a run at ``path``: opening a fifo would block."""
+    if not (path.is_file() or RunFolder(path).config.is_file()):
+        hint = "; name the file in it that holds the weights" if path.is_dir() else ""
         raise ConfigError(
             f"model.weights must be a file or the folder of a run. Got {path}, which "
-            f"{'is neither' if path.exists() else 'does not exist'}."
+            f"{'is neither' if path.exists() else 'does not exist'}{hint}."
         )
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read a state_dict from a file or from the newest checkpoint of a run."""
+    check_weights_exist(path)
     if path.is_dir():
-        state = read_newest(RunFolder.open(path).checkpoints)[1]
+        state = read_newest(RunFolder(path).checkpoints)[1]
         with restoring():
             if state["cuts"]:
                 raise FileFormatError(
@@ -279,11 +281,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 )
             _check_state(state["model"], path)
             return state["model"]
-    check_weights_exist(path)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
+        _check_no_program(path)
         content = load_tensors(path)
+    except FileFormatError:
+        raise
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile) as error:
         raise FileFormatError(
             f"model.weights must be readable. Got {path}: {first_line(error)}. Save or download the file again."
@@ -295,15 +299,42 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ) from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
+            whole, content = content, content[key]
+            others = [str(each) for each, value in whole.items() if each != key and _is_state(value) and value]
+            if others:  # an average of the weights, for example
+                unused = first_few(others)
+                logger.warning("softprune: of %s only %r is used; to use %s, save it alone", path, key, unused)
     _check_state(content, path)
     return content  # type: ignore[no-any-return]
 
 
-def _check_state(content: Any, path: Path) -> None:
-    if not isinstance(content, dict) or not all(
+def _check_no_program(path: Path) -> None:
+    """Raise a FileFormatError for an archive of a program or of arrays. torch.load would advise to run its code."""
+    names = set[str]()
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = {name.rpartition("/")[2] for name in archive.namelist()}
+    if "constants.pkl" in names:
+        found = "a TorchScript program; if you trust it, save"
+        weights = f"torch.jit.load({str(path)!r}).state_dict()"
+    elif names and "data.pkl" not in names:
+        found, weights = "an archive of something else; save", "model.state_dict()"
+    else:
+        return
+    raise FileFormatError(
+        "model.weights must be a state_dict that torch.save wrote, or a safetensors file. Got "
+        f"{path}, {found} {weights} instead."
+    )
+
+
+def _is_state(content: Any) -> bool:
+    return isinstance(content, dict) and all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
-    ):
+    )
+
+
+def _check_state(content: Any, path: Path) -> None:
+    if not _is_state(content):
         keys = f"the keys {first_few(sorted(map(str, content)))}" if isinstance(content, dict) else ""
         raise FileFormatError(
             "model.weights must hold a state_dict, alone or under 'state_dict', 'model_state_dict' or 'model'. "

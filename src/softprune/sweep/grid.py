@@ -20,7 +20,7 @@ from softprune.config.recipes import (
     show_changes,
     sweep_files,
 )
-from softprune.config.settings import RunConfig
+from softprune.config.settings import BASELINE, RunConfig
 from softprune.data.registry import DATASETS
 from softprune.errors import ConfigError, DataError, check_choice, nearest
 from softprune.factories import check_name
@@ -197,7 +197,7 @@ def _check_config(config: RunConfig, search: Search | None, after: Cell | None) 
     check_latency_table(config.method)
     check_name("model.name", config.model.name, models.REGISTRY, options=config.model.options)
     check_name("data.name", config.data.name, DATASETS, options=config.data.options)
-    if after is None and config.model.weights:
+    if after is None and config.model.weights not in ("", BASELINE):
         check_weights_exist(Path(config.model.weights).expanduser())
     epochs = config.train.epochs
     if search and search.factor and "first_epoch" in search.model_fields_set and search.first_epoch >= epochs:

@@ -280,7 +280,8 @@ def _newest_state(config: RunConfig, folder: RunFolder, world: World) -> dict[st
 def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, path: Path) -> None:
     """Raise a CheckpointError if the file ``path`` of a run was written with another configuration."""
     changed = changed_settings(config, saved)
-    for setting in ("data.dir", "distill.teacher"):  # they may be moved; what they hold is checked
+    plan = ("method.options.plan",) if config.method.name == "scratch" else ()
+    for setting in ("data.dir", "distill.teacher", *plan):  # they may be moved; what they hold is checked
         changed.pop(setting, None)
     if changed:
         raise CheckpointError(
