@@ -492,8 +492,10 @@ def test_an_average_of_weights_evaluates_with_the_decision_as_soon_as_it_is_in_f
     for site in pruner.graph.sites:
         module = average.module.get_submodule(site.name)
         assert torch.equal(module.gate.hard(module), pruner.masks()[site.name])
-    elsewhere = copy.deepcopy(model).to("meta")  # a copy that goes to another device goes alone
-    assert elsewhere.get_submodule(pruner.graph.sites[0].name).gate.allowed.is_meta
+    name = pruner.graph.sites[0].name
+    elsewhere = copy.deepcopy(model).to("meta").get_submodule(name)  # a copy that is moved leaves the decision in place
+    assert elsewhere.gate.hard(elsewhere).is_meta
+    assert elsewhere.gate.allowed is pruner.budget.channels.gate(name).allowed
     assert bool(pruner.budget.channels.decision.in_force)
 
 

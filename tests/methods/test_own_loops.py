@@ -7,6 +7,7 @@ import gc
 import math
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from softprune.errors import ModelError
+from softprune.masks import MaskDecision
 from softprune.methods import REGISTRY, SoftPruner
+from softprune.methods.affine import LearnedVector
 from softprune.surgery import remap_optimizer
 
 
@@ -237,6 +240,32 @@ def test_a_copy_follows_the_decisions_of_every_method(method: str, settings: dic
     with torch.no_grad():
         torch.testing.assert_close(compact(images), average.eval()(images))
         assert torch.equal(target(images), pruner.model.eval()(images))
+
+
+@pytest.mark.parametrize("method", ["scp", "slimming", "sfp", "sss", "variational"])
+def test_a_copy_on_another_device_shares_the_decisions(method: str) -> None:
+    """An EMA on the CPU of a network on a GPU, to save the GPU's memory."""
+    settings: dict[str, Any] = {"target": {"macs": 0.5}, "total_steps": 4} if method == "scp" else {}
+    pruner = REGISTRY[method](Chain(), batch()[0], **settings)
+    moved = copy.deepcopy(pruner.model).to("meta").eval()
+    train(pruner, sgd(pruner), 4)
+    pruner.decide()
+    for name, norm in pruner.norms.items():
+        ours, theirs = (dict(tensors_in(each.gate)) for each in (norm, moved.get_submodule(name)))
+        assert ours == theirs
+    assert moved(batch()[0].to("meta")).is_meta
+    assert all(mask.is_meta for mask in pruner.masks(moved).values())
+
+
+def tensors_in(gate: Any) -> Iterator[tuple[str, int]]:
+    """Yield the name and the place in memory of every tensor that a decision consists of."""
+    for name in gate.shared:
+        yield name, getattr(gate, name).data_ptr()
+    for name, value in vars(gate).items():
+        if isinstance(value, LearnedVector):
+            yield name, value.value.data_ptr()
+        elif isinstance(value, MaskDecision):
+            yield from tensors_in(value)
 
 
 def test_the_compact_network_is_pruned_again_with_the_same_optimizer() -> None:

@@ -42,10 +42,14 @@ class Gate(Protocol):
 
 
 class SharedDecision:
-    """What decides about channels. A deep copy of the model (an EMA, say) shares the tensors that hold the decision."""
+    """What decides about channels. A deep copy of the model (an EMA, say) shares the tensors that hold the decision.
+
+    They follow the model to another device, and stay there where a copy is moved: they are moved when they are read.
+    """
 
     shared: ClassVar[tuple[str, ...]]
     """Their attributes. They change in place."""
+    is_copy = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = copy.copy(self)
@@ -53,7 +57,14 @@ class SharedDecision:
         for name, value in vars(self).items():
             if name not in self.shared:
                 setattr(made, name, copy.deepcopy(value, memo))
+        made.is_copy = True
         return made
+
+    def to(self, device: torch.device) -> None:
+        """Follow the BatchNorm to another device."""
+        for name in () if self.is_copy else self.shared:
+            value: Tensor | None = getattr(self, name)
+            setattr(self, name, None if value is None else value.to(device))
 
 
 class MaskDecision(SharedDecision):
@@ -67,13 +78,10 @@ class MaskDecision(SharedDecision):
     def __init__(self, device: torch.device | str | None = None) -> None:
         self.in_force = torch.zeros((), dtype=torch.bool, device=device)
 
-    def apply(self, sample: Tensor, allowed: Tensor) -> Tensor:
-        """Samples of a training step: while in force, 0 where a channel is off."""
-        return torch.where(self.in_force & ~allowed, 0.0, sample).to(sample.dtype)
-
-    def to(self, device: torch.device | str) -> None:
-        """Move the boolean in place."""
-        self.in_force = self.in_force.to(device)
+    def apply(self, value: Tensor, allowed: Tensor, otherwise: float = 0.0) -> Tensor:
+        """Return `value`, while masks are in force with `otherwise` in channels that are not `allowed`."""
+        off = (self.in_force & ~allowed).to(value.device)
+        return torch.where(off, otherwise, value).to(value.dtype)
 
 
 class SoftGate(SharedDecision):
@@ -122,7 +130,7 @@ class SoftGate(SharedDecision):
         dead = self.dead_probability(bn)
         words = channel_words(self.clock.seed, self.site, bn.num_features, dead.device)
         n = relaxed_sample(dead, logistic_noise(self.clock, words, dead.dtype), self.config)
-        return n if self.decision is None or self.allowed is None else self.decision.apply(n, self.allowed)
+        return self._among_allowed(n, 0.0)
 
     @torch.no_grad()
     def hard(self, bn: _BatchNorm, coupled: Sequence[tuple[SoftGate, _BatchNorm]] | None = None) -> Tensor:
@@ -145,7 +153,7 @@ class SoftGate(SharedDecision):
         """Return `value` with `otherwise` in channels that a decision in force does not allow."""
         if self.decision is None or self.allowed is None:
             return value
-        return torch.where(self.decision.in_force & ~self.allowed, otherwise, value).to(value.dtype)
+        return self.decision.apply(value, self.allowed, otherwise)
 
     def _chance(self, bn: _BatchNorm) -> Tensor:
         """Return how likely each channel is alive; -1 where it may not be kept."""
@@ -165,11 +173,8 @@ class SoftGate(SharedDecision):
         return ~hard_mask(self.dead_probability(bn), self.config)
 
     def to(self, device: torch.device) -> None:
+        super().to(device)
         self.clock.to(device)
-        if self.allowed is not None:
-            self.allowed = self.allowed.to(device)
-        if self.weight is not None:
-            self.weight = self.weight.to(device)
         if self.decision is not None:
             self.decision.to(device)
 
@@ -196,16 +201,13 @@ class FixedGate(SharedDecision):
         self.masked_training = masked_training
 
     def sample(self, bn: _BatchNorm) -> Tensor | None:
-        return self.mask.to(bn.weight.dtype) if self.masked_training else None
+        return self.mask.to(bn.weight) if self.masked_training else None
 
     def hard(self, bn: _BatchNorm) -> Tensor:
-        return self.mask
+        return self.mask.to(bn.weight.device)
 
     def dead(self, bn: _BatchNorm) -> Tensor:
         return ~self.hard(bn)
-
-    def to(self, device: torch.device) -> None:
-        self.mask = self.mask.to(device)
 
     def __repr__(self) -> str:
         return f"FixedGate(width={self.mask.numel()}, masked_training={self.masked_training})"

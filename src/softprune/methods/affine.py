@@ -25,6 +25,7 @@ class LearnedVector(nn.Module):
     """A learned vector and its velocity, outside the model. Both change in place only."""
 
     velocity: Tensor
+    is_copy = False
 
     def __init__(self, value: Tensor) -> None:
         super().__init__()
@@ -35,7 +36,12 @@ class LearnedVector(nn.Module):
         """Return one with the same memory for the values: a copy of the model (an EMA, say) shares them."""
         made = memo[id(self)] = LearnedVector(self.velocity)
         made.value.data = self.value.data
+        made.is_copy = True
         return made
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "LearnedVector":
+        # A copy that is moved to another device still shares the values.
+        return self if self.is_copy else super()._apply(fn, recurse)
 
     def take_gradient(self) -> Tensor:
         """Return the gradient since the last step and reset it."""

@@ -145,7 +145,7 @@ class StoredPruner(Pruner):
             self._stored(name).copy_(mask)
 
     def _hard(self, name: str, network: nn.Module) -> Tensor:
-        return self._stored(name)
+        return self._stored(name).to(self._norms_in(name, network).weight.device)
 
     def _without_lowest(self, site: Site, scores: Tensor, count: int) -> Tensor:
         """Return the channels of `site` that are kept when the `count` of lowest score are dropped."""

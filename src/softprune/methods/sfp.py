@@ -21,7 +21,7 @@ class _OpenGate(FixedGate):
     """Holds the decision without acting on it: the authors' evaluation, where a zeroed filter still has its shift."""
 
     def hard(self, bn: Any) -> Tensor:
-        return torch.ones_like(self.mask)
+        return torch.ones_like(self.mask, device=bn.weight.device)
 
 
 class ZeroingPruner(FilterPruner):

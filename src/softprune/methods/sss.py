@@ -118,7 +118,8 @@ class _FactorGate(AffineGate):
         self.extra, self.round_to, self.floor = extra, round_to, floor
 
     def affine(self, bn: _BatchNorm) -> tuple[Tensor, Tensor]:
-        return self.extra.value * bn.weight, self.extra.value * bn.bias
+        factors = self.extra.value.to(bn.weight.device)
+        return factors * bn.weight, factors * bn.bias
 
     def masked_affine(self, bn: _BatchNorm) -> tuple[Tensor, Tensor]:
         # A factor of zero makes the channel zero already, and must keep its gradient: it may come back.
@@ -127,7 +128,7 @@ class _FactorGate(AffineGate):
 
     @torch.no_grad()
     def hard(self, bn: _BatchNorm) -> Tensor:
-        factors = self.extra.value.expand(bn.num_features)
+        factors = self.extra.value.to(bn.weight.device).expand(bn.num_features)
         return fill_up(factors > 0, factors, self.round_to, self.floor)
 
     def to(self, device: torch.device) -> None:
@@ -144,7 +145,7 @@ class _InnerGate(FixedGate):
 
     @torch.no_grad()
     def hard(self, bn: _BatchNorm) -> Tensor:
-        return (self.extra.value > 0).expand(bn.num_features)
+        return (self.extra.value.to(bn.weight.device) > 0).expand(bn.num_features)
 
 
 class SssPruner(AffinePruner):

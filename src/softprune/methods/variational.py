@@ -37,7 +37,7 @@ class _PosteriorGate(AffineGate):
         scale: Tensor = bn.weight
         if bn.training:
             words = channel_words(self.clock.seed, self.site, bn.num_features, bn.weight.device)
-            scale = scale + self.log_sigma.value.exp() * normal_noise(self.clock, words)
+            scale = scale + self.log_sigma.value.to(bn.weight.device).exp() * normal_noise(self.clock, words)
         return scale, scale * bn.bias
 
     def to(self, device: torch.device) -> None:
