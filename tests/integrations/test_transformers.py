@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import softprune as sp
-from softprune.errors import ConfigError
+from softprune.errors import CheckpointError, ConfigError
 
 transformers = pytest.importorskip("transformers", reason='the "transformers" extra is not installed')
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
@@ -37,19 +37,18 @@ def images() -> list[dict[str, Any]]:
     ]
 
 
-def trainer(folder: Path, pruning: SoftPruningCallback, epochs: int = 4, **settings: Any) -> Any:
+def trainer(
+    folder: Path, pruning: SoftPruningCallback, epochs: int = 4, compute_loss_func: Any = None, **settings: Any
+) -> Any:
+    defaults = {"per_device_train_batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.01, "save_strategy": "epoch"}
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=epochs,
-        per_device_train_batch_size=8,
-        learning_rate=0.01,
-        weight_decay=0.01,
-        save_strategy="epoch",
         logging_steps=4,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        **settings,
+        **(defaults | settings),
     )
     calls = itertools.count()
     made = transformers.Trainer(
@@ -59,6 +58,7 @@ def trainer(folder: Path, pruning: SoftPruningCallback, epochs: int = 4, **setti
         eval_dataset=images(),
         compute_metrics=lambda _: {"calls": next(calls)},
         callbacks=[pruning],
+        compute_loss_func=compute_loss_func,
     )
     pruning.bind(made)
     return made
@@ -85,6 +85,50 @@ def test_a_target_is_met_and_a_resumed_training_ends_the_same(tmp_path: Path) ->
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     for name, value in whole.model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[name], value)
+
+
+def test_a_checkpoint_elsewhere_is_resumed_with_its_pruner(tmp_path: Path) -> None:
+    trainer(tmp_path / "first", SoftPruningCallback(EXAMPLE, target={"macs": 0.7}), epochs=2).train()
+    checkpoint = (tmp_path / "first" / "checkpoint-4").rename(tmp_path / "moved")
+    pruning = SoftPruningCallback(EXAMPLE, target={"macs": 0.7})
+    trainer(tmp_path / "second", pruning, epochs=2).train(str(checkpoint))
+    assert pruning.pruner is not None
+    assert int(pruning.pruner.clock.step) == 8
+
+    (checkpoint / "softprune.pt").unlink()
+    with pytest.raises(CheckpointError, match="must hold the state of the pruner"):
+        trainer(tmp_path / "third", SoftPruningCallback(EXAMPLE, target={"macs": 0.7}), epochs=2).train(checkpoint)
+
+
+@pytest.mark.parametrize("batch", [16, 8])
+def test_the_sparsity_loss_is_added_once_however_many_micro_batches_a_step_has(tmp_path: Path, batch: int) -> None:
+    def loss(outputs: Any, labels: Any, num_items_in_batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    pruning = SoftPruningCallback(EXAMPLE, strength=1.0)
+    made = trainer(
+        tmp_path,
+        pruning,
+        epochs=1,
+        compute_loss_func=loss,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=16 // batch,
+        learning_rate=1e-9,
+    )
+    trained = made.train().training_loss
+    assert pruning.pruner is not None
+    penalty = float(pruning.pruner.penalty)
+    assert penalty < trained < 1.1 * penalty
+
+
+def test_an_incomplete_accumulation_counts_as_a_step(tmp_path: Path) -> None:
+    pruning = SoftPruningCallback(EXAMPLE, target={"macs": 0.7})
+    made = trainer(tmp_path, pruning, epochs=2, gradient_accumulation_steps=3, save_strategy="no")  # 4 batches: 2 steps
+    made.train()
+    assert pruning.pruner is not None
+    assert isinstance(pruning.pruner, sp.SoftPruner)
+    assert pruning.pruner.budget is not None
+    assert pruning.pruner.budget.total_steps == made.state.max_steps == int(pruning.pruner.clock.step) == 4
 
 
 def test_the_best_checkpoint_is_cut_with_its_own_masks(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softprune.errors import ConfigError
+from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ExampleLike
 from softprune.methods import Pruner, SoftPruner
 
@@ -50,6 +50,7 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self.example, self.network, self.make, self.options = example, network, make, options
         self.pruner: Pruner | None = None
+        self._resumed: Any = None
 
     def bind(self, trainer: Trainer) -> None:
         """Make the pruner for the Trainer's model, and add the method's loss to the Trainer's."""
@@ -62,17 +63,22 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
             options["total_steps"] = _total_steps(trainer)
         model = trainer.model.get_submodule(self.network)
         self.pruner = self.make(model, self.example, **options)
-        compute_loss = trainer.compute_loss
+        compute_loss, train = trainer.compute_loss, trainer.train
 
         def with_pruning(
             model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any
         ) -> Tensor | tuple[Tensor, Any]:
             loss, outputs = compute_loss(model, inputs, return_outputs=True, **kwargs)
             assert self.pruner is not None
-            loss = self.pruner.loss(loss)
+            parts = _parts(trainer, kwargs.get("num_items_in_batch"))
+            loss = self.pruner.loss(loss * parts) / parts
             return (loss, outputs) if return_outputs else loss
 
-        trainer.compute_loss = with_pruning
+        def with_state(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+            self._resumed = resume_from_checkpoint  # may lie outside of output_dir
+            return train(resume_from_checkpoint, *args, **kwargs)
+
+        trainer.compute_loss, trainer.train = with_pruning, with_state
         if trainer.optimizer is None:
             decay = trainer.args.weight_decay
             kind, settings = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
@@ -88,7 +94,8 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
                 "pruning.bind(trainer)."
             )
         if state.global_step:
-            self._load(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            newest = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            self._load(newest if isinstance(self._resumed, bool) else Path(self._resumed))
         optimizer = kwargs["optimizer"]
         self.pruner.attach(getattr(optimizer, "optimizer", optimizer))  # Accelerate wraps it
 
@@ -116,9 +123,14 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
                 self._load(Path(state.best_model_checkpoint))  # the Trainer has loaded its weights
 
     def _load(self, checkpoint: Path) -> None:
-        """Load the pruner's state of a checkpoint, if it has one."""
-        if self.pruner is not None and (checkpoint / STATE_FILE).is_file():
-            self.pruner.load_state_dict(torch.load(checkpoint / STATE_FILE, weights_only=True))
+        """Load the pruner's state of a checkpoint."""
+        assert self.pruner is not None
+        if not (checkpoint / STATE_FILE).is_file():
+            raise CheckpointError(
+                f"a checkpoint must hold the state of the pruner, {STATE_FILE}. Got {checkpoint} without it; use one "
+                "of a training with this callback, or load its weights into the model and train without resuming."
+            )
+        self.pruner.load_state_dict(torch.load(checkpoint / STATE_FILE, weights_only=True))
 
     # --- what you call -------------------------------------------------------------------------------------------
 
@@ -132,12 +144,21 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
         return self.pruner.compact(model, **options)
 
 
+def _parts(trainer: Trainer, items: Any) -> int:
+    """Return by how many micro-batches what is added to their losses must be divided, since the Trainer does not.
+
+    It sums losses that were divided by `items`, the number of labels in the whole batch; of others it takes the mean.
+    """
+    sums = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    return getattr(trainer, "current_gradient_accumulation_steps", 1) if sums and items is not None else 1
+
+
 def _total_steps(trainer: Trainer) -> int:
     args = trainer.args
     if args.max_steps > 0:
         return int(args.max_steps)
     batches = len(trainer.get_train_dataloader())
-    return math.ceil(max(batches // args.gradient_accumulation_steps, 1) * args.num_train_epochs)
+    return math.ceil(math.ceil(batches / args.gradient_accumulation_steps) * args.num_train_epochs)
 
 
 def _parameter_groups(model: nn.Module, network: nn.Module, pruner: Pruner, decay: float) -> list[dict[str, Any]]:
