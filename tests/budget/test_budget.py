@@ -201,6 +201,13 @@ def test_room_left_at_the_end_stays_unused_and_is_reported(caplog):
     assert not pruner._dead_kept(model)
 
 
+def test_a_cut_before_its_time_is_told_once(caplog):
+    _, pruner, _ = build(total_steps=1000)
+    pruner.decide()
+    pruner.decide()
+    assert caplog.text.count("decided at step 0 of total_steps=1000, and the network has not trained with it") == 1
+
+
 def test_a_network_of_few_channels_cannot_come_close_to_its_limit(caplog):
     layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)]
     pruner = sp.SoftPruner(nn.Sequential(*layers), torch.randn(2, 1, 8, 8), target={"macs": 0.6}, total_steps=10)

@@ -191,6 +191,14 @@ class SoftPruner(Pruner):
     def decide(self) -> dict[str, Tensor]:
         self._masked_model.check_in_place()
         if self.budget is not None:
+            if self.budget.finalised_step is None and not self.budget.is_final:
+                logger.warning(
+                    "softprune: the cut is decided at step %d of total_steps=%d, and the network has not trained with "
+                    "it: until here a larger one was evaluated. Train to the end; of several checkpoints choose one "
+                    "with pruner.status.margin >= 0",
+                    int(self.clock.step),
+                    self.budget.total_steps,
+                )
             self.budget.finalise()
         return super().decide()
 
