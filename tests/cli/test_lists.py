@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from softprune import __version__, models
+from softprune.cli import main
 from softprune.config.recipes import load_recipe, recipe_files, sweep_files
 from softprune.data import DATASETS
 from softprune.methods import REGISTRY
@@ -106,3 +107,12 @@ def test_runs_are_found_in_deep_folders_and_not_through_links(softprune, tmp_pat
     subprocess.run(["rm", "-rf", str(top)], check=True)  # too deep for pytest
     assert result.exit_code == 0, result.output
     assert len(result.output.splitlines()) == 2
+
+
+def test_ctrl_c_while_commands_are_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("softprune.cli.app.importlib.import_module", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        main()

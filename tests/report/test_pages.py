@@ -61,6 +61,12 @@ def test_the_numbers_on_the_page_are_the_records(make_run: Make) -> None:
     assert record["command"] in page
 
 
+def test_names_of_folders_need_be_no_text(make_run: Make, tmp_path: Path) -> None:
+    folder, _ = make_run("caf\udce9")  # as Python reads a name in Latin-1
+    assert "caf?" in render_run(folder).read_text()
+    assert "caf%E9/report.html" in render_comparison([folder], tmp_path / "all.html").read_text()
+
+
 def test_top5_is_not_on_the_page_of_five_classes_or_fewer(make_run: Make) -> None:
     folder, record = make_run()
     assert "top-5" in render_run(folder).read_text().lower()

@@ -9,8 +9,9 @@ from tiny import tiny_config
 
 from softprune.config.settings import RunConfig
 from softprune.errors import SoftpruneError
+from softprune.runs.folder import RunFolder
 from softprune.runs.networks import build_network
-from softprune.train.control import Listener
+from softprune.train.control import Listener, run_log
 from softprune.train.run import resume, start
 
 Tiny = Callable[..., RunConfig]
@@ -37,6 +38,20 @@ def test_a_run_writes_its_stages_epochs_and_errors(tiny: Tiny, tmp_path: Path) -
     before = (tmp_path / "run" / "run.log").read_bytes()
     resume(tmp_path / "run")  # finished: nothing to do
     assert (tmp_path / "run" / "run.log").read_bytes() == before
+
+
+def test_a_full_disk_or_a_name_that_is_no_text_hides_no_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log.symlink_to("/dev/full")
+    with run_log(folder, Listener()) as logged:
+        logged.on_phase("training")
+    folder.log.unlink()
+    with run_log(folder, Listener()) as logged:
+        logged.on_phase("caf\udce9")
+    assert "caf\\udce9" in folder.log.read_text()
+    assert not capfd.readouterr().err
 
 
 def test_messages_from_before_the_folder_was_made_come_first(tiny: Tiny, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from softprune.errors import ConfigError, SoftpruneError
 
 EXIT_ERROR = 2
 """The user can correct the error; the message says how."""
+EXIT_INTERRUPTED = 130
+"""Ctrl-C ended a command that has nothing to save, as a shell reports it."""
 
 COMMANDS = ("train", "sweep", "lists", "datasets", "networks", "deploy", "reports")
 """Modules that register commands when they are imported, in the order of the help."""
@@ -81,8 +83,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    for module in COMMANDS:
-        importlib.import_module(f"softprune.cli.{module}")
+    try:
+        for module in COMMANDS:
+            importlib.import_module(f"softprune.cli.{module}")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
     app()
     sys.exit(0)
 

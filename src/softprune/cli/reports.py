@@ -202,7 +202,7 @@ def print_rows(rows: "Sequence[PaperRow]") -> None:
 
 
 def _write(path: Path, text: str, *, quiet: bool) -> None:
-    write_atomically(path, text.encode(), then="compare again")
+    write_atomically(path, text.encode(errors="replace"), then="compare again")
     if not quiet:
         say(f"Table: {path}")
 

@@ -103,7 +103,7 @@ def _conclude(planned: "Sweep", jobs: "Sequence[Job]", reason: str | None) -> No
     for job in jobs:
         if job.state in without_result:
             lines = [f"it needs {job.cell.after}, which has no result"] if job.state == "blocked" else job.last_lines()
-            error_line(f"{job.cell.name} {job.state}: {' / '.join(lines)} ({job.log})")
+            error_line(f"{job.cell.name} {job.state}: {' / '.join(lines) or 'it wrote no message'} ({job.log})")
             code = EXIT_FAILED
     if reason is not None:
         say(f"Stopped by {reason}; everything is saved. Repeat the command to resume.")

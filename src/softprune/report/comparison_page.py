@@ -137,7 +137,7 @@ def _link(run: Run, out: Path) -> str:
     """The report of a run, relative to the page; empty without one."""
     report = run.path / "report.html"
     # quote() also keeps a folder called "javascript:..." from being a scheme.
-    return quote(os.path.relpath(report, out.parent)) if report.is_file() else ""
+    return quote(os.fsencode(os.path.relpath(report, out.parent))) if report.is_file() else ""
 
 
 def _beside_paper(rows: Sequence[PaperRow]) -> dict[str, Any] | None:

@@ -53,7 +53,7 @@ def write_page(target: Path, template: str, /, *, then: str, **context: Any) -> 
     )
     page = _environment().get_template(template)
     html = page.render(policy=policy, style=Markup(style), script=Markup(script), **context)
-    write_atomically(target, html.encode(), then=then)
+    write_atomically(target, html.encode(errors="replace"), then=then)  # the name of a folder may be no text
     return target
 
 
