@@ -62,6 +62,11 @@ def create_file(path: Path, content: bytes) -> None:
 
 def unwritable(path: Path, error: OSError, then: str) -> CheckpointError:
     """Return the error for a ``path`` that could not be written."""
+    if isinstance(error, IsADirectoryError):
+        return CheckpointError(
+            f"A file can be written where there is no folder of its name. Got {path}, which is a folder; name a file "
+            f"in it, or remove it, then {then}."
+        )
     if error.errno not in _NO_SPACE:
         return CheckpointError(
             f"The folder of {path.name or path} must be writable. Got {error.strerror or error} at {path}. "

@@ -13,7 +13,7 @@ from commands import named_pipe
 from tiny import metrics, tiny_recipe
 
 from softprune.cli.app import app
-from softprune.cli.output import begin_output, say
+from softprune.cli.output import begin_output, error_line, print_table, say
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ("train", "tiny.toml", "--device", "cpu", "--out", "run", "--set")
@@ -92,6 +92,13 @@ def test_a_list_on_a_full_disk_is_one_line_and_an_error(tmp_path: Path) -> None:
     assert process.returncode == 2
     assert len(said.splitlines()) == 1
     assert "No space left on device" in said
+
+
+def test_names_between_colons_are_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    say("nets:ok:net")
+    print_table("", ["run"], [["nets:ok:net"]])
+    error_line("nets:ok:net")
+    assert "".join(capsys.readouterr()).count("nets:ok:net") == 3
 
 
 def test_characters_outside_the_encoding_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:

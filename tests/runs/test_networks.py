@@ -293,7 +293,12 @@ def test_a_factory_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "from torch import nn\ndef small(num_classes): return nn.Linear(3, num_classes)\ndef no(): pass\n"
         "def bad(num_classes): return [] + num_classes\ndef number(num_classes): return num_classes\n"
         "def gone(num_classes): return {}[num_classes]\n"
+        "def lazy(num_classes): return nn.LazyLinear(num_classes)\n"
+        "def meta(num_classes): return nn.Linear(3, num_classes, device='meta')\n"
     )
+    for name in ("lazy", "meta"):
+        with pytest.raises(ConfigError, match=f"have values. Got 'weight', a {name} one, from 'my_own_nets:{name}'"):
+            starting_network(ModelConfig(name=f"my_own_nets:{name}"), 4, 0)
     network = build_network("my_own_nets:small", 4)
     assert network.out_features == 4
     for name, message in [

@@ -85,8 +85,9 @@ class _State:
 
 _stdout = _Stream("stdout")
 _stderr = _Stream("stderr")
-_out = Console(file=cast(IO[str], _stdout), highlight=False, soft_wrap=True)
-_err = Console(file=cast(IO[str], _stderr), highlight=False, soft_wrap=True)
+# Names such as module:ok:net must stay as they are, hence no emoji.
+_out = Console(file=cast(IO[str], _stdout), emoji=False, highlight=False, soft_wrap=True)
+_err = Console(file=cast(IO[str], _stderr), emoji=False, highlight=False, soft_wrap=True)
 
 
 def begin_output() -> None:
