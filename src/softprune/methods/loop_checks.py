@@ -36,6 +36,7 @@ class LoopChecks:
     def __init__(self, model: nn.Module) -> None:
         self._model, self._own = model, frozenset(map(id, model.parameters()))
         self.loss_called = self.loss_compiled = False
+        self._marked = self._differentiated = False
         self._losses = self._foreign_steps = 0
         self._scale_checked = False
         self._said: set[str] = set()
@@ -133,6 +134,11 @@ class LoopChecks:
         """Mark a loss that contains the method's own, on its node of autograd, which lives as long as its graph."""
         if total.grad_fn is not None:
             total.grad_fn.metadata["softprune"] = id(self)  # type: ignore[index]
+            total.register_hook(self._note_backward)
+            self._marked = True
+
+    def _note_backward(self, _: Tensor) -> None:
+        self._differentiated = True
 
     def after_step(self, *, penalised: bool, training: bool) -> None:
         """Note that the attached optimizer has made a step. `penalised`: the method adds to the loss."""
@@ -141,7 +147,12 @@ class LoopChecks:
             self.warn_once(
                 "an optimizer step ran %s, so nothing was added to the task loss: %s", *_WITHOUT_LOSS[training]
             )
-        self.loss_called = self.loss_compiled = False
+        if self._marked and not self._differentiated:
+            self.warn_once(
+                "pruner.loss(...) returns the loss to differentiate. Got an optimizer step without a backward pass of "
+                "it, so that nothing is pruned: call loss = pruner.loss(loss), then loss.backward()"
+            )
+        self.loss_called = self.loss_compiled = self._marked = self._differentiated = False
 
 
 def last_operations(loss: Tensor) -> list[Any]:
