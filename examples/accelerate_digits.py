@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
 
     network.eval()
     small = pruner.compact(accelerator.unwrap_model(network)).eval()
+    small = accelerator.unwrap_model(small, keep_fp32_wrapper=False)  # without the autocast of mixed precision
     images = data.test.normalise(data.test.images).to(accelerator.device)
     with torch.no_grad():
         same = torch.allclose(network(images), small(images), atol=1e-4)

@@ -13,6 +13,7 @@ from softprune.graph import ExampleLike
 from softprune.methods import Pruner, SoftPruner
 
 try:
+    from accelerate.utils import extract_model_from_parallel
     from transformers import Trainer, TrainerCallback
 except ImportError as error:
     raise ImportError(
@@ -135,13 +136,16 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
     # --- what you call -------------------------------------------------------------------------------------------
 
     def compact(self, model: nn.Module | None = None, **options: Any) -> nn.Module:
-        """Return the compact network, verified equal; arguments as in the pruner's own `compact`."""
+        """Return the compact network, verified equal; arguments as in the pruner's own `compact`.
+
+        It computes in the precision of its weights, without the autocast that `bf16=True` or `fp16=True` adds.
+        """
         if self.pruner is None:
             raise ConfigError(
                 "`compact` needs a trained network. Got none; call pruning.bind(trainer) and trainer.train() first."
             )
         self.pruner.decide()
-        return self.pruner.compact(model, **options)
+        return extract_model_from_parallel(self.pruner.compact(model, **options), keep_fp32_wrapper=False)
 
 
 def _parts(trainer: Trainer, items: Any) -> int:
