@@ -110,7 +110,10 @@ def _slopes(builder: GraphBuilder, activation: str, names: Sequence[str]) -> tup
 def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known: bool) -> str | None:
     """Why the module cannot carry a mask at all."""
     if not known:
-        return f"{type(module).__name__} is not among the BatchNorm classes that softprune knows"
+        return (
+            f"{type(module).__name__} is not among the BatchNorm classes that softprune knows; those of torch.nn "
+            "are, and weights of a FrozenBatchNorm2d load into them"
+        )
     if name in builder.shared_norms:
         return "its parameters are shared with another module"
     if name not in builder.norms:
