@@ -49,6 +49,17 @@ def test_a_loss_that_is_not_differentiated_is_said_once(dropped: bool, caplog: p
     assert caplog.text.count("returns the loss to differentiate") == dropped
 
 
+def test_steps_of_the_old_optimizer_for_the_compact_network_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    pruner = SoftPruner(Chain(), batch()[0])
+    optimizer = sgd(pruner)
+    pruner.attach(optimizer)
+    compact = pruner.compact()
+    compact(batch()[0]).sum().backward()
+    optimizer.step()
+    assert "or after softprune.remap_optimizer" in caplog.text
+    assert "without pruner.loss" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [

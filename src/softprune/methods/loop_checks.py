@@ -143,7 +143,12 @@ class LoopChecks:
     def after_step(self, *, penalised: bool, training: bool) -> None:
         """Note that the attached optimizer has made a step. `penalised`: the method adds to the loss."""
         self._foreign_steps = 0
-        if penalised and not self.loss_called:
+        if penalised and not self.loss_called and all(each.grad is None for each in self._model.parameters()):
+            self.warn_once(
+                "an optimizer step ran without a gradient of the network that is being pruned, and changed nothing: "
+                "train a compact network with an optimizer of its own, or after softprune.remap_optimizer"
+            )
+        elif penalised and not self.loss_called:
             self.warn_once(
                 "an optimizer step ran %s, so nothing was added to the task loss: %s", *_WITHOUT_LOSS[training]
             )
