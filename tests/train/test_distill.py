@@ -99,6 +99,7 @@ def test_wrong_teachers_are_refused_and_nothing_is_written(
         assert not (tmp_path / "run").exists()
 
     refused("does not exist", "distill.teacher=nowhere.pt")
+    refused(r"distill\.teacher must be .* Got .*, which is neither", "distill.teacher=.")
     refused("needs the dense baseline", "distill.teacher=baseline")
     refused(r"needs the trained network to start from. Got model\.weights", "distill.teacher=start")
     refused(r"model\.weights = .baseline. needs the dense baseline", "model.weights=baseline")

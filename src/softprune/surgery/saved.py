@@ -33,6 +33,7 @@ LARGEST_INPUT = 2**22
 """Numbers in the example of an origin, such as 3 x 1024 x 1024: a file must not choose how much memory is used."""
 MOST_PLANS = 1000
 """Cuts of one network: each takes time when the file is read."""
+_AGAIN = "Save or copy it again; `softprune compact RUN` writes that of a run."
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -137,9 +138,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     metadata = header["__metadata__"]
     data = memoryview(content)[8 + int.from_bytes(content[:8], "little") :]
     if metadata.get(CHECKSUM) != _digest(header, data):
-        raise FileFormatError(
-            f"'{file}' does not match its checksum: it was truncated or changed. Save or copy it again."
-        )
+        raise FileFormatError(f"'{file}' does not match its checksum: it was truncated or changed. {_AGAIN}")
     plans = _plans(file, header)
     try:
         tensors = safetensors.torch.load(content)
@@ -232,7 +231,7 @@ def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
             size = int.from_bytes(stream.read(8), "little")
             if not 2 <= size <= min(LARGEST_HEADER, os.fstat(stream.fileno()).st_size - 8):
                 raise FileFormatError(
-                    f"a saved network is a safetensors file. '{file}' has no complete header. Save or copy it again."
+                    f"a saved network is a safetensors file. '{file}' has no complete header. {_AGAIN}"
                 )
             text = stream.read(size)
             stream.seek(0)
@@ -258,7 +257,7 @@ def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
 
 
 def _unreadable(file: Path, error: Exception) -> FileFormatError:
-    return FileFormatError(f"'{file}' is not a readable safetensors file: {error}. Save or copy it again.")
+    return FileFormatError(f"'{file}' is not a readable safetensors file: {error}. {_AGAIN}")
 
 
 def _digest(header: dict[str, Any], data: memoryview) -> str:
@@ -275,11 +274,9 @@ def _json(text: str | bytes, file: Path) -> dict[str, Any]:
         found = json.loads(text)
         json.dumps([[[found]]])  # writing needs a deeper stack than reading, and a part is written again later
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
-        raise FileFormatError(
-            f"the header of a saved network must be JSON. Got '{file}': {error}. Save or copy it again."
-        ) from error
+        raise FileFormatError(f"the header of a saved network must be JSON. Got '{file}': {error}. {_AGAIN}") from error
     if not isinstance(found, dict):
-        raise FileFormatError(f"'{file}' is not a softprune network. Save or copy it again.")
+        raise FileFormatError(f"'{file}' is not a softprune network. {_AGAIN}")
     return found
 
 
@@ -298,7 +295,7 @@ def _document(file: Path, header: dict[str, Any]) -> dict[str, Any]:
 def _plans(file: Path, header: dict[str, Any]) -> list[PrunePlan]:
     plans = _document(file, header).get("plans")
     if not isinstance(plans, list) or not plans:
-        raise FileFormatError(f"'{file}' has no plans in its metadata. Save or copy it again.")
+        raise FileFormatError(f"'{file}' has no plans in its metadata. {_AGAIN}")
     if len(plans) > MOST_PLANS:
         raise FileFormatError(
             f"a saved network can have at most {MOST_PLANS:,} plans. Got {len(plans):,} in '{file}'; save it again."

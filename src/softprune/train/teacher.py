@@ -47,7 +47,8 @@ def load_teacher(config: RunConfig, folder: RunFolder | None, data: DataBundle, 
     assert name != BASELINE or folder is not None
     path = folder.dense if name == BASELINE and folder is not None else Path(name).expanduser()
     try:
-        network = _run_network(path, config, data) if path.is_dir() else _file_network(path, config, data)
+        is_run = RunFolder(path).config.is_file()
+        network = _run_network(path, config, data) if is_run else _file_network(path, config, data)
     except ConfigError:
         raise
     except (SoftpruneError, RuntimeError) as error:
@@ -102,11 +103,11 @@ def _run_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
 
 
 def _file_network(path: Path, config: RunConfig, data: DataBundle) -> nn.Module:
-    if not path.exists():
+    if not path.is_file():
         raise ConfigError(
             f'distill.teacher must be "{BASELINE}", "{START}", the folder of a run or a file with weights. Got {path}, '
-            "which does not exist. If the teacher of a run that was started is elsewhere now, change the path in its "
-            "config.toml."
+            f"which {'is neither' if path.exists() else 'does not exist'}. If the teacher of a run that was started is "
+            "elsewhere now, change the path in its config.toml."
         )
     network = _built(config.model, data)
     if not load_weights(network, read_weights(path), str(path), data.num_classes):
