@@ -40,6 +40,8 @@ def pytest_collection() -> None:
     declare_operators()
     # The tensors of the tests are small and pytest-xdist runs several workers: more threads would only contend.
     torch.set_num_threads(1)
+    # oneDNN compiles a kernel for every new shape: most of the time of a small convolution.
+    torch.backends.mkldnn.enabled = False
 
 
 def pytest_collection_finish() -> None:
@@ -62,12 +64,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def one_table_of_onnx_operators() -> None:
-    """Keep torch's table of ONNX operators, which every export makes again: most of a small network's export."""
+def one_table_of_operators() -> None:
+    """Keep torch's tables of operators, which every export makes again: most of a small network's export."""
     module = sys.modules.get("torch.onnx._internal.exporter._registration")
     registry = getattr(module, "ONNXRegistry", None)
     if registry is not None and isinstance(vars(registry).get("from_torchlib"), classmethod):
         registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
+    for name in ("torch.export.exported_program", "torch.export.decomp_utils"):
+        collect = getattr(sys.modules.get(name), "_collect_all_valid_cia_ops", None)
+        if collect is not None and not hasattr(collect, "cache_info"):
+            sys.modules[name]._collect_all_valid_cia_ops = functools.cache(collect)  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -81,6 +87,16 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[
     monkeypatch.setattr("softprune.train.evaluate.time_ms", time_once)
     yield lambda *overrides: tiny_config(tmp_path, *overrides)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def onednn() -> Iterator[None]:
+    """Compute with oneDNN, as users do: its kernels are others, and its LSTM layers are operators of its own."""
+    import torch
+
+    torch.backends.mkldnn.enabled = True
+    yield
+    torch.backends.mkldnn.enabled = False
 
 
 @pytest.fixture

@@ -346,6 +346,7 @@ def test_timm_networks_agree_with_torchs_own_counter(name: str) -> None:
     assert cost(model, example).flops == counter.get_total_flops()
 
 
+@pytest.mark.usefixtures("onednn")
 @pytest.mark.parametrize("two_ways", [False, True])
 def test_recurrent_layers_cost_the_same_in_every_dtype(two_ways: bool) -> None:
     for kind, gates in ((nn.LSTM, 4), (nn.GRU, 3)):

@@ -325,6 +325,7 @@ class Tagger(nn.Module):
         return self.last(self.rnn(F.relu(self.bn(self.conv(x))).transpose(1, 2))[0])
 
 
+@pytest.mark.usefixtures("onednn")
 @pytest.mark.parametrize(("kind", "options"), [(nn.LSTM, {"bidirectional": True}), (nn.GRU, {}), (nn.RNN, {})])
 def test_a_recurrent_layer_reads_the_channels_that_are_left(kind: type[nn.RNNBase], options: dict[str, bool]) -> None:
     model = randomise_(Tagger(kind, **options), 0)

@@ -232,6 +232,7 @@ def test_a_grouped_layer_that_must_be_called_stays_if_nothing_reads_it() -> None
     assert (cut.inputs, cut.outputs, cut.groups, cut.void) == ((0,), (0,), 1, False)
 
 
+@pytest.mark.usefixtures("onednn")
 @pytest.mark.parametrize(("alive", "read"), [((0, 1, 2, 3), None), ((1, 3), (1, 3)), ((), (0,))])
 def test_an_lstm_reads_what_is_alive_and_at_least_one_channel(
     alive: tuple[int, ...], read: tuple[int, ...] | None

@@ -29,6 +29,7 @@ def test_topologies_under_random_masks(name: str, seed: int) -> None:
     assert_exact(graph, model, random_masks(graph, seed, deaths=0.0 if seed < 2 else 0.5))
 
 
+@pytest.mark.usefixtures("onednn")
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_topologies_with_all_dead_that_may_die(name: str) -> None:
     model, graph = _topology(name)

@@ -39,6 +39,7 @@ def compact_of(name: str, seed: int = 3) -> tuple[nn.Module, nn.Module]:
     return model, apply_plan(make_plan(graph, model, random_masks(graph, seed, deaths=0.3)), model)
 
 
+@pytest.mark.usefixtures("onednn")
 def test_load_in_a_new_process_computes_the_same(tmp_path: Path) -> None:
     jobs = []
     for number, name in enumerate(TOPOLOGIES):

@@ -21,6 +21,8 @@ from softprune.plan import PrunePlan, floor_masks
 from softprune.selection import read_graph
 from softprune.surgery import apply_plan, load, save
 
+pytestmark = pytest.mark.usefixtures("onednn")
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "vgg": lambda: models.VGG([[8, 8], [16, 16], [32] * 3, [64] * 3, [64] * 3]),
     "pre-activation": lambda: models.PreActResNet(2),

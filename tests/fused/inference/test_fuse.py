@@ -184,10 +184,10 @@ class _Odd(nn.Module):
 def test_odd_parameters(kind: str) -> None:
     torch.manual_seed(0)
     model, images = _Odd(kind).eval(), torch.randn(2, 3, 6, 6)
-    made = fuse(model, images)
+    made = fuse(model, images, dynamic_batch=False)
     assert int(model.calls) == int(made.get_buffer("calls")) == 0
     torch.testing.assert_close(made(images), model(images))
-    half = fuse(model, images, dtype=torch.float16)
+    half = fuse(model, images, dtype=torch.float16, dynamic_batch=False)
     assert half(images.half()).dtype == torch.float16
     assert half.get_buffer("phase").dtype == torch.complex64
 
@@ -195,7 +195,7 @@ def test_odd_parameters(kind: str) -> None:
 def test_precision_and_memory_order_are_the_network_s() -> None:
     _, compact, example = compacted("residual")
     small = compact.eval().bfloat16().to(memory_format=torch.channels_last)
-    made = fuse(small, example.bfloat16())
+    made = fuse(small, example.bfloat16(), dynamic_batch=False)
     weights = [tensor for tensor in made.state_dict().values() if tensor.dim() == 4]
     assert weights
     assert all(weight.dtype == torch.bfloat16 for weight in weights)
@@ -205,18 +205,18 @@ def test_precision_and_memory_order_are_the_network_s() -> None:
 
 
 def test_what_is_refused() -> None:
-    model, images = models.build("digits_net", 10), torch.randn(2, 1, 8, 8)
+    model, images = models.VGG([[8]], in_channels=1), torch.randn(2, 1, 8, 8)
     with pytest.raises(AssertionError, match=r"size\(\)\[2\] == 8"):
         fuse(model, images)(torch.randn(2, 1, 10, 8))
     sp.SoftPruner(model, images)
     with pytest.raises(ModelError, match="an export needs a network without masks"):
         fuse(model, images)
     with pytest.raises(ModelError, match="must have initialised parameters"):
-        fuse(models.build("digits_net", 10).to("meta"), images)
+        fuse(models.VGG([[8]], in_channels=1).to("meta"), images)
     for dtype in ("bfloat16", torch.int8, torch.complex64):
         with pytest.raises(ConfigError, match="`dtype` must be a floating dtype"):
-            fuse(models.build("digits_net", 10), images, dtype=dtype)  # type: ignore[arg-type]
-    model = models.build("digits_net", 10)
+            fuse(models.VGG([[8]], in_channels=1), images, dtype=dtype)  # type: ignore[arg-type]
+    model = models.VGG([[8]], in_channels=1)
     model.lock = threading.Lock()  # of which no copy can be made
     with pytest.raises(ModelError, match=r"copy\.deepcopy must take it"):
         fuse(model, images)
@@ -224,8 +224,10 @@ def test_what_is_refused() -> None:
 
 def test_a_fused_network_compiles_in_one_piece() -> None:
     torch.manual_seed(0)
-    model, images = models.PreActResNet(1).eval().double(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    made = fuse(model, images)
+    model = _Forward(FORWARDS["one hidden, two branches"]).eval().double()
+    images = torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    made = fuse(model, images, dynamic_batch=False)
+    assert operators(made)["conv2d_relu"] == 2
     compiled = torch.compile(made, backend="aot_eager", fullgraph=True, dynamic=False)
     assert_same(model, compiled, images)
 
