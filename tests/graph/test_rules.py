@@ -187,9 +187,20 @@ def test_a_fill_other_than_zero_keeps_a_dead_channel() -> None:
         lambda x: F.relu(x) + torch.tensor(2.0),
         lambda x: torch.maximum(F.relu(x), torch.tensor(0.5)),
         lambda x: F.relu(x) / torch.arange(1.0, 9.0),  # along the width of the image
+        lambda x: torch.addcmul(F.relu(x), F.relu(x), F.relu(x).mean((2, 3), keepdim=True), value=0.5),
+        lambda x: torch.addcdiv(F.relu(x), F.relu(x), F.relu(x).exp()),
+        lambda x: torch.hstack(F.relu(x).chunk(2, 1)),
+        lambda x: torch.vstack([F.relu(x), F.relu(x)]) + torch.dstack([F.relu(x)]).repeat(2, 1, 1, 1),
+        lambda x: torch.rot90(F.relu(x), 1, (2, 3)),
+        lambda x: F.relu(x).unfold(2, 2, 2).mean(-1),
+        lambda x: F.unfold(F.relu(x), 3, padding=1).view(len(x), x.shape[1], 9, *x.shape[2:]).amax(2),
+        lambda x: F.fold(F.unfold(F.relu(x), 3), x.shape[2:], 3),
+        lambda x: F.max_unpool2d(*F.max_pool2d(F.relu(x), 2, return_indices=True), 2),
+        lambda x: F.relu(x) * F.relu(x).logsumexp((2, 3), keepdim=True),
+        lambda x: F.instance_norm(F.relu(x)),
     ],
 )
-def test_a_dead_channel_goes_through_constants_and_quotients(between: Callable[[Tensor], Tensor]) -> None:
+def test_a_dead_channel_goes_through_operators(between: Callable[[Tensor], Tensor]) -> None:
     graph, model = traced(between), randomise_(Between(between), 0)
     plan = assert_exact(graph, model, {"bn": torch.arange(8) % 2 == 0})
     assert len(plan.modules["last"].inputs) == 4

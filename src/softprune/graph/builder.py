@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from softprune.graph.channels import PAD, ChannelSets, IntArray, collapse
 from softprune.graph.example import per_sample
-from softprune.graph.modules import LAYERS, PLAIN_LAYERS, is_known_batch_norm, layer_kind
+from softprune.graph.modules import LAYERS, PLAIN_LAYERS, is_known_norm, layer_kind
 from softprune.graph.ops import (
     ChannelwiseOp,
     EqualWidths,
@@ -95,12 +95,15 @@ class GraphBuilder:
 
     # --- what rules ask ----------------------------------------------------------------------------------------
 
-    def value(self, node: Any) -> Any:
-        """The Value (or list of Values) of `node`; a parameter becomes a free parameter on its first such use."""
+    def value(self, node: Any, dim: int | None = None) -> Any:
+        """The Value (or list of Values) of `node`; a parameter becomes a free parameter on its first such use.
+
+        `dim`: where such a parameter has its channels, if it has several dimensions.
+        """
         self.asked.add(node)
         value = self.values.get(node)
         if isinstance(value, Node):
-            return self._free_parameter(value)
+            return self._free_parameter(value, dim)
         return value
 
     def positions(self, count: int) -> int:
@@ -205,9 +208,9 @@ class GraphBuilder:
         return True
 
     def add_norm(self, node: Node, weight: Any, bias: Node | None, use: Use) -> bool:
-        """Record a BatchNorm; False where its parameters are not one known BatchNorm's own."""
+        """Record a BatchNorm or InstanceNorm; False where its parameters are not one known module's own."""
         owner = self.provenance.owner(node, weight, bias)
-        if owner is None or not is_known_batch_norm(type(self.provenance.module(owner[0]))):
+        if owner is None or not is_known_norm(type(self.provenance.module(owner[0]))):
             return False
         name, called = owner
         first = self.provenance.claim(weight, bias, name)
@@ -256,11 +259,11 @@ class GraphBuilder:
                 for atoms in (record.inputs, record.outputs):
                     self.table.pin(atoms, f"the weight of '{record.name}' is used with different groups")
 
-    def _free_parameter(self, node: Node) -> Value:
+    def _free_parameter(self, node: Node, dim: int | None) -> Value:
         name = self.provenance.parameter_name(node)
         assert name is not None
         tensor = self.provenance.tensor(name)
-        wide = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+        wide = [place for place, size in enumerate(tensor.shape) if size > 1] if dim is None else [dim]
         if name not in self.free_parameters:
             atoms = self.table.fresh(tensor.shape[wide[0]] if len(wide) == 1 else 1)
             if len(wide) != 1:

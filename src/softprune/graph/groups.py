@@ -21,7 +21,7 @@ import torch
 
 from softprune.graph.channels import PAD, IntArray
 from softprune.graph.dataflow import ForwardAnalysis
-from softprune.graph.ops import BinaryOp, ChannelwiseOp, LayerOp, NormOp, Op, Use
+from softprune.graph.ops import BinaryOp, ChannelwiseOp, LayerOp, NormOp, Op, OpaqueOp, Use
 
 NOTHING = -1
 """No BatchNorm: an input, the output of a layer, a parameter."""
@@ -202,6 +202,10 @@ class _Sums(ForwardAnalysis):
         else:
             self._note(op.left, NO_ACTIVATION)
             self._note(op.right, NO_ACTIVATION)
+
+    def opaque(self, op: OpaqueOp) -> None:
+        for atoms in op.inputs:
+            self._note(atoms, NO_ACTIVATION)
 
     def _add(self, op: BinaryOp) -> None:
         for stream, padded in ((op.left, op.right), (op.right, op.left)):

@@ -17,6 +17,11 @@ def is_known_batch_norm(cls: type) -> bool:
     return cls in TORCH_BATCH_NORMS or is_timm_batch_norm(cls)
 
 
+def is_known_norm(cls: type) -> bool:
+    """Whether `cls` normalises each channel by itself, as a plain BatchNorm or InstanceNorm does."""
+    return cls in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d) or is_known_batch_norm(cls)
+
+
 def is_timm_batch_norm(cls: type) -> bool:
     """Whether `cls` is one of timm's BatchNorms with an activation."""
     return cls.__name__ in TIMM_BATCH_NORMS and cls.__module__.split(".")[0] == "timm"

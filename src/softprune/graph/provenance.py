@@ -59,6 +59,8 @@ class Provenance:
 
     def owner(self, node: Node, weight: Any, bias: Node | None) -> tuple[str, bool] | None:
         """Return (module that holds both parameters, whether `node` ran in that module's own forward)."""
+        if weight is None:  # an InstanceNorm mostly has no parameters
+            return self.module_of(node)[1], True
         name = self.parameter_name(weight)
         if name is None or not self.has_tensor(name):
             return None
@@ -76,8 +78,10 @@ class Provenance:
                 return owner, called
         return None
 
-    def claim(self, weight: Node, bias: Node | None, name: str) -> str:
+    def claim(self, weight: Node | None, bias: Node | None, name: str) -> str:
         """Let module `name` cut these parameters, unless a module with the same weight does; return who does."""
+        if weight is None:
+            return name
         owner = self._owners.setdefault(id(self.tensor(self.parameter_name(weight) or "")), name)
         if bias is not None:
             self._owners.setdefault(id(self.tensor(self.parameter_name(bias) or "")), owner)

@@ -11,7 +11,7 @@ from softprune.graph.builder import GraphBuilder, Value, values_in
 from softprune.graph.capture import Capture
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.ops import ConstantOp, OpaqueOp
-from softprune.graph.rules import elementwise, layers, pieces, views  # noqa: F401  (they register the rules)
+from softprune.graph.rules import elementwise, layers, pieces, sums, views  # noqa: F401  (they register the rules)
 from softprune.graph.rules.registry import OPERATORS, RULES, operator_name
 from softprune.log import get_logger
 

@@ -92,10 +92,12 @@ def _array(tensor: Tensor) -> FloatArray:
 
 
 def _normalised(module: Any, inputs: FloatArray) -> FloatArray:
-    if np.isnan(inputs).all() or getattr(module, "running_mean", None) is None:
+    if np.isnan(inputs).all():
         return np.full(len(inputs), np.nan)
-    scale = 1.0 / np.sqrt(_array(module.running_var) + module.eps)
-    out = (inputs - _array(module.running_mean)) * scale
+    if getattr(module, "running_mean", None) is None:  # the statistics of the input itself
+        out = np.where(inputs == 0, 0.0, np.nan)
+    else:
+        out = (inputs - _array(module.running_mean)) / np.sqrt(_array(module.running_var) + module.eps)
     if module.weight is not None:
         out = out * _array(module.weight) + _array(module.bias)
     return out

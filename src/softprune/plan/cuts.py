@@ -10,7 +10,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from softprune.graph.modules import ConstantOutput, Select
@@ -62,7 +62,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "conv": _ConvNd,
     "conv_transpose": _ConvTransposeNd,
     "linear": nn.Linear,
-    "norm": _BatchNorm,
+    "norm": _NormBase,
     "select": Select,
     "source": ConstantOutput,
 }
@@ -161,7 +161,7 @@ def _check_shapes(name: str, cut: ModuleCut, own: Shapes) -> None:
     if cut.kind == "norm":
         affine = all(len(own.get(attribute, ())) == 1 for attribute in ("weight", "bias"))
         widths = {shape[0] for shape in own.values() if shape}
-        fits = cut.width_in == cut.width_out and widths == {cut.width_out} and (affine or not cut.zeroed)
+        fits = cut.width_in == cut.width_out and widths <= {cut.width_out} and (affine or not cut.zeroed)
     elif cut.kind == "select":
         fits = own.get("index") == (cut.width_out,)
     elif cut.kind == "source":

@@ -16,8 +16,10 @@ from softprune.graph.channels import PAD, IntArray
 from softprune.graph.ops import BinaryOp, ChannelwiseOp, Evaluate, identity
 from softprune.graph.rules.registry import OPERATORS, activation_of, argument, operator_name, rule
 
-SUMS = ("add", "sub", "rsub")
-QUOTIENTS = ("div", "true_divide")
+SUMS = ("add", "sub", "rsub", "subtract")
+PRODUCTS = ("mul", "multiply", "max_unpool2d", "max_unpool3d")
+"""Zero where either tensor is; no index that max_unpool reads is a known constant."""
+QUOTIENTS = ("div", "divide", "true_divide")
 
 
 def _tensors(node: Node) -> list[Node]:
@@ -46,7 +48,7 @@ def _as(kind: torch.dtype, constants: Tensor) -> Tensor:
     return constants if kind.is_floating_point else constants.to(kind)
 
 
-def _record(
+def add_channelwise(
     builder: GraphBuilder,
     node: Node,
     value: Value,
@@ -54,6 +56,7 @@ def _record(
     keeps_zero: bool = True,
     activation: str | None = None,
 ) -> Any:
+    """Give `node` channels that follow those of `value`, each computed from its own."""
     examples = node.meta["val"]
     if isinstance(examples, (list, tuple)):
         output = Value(tuple(examples[0].shape), builder.table.follow(value.atoms))
@@ -80,7 +83,7 @@ def pointwise(builder: GraphBuilder, node: Node) -> Any:
     if not isinstance(value, Value) or not isinstance(node.meta.get("val"), Tensor):
         return builder.unusual(node)
     evaluate = _apply(node, list(node.args).index(tensors[0]))
-    return _record(builder, node, value, evaluate, activation=activation_of(node))
+    return add_channelwise(builder, node, value, evaluate, activation=activation_of(node))
 
 
 @rule("copy")
@@ -90,7 +93,7 @@ def copies(builder: GraphBuilder, node: Node) -> Any:
     if not isinstance(value, Value):
         return builder.unusual(node)
     kind = node.meta["val"].dtype
-    return _record(builder, node, value, identity if kind.is_floating_point else partial(_as, kind))
+    return add_channelwise(builder, node, value, identity if kind.is_floating_point else partial(_as, kind))
 
 
 @rule("fill")
@@ -119,7 +122,7 @@ def constant(builder: GraphBuilder, node: Node) -> Any:
 def random(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(node.args[0])
     training = argument(node, 2, "train", False)
-    return _record(builder, node, value, None if training else identity)
+    return add_channelwise(builder, node, value, None if training else identity)
 
 
 @rule("spatial")
@@ -130,67 +133,7 @@ def spatial(builder: GraphBuilder, node: Node) -> Any:
     if value.along(1) is None or (rank is not None and len(value.shape) != int(rank[1]) + 2):
         return builder.opaque(node, f"{node.target} in {builder.where(node)} mixes them")
     evaluate = identity if OPERATORS[operator_name(node)].keeps_constants else None
-    return _record(builder, node, value, evaluate)
-
-
-@rule("reduce")
-def reduce(builder: GraphBuilder, node: Node) -> Any:
-    if len(node.args) > 1 and isinstance(node.args[1], Node):
-        return two_tensors(builder, node)
-    value = builder.value(node.args[0])
-    rank = len(value.shape)
-    given = argument(node, 1, "dim")
-    if given is None or given == []:
-        given = list(range(rank))
-    dims: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
-    if any(not isinstance(dim, int) for dim in dims):
-        return builder.unusual(node)
-    dims = [dim % rank for dim in dims]
-    merged = [dim for dim in dims if value.varies_along(dim)]
-    # A sum over tied groups (radix of ResNeSt, say) leaves one channel per class.
-    if any(_differ_along(builder, value, dim) for dim in merged):
-        return builder.opaque(node, f"{node.target} in {builder.where(node)} runs across them")
-    name, head = operator_name(node), value.atoms
-    if name == "sum":
-        head, merged = _added_up(builder, head, merged), []
-    for dim in dims:
-        head = head.take([0], axis=dim)
-    example = node.meta["val"]
-    shape = (example[0] if isinstance(example, (list, tuple)) else example).shape
-    if len(shape) < rank:  # without keepdim
-        head = head.reshape([size for dim, size in enumerate(head.shape) if dim not in dims])
-    evaluate = identity if OPERATORS[name].keeps_constants and not merged else None
-    keeps_zero = name != "std" and not merged  # the gradient of a standard deviation at zero is not finite
-    return _record(builder, node, Value(tuple(shape), head), evaluate, keeps_zero)
-
-
-def _added_up(builder: GraphBuilder, atoms: IntArray, dims: list[int]) -> IntArray:
-    """The channels left when those along `dims` are added to each other: zero where all of them are."""
-    for dim in dims:
-        total, *others = np.split(atoms, atoms.shape[dim], axis=dim)
-        for other in others:
-            outputs = builder.table.follow(total)
-            builder.ops.append(
-                BinaryOp(total.ravel(), other.ravel(), outputs.ravel(), operator.add, absorbs_zero=False, adds=True)
-            )
-            total = outputs
-        atoms = total
-    return atoms
-
-
-@rule("along")
-def along_space(builder: GraphBuilder, node: Node) -> Any:
-    value = builder.value(node.args[0])
-    dim = argument(node, 1, "dim")
-    if not isinstance(dim, int) or _differ_along(builder, value, dim % len(value.shape)):
-        return builder.opaque(node, f"{node.target} in {builder.where(node)} mixes them")
-    return _record(builder, node, value, None, keeps_zero=OPERATORS[operator_name(node)].at_zero == 0)
-
-
-def _differ_along(builder: GraphBuilder, value: Value, dim: int) -> bool:
-    """Whether channels that may be cut one without the other meet along `dim` (paths of an SKNet do not)."""
-    classes = builder.table.find(value.atoms)
-    return bool((classes != classes.take([0], axis=dim)).any())
+    return add_channelwise(builder, node, value, evaluate)
 
 
 @rule("arithmetic")
@@ -201,9 +144,9 @@ def arithmetic(builder: GraphBuilder, node: Node) -> Any:
     value = builder.value(tensors[0])
     if not isinstance(value, Value):
         return None
-    if operator_name(node) == "mul" and any(isinstance(each, (int, float)) and each == 0 for each in node.args):
+    if operator_name(node) in PRODUCTS and any(isinstance(each, (int, float)) and each == 0 for each in node.args):
         return fills(builder, node)
-    return _record(builder, node, value, _apply(node, list(node.args).index(tensors[0])))
+    return add_channelwise(builder, node, value, _apply(node, list(node.args).index(tensors[0])))
 
 
 def two_tensors(builder: GraphBuilder, node: Node) -> Any:
@@ -215,12 +158,29 @@ def two_tensors(builder: GraphBuilder, node: Node) -> Any:
     left, right = _padded(left, rank), _padded(right, rank)
     positions = [index for index, given in enumerate(node.args) if isinstance(given, Node)]
     name = operator_name(node)
-    if name in QUOTIENTS and not node.kwargs:  # x times 1 / y: zero where x is, whatever y is
-        inverse = builder.table.follow(right.atoms)
-        builder.ops.append(ChannelwiseOp(right.atoms, inverse, torch.reciprocal, keeps_zero=False))
-        return combined(builder, node, left, Value(right.shape, inverse), operator.mul, absorbs_zero=True)
+    if name in QUOTIENTS and not node.kwargs:
+        return combined(builder, node, left, _inverse(builder, right), operator.mul, absorbs_zero=True)
     evaluate = _apply(node, *positions)
-    return combined(builder, node, left, right, evaluate, absorbs_zero=name == "mul", adds=name in SUMS)
+    return combined(builder, node, left, right, evaluate, absorbs_zero=name in PRODUCTS, adds=name in SUMS)
+
+
+def _inverse(builder: GraphBuilder, value: Value) -> Value:
+    """What x / y multiplies x with: zero where x is, whatever y is."""
+    inverse = builder.table.follow(value.atoms)
+    builder.ops.append(ChannelwiseOp(value.atoms, inverse, torch.reciprocal, keeps_zero=False))
+    return Value(value.shape, inverse)
+
+
+@rule("add_product")
+def add_product(builder: GraphBuilder, node: Node) -> Any:
+    """x + value * left * right, or x + value * left / right."""
+    if set(node.kwargs) - {"value"} or not node.meta["val"].is_floating_point():
+        return builder.unusual(node)
+    total, left, right = (_padded(builder.value(given), node.meta["val"].ndim) for given in node.args)
+    right = _inverse(builder, right) if operator_name(node) == "addcdiv" else right
+    factor, shape = node.kwargs.get("value", 1), np.broadcast_shapes(left.shape, right.shape)
+    product = combined(builder, node, left, right, lambda a, b: factor * a * b, absorbs_zero=True, shape=shape)
+    return combined(builder, node, total, product, operator.add, adds=True)
 
 
 def combined(
@@ -232,19 +192,20 @@ def combined(
     *,
     absorbs_zero: bool = False,
     adds: bool = False,
+    shape: Sequence[int] | None = None,
 ) -> Value:
-    """Two tensors of the output's rank, value by value, with broadcasting."""
+    """Two tensors of the output's rank, value by value, with broadcasting; `shape` is the node's if it is not given."""
     outputs = _bound(builder, node, left, right)
     one, other = (atoms.ravel() for atoms in np.broadcast_arrays(left.atoms, right.atoms))
     builder.ops.append(BinaryOp(one, other, outputs.ravel(), evaluate, absorbs_zero, adds))
-    return Value(tuple(node.meta["val"].shape), outputs)
+    return Value(tuple(node.meta["val"].shape if shape is None else shape), outputs)
 
 
 def _bound(builder: GraphBuilder, node: Node, left: Value, right: Value) -> IntArray:
     """Tie the channels of two tensors that meet in `node`, and return those of the result."""
     for one, other in ((left, right), (right, left)):
         for dim in filter(one.varies_along, range(len(one.shape))):
-            if other.shape[dim] != 1 and not other.varies_along(dim):
+            if other.shape[dim] != 1 and not other.varies_along(dim) and differ_along(builder, one, dim):
                 builder.table.union(
                     one.atoms, np.broadcast_to(other.atoms, np.broadcast_shapes(one.atoms.shape, other.atoms.shape))
                 )
@@ -316,6 +277,12 @@ def gated(builder: GraphBuilder, node: Node) -> Any:
     gates = Value(right.shape, builder.table.follow(right.atoms))
     builder.ops.append(ChannelwiseOp(right.atoms, gates.atoms, torch.sigmoid, keeps_zero=False))
     return combined(builder, node, left, gates, operator.mul, absorbs_zero=True)
+
+
+def differ_along(builder: GraphBuilder, value: Value, dim: int) -> bool:
+    """Whether channels that may be cut one without the other meet along `dim` (paths of an SKNet do not)."""
+    classes = builder.table.find(value.atoms)
+    return bool((classes != classes.take([0], axis=dim)).any())
 
 
 def _padded(value: Value, rank: int) -> Value:

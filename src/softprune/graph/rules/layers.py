@@ -1,4 +1,4 @@
-"""Rules for the operators with weights: convolutions, linear and recurrent layers, BatchNorm, PReLU."""
+"""Rules for the operators with weights: convolutions, linear and recurrent layers, normalisation, PReLU."""
 
 import math
 from typing import Any
@@ -8,8 +8,11 @@ from torch import nn
 from torch.fx import Node
 
 from softprune.graph.builder import GraphBuilder, Value
+from softprune.graph.modules import is_known_norm
 from softprune.graph.ops import ChannelwiseOp, ExtraMacs, FreeParameter, LayerOp, OpaqueOp, Use
+from softprune.graph.rules.elementwise import spatial
 from softprune.graph.rules.registry import argument, operator_name, rule
+from softprune.graph.rules.sums import product
 
 
 def _is_unpadded(padding: Any, kernel: Any) -> bool:
@@ -74,6 +77,19 @@ def _filter(builder: GraphBuilder, node: Node, value: Value, macs: int, *, folde
     return output
 
 
+@rule("deform_conv")
+def deformable_convolution(builder: GraphBuilder, node: Node) -> Any:
+    """Its weight loses the columns of channels that go; its outputs stay."""
+    value, groups = builder.value(node.args[0]), node.args[11:13]
+    inputs = value.along(1) if isinstance(value, Value) else None
+    if inputs is None or groups != (1, 1):
+        return builder.opaque(node, f"{node.target} in {builder.where(node)} has groups, or reads them differently")
+    builder.table.union(builder.value(node.args[1], 1).atoms.ravel(), inputs)
+    output = builder.pinned_value(node.meta["val"].shape, f"{node.target} in {builder.where(node)} gives them")
+    builder.ops.append(OpaqueOp((inputs,), output.atoms.ravel(), skips_zeros=True))
+    return output
+
+
 @rule("linear")
 def linear(builder: GraphBuilder, node: Node) -> Value:
     weight: Any = node.args[1]
@@ -92,9 +108,10 @@ def linear(builder: GraphBuilder, node: Node) -> Value:
 
     if builder.add_layer(node, weight, bias, build, Use(inputs, output.atoms.ravel(), positions)):
         return output
-    return builder.opaque(
-        node, f"the weight of the linear layer in {builder.where(node)} is not a module's own parameter"
-    )
+    place, name = builder.where(node), builder.provenance.module_of(node)[1]
+    if isinstance(builder.provenance.module(name), nn.MultiheadAttention):
+        return builder.opaque(node, f"the attention in {place} checks their number")
+    return product(builder, node)
 
 
 @rule("batch_norm")
@@ -108,9 +125,18 @@ def batch_norm(builder: GraphBuilder, node: Node) -> Value:
     use = Use(inputs, output.atoms.ravel(), 0)
     if not builder.add_norm(node, weight if weight is not None else running_mean, bias, use):  # type: ignore[arg-type]
         return builder.opaque(
-            node, f"the batch_norm in {builder.where(node)} does not use one known BatchNorm's own parameters"
+            node, f"the {operator_name(node)} in {builder.where(node)} does not use one known module's own parameters"
         )
     return output
+
+
+@rule("instance_norm")
+def instance_norm(builder: GraphBuilder, node: Node) -> Any:
+    """Cut as a BatchNorm is, or each channel by itself where it is a function without parameters."""
+    module = builder.provenance.module(builder.provenance.module_of(node)[1])
+    if is_known_norm(type(module)) or any(given is not None for given in node.args[1:5]):
+        return batch_norm(builder, node)
+    return spatial(builder, node)
 
 
 @rule("prelu")

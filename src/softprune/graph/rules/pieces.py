@@ -21,13 +21,18 @@ from softprune.graph.ops import ChannelwiseOp, EqualWidths, SelectOp, identity
 from softprune.graph.rules.registry import OPERATORS, argument, operator_name, rule
 from softprune.graph.rules.views import merge_counterparts, run_on_atoms
 
+STACKS = {"vstack": 0, "row_stack": 0, "hstack": 1, "column_stack": 1, "dstack": 2}
+"""Name of a concatenation -> the dimension along which it joins tensors that have more dimensions than that."""
+
 
 @rule("concatenate")
 def concatenate(builder: GraphBuilder, node: Node) -> Any:
-    dim = argument(node, 1, "dim", 0)
+    dim = STACKS.get(operator_name(node), argument(node, 1, "dim", 0))
     values = [builder.value(source) for source in node.args[0]]  # type: ignore[union-attr]
     if any(not isinstance(value, Value) for value in values):
         return builder.unusual(node)
+    if operator_name(node) in STACKS and any(len(value.shape) <= max(dim, 1) for value in values):
+        return builder.unusual(node)  # dimensions are added first
     shape = tuple(node.meta["val"].shape)
     stacked = operator_name(node) == "stack"
     place = dim % len(shape)

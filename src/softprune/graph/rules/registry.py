@@ -92,10 +92,12 @@ _add("pointwise", "selu", activation=Activation(steepest_slope=_SELU_SLOPE))
 _add("pointwise", "sigmoid", "hardsigmoid", at_zero=0.5)
 _add("pointwise", "softplus", at_zero=0.69)
 _add("pointwise", "log_sigmoid", at_zero=-0.69)
-_add("pointwise", "exp", "cos", "logical_not", at_zero=1.0)
+_add("pointwise", "exp", "exp2", "cos", "cosh", "logical_not", at_zero=1.0)
+_add("pointwise", "log", "log2", "log10", at_zero=-math.inf)
 _add(
     "pointwise", "abs", "neg", "expm1", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "pow", "clamp_max",
-    "threshold", "floor", "ceil", "round", "sign", "sin", "erf",
+    "threshold", "floor", "ceil", "round", "trunc", "frac", "sign", "sin", "sinh", "tan", "atan", "asinh", "erf",
+    "nan_to_num", "isnan", "isinf",
 )
 _add("copy", "clone", "to", "_to_copy", "type_as", "alias", "detach", "lift_fresh_copy", transparent=True)
 _add("fill", "zeros_like", "ones_like", "full_like")
@@ -122,41 +124,52 @@ _add(
     "fractional_max_pool2d", "fractional_max_pool3d", transparent=True,
 )
 _add("reduce", "mean", "amax", "amin", "max", "min", keeps_constants=True)
-_add("reduce", "sum", "var", "std")
+_add("reduce", "sum", "var", "prod", "linalg_vector_norm")
+_add("reduce", "logsumexp", "std", "argmax", "argmin", at_zero=math.nan)  # std has no finite gradient at zero
 _add("along", "softmax", "log_softmax", at_zero=math.nan)
 _add("along", "cumsum", "sort")
 # --- two tensors, value by value ---
-_add("arithmetic", "add", "sub", "rsub", "mul", "div", "true_divide", "maximum", "minimum", "lerp")
+_add(
+    "arithmetic", "add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "maximum",
+    "minimum", "lerp", "remainder", "fmod", "floor_divide", "atan2", "max_unpool2d", "max_unpool3d",
+)
+_add("add_product", "addcmul", "addcdiv")
 _add("arithmetic", "gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "logical_xor")
+_add("arithmetic", "__and__", "__or__", "bitwise_and", "bitwise_or")
 _add("choose", "where", "masked_fill")
 _add("accumulate", "index_add")
 _add("gated", "glu")
 # --- with weights ---
 _add("conv", "conv1d", "conv2d", "conv3d")
 _add("conv_transpose", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+_add("deform_conv", "torchvision::deform_conv2d")
 _add("linear", "linear")
+_add("product", "matmul", "mm", "mv", "bmm", "einsum")
 _add("batch_norm", "batch_norm")
+_add("instance_norm", "instance_norm")
 _add("prelu", "prelu", activation=_BOTH_TAILS_LIVE)
 _add("recurrent", "lstm", "gru", "rnn_tanh", "rnn_relu")
 # --- movements of data ---
-_add("reshape", "view", "reshape", "_unsafe_view", "flatten", "unflatten", transparent=True)
+_add("reshape", "view", "reshape", "_unsafe_view", "flatten", "unflatten", "ravel", transparent=True)
 _add("as_another", "view_as", "reshape_as", "expand_as")
 _add("expand", "expand")
 _add(
     "move", "permute", "transpose", "t", "mT", "mH", "numpy_T", "matrix_H", "adjoint", "contiguous", "unsqueeze",
-    "movedim", "moveaxis", "swapaxes", "swapdims", "flip", transparent=True,
+    "movedim", "moveaxis", "swapaxes", "swapdims", "flip", "fliplr", "flipud", transparent=True,
 )
 _add("move", "repeat", "tile", "repeat_interleave", "pixel_unshuffle")
 _add("squeeze", "squeeze", transparent=True)
 _add("pixel_shuffle", "pixel_shuffle")
 _add("channel_shuffle", "channel_shuffle", "native_channel_shuffle", transparent=True)
-_add("concatenate", "cat", "concat", "concatenate", transparent=True)
+_add("patches", "im2col", "col2im")
+_add("concatenate", "cat", "concat", "concatenate", "hstack", "vstack", "dstack", transparent=True)
+_add("concatenate", "row_stack", "column_stack", transparent=True)
 _add("concatenate", "stack")
 _add("chunk", "chunk", transparent=True)
 _add("split", "split", "split_with_sizes", "tensor_split", transparent=True)
 _add("slice", "slice", "narrow", transparent=True)
 _add("getitem", "getitem", transparent=True)
-_add("pick", "select", "unbind", "roll")
+_add("pick", "select", "unbind", "roll", "rot90", "unfold")
 _add("index", "index", "index_select", transparent=True)
 _add("pad", "pad", "constant_pad_nd", transparent=True)
 # fmt: on

@@ -5,6 +5,7 @@ They run on the atoms themselves. Sizes in forward() are Python numbers: torch.e
 and its size is *unproven* until a trial cut has shown that it follows the width.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,6 +142,23 @@ def pixel_shuffle(builder: GraphBuilder, node: Node) -> Any:
     blocks = value.along(1).reshape(-1, factor * factor)
     outputs = merge_counterparts(builder, list(blocks.T))
     return Value.with_channels(node.meta["val"].shape, 1, outputs)
+
+
+@rule("patches")
+def patches(builder: GraphBuilder, node: Node) -> Any:
+    """unfold gives every channel once per position of a patch; fold adds them up again."""
+    value, folds = builder.value(node.args[0]), operator_name(node) == "col2im"
+    size: Any = node.args[2 if folds else 1]
+    channels = value.along(1)
+    if channels is None or len(value.shape) != (3 if folds else 4):
+        return builder.unusual(node)
+    if folds:
+        channels = merge_counterparts(builder, list(channels.reshape(-1, math.prod(size)).T))
+    outputs = builder.table.follow(channels)
+    unpadded = not folds and not any(argument(node, 3, "padding", (0,)))
+    builder.ops.append(ChannelwiseOp(channels, outputs, identity if unpadded else None))
+    repeated = outputs if folds else np.repeat(outputs, math.prod(size))
+    return Value.with_channels(node.meta["val"].shape, 1, repeated)
 
 
 @rule("channel_shuffle")
