@@ -156,5 +156,8 @@ def test_a_callback_without_its_trainer_is_refused(tmp_path: Path) -> None:
     made = trainer(tmp_path, pruning, epochs=1)
     with pytest.raises(ConfigError, match="make another SoftPruningCallback"):
         pruning.bind(made)
+    made.model_init = network
+    with pytest.raises(ConfigError, match=r"pass model=model_init\(\) instead"):
+        SoftPruningCallback(EXAMPLE).bind(made)
     with pytest.raises(ConfigError, match="`compact` needs a trained network"):
         SoftPruningCallback(EXAMPLE).compact()

@@ -59,6 +59,11 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
             raise ConfigError(
                 "a callback prunes for one Trainer. Got a second bind(); make another SoftPruningCallback."
             )
+        if trainer.model_init is not None:
+            raise ConfigError(
+                "the callback prunes the network that the Trainer has now. Got a Trainer with `model_init`, which "
+                "makes another one when training starts; pass model=model_init() instead."
+            )
         options = dict(self.options)
         if options.get("target") is not None and "total_steps" not in options:
             options["total_steps"] = _total_steps(trainer)
