@@ -64,6 +64,8 @@ def adjacent(x: Tensor, w: Tensor) -> Tensor:
         (lambda x, w: x * torch.einsum("bchw, c -> bhw", x, w)[:, None], learned(8), 4, 4),
         (lambda x, w: x * (x.mean((2, 3)) @ w).view(-1, 1, 1, 1), learned(8), 4, 4),
         (lambda x, w: torch.einsum("...cw,wv->...cv", x, w), learned(8, 8), 4, 8),
+        (lambda x, w: torch.einsum("bchw,w", x, x.new_ones(8))[..., None], None, 4, 8),
+        (lambda x, w: x * torch.einsum("w...c,c", x.permute(3, 0, 2, 1), w)[:, None], learned(8), 4, 4),
         (lambda x, w: x @ w, learned(8, 8), 4, 8),
         (lambda x, w: w @ x, learned(8, 8), 4, 8),
         (lambda x, w: x @ w, None, 4, 8),

@@ -127,7 +127,10 @@ def _equation(node: Node) -> tuple[list[Node], list[list[str]], list[str]]:
         left, right = (each.meta["val"].ndim > 1 for each in given)
         columns = "jk" if operator_name(node) == "linear" else "...kj"
         equation = f"{'...ik' if left else 'k'},{columns if right else 'k'}->...{'i' * left}{'j' * right}"
-    terms, _, result = equation.partition("->")
+    terms, arrow, result = equation.partition("->")
+    if not arrow:  # the labels that occur once, in the order of the alphabet
+        once = sorted(label for label in terms if label.isalpha() and terms.count(label) == 1)
+        result = "".join(["..."] * ("..." in terms) + once)
     one, other = terms.split(",")
     ranks = [tensor.meta["val"].ndim for tensor in (*given, node)]
     *labels, output = (_labels(*each) for each in zip((one, other, result), ranks, strict=True))
@@ -139,7 +142,7 @@ def _labels(term: str, rank: int) -> list[str]:
     before, _, after = term.partition("...")
     labels = [*before, *map(str, range(rank - len(before) - len(after), 0, -1)), *after]
     if len(labels) != rank or len(set(labels)) < rank:
-        raise NotImplementedError(f"the term {term!r} takes a diagonal, or the output is implicit")
+        raise NotImplementedError(f"the term {term!r} takes a diagonal")
     return labels
 
 
