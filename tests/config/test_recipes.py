@@ -86,6 +86,7 @@ def test_overrides_are_applied_in_order_and_typed() -> None:
     [
         ("optimizer.lr", "--set takes KEY=VALUE"),
         ("optimizer.lrr=1", "Did you mean 'optimizer.lr'"),
+        ("target.macs=0.5", "Did you mean 'method.target.macs'"),
         ("train.lr=1", "Did you mean 'optimizer.lr' or 'finetune.lr'"),
         ("optimizer.lr=fast", "optimizer.lr must be a number"),
         ("optimizer.lr=0", "optimizer.lr must be a number, more than 0"),

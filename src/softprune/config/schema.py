@@ -86,7 +86,9 @@ def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError
     rule = type_in_words(annotation)
     may_be_text = isinstance(value, str) and get_origin(_bare(annotation)) is not tuple
     hint = nearest(value, re.findall('"(.*?)"', rule)) if may_be_text else ""  # the rule quotes choices
-    kind = "" if hint else f" ({toml_type(value)})"
+    if get_origin(_bare(annotation)) is dict and not isinstance(value, dict):
+        hint = f" Write {key}.NAME = ... for each of its values."
+    kind = "" if hint and may_be_text else f" ({toml_type(value)})"
     return ConfigError(f"{key} must be {rule}. Got {show(value)}{kind}.{hint}")
 
 
@@ -174,6 +176,8 @@ def unknown_key(key: str, root: type[Section]) -> ConfigError:
     inside = [name for name in known if name.rpartition(".")[0] == section] if section else top
     # A key in the wrong section (`train.lr`) is nearer by its last part than by its spelling.
     meant = [name for name in known if name.rpartition(".")[2] == last]
+    # So is a key of a table without its section (`target.macs`).
+    meant = meant or [_join(name, last) for name in known if section and name.endswith(f".{section}")]
     if not 1 <= len(meant) <= 3:
         close = difflib.get_close_matches(last, [name.rpartition(".")[2] for name in inside], n=1)
         meant = [_join(section, name) for name in close]
