@@ -64,8 +64,8 @@ def unwritable(path: Path, error: OSError, then: str) -> CheckpointError:
     """Return the error for a ``path`` that could not be written."""
     if isinstance(error, IsADirectoryError):
         return CheckpointError(
-            f"A file can be written where there is no folder of its name. Got {path}, which is a folder; name a file "
-            f"in it, or remove it, then {then}."
+            f"The path to write to must be that of a file. Got {path}, which is a folder; name a file in it, or remove "
+            f"it, then {then}."
         )
     if error.errno not in _NO_SPACE:
         return CheckpointError(

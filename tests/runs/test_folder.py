@@ -283,7 +283,7 @@ def test_commands_are_recorded_without_control_characters(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("path", ["/", "."])
 def test_a_path_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=f"no folder of its name. Got {path}, which is a folder; name a file"):
+    with pytest.raises(CheckpointError, match=f"must be that of a file. Got {path}, which is a folder; name a file"):
         write_atomically(Path(path), b"", then="")
     assert not list(tmp_path.iterdir())
 

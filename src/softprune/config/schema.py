@@ -88,7 +88,7 @@ def _to_config_error(error: ErrorDetails, section: type[Section]) -> ConfigError
     hint = nearest(value, re.findall('"(.*?)"', rule)) if may_be_text else ""  # the rule quotes choices
     if get_origin(_bare(annotation)) is dict and not isinstance(value, dict):
         hint = f" Write {key}.NAME = ... for each of its values."
-    kind = "" if hint and may_be_text else f" ({toml_type(value)})"
+    kind = "" if hint else f" ({toml_type(value)})"
     return ConfigError(f"{key} must be {rule}. Got {show(value)}{kind}.{hint}")
 
 
