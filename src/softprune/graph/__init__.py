@@ -8,8 +8,8 @@ from softprune.graph.example import Example as Example
 from softprune.graph.example import ExampleLike as ExampleLike
 from softprune.graph.modules import ConstantOutput as ConstantOutput
 from softprune.graph.modules import Select as Select
+from softprune.graph.ops import Frozen as Frozen
+from softprune.graph.ops import Site as Site
 from softprune.graph.rules.registry import Activation as Activation
 from softprune.graph.rules.registry import Operator as Operator
 from softprune.graph.rules.registry import add_operator as add_operator
-from softprune.graph.sites import Frozen as Frozen
-from softprune.graph.sites import Site as Site

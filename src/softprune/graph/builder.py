@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from softprune.graph.channels import PAD, ChannelSets, IntArray, collapse
 from softprune.graph.example import per_sample
@@ -275,8 +276,4 @@ class GraphBuilder:
 
 def values_in(value: Any) -> list[Value]:
     """Return the Values in a nested list or tuple."""
-    if isinstance(value, Value):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in values_in(item)]
-    return []
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Value)]

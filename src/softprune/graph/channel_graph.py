@@ -14,8 +14,8 @@ from softprune.graph.builder import GraphBuilder
 from softprune.graph.capture import capture
 from softprune.graph.channels import IntArray
 from softprune.graph.example import Example, ExampleLike
-from softprune.graph.ops import EqualWidths, ExtraMacs, FreeParameter, LayerOp, NormOp, Op, UnprovenSize
-from softprune.graph.sites import Frozen, Site, find_grouped_sites, find_sites
+from softprune.graph.ops import EqualWidths, ExtraMacs, FreeParameter, Frozen, LayerOp, NormOp, Op, Site, UnprovenSize
+from softprune.graph.sites import find_grouped_sites, find_sites
 from softprune.graph.walk import walk
 from softprune.module_state import first_uninitialised
 

@@ -1,8 +1,5 @@
 """One walk over the operators of a channel graph, for every analysis.
 
-Subclass :class:`OpVisitor` and override the methods of the operators that matter; the others do nothing. Call
-:meth:`OpVisitor.forward` to visit the operators in order of execution, :meth:`OpVisitor.backward` for the reverse.
-
 Subclass :class:`ForwardAnalysis` for facts that flow from the inputs to the outputs. It holds arrays with one entry per
 atom, moves them through channelwise operators, and leaves the rest to the subclass::
 
@@ -21,7 +18,7 @@ atom, moves them through channelwise operators, and leaves the rest to the subcl
     analysis.forward(graph.ops)
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -42,61 +39,10 @@ from softprune.graph.ops import (
 )
 
 
-class OpVisitor:
-    """One method per kind of operator. Each does nothing unless a subclass overrides it."""
+class ForwardAnalysis:
+    """Visits operators in order of execution, with one method per kind, and keeps facts per atom.
 
-    def layer(self, op: LayerOp, use: Use) -> None:
-        """Visit one call of a convolution or linear layer."""
-
-    def norm(self, op: NormOp, use: Use) -> None:
-        """Visit one call of a BatchNorm."""
-
-    def channelwise(self, op: ChannelwiseOp) -> None:
-        """Visit an operator that treats each channel by itself."""
-
-    def binary(self, op: BinaryOp) -> None:
-        """Visit an element-wise operator on two tensors."""
-
-    def select(self, op: SelectOp) -> None:
-        """Visit a `Select` that an earlier cut inserted."""
-
-    def constant(self, op: ConstantOp) -> None:
-        """Visit the output of a `ConstantOutput`."""
-
-    def opaque(self, op: OpaqueOp) -> None:
-        """Visit an operator without a rule."""
-
-    def forward(self, ops: Iterable[Op]) -> None:
-        """Visit `ops` in order of execution."""
-        for op in ops:
-            self.visit(op)
-
-    def backward(self, ops: Sequence[Op]) -> None:
-        """Visit `ops` from the outputs to the inputs."""
-        for op in reversed(ops):
-            self.visit(op)
-
-    def visit(self, op: Op) -> None:
-        """Call the method for the kind of `op`."""
-        match op:
-            case LayerCall(layer=LayerOp() as layer, use=use):
-                self.layer(layer, use)
-            case LayerCall(layer=NormOp() as norm, use=use):
-                self.norm(norm, use)
-            case ChannelwiseOp():
-                self.channelwise(op)
-            case BinaryOp():
-                self.binary(op)
-            case SelectOp():
-                self.select(op)
-            case ConstantOp():
-                self.constant(op)
-            case OpaqueOp():
-                self.opaque(op)
-
-
-class ForwardAnalysis(OpVisitor):
-    """Facts per atom, moved unchanged through channelwise operators and selections.
+    By default facts move unchanged through channelwise operators and selections, and the other operators do nothing.
 
     Args:
         facts: Arrays with one entry per atom of the graph.
@@ -110,11 +56,47 @@ class ForwardAnalysis(OpVisitor):
         for fact in self.facts:
             fact[outputs] = fact[inputs]
 
+    def layer(self, op: LayerOp, use: Use) -> None:
+        """Visit one call of a convolution or linear layer."""
+
+    def norm(self, op: NormOp, use: Use) -> None:
+        """Visit one call of a BatchNorm."""
+
     def channelwise(self, op: ChannelwiseOp) -> None:
+        """Visit an operator that treats each channel by itself."""
         self.copy(op.inputs, op.outputs)
 
+    def binary(self, op: BinaryOp) -> None:
+        """Visit an element-wise operator on two tensors."""
+
     def select(self, op: SelectOp) -> None:
+        """Visit a `Select` that an earlier cut inserted."""
         self.copy(op.inputs, op.outputs)
+
+    def constant(self, op: ConstantOp) -> None:
+        """Visit the output of a `ConstantOutput`."""
+
+    def opaque(self, op: OpaqueOp) -> None:
+        """Visit an operator without a rule."""
+
+    def forward(self, ops: Iterable[Op]) -> None:
+        """Call the method for the kind of each of `ops`."""
+        for op in ops:
+            match op:
+                case LayerCall(layer=LayerOp() as layer, use=use):
+                    self.layer(layer, use)
+                case LayerCall(layer=NormOp() as norm, use=use):
+                    self.norm(norm, use)
+                case ChannelwiseOp():
+                    self.channelwise(op)
+                case BinaryOp():
+                    self.binary(op)
+                case SelectOp():
+                    self.select(op)
+                case ConstantOp():
+                    self.constant(op)
+                case OpaqueOp():
+                    self.opaque(op)
 
 
 def per_group(op: LayerOp, use: Use, reduce: Callable[[IntArray], Any]) -> list[Any]:

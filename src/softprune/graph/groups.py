@@ -14,14 +14,13 @@ channel of the wider stream is dead only if the channel that enters there is dea
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from softprune.graph.channels import PAD, IntArray
 from softprune.graph.dataflow import ForwardAnalysis
-from softprune.graph.ops import BinaryOp, ChannelwiseOp, LayerOp, NormOp, Op, OpaqueOp, Use
+from softprune.graph.ops import BinaryOp, ChannelwiseOp, Entering, LayerOp, NormOp, Op, OpaqueOp, Site, Use
 
 NOTHING = -1
 """No BatchNorm: an input, the output of a layer, a parameter."""
@@ -30,24 +29,11 @@ ZERO = -2
 NO_ACTIVATION = "none"
 
 Point = frozenset[int]
-Entering = tuple[tuple[int, tuple[tuple[str, ...], ...]], ...]
-"""Points of narrower streams, with the channel of the wider stream at which their first channel enters."""
 Entries = dict[tuple[int, int], None]
 """Narrower streams, each with that channel; in order, once each."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """BatchNorms that share a mask."""
-
-    kind: str
-    points: tuple[tuple[str, ...], ...]
-    """In order of execution; every BatchNorm is in one of them."""
-    activation: str
-    entering: Entering = ()
-
-
-def find_groups(ops: Sequence[Op], atoms: int, widths: Mapping[str, int], single: Collection[str]) -> tuple[Group, ...]:
+def find_groups(ops: Sequence[Op], atoms: int, widths: Mapping[str, int], single: Collection[str]) -> tuple[Site, ...]:
     """Return the sums, linear BatchNorms and streams of a network.
 
     A BatchNorm may be in a sum and in a stream; whoever enables both kinds gives streams precedence.
@@ -64,12 +50,15 @@ def find_groups(ops: Sequence[Op], atoms: int, widths: Mapping[str, int], single
     members: dict[int, list[int]] = {}
     for number in range(len(names)):
         members.setdefault(sums.stream_of(number), []).append(number)
+
+    def site(kind: str, points: Sequence[Point], activation: str, entering: Entering = ()) -> Site:
+        named = _named(points, names)
+        return Site(named[0][0], widths[named[0][0]], activation, named, kind, entering)
+
     groups = [
-        Group("sum", (_named(point, names),), activations.pop())
-        for point, activations in sums.pure_points().items()
-        if len(point) > 1
+        site("sum", [point], activations.pop()) for point, activations in sums.pure_points().items() if len(point) > 1
     ]
-    broken = sums.broken_streams()
+    broken = {sums.stream_of(number) for number in sums.broken}
     found = {root: sums.points_of(numbers) for root, numbers in members.items()}
     for root, numbers in members.items():
         sources = tuple(sums.entering(root))
@@ -81,17 +70,13 @@ def find_groups(ops: Sequence[Op], atoms: int, widths: Mapping[str, int], single
         if len(numbers) > 1 and len(points) == 1 and activation != NO_ACTIVATION and not sources:
             continue  # a sum that is not added to anything later
         kind = "linear" if len(numbers) == 1 and not sources else "stream"
-        entering = tuple((offset, _all_named(found[source][0], names)) for source, offset in sources)
-        groups.append(Group(kind, _all_named(points, names), activation, entering))
+        entering = tuple((offset, _named(found[source][0], names)) for source, offset in sources)
+        groups.append(site(kind, points, activation, entering))
     return tuple(groups)
 
 
-def _named(point: Collection[int], names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(names[number] for number in sorted(point))
-
-
-def _all_named(points: Sequence[Point], names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    return tuple(_named(point, names) for point in points)
+def _named(points: Sequence[Point], names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(names[number] for number in sorted(point)) for point in points)
 
 
 class _Sums(ForwardAnalysis):
@@ -105,8 +90,8 @@ class _Sums(ForwardAnalysis):
         self._ids: dict[Point, int] = {frozenset(): 0}
         self._read: dict[Point, tuple[set[str], bool]] = {}
         """Point -> activations that read it, and whether nothing else was added; in order of execution."""
-        self._broken: set[int] = set()
-        """BatchNorms to whose stream something is added that no BatchNorm gives, or at other channels."""
+        self.broken: set[int] = set()
+        """BatchNorms to whose stream something is added that no mask makes zero, or at other channels."""
         self._entries: set[tuple[int, int, int]] = set()
         """BatchNorm of a stream, BatchNorm of a narrower stream that is padded and added to it, first channel."""
         self.writer: IntArray = np.full(atoms, NOTHING, dtype=np.int64)
@@ -123,10 +108,6 @@ class _Sums(ForwardAnalysis):
         while self._parent[number] != number:
             number = self._parent[number]
         return number
-
-    def broken_streams(self) -> set[int]:
-        """Return the streams that no mask of BatchNorms can make zero."""
-        return {self.stream_of(number) for number in self._broken}
 
     def entering(self, root: int, offset: int = 0, found: Entries | None = None) -> Entries:
         """Return the narrower streams whose channels are in the stream `root`, and where their first channels are."""
@@ -221,7 +202,7 @@ class _Sums(ForwardAnalysis):
             for atoms in (op.left, op.right):
                 self._note(atoms, NO_ACTIVATION)
                 known = np.unique(self.writer[atoms])
-                self._broken |= {int(number) for number in known if number >= 0}
+                self.broken |= {int(number) for number in known if number >= 0}
             return
         for one, other in np.unique(np.stack([left, right]), axis=1).T.tolist():
             self._join(one, other)

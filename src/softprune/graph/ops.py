@@ -183,3 +183,40 @@ class UnprovenSize:
 
 
 Op = LayerCall | ChannelwiseOp | BinaryOp | SelectOp | ConstantOp | OpaqueOp
+
+
+Entering = tuple[tuple[int, tuple[tuple[str, ...], ...]], ...]
+"""Points of narrower streams, with the channel of the wider stream at which their first channel enters."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One or several BatchNorms that share one mask, and the activation that reads them."""
+
+    name: str
+    """The BatchNorm, the first in order of execution where there are several."""
+    width: int
+    activation: str
+    points: tuple[tuple[str, ...], ...] = ()
+    """BatchNorms that are added up before one activation each; empty where the site is one BatchNorm."""
+    kind: str = "activated"
+    entering: Entering = ()
+    """BatchNorms of narrower streams that are added to this one between zero channels. They have masks of their own."""
+    slopes: tuple[str, ...] = ()
+    """Parameters that are slopes of the activation (PReLU)."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The BatchNorms that carry the mask."""
+        return tuple(name for point in self.points for name in point) or (self.name,)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A BatchNorm that stays whole, and why."""
+
+    name: str
+    width: int
+    reason: str
+    maskable: bool = False
+    """Whether only what follows it speaks against it: a method that does not ask about the activation may mask it."""

@@ -1,7 +1,7 @@
 """Which BatchNorms can be masked: those whose every reader is an activation that keeps zero at zero."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph.builder import GraphBuilder
-from softprune.graph.groups import Entering, find_groups
+from softprune.graph.groups import find_groups
 from softprune.graph.modules import is_known_batch_norm
+from softprune.graph.ops import Frozen, Site
 from softprune.graph.rules.registry import OPERATORS, activation_of, activations, operator_name
 
 KINDS = ("sum", "linear", "stream")
@@ -23,39 +24,6 @@ WRITTEN_OUT = tuple(name for name, activation in activations().items() if activa
 """Activations that forward() may write out in arithmetic, such as x * sigmoid(x)."""
 LARGEST_FORMULA = 12
 """Operators that a written-out activation has at most (GELU in its tanh form has nine)."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """One or several BatchNorms that share one mask, and the activation that reads them."""
-
-    name: str
-    """The BatchNorm, the first in order of execution where there are several."""
-    width: int
-    activation: str
-    points: tuple[tuple[str, ...], ...] = ()
-    """BatchNorms that are added up before one activation each; empty where the site is one BatchNorm."""
-    kind: str = "activated"
-    entering: Entering = ()
-    """BatchNorms of narrower streams that are added to this one between zero channels. They have masks of their own."""
-    slopes: tuple[str, ...] = ()
-    """Parameters that are slopes of the activation (PReLU)."""
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """The BatchNorms that carry the mask."""
-        return tuple(name for point in self.points for name in point) or (self.name,)
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """A BatchNorm that stays whole, and why."""
-
-    name: str
-    width: int
-    reason: str
-    maskable: bool = False
-    """Whether only what follows it speaks against it: a method that does not ask about the activation may mask it."""
 
 
 def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, ...]]:
@@ -90,12 +58,8 @@ def find_grouped_sites(builder: GraphBuilder, sites: Sequence[Site], frozen: Seq
     single = {site.name for site in sites}
     usable = single | {norm.name for norm in frozen if norm.maskable}
     widths = {name: len(norm.outputs) for name, norm in builder.norms.items() if name in usable and len(norm.uses) == 1}
-    sites = []
-    for group in find_groups(builder.ops, len(builder.table), widths, single):
-        name, members = group.points[0][0], [name for point in group.points for name in point]
-        slopes = _slopes(builder, group.activation, members)
-        sites.append(Site(name, widths[name], group.activation, group.points, group.kind, group.entering, slopes))
-    return tuple(sites)
+    groups = find_groups(builder.ops, len(builder.table), widths, single)
+    return tuple(replace(site, slopes=_slopes(builder, site.activation, site.members)) for site in groups)
 
 
 def _slopes(builder: GraphBuilder, activation: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from softprune.graph.builder import GraphBuilder, Value, values_in
 from softprune.graph.capture import Capture
@@ -92,7 +93,7 @@ def _call(builder: GraphBuilder, node: Node) -> Any:
             logger.debug("the rule for %s did not understand %s", name, node.format_node(), exc_info=True)
             return builder.unusual(node)
     example = node.meta.get("val")
-    if not any(isinstance(leaf, Tensor) for leaf in _leaves(example)):
+    if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(example)):
         return None
     if isinstance(example, Tensor) and not node.all_input_nodes:
         return builder.constant_value(example.shape)  # arange, eye, randn
@@ -124,12 +125,6 @@ def _constant_output(builder: GraphBuilder, node: Node) -> Value:
         builder.constant_outputs[name] = builder.table.fresh(len(value))
         builder.ops.append(ConstantOp(name, builder.constant_outputs[name], value.detach().double().cpu()))
     return Value.with_channels(shape, dim, builder.constant_outputs[name])
-
-
-def _leaves(example: Any) -> list[Any]:
-    if isinstance(example, (list, tuple)):
-        return [leaf for item in example for leaf in _leaves(item)]
-    return [example]
 
 
 class Aliases:

@@ -1,17 +1,9 @@
 """From hard masks to the decision what every module keeps."""
 
-from softprune.plan.build import dense_macs, make_plan
-from softprune.plan.coupling import coupled_sites, floor_masks, required_sites
-from softprune.plan.cuts import ModuleCut, ParameterCut
-from softprune.plan.plan import PrunePlan
-
-__all__ = [
-    "ModuleCut",
-    "ParameterCut",
-    "PrunePlan",
-    "coupled_sites",
-    "dense_macs",
-    "floor_masks",
-    "make_plan",
-    "required_sites",
-]
+from softprune.plan.build import dense_macs as dense_macs
+from softprune.plan.build import make_plan as make_plan
+from softprune.plan.coupling import coupled_sites as coupled_sites
+from softprune.plan.coupling import floor_masks as floor_masks
+from softprune.plan.coupling import required_sites as required_sites
+from softprune.plan.cuts import ModuleCut as ModuleCut
+from softprune.plan.plan import PrunePlan as PrunePlan

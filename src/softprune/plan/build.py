@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import IntArray
-from softprune.graph.dataflow import OpVisitor
+from softprune.graph.dataflow import ForwardAnalysis
 from softprune.graph.ops import ConstantOp, LayerOp, NormOp, SelectOp, Use
 from softprune.plan.constants import constants
 from softprune.plan.cuts import Indices, ModuleCut, ParameterCut
@@ -46,7 +46,7 @@ def make_plan(
         modules=modules,
         aliases=cuts.aliases,
         parameters=parameters,
-        macs=sum(_macs(layer, modules[layer.name]) for layer in graph.layers)
+        macs=sum(layer.positions * _weights(layer, modules[layer.name]) for layer in graph.layers)
         + sum(extra.macs * int(live.is_present(extra.atoms).sum()) for extra in graph.extra_macs)
         + graph.unread_macs,
         dense_macs=dense_macs(graph),
@@ -61,10 +61,11 @@ def make_plan(
     )
 
 
-class _Cuts(OpVisitor):
+class _Cuts(ForwardAnalysis):
     """What every module keeps."""
 
     def __init__(self, live: Liveness, masks: Mapping[str, NDArray[np.bool_]]) -> None:
+        super().__init__()
         self.live, self.masks = live, masks
         self.modules: dict[str, ModuleCut] = {}
         self.aliases: dict[str, str] = {}
@@ -86,7 +87,10 @@ class _Cuts(OpVisitor):
 
 def dense_macs(graph: ChannelGraph) -> int:
     """Return the MACs per sample of the whole network."""
-    layers = sum(_dense_macs(layer) for layer in graph.layers)
+    layers = sum(
+        layer.positions * layer.kernel * len(layer.inputs) * len(layer.outputs) // layer.groups
+        for layer in graph.layers
+    )
     return layers + sum(extra.macs * len(extra.atoms) for extra in graph.extra_macs) + graph.unread_macs
 
 
@@ -194,12 +198,8 @@ def _grouped_inputs(layer: LayerOp, live: Liveness) -> tuple[IntArray, int]:
     return np.concatenate(kept), len(remaining)
 
 
-def _dense_macs(layer: LayerOp) -> int:
-    return layer.positions * layer.kernel * len(layer.inputs) * len(layer.outputs) // layer.groups
-
-
-def _macs(layer: LayerOp, cut: ModuleCut) -> int:
-    return layer.positions * layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
+def _weights(layer: LayerOp, cut: ModuleCut) -> int:
+    return layer.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
 
 
 def _params(
@@ -218,7 +218,7 @@ def _params(
         if cut.void:
             continue
         if isinstance(record, LayerOp):
-            sizes[id(module.weight)] = record.kernel * len(cut.inputs) * len(cut.outputs) // cut.groups
+            sizes[id(module.weight)] = _weights(record, cut)
         elif module.weight is not None:
             sizes[id(module.weight)] = len(cut.outputs)
         if cut.folded or module.bias is not None:  # a bias that two share is one, unless the cut changes its values

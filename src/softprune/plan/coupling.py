@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softprune.graph import ChannelGraph
-from softprune.graph.channels import PAD, IntArray
+from softprune.graph.channels import PAD
 from softprune.graph.dataflow import ForwardAnalysis, all_in_group, any_in_group
 from softprune.graph.ops import BinaryOp, ConstantOp, LayerOp, NormOp, OpaqueOp, Use
 
@@ -120,7 +120,9 @@ class _Dependence(ForwardAnalysis):
     def __init__(self, graph: ChannelGraph, dead: Set[str]) -> None:
         self.dead = dead
         self.is_constant = np.zeros(len(graph.classes), dtype=bool)
-        self.is_constant[_constant_atoms(graph)] = True
+        self.is_constant[PAD] = True
+        for atoms in (*graph.constants, *(parameter.atoms for parameter in graph.free_parameters)):
+            self.is_constant[atoms] = True  # no input reaches them
         self.depends = ~self.is_constant
         super().__init__(self.depends, self.is_constant)
 
@@ -147,9 +149,3 @@ class _Dependence(ForwardAnalysis):
     def opaque(self, op: OpaqueOp) -> None:
         self.depends[op.outputs] = any(self.depends[atoms].any() for atoms in op.inputs)
         self.is_constant[op.outputs] = all(self.is_constant[atoms].all() for atoms in op.inputs)
-
-
-def _constant_atoms(graph: ChannelGraph) -> IntArray:
-    """Return the atoms that no input reaches: padding, constants and parameters outside layers."""
-    parameters = (parameter.atoms.ravel() for parameter in graph.free_parameters)
-    return np.concatenate([[PAD], *(atoms.ravel() for atoms in graph.constants), *parameters]).astype(np.int64)

@@ -58,16 +58,13 @@ class Liveness:
     def dispensable(self, layer: LayerOp) -> BoolArray:
         """Return the inputs that `layer` can do without: zeros, and constants that fold into its bias."""
         if layer.name not in self._dispensable:
-            self._dispensable[layer.name] = self._found_dispensable(layer)
+            folds = layer.replaceable and not layer.padded and layer.groups == 1 and not layer.aliases
+            first = self.values[layer.inputs]
+            dispensable = ~np.isnan(first) if folds else first == 0
+            for use in layer.uses[1:]:
+                dispensable &= self.values[use.inputs] == first
+            self._dispensable[layer.name] = dispensable
         return self._dispensable[layer.name]
-
-    def _found_dispensable(self, layer: LayerOp) -> BoolArray:
-        folds = layer.replaceable and not layer.padded and layer.groups == 1 and not layer.aliases
-        first = self.values[layer.inputs]
-        dispensable = ~np.isnan(first) if folds else first == 0
-        for use in layer.uses[1:]:
-            dispensable &= self.values[use.inputs] == first
-        return dispensable
 
     def is_void(self, layer: LayerOp) -> bool:
         """Return whether `layer` computes nothing: no output is demanded, or all outputs are constant."""
@@ -113,16 +110,12 @@ class Liveness:
         if isinstance(layer, LayerOp):
             self._demand_inputs(layer)
             return
-        self._propagate_channelwise(layer.inputs, layer.outputs)
+        classes = self.graph.classes
+        self.demanded[classes[layer.inputs[self.is_demanded(layer.outputs)]]] = True
+        self.present[classes[layer.inputs[self.is_present(layer.outputs)]]] = True
         if isinstance(layer, NormOp) and not self.selects(layer):
             # No gather fits here: every input channel is an output channel, zeroed where it is masked.
-            self.present[self.graph.classes[layer.outputs[self.is_present(layer.inputs)]]] = True
-
-    def _propagate_channelwise(self, inputs: IntArray, outputs: IntArray) -> None:
-        """Channelwise: what is in the outputs must be in the inputs."""
-        classes = self.graph.classes
-        self.demanded[classes[inputs[self.is_demanded(outputs)]]] = True
-        self.present[classes[inputs[self.is_present(outputs)]]] = True
+            self.present[classes[layer.outputs[self.is_present(layer.inputs)]]] = True
 
     def _demand_inputs(self, layer: LayerOp) -> None:
         classes = self.graph.classes

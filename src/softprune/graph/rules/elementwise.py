@@ -61,17 +61,13 @@ def add_channelwise(
     if isinstance(examples, (list, tuple)):
         output = Value(tuple(examples[0].shape), builder.table.follow(value.atoms))
         builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate, keeps_zero))
-        return [output, *_indices(builder, value.atoms, examples[1:])]
+        # Where in its channel each value was found: no constant, even if the channel is one.
+        indices = builder.table.follow(value.atoms)
+        builder.ops.append(ChannelwiseOp(value.atoms, indices, None, keeps_zero=False))
+        return [output, *(Value(tuple(example.shape), indices) for example in examples[1:])]
     output = builder.followed_value(node, value.atoms)
     builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, evaluate, keeps_zero, activation))
     return output
-
-
-def _indices(builder: GraphBuilder, atoms: IntArray, examples: Sequence[Tensor]) -> list[Value]:
-    """Where in its channel each value was found: no constant, even if the channel is one."""
-    outputs = builder.table.follow(atoms)
-    builder.ops.append(ChannelwiseOp(atoms, outputs, None, keeps_zero=False))
-    return [Value(tuple(example.shape), outputs) for example in examples]
 
 
 @rule("pointwise")
@@ -239,9 +235,9 @@ def choose(builder: GraphBuilder, node: Node) -> Any:
     if len(values) == 2:
         chosen = combined(builder, node, values[0], values[1], equal)
     else:
-        (number,) = (each for each in given if not isinstance(each, Node))
+        number: Any = next(each for each in given if not isinstance(each, Node))
         chosen = Value(shape, builder.table.follow(values[0].atoms))
-        builder.ops.append(ChannelwiseOp(values[0].atoms, chosen.atoms, _unless_equal(number)))
+        builder.ops.append(ChannelwiseOp(values[0].atoms, chosen.atoms, lambda constants: equal(constants, number)))
     outputs = _bound(builder, node, where, chosen)
     source = np.ascontiguousarray(np.broadcast_to(chosen.atoms, outputs.shape))
     builder.ops.append(ChannelwiseOp(source, outputs, identity))
@@ -262,10 +258,6 @@ def accumulate(builder: GraphBuilder, node: Node) -> Any:
 def equal(left: Tensor, right: Tensor) -> Tensor:
     """The common value of two constants; NaN where they differ."""
     return torch.where(left == right, left, torch.nan)
-
-
-def _unless_equal(number: Any) -> Evaluate:
-    return lambda constants: equal(constants, torch.full_like(constants, number))
 
 
 @rule("gated")

@@ -11,7 +11,7 @@ from softprune.graph.builder import GraphBuilder, Value
 from softprune.graph.modules import is_known_norm
 from softprune.graph.ops import ChannelwiseOp, ExtraMacs, FreeParameter, LayerOp, OpaqueOp, Use
 from softprune.graph.rules.elementwise import spatial
-from softprune.graph.rules.registry import argument, operator_name, rule
+from softprune.graph.rules.registry import OPERATORS, argument, operator_name, rule
 from softprune.graph.rules.sums import product
 
 
@@ -22,18 +22,12 @@ def _is_unpadded(padding: Any, kernel: Any) -> bool:
 
 
 @rule("conv")
-def convolution(builder: GraphBuilder, node: Node) -> Value:
-    return _convolve(builder, node, transposed=False, groups=argument(node, 6, "groups", 1))
-
-
 @rule("conv_transpose")
-def transposed_convolution(builder: GraphBuilder, node: Node) -> Value:
-    return _convolve(builder, node, transposed=True, groups=argument(node, 6, "groups", 1))
-
-
-def _convolve(builder: GraphBuilder, node: Node, *, transposed: bool, groups: int) -> Value:
+def convolution(builder: GraphBuilder, node: Node) -> Value:
+    kind = OPERATORS[operator_name(node)].kind
+    transposed = kind == "conv_transpose"
     weight: Any = node.args[1]
-    bias = argument(node, 2, "bias")
+    bias, groups = argument(node, 2, "bias"), argument(node, 6, "groups", 1)
     value = builder.value(node.args[0])
     inputs = value.along(1) if isinstance(value, Value) else None
     shape, weight_shape = node.meta["val"].shape, weight.meta["val"].shape
@@ -48,7 +42,6 @@ def _convolve(builder: GraphBuilder, node: Node, *, transposed: bool, groups: in
     padded = transposed or not _is_unpadded(argument(node, 4, "padding", 0), kernel)
 
     def build(name: str) -> LayerOp:
-        kind = "conv_transpose" if transposed else "conv"
         return LayerOp(name, kind, groups, math.prod(kernel), padded, selectable=True)
 
     use = Use(inputs, output.atoms.ravel(), positions)

@@ -148,18 +148,13 @@ def pick(builder: GraphBuilder, node: Node) -> Any:
     """Movements by position: what they touch keeps its place."""
     output = run_on_atoms(builder, node)
     source = builder.value(node.args[0])
-    if source.atoms.size > 1 and not _same_channels(source, output):
+    pieces = output if isinstance(output, list) else [output]
+    # Where it moves along another dimension, every piece still has all channels.
+    whole = all(np.array_equal(piece.atoms.ravel(), source.atoms.ravel()) for piece in pieces)
+    if source.atoms.size > 1 and not whole:
         reason = f"{operator_name(node)} in {builder.where(node)} takes them apart at fixed positions"
         builder.table.pin(source.atoms, reason)
     return output
-
-
-def _same_channels(source: Value, output: Any) -> bool:
-    """Whether every piece still has all channels (the movement was along another dimension)."""
-    pieces = output if isinstance(output, list) else [output]
-    return all(
-        isinstance(piece, Value) and np.array_equal(piece.atoms.ravel(), source.atoms.ravel()) for piece in pieces
-    )
 
 
 @rule("index")

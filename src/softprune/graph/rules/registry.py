@@ -55,32 +55,19 @@ def _add(kind: str, *names: str, **properties: Any) -> None:
     OPERATORS.update({name: Operator(kind, **properties) for name in names})
 
 
-def _hardswish(x: float) -> float:
-    return x * min(max(x + 3.0, 0.0), 6.0) / 6.0
-
-
-def _silu(x: float) -> float:
-    return x / (1.0 + math.exp(-x))
-
-
-def _gelu(x: float) -> float:
-    return 0.5 * x * math.erfc(-x / math.sqrt(2.0))
-
-
-def _mish(x: float) -> float:
-    return x * math.tanh(math.log1p(math.exp(x)))
-
-
 _BOTH_TAILS_LIVE = Activation()
 _SELU_SLOPE = 1.0507009873554805 * 1.6732632423543772  # scale * alpha, the slope at zero from below
 
 # fmt: off
 # --- one value at a time ---
 _add("pointwise", "relu", "relu6", activation=Activation(left_tail_dies=True))
-_add("pointwise", "hardswish", activation=Activation(left_tail_dies=True, dips=_hardswish))
-_add("pointwise", "silu", activation=Activation(left_tail_dies=True, dips=_silu))
-_add("pointwise", "gelu", activation=Activation(left_tail_dies=True, dips=_gelu))
-_add("pointwise", "mish", activation=Activation(left_tail_dies=True, dips=_mish))
+for _name, _dips in {
+    "hardswish": lambda x: x * min(max(x + 3.0, 0.0), 6.0) / 6.0,
+    "silu": lambda x: x / (1.0 + math.exp(-x)),
+    "gelu": lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2.0)),
+    "mish": lambda x: x * math.tanh(math.log1p(math.exp(x))),
+}.items():
+    _add("pointwise", _name, activation=Activation(left_tail_dies=True, dips=_dips))
 _add(
     "pointwise", "leaky_relu", "rrelu", "elu", "hardtanh", "clamp", "clamp_min",
     activation=_BOTH_TAILS_LIVE, by_values=True,
