@@ -57,6 +57,19 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], list[tuple[str, A
             _refill(value, entries)
 
 
+@contextmanager
+def state_kept(model: nn.Module) -> Iterator[None]:
+    """Restore every module's attributes and the values of all buffers, such as counters, on exit."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with attributes_kept(model):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
 def _refill(target: dict[Any, Any], entries: dict[Any, Any]) -> None:
     target.clear()
     target.update(entries)

@@ -1,7 +1,6 @@
 """Compare the outputs of a network with those of another runtime, on the example and on random inputs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from softprune.graph import Example
 from softprune.graph.example import first_floating
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
-from softprune.module_state import attributes_kept, first_uninitialised
+from softprune.module_state import first_uninitialised, state_kept
 from softprune.surgery.apply import duplicated
 from softprune.surgery.comparison import compare as distance
 from softprune.surgery.comparison import noise, outputs_of, shapes_of
@@ -70,24 +69,12 @@ def exact(model: nn.Module, given: Example) -> tuple[nn.Module, Example]:
     device, own = place_of(model)
     wide = cast(prepared(model, device=device), torch.float64)
     try:
-        with restored_buffers(wide):
+        with state_kept(wide):
             outputs_of(wide, given.to_model(wide))
     except Exception as error:
         logger.info("the network does not run in float64 (%s); verifying it in %s", first_line(error), own)
         wide = prepared(model, device=device)
     return wide, given.to_model(wide)
-
-
-@contextmanager
-def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore the buffers of a network, such as counters, at the end of the block."""
-    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        with attributes_kept(module):
-            yield
-    finally:
-        for buffer, value in values:
-            buffer.copy_(value)
 
 
 def trials(example: Example, *, other_batch: bool) -> list[Example]:

@@ -121,7 +121,8 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
             for module_name in names:
                 _cut_module(compact.get_submodule(module_name), cut, renewed, plan.constants.get(name), parents)
     for name, loose in plan.parameters.items():
-        owner, attribute = _owner(compact, name)
+        path, _, attribute = name.rpartition(".")
+        owner = compact.get_submodule(path)
         _renew(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept), renewed)
         if isinstance(owner, nn.RNNBase):
             owner.input_size = len(loose.kept)
@@ -142,11 +143,6 @@ def changed_since_the_cut(compact: nn.Module) -> str | None:
         if before.get(name) != now.get(name):
             return f"'{name}' was {before.get(name, 'absent')} and is {now.get(name, 'absent')}"
     return None
-
-
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, attribute = name.rpartition(".")
-    return model.get_submodule(path), attribute
 
 
 Parents = dict[nn.Module, list[tuple[nn.Module, str]]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from softprune.errors import ModelError, few_of, first_line
 from softprune.graph import ChannelGraph, Example
 from softprune.graph.ops import UnprovenSize
 from softprune.log import get_logger
-from softprune.module_state import attributes_kept
+from softprune.module_state import attributes_kept, state_kept
 from softprune.plan import make_plan, required_sites
 from softprune.surgery.apply import cut_, plain_copy
 from softprune.surgery.comparison import (
@@ -139,7 +139,8 @@ class _Probe:
             _random_masks(graph, generator),
             {site.name: torch.arange(site.width) < (site.width + 1) // 2 for site in graph.sites},
             _last_half_masks(graph, required, generator),
-            _least_masks(graph, required),
+            # All that can be dropped, which changes every size that forward() could have fixed.
+            {site.name: torch.arange(site.width) >= site.width - (site.name in required) for site in graph.sites},
         )
         self._training: list[tuple[int, ...]] | None = None
         self._first_masks = graph.member_masks(self._mask_sets[0])
@@ -260,30 +261,18 @@ class _Probe:
 
     def _check_training(self) -> None:
         """Raise unless the cut network also runs in training mode: auxiliary heads, buffers that follow features."""
-        with _in_training(self._copy):
+        with state_kept(self._copy):
+            self._copy.train()
             shapes = _output_shapes(self._copy, self._input)
         if shapes != self._training:
             raise ModelError(f"in training mode outputs became {shapes}, and were {self._training}")
 
     def _training_shapes(self, model: nn.Module) -> list[tuple[int, ...]]:
         """Return the shapes of the outputs of `model` in training mode."""
-        with contextlib.suppress(Exception), _in_training(model):
+        with contextlib.suppress(Exception), state_kept(model):
+            model.train()
             return _output_shapes(model, self._input)
         return UNTRAINABLE
-
-
-@contextlib.contextmanager
-def _in_training(model: nn.Module) -> Iterator[None]:
-    """Run `model` in training mode; restore eval mode and all buffers on exit."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    model.train()
-    try:
-        yield
-    finally:
-        model.eval()
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
 
 
 def _perturb_(model: nn.Module, generator: torch.Generator) -> None:
@@ -340,8 +329,3 @@ def _last_half_masks(graph: ChannelGraph, required: frozenset[str], generator: t
         dies = float(torch.rand((), generator=generator)) < 0.1 and site.name not in required
         masks[site.name] = (torch.arange(site.width) >= site.width // 2) & (not dies)
     return masks
-
-
-def _least_masks(graph: ChannelGraph, required: frozenset[str]) -> dict[str, Tensor]:
-    """Return masks that drop all that can be dropped, and so change every size that forward() could have fixed."""
-    return {site.name: torch.arange(site.width) >= site.width - (site.name in required) for site in graph.sites}

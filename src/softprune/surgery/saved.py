@@ -99,7 +99,7 @@ def save(compact: nn.Module, path: str | os.PathLike[str], *, origin: Origin | N
     }
     if origin is not None:
         document["origin"] = asdict(origin)
-    tensors = {name: _storable(tensor) for name, tensor in _tensors(compact).items()}
+    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in _tensors(compact).items()}
     write_atomically(target, signed(tensors, document), then="save again", follow_link=True)
     return target
 
@@ -216,10 +216,6 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
                 "load the weights first."
             )
     return state
-
-
-def _storable(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:

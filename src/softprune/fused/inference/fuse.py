@@ -10,23 +10,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from softprune.errors import ConfigError, VerificationError
-from softprune.export.checking import (
-    TOLERANCES,
-    cast,
-    compare_outputs,
-    exact,
-    place_of,
-    precisions,
-    prepared,
-    restored_buffers,
-    trials,
-)
+from softprune.export.checking import TOLERANCES, cast, compare_outputs, exact, place_of, precisions, prepared, trials
 from softprune.export.folding import fold_batch_norms
 from softprune.export.writing import export_error, exportable, exported
 from softprune.fused.inference.convolutions import ConvolutionGraph, FusableConvolution
 from softprune.graph import Example, ExampleLike
 from softprune.hardware import IMAGE_CHANNELS, alignment_padding
 from softprune.log import get_logger
+from softprune.module_state import state_kept
 from softprune.surgery.comparison import compare as distance
 from softprune.surgery.comparison import outputs_of
 
@@ -224,7 +215,7 @@ def fuse(
     settings = {"dynamic_batch": dynamic_batch, "channels_last": _is_channels_last(model)}
     made = _fused(folded, wide_given, {}, **settings)
     attempts = trials(wide_given, other_batch=dynamic_batch)
-    with restored_buffers(made):
+    with state_kept(made):
         compare_outputs(wide, lambda attempt: outputs_of(made, attempt), attempts, what="A fused network")
     if dtype is not None:
         narrow = cast(narrow, dtype)
@@ -232,7 +223,7 @@ def fuse(
         values = {name: tensor.detach().clone() for name, tensor in folded.state_dict().items()}
         folded = cast(folded, precisions(narrow))
         made = _fused(folded, given.to_model(narrow), values, **settings)
-        with restored_buffers(made):
+        with state_kept(made):
             _check_rounded(wide, wide_given, narrow, made)
     return made
 
