@@ -17,16 +17,13 @@ if TYPE_CHECKING:
     from softprune.train.run import Outcome
 
 
-def _complete_recipe(incomplete: str) -> list[str]:
-    return [name for name in recipe_files() if name.startswith(incomplete)]
-
-
 @command
 def train(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="A name from `softprune recipes`, or a TOML file of your own.", autocompletion=_complete_recipe
+            help="A name from `softprune recipes`, or a TOML file of your own.",
+            autocompletion=lambda incomplete: [name for name in recipe_files() if name.startswith(incomplete)],
         ),
     ] = "digits",
     model: Annotated[str | None, typer.Option(help="Name of a network, or module:factory (model.name).")] = None,

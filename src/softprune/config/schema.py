@@ -53,11 +53,7 @@ class Section(BaseModel):
         return type(self)(**{**dict(self), **changes})
 
 
-def _list_to_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-FromList = BeforeValidator(_list_to_tuple)
+FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """Accept a list, which is what TOML has, where a tuple is declared."""
 
 Count = Annotated[int, Ge(0)]

@@ -16,7 +16,7 @@ from softprune.errors import ModelError, first_line
 from softprune.graph import check_is_module
 from softprune.graph.capture import ANALYSIS_BATCH
 from softprune.graph.example import Example, ExampleLike, per_sample
-from softprune.graph.recorder import PROCESS_WIDE, Constants, calls_reported_to, values_known
+from softprune.graph.recorder import PROCESS_WIDE, Constants, calls_noted, values_known
 from softprune.log import get_logger
 from softprune.module_state import attributes_kept
 
@@ -104,7 +104,7 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
                 values_known(),
                 fake_mode,
                 counter,
-                calls_reported_to(counter, model),
+                calls_noted(counter.running, model),
             ):
                 torch.func.functional_call(model, {**parameters, **buffers}, call.args, call.kwargs)
         except Exception as error:
@@ -124,22 +124,14 @@ class _MacCounter(TorchDispatchMode):
         self._constants = constants
         self.batch = batch
         self.macs: Counter[str] = Counter()
-        self._running: list[str] = [""]
-
-    def entering(self, name: str) -> Callable[..., None]:
-        """Return the hook that runs before the forward of module `name`."""
-        return lambda module, args: self._running.append(name)
-
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Run after the forward of a module."""
-        self._running.pop()
+        self.running: list[tuple[str, str]] = [("", "")]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = self._constants.run(func, args, kwargs or {})
         formula = _FORMULAS.get(func)
         if formula is not None:
             positions, weights = formula(*args[:9], out=out)
-            self.macs[self._running[-1]] += per_sample(positions, self.batch) * weights
+            self.macs[self.running[-1][1]] += per_sample(positions, self.batch) * weights
         return out
 
 

@@ -6,7 +6,7 @@ For inference only: a folded network has no statistics to train with.
 from collections import OrderedDict
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -14,7 +14,7 @@ from softprune.errors import VerificationError
 from softprune.export.checking import compare_outputs, exact, place_of, prepared
 from softprune.graph import Example, ExampleLike
 from softprune.graph.capture import Capture, capture
-from softprune.graph.modules import is_known_batch_norm, is_timm_batch_norm
+from softprune.graph.modules import by_filter, is_known_batch_norm, is_timm_batch_norm
 from softprune.graph.rules.registry import operator_name
 from softprune.log import get_logger
 from softprune.surgery.apply import HISTORY
@@ -117,25 +117,16 @@ def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
     if layer.bias is not None:
         shift = shift + layer.bias.double() * scale
     weight = layer.weight
-    layer.weight = nn.Parameter(_scaled(layer, scale).to(weight.dtype), requires_grad=weight.requires_grad)
+    scaled = weight.double().clone()
+    filters = by_filter(layer, scaled)
+    filters.mul_(scale.view(*filters.shape[:2], *(1,) * (filters.ndim - 2)))
+    layer.weight = nn.Parameter(scaled.to(weight.dtype), requires_grad=weight.requires_grad)
     layer.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=weight.requires_grad)
     rest: nn.Module = nn.Identity()
     if is_timm_batch_norm(type(norm)):
         rest = nn.Sequential(OrderedDict(drop=norm.drop, act=norm.act))  # type: ignore[arg-type]
     path, _, attribute = norm_name.rpartition(".")
     model.get_submodule(path)._modules[attribute] = rest.eval()
-
-
-def _scaled(layer: nn.modules.conv._ConvNd | nn.Linear, scale: Tensor) -> Tensor:
-    """Return the weight with every output channel multiplied by its scale."""
-    weight = layer.weight.double()
-    if isinstance(layer, nn.modules.conv._ConvTransposeNd):
-        # (inputs, outputs per group, ...): the outputs of the groups are consecutive.
-        per_group = scale.view(layer.groups, -1).repeat_interleave(weight.shape[0] // layer.groups, dim=0)
-        scaled = weight * per_group.view(*per_group.shape, *(1,) * (weight.ndim - 2))
-    else:
-        scaled = weight * scale.view(-1, *(1,) * (weight.ndim - 1))
-    return torch.empty_like(weight).copy_(scaled)  # in the memory format of the weight
 
 
 def _check(model: nn.Module, pairs: list[tuple[str, str]], given: Example) -> None:

@@ -6,6 +6,7 @@ for networks that the recorder does not support; see :mod:`softprune.graph.captu
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 import sys
@@ -63,7 +64,7 @@ def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, st
             values_known(),
             mode,
             enable_python_dispatcher(),
-            calls_reported_to(recorder, model),
+            calls_noted(recorder.running, model),
             recorder,
         ):
             output = torch.func.functional_call(model, fakes, call.args, call.kwargs)
@@ -157,13 +158,20 @@ def _holds_tensor(value: Any) -> bool:
 
 
 @contextmanager
-def calls_reported_to(recorder: Any, model: nn.Module) -> Iterator[None]:
-    """Tell `recorder`, by its methods `entering` and `leave`, which module is running."""
-    handles = []
+def calls_noted(running: list[tuple[str, str]], model: nn.Module) -> Iterator[None]:
+    """Keep in `running` the modules that are running, the innermost last: a key of the call, and the name."""
+    handles, numbers = [], itertools.count(1)
+
+    def entering(name: str) -> Callable[..., None]:
+        return lambda module, args: running.append((f"{name}@{next(numbers)}", name))
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        running.pop()
+
     try:
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(recorder.entering(name), prepend=True))
-            handles.append(module.register_forward_hook(recorder.leave))
+            handles.append(module.register_forward_pre_hook(entering(name), prepend=True))
+            handles.append(module.register_forward_hook(leave))
         yield
     finally:
         for handle in handles:
@@ -183,8 +191,7 @@ class _Recorder(ProxyTorchDispatchMode):
         self._nodes: dict[int, tuple[Tensor, Node]] = {}
         """id -> a tensor, which stays alive so that its id stays its own, and the node that gave it last."""
         self._shapes: list[tuple[Tensor, torch.Size]] = []
-        self._running: list[tuple[str, str]] = []
-        self._calls = 0
+        self.running: list[tuple[str, str]] = []
         self._outputs: dict[tuple[Any, Any], FakeTensor | None] = {}
         """Operator and shapes of what it was given -> what it returned; None: its first argument. No views."""
 
@@ -194,19 +201,6 @@ class _Recorder(ProxyTorchDispatchMode):
         node.meta["val"] = tensor
         self._nodes[id(tensor)] = tensor, node
         return node.name
-
-    def entering(self, name: str) -> Callable[..., None]:
-        """Return a hook that notes a call of the module `name`."""
-
-        def enter(module: nn.Module, args: Any) -> None:
-            self._calls += 1
-            self._running.append((f"{name}@{self._calls}", name))
-
-        return enter
-
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Note that the innermost module returned."""
-        self._running.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -287,7 +281,7 @@ class _Recorder(ProxyTorchDispatchMode):
         return None
 
     def _stack(self) -> dict[str, tuple[str, str]]:
-        return {call: (name, "") for call, name in self._running}
+        return {call: (name, "") for call, name in self.running}
 
 
 def _source_lines() -> str:

@@ -139,7 +139,7 @@ class MaskBank:
         if drawn.weight.requires_grad and not torch.compiler.is_compiling():
             # Activation checkpointing runs the forward again inside backward and must meet the same samples;
             # this gradient is complete once every site is through.
-            drawn.weight.register_hook(self._after_backward)
+            drawn.weight.register_hook(lambda gradient: self.clear())
             self._in_graph = True
 
     def end_forward(self) -> None:
@@ -172,16 +172,14 @@ class MaskBank:
         # What a forward in progress has gathered belongs to its graph alone.
         return {**self.__dict__, "_gathered": None}
 
-    def _after_backward(self, grad: Tensor) -> None:
-        self.clear()
-
     def _current_batches(self) -> list[SiteBatch]:
         """The sites by what their chain of operations depends on; rebuilt when any of it has changed."""
         layout = [_key(module) for module in self.modules]
         if layout != self._layout:
             members: dict[tuple[Any, ...], list[MaskedBatchNorm]] = {}
             for module, (_, *key) in zip(self.modules, layout, strict=True):
-                if isinstance(module.gate, SoftGate) and _is_first(module):
+                first = module.group[0][0] if module.group else module  # it stands for the BatchNorms of its site
+                if isinstance(module.gate, SoftGate) and module is first:
                     members.setdefault(tuple(key), []).append(module)
             self._batches = [_site_batch(modules) for modules in members.values()]
             self._layout = layout
@@ -196,11 +194,6 @@ def _key(module: MaskedBatchNorm) -> tuple[Any, ...]:
     shared = (gate.clock, gate.clock.seed, gate.constants, gate.activation, _decision(gate), gate.weight is not None)
     alone = gate if module.entering else None
     return gate, *shared, weight.device, weight.dtype, alone, len(module.slopes) > 0, *_structure(module)
-
-
-def _is_first(module: MaskedBatchNorm) -> bool:
-    """Whether `module` stands for its site: alone, or as the first of several BatchNorms."""
-    return not module.group or module.group[0][0] is module
 
 
 def _structure(module: MaskedBatchNorm) -> tuple[int, ...]:

@@ -84,13 +84,9 @@ class OptimizerHooks:
             if any(each is self._trained for group in optimizer.param_groups for each in group["params"]):
                 return work(optimizer, args, kwargs)
             # step() is iterating over the hooks: they stay, without the pruner.
-            self._before = self._after = _nothing
+            self._before, self._after = lambda: None, lambda optimizer: None
 
         return hook
-
-
-def _nothing(*_: Any) -> None:
-    pass
 
 
 def countable(optimizer: Any) -> Optimizer:

@@ -55,9 +55,8 @@ def fixed(value: float | None, digits: int = 2) -> str:
     return UNKNOWN if value is None else f"{round(value, digits) + 0.0:.{digits}f}".replace("-", MINUS)
 
 
-def accuracy(value: float | None) -> str:
-    """A percentage as in the records."""
-    return fixed(value)
+accuracy = fixed
+"""A percentage as in the records."""
 
 
 def percent(value: float | None, digits: int = 1) -> str:

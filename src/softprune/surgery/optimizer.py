@@ -84,15 +84,13 @@ def _plans_since(dense: nn.Module, history: Sequence[PrunePlan]) -> Sequence[Pru
     for start in reversed(range(len(history))):
         try:
             history[start].check_fits(dense)
-        except PlanError as error:
-            if start == 0:
-                raise PlanError(
-                    "`dense` must be the network that `compact` was cut from, as it was before the cut. Got one that "
-                    f"fits none of its {len(history)} plans: {error} Pass the network that the optimizer trains."
-                ) from error
-        else:
             return history[start:]
-    raise AssertionError("a history has a first plan")
+        except PlanError as error:
+            failure = error
+    raise PlanError(
+        "`dense` must be the network that `compact` was cut from, as it was before the cut. Got one that "
+        f"fits none of its {len(history)} plans: {failure} Pass the network that the optimizer trains."
+    ) from failure
 
 
 def _sliced_state(

@@ -45,7 +45,8 @@ def fuse_epilogues(network: ConvolutionGraph) -> int:
 
 def _fuse_sum(network: ConvolutionGraph, relu: Node, add: Node) -> int:
     terms = [term for term in add.args if isinstance(term, Node)]
-    if len(set(terms)) != 2 or not _same_shape(*terms):
+    values = [term.meta["val"] for term in terms]
+    if len(set(terms)) != 2 or values[0].shape != values[1].shape or values[0].dtype != values[1].dtype:
         return 0
     # The later of two convolutions adds, because the result of the other one is available then.
     order = {node: place for place, node in enumerate(network.graph.nodes)}
@@ -74,11 +75,6 @@ def _read_once(network: ConvolutionGraph, node: object) -> FusableConvolution | 
     if found is None or found.fused or len(found.node.users) != 1:
         return None
     return None if found.groups > 1 and found.weight.shape[1] == 1 else found
-
-
-def _same_shape(left: Node, right: Node) -> bool:
-    left_value, right_value = left.meta["val"], right.meta["val"]
-    return bool(left_value.shape == right_value.shape and left_value.dtype == right_value.dtype)
 
 
 def _is_sum(node: object) -> TypeGuard[Node]:
