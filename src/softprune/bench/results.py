@@ -155,7 +155,10 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
         return ()
     found = []
     convolutions = [m for m in compact.modules() if isinstance(m, nn.Conv2d) and m.groups == 1]
-    odd = sum(_is_odd(convolution) for convolution in convolutions)
+    # The channels of an image are never cut.
+    inputs = (0 if each.in_channels <= IMAGE_CHANNELS else each.in_channels for each in convolutions)
+    widths = zip(inputs, (each.out_channels for each in convolutions), strict=True)
+    odd = sum(any(map(alignment_padding, pair)) for pair in widths)
     if odd:
         found.append(
             f"{odd} of {len(convolutions)} convolutions have widths that are not multiples of "
@@ -176,8 +179,3 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
             "`--backend compile --compile-mode reduce-overhead`, which uses CUDA graphs."
         )
     return tuple(found)
-
-
-def _is_odd(convolution: nn.Conv2d) -> bool:
-    inputs = 0 if convolution.in_channels <= IMAGE_CHANNELS else convolution.in_channels
-    return bool(alignment_padding(inputs) or alignment_padding(convolution.out_channels))

@@ -236,18 +236,15 @@ class Budget(Limit):
         if cut.cost > self.limit:
             others = ((each, kept) for each, kept in self.smallest_cuts(network) if each.cost <= self.limit)
             cut, masks = next(others, (cut, masks))
-        return cut, self._agree(masks)
+        # With several processes, those of rank 0.
+        device = self.channels.decision.in_force.device
+        masks = {name: mask.to(device) for name, mask in masks.items()}
+        broadcast_from_rank0_(*(mask.view(torch.uint8) for mask in masks.values()))
+        return cut, {name: mask.cpu() for name, mask in masks.items()}
 
     def _set_weights(self, weights: Masks) -> None:
         self.channels.weights = weights
         broadcast_from_rank0_(*(present(self.channels.gate(name).weight) for name in weights))
-
-    def _agree(self, masks: Masks) -> Masks:
-        """Return the masks of rank 0."""
-        device = self.channels.decision.in_force.device
-        moved = {name: mask.to(device) for name, mask in masks.items()}
-        broadcast_from_rank0_(*(mask.view(torch.uint8) for mask in moved.values()))
-        return {name: mask.cpu() for name, mask in moved.items()}
 
     @contextmanager
     def tentative(self, *, of_a_copy: bool = False) -> Iterator[None]:

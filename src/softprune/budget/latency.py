@@ -236,21 +236,20 @@ class _Bench:
     def layer(self, record: LayerOp, module: nn.Module, shape: tuple[int, ...]) -> Grid:
         """A layer. Groups keep their number, and a depthwise layer its one channel for each group."""
         key = (repr(module), shape)
-        if key not in self._known:
-            self._known[key] = self._layer(record, module, shape)
-        return self._known[key]
-
-    def _layer(self, record: LayerOp, module: nn.Module, shape: tuple[int, ...]) -> Grid:
+        if key in self._known:
+            return self._known[key]
         groups, width_in, width_out = record.groups, len(record.inputs), len(record.outputs)
         if groups > 1 and groups == width_in:
             inputs = _widths(width_in)
             outputs = tuple(width_out // width_in * width for width in inputs)
-            times = [self._layer_ms(record, module, shape, *at, at[0]) for at in zip(inputs, outputs, strict=True)]
-            return _rising((1,), outputs, [times])
-        inputs = tuple(groups * width for width in _widths(width_in // groups))
-        outputs = tuple(groups * width for width in _widths(width_out // groups))
-        rows = [[self._layer_ms(record, module, shape, i, o, groups) for o in outputs] for i in inputs]
-        return _rising(inputs, outputs, rows)
+            rows = [[self._layer_ms(record, module, shape, *at, at[0]) for at in zip(inputs, outputs, strict=True)]]
+            inputs = (1,)
+        else:
+            inputs = tuple(groups * width for width in _widths(width_in // groups))
+            outputs = tuple(groups * width for width in _widths(width_out // groups))
+            rows = [[self._layer_ms(record, module, shape, i, o, groups) for o in outputs] for i in inputs]
+        self._known[key] = _rising(inputs, outputs, rows)
+        return self._known[key]
 
     def _layer_ms(
         self, record: LayerOp, module: nn.Module, shape: tuple[int, ...], inputs: int, outputs: int, groups: int

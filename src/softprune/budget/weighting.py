@@ -1,5 +1,6 @@
 """Cost in the sparsity loss: channels whose removal frees more are pushed harder."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,8 @@ class CostWeights:
     def refresh(self, network: nn.Module, keep: Mapping[str, Tensor]) -> None:
         """Compute the factors for the widths of `keep`, unless they have changed little since the last time."""
         kept = {name: int(mask.sum()) for name, mask in keep.items()}
-        if self.exponent == 0 or not self._has_changed(kept):
+        moved = math.inf if self._kept is None else sum(abs(kept[name] - n) for name, n in self._kept.items())
+        if self.exponent == 0 or moved <= _REFRESH * sum(self.widths.values()):
             return
         whole = self.measure(network, keep)
         freed = {}
@@ -58,12 +60,6 @@ class CostWeights:
             if not over:
                 return {**factors, **capped}
             capped |= dict.fromkeys(over, _CAP)
-
-    def _has_changed(self, kept: Mapping[str, int]) -> bool:
-        if self._kept is None:
-            return True
-        moved = sum(abs(kept[name] - before) for name, before in self._kept.items())
-        return moved > _REFRESH * sum(self.widths.values())
 
     def apply(self, factors: Mapping[str, Tensor], network: nn.Module, keep: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return `factors` times the cost factor of each site, refreshed for the channels of `keep`."""

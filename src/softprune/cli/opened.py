@@ -191,24 +191,20 @@ def _definition(name: str, compact: Path, options: Mapping[str, Any]) -> nn.Modu
 def open_inputs(folder: RunFolder, *, model: str = "", data: str = "", data_dir: str | None = None) -> Inputs:
     """Return how images become inputs of a run's network: as its record says, or else its data set, which is opened."""
     found = folder.read_result().inputs if folder.result.is_file() else None
-    found = found or _inputs_of_data(folder, model, data, data_dir)
-    channels, *sides = found.shape
-    if channels not in (1, 3) or not 0 < min(sides) <= max(sides) <= LARGEST_SIDE:
-        raise DataError(
-            f"Images to classify are grey or RGB, of at most {LARGEST_SIDE:,} pixels a side. Got a network for "
-            f"{'x'.join(map(str, found.shape))}; classify in Python with `softprune.load`."
-        )
-    return found
-
-
-def _inputs_of_data(folder: RunFolder, model: str, data: str, data_dir: str | None) -> Inputs:
-    config = named_config(folder, model, data, needs=("model", "data"))
-    found = inputs_of(open_data(config, torch.device("cpu"), data_dir, download=False, in_memory=False), config)
+    if found is None:
+        config = named_config(folder, model, data, needs=("model", "data"))
+        found = inputs_of(open_data(config, torch.device("cpu"), data_dir, download=False, in_memory=False), config)
     if found is None:
         raise DataError(
             "`softprune predict` must know how an image becomes an input. Got a data set of your own with floats, made "
             f"by a transform that is not known ({config.data.name}). Let it return bytes, which softprune normalises, "
             f"or classify in Python with `softprune.load({str(folder.compact)!r}, network)`."
+        )
+    channels, *sides = found.shape
+    if channels not in (1, 3) or not 0 < min(sides) <= max(sides) <= LARGEST_SIDE:
+        raise DataError(
+            f"Images to classify are grey or RGB, of at most {LARGEST_SIDE:,} pixels a side. Got a network for "
+            f"{'x'.join(map(str, found.shape))}; classify in Python with `softprune.load`."
         )
     return found
 

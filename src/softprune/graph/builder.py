@@ -239,26 +239,22 @@ class GraphBuilder:
         self, node: Node, record: LayerOp | NormOp, fresh: LayerOp | NormOp, use: Use, bias: Node | None
     ) -> None:
         """Add a call of `record`, which is `fresh` at its first call."""
-        if record is not fresh:
-            self._share(record, fresh, use)
+        if record is not fresh:  # the same weights once more: channels go together, what one call forbids is forbidden
+            self.table.union(record.inputs, use.inputs)
+            self.table.union(record.outputs, use.outputs)
+            record.selectable &= fresh.selectable
+            if isinstance(record, LayerOp) and isinstance(fresh, LayerOp):
+                record.padded |= fresh.padded
+                record.replaceable &= fresh.replaceable
+                if record.groups != fresh.groups:
+                    for atoms in (record.inputs, record.outputs):
+                        self.table.pin(atoms, f"the weight of '{record.name}' is used with different groups")
         record.uses.append(use)
         holder = None if bias is None else self.claimant(self.provenance.parameter_name(bias) or "")
         if holder is not None:  # another layer or BatchNorm may have the same bias
             self.table.union(holder.outputs, use.outputs)
         self.ops.append(LayerCall(record, use))
         self.answer_for(node)
-
-    def _share(self, record: LayerOp | NormOp, again: LayerOp | NormOp, use: Use) -> None:
-        """The same weights once more: channels go together, and what one call forbids is forbidden."""
-        self.table.union(record.inputs, use.inputs)
-        self.table.union(record.outputs, use.outputs)
-        record.selectable &= again.selectable
-        if isinstance(record, LayerOp) and isinstance(again, LayerOp):
-            record.padded |= again.padded
-            record.replaceable &= again.replaceable
-            if record.groups != again.groups:
-                for atoms in (record.inputs, record.outputs):
-                    self.table.pin(atoms, f"the weight of '{record.name}' is used with different groups")
 
     def _free_parameter(self, node: Node, dim: int | None) -> Value:
         name = self.provenance.parameter_name(node)

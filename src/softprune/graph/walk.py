@@ -28,7 +28,9 @@ def walk(builder: GraphBuilder, capture: Capture) -> None:
         if node.op == "placeholder":
             _placeholder(builder, node)
         elif node.op == "output":
-            _output(builder, node)
+            for value in (value for argument in node.all_input_nodes for value in values_in(builder.value(argument))):
+                builder.outputs.append(value.atoms.ravel())
+                builder.table.pin(value.atoms, "they are an output of the model")
         elif node.op == "call_function":
             builder.values[node] = _call(builder, node)
         else:
@@ -65,13 +67,6 @@ def _placeholder(builder: GraphBuilder, node: Node) -> None:
         builder.values[node] = builder.constant_value(example.shape, example.item() if known else None)
     else:
         builder.values[node] = node  # a parameter: read by the rule that knows what it is
-
-
-def _output(builder: GraphBuilder, node: Node) -> None:
-    for argument in node.all_input_nodes:
-        for value in values_in(builder.value(argument)):
-            builder.outputs.append(value.atoms.ravel())
-            builder.table.pin(value.atoms, "they are an output of the model")
 
 
 def _call(builder: GraphBuilder, node: Node) -> Any:

@@ -98,11 +98,7 @@ class SoftPruning(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restore(trainer, pl_module)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore(trainer, pl_module)
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore(trainer, pl_module)
+    on_test_start = on_predict_start = on_validation_start
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.pruner is not None:

@@ -62,7 +62,10 @@ class TargetSoftPruner(SoftPruner):
 
     def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sparsity loss of every channel, which channels are chosen, and which of those are still alive."""
-        self._follow_device()
+        device = self.clock.step.device
+        if self._before.device != device:
+            self._before, self._now = self._before.to(device), self._now.to(device)
+            self._shuffle = self._shuffle.to(device)
         terms, alive, dead = [], [], []
         for name, bn in self.norms.items():
             gate = self._soft_gate(name)
@@ -88,12 +91,6 @@ class TargetSoftPruner(SoftPruner):
         joint = (rise <= 0).to(task.dtype)
         sparse = self.strength * torch.where(chosen, terms, 0.0).sum()
         return task * joint.to(task.device) + sparse.to(task.device)
-
-    def _follow_device(self) -> None:
-        device = self.clock.step.device
-        if self._before.device != device:
-            self._before, self._now = self._before.to(device), self._now.to(device)
-            self._shuffle = self._shuffle.to(device)
 
     def after_step(self) -> None:
         self._before.copy_(self._now)

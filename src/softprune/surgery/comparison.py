@@ -164,15 +164,11 @@ def quick_outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
     On a CPU, torch computes a convolution that oneDNN does not take (float64, or oneDNN switched off) group by group: a
     depthwise convolution with a thousand channels is a thousand calls.
     """
-    with _GroupsAtOnce() if _has_many_groups(model) else nullcontext():
-        return outputs_of(model, example)
-
-
-def _has_many_groups(model: nn.Module) -> bool:
-    """Return whether a convolution of `model` has many groups, and no part of it is compiled."""
     modules = list(model.modules())
     compiled = any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)
-    return not compiled and any(isinstance(each, nn.Conv2d) and each.groups >= MANY_GROUPS for each in modules)
+    many = any(isinstance(each, nn.Conv2d) and each.groups >= MANY_GROUPS for each in modules)
+    with _GroupsAtOnce() if many and not compiled else nullcontext():
+        return outputs_of(model, example)
 
 
 class _GroupsAtOnce(TorchFunctionMode):

@@ -226,8 +226,13 @@ class _Probe:
             with attributes_kept(self._copy):  # a copy for every cut would take as long as all the rest
                 cut_(plan, self._copy)
                 got = quick_outputs_of(self._copy, self._input)
+                # Auxiliary heads, and buffers that follow features, show in training mode alone.
                 if in_training and self._training != UNTRAINABLE:
-                    self._check_training()
+                    with state_kept(self._copy):
+                        self._copy.train()
+                        shapes = _output_shapes(self._copy, self._input)
+                    if shapes != self._training:
+                        raise ModelError(f"in training mode outputs became {shapes}, and were {self._training}")
         except Exception as error:
             logger.debug("the trial cut failed", exc_info=True)
             return _shown(error)
@@ -258,14 +263,6 @@ class _Probe:
     def _masked_outputs(self, masks: dict[str, Tensor]) -> list[Tensor]:
         with masks_on(self._copy, masks):
             return quick_outputs_of(self._copy, self._input)
-
-    def _check_training(self) -> None:
-        """Raise unless the cut network also runs in training mode: auxiliary heads, buffers that follow features."""
-        with state_kept(self._copy):
-            self._copy.train()
-            shapes = _output_shapes(self._copy, self._input)
-        if shapes != self._training:
-            raise ModelError(f"in training mode outputs became {shapes}, and were {self._training}")
 
     def _training_shapes(self, model: nn.Module) -> list[tuple[int, ...]]:
         """Return the shapes of the outputs of `model` in training mode."""

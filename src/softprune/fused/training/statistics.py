@@ -46,11 +46,12 @@ def shared_statistics(graph: GraphModule) -> list[Sharing]:
 def share_statistics(graph: GraphModule) -> None:
     """Rewrite these BatchNorms to use the statistics of their parts."""
     known: dict[Node, Node] = {}
+    inputs = graph.graph.find_nodes(op="placeholder")
     for each in shared_statistics(graph):
         for part in each.parts:
             if part not in known:
                 # Directly after the part: a reader may be in a region without gradients.
-                with graph.graph.inserting_after(_last_input(graph) if part.op == "placeholder" else part):
+                with graph.graph.inserting_after(inputs[-1] if part.op == "placeholder" else part):
                     known[part] = graph.graph.call_function(moments, (part,))
         with graph.graph.inserting_before(each.norm):
             together = graph.graph.call_function(torch.cat, ([known[part] for part in each.parts], 1))
@@ -156,7 +157,3 @@ def _written(graph: GraphModule) -> set[int]:
 
 def _storage(node: Node) -> int:
     return int(example(node).untyped_storage()._cdata)
-
-
-def _last_input(graph: GraphModule) -> Node:
-    return next(node for node in reversed(graph.graph.nodes) if node.op == "placeholder")
