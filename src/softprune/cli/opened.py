@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from softprune.config.settings import LARGEST_SIDE, RunConfig
 from softprune.data import DATASETS
 from softprune.data.folder import require_decoder
-from softprune.data.images import evaluation_crop, open_image
+from softprune.data.images import decode_image, evaluation_crop, read_image
 from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.graph.sites import KINDS
 from softprune.models import REGISTRY
@@ -216,7 +216,7 @@ def open_images(files: Sequence[Path], inputs: Inputs) -> Tensor:
     pixels = []
     for file in files:
         try:
-            picture = open_image(file, "L" if channels == 1 else "RGB")
+            picture = decode_image(read_image(file), "L" if channels == 1 else "RGB")
             if inputs.crop:
                 picture = evaluation_crop(picture, height)
         except MemoryError:

@@ -10,7 +10,6 @@ from softprune.cli.app import DataDir, TimeLimit, command, parse_time
 from softprune.cli.output import error_line, print_facts, print_table, say
 from softprune.cli.reports import comparison_rows, method_titles, print_rows
 from softprune.errors import ConfigError, SoftpruneError
-from softprune.runs.folder import RunFolder
 from softprune.train.control import EXIT_STOPPED
 
 if TYPE_CHECKING:
@@ -71,7 +70,11 @@ def sweep(
     make_executor = _executor(on, jobs, device, {name: value for name, value in ray_only.items() if value is not None})
     planned = read_sweep(file, out, data_dir=data_dir)
     if dry_run:
-        rows = [[cell.name, cell.config.method.name, _status(cell.folder), cell.after or "-"] for cell in planned.cells]
+        rows = []
+        for cell in planned.cells:
+            run = cell.folder
+            state = "done" if run.result.is_file() else "started" if run.config.is_file() else "new"
+            rows.append([cell.name, cell.config.method.name, state, cell.after or "-"])
         if as_json:
             print_facts(["run", "method", "state", "after"], rows, as_json=True)
         else:
@@ -111,10 +114,6 @@ def _conclude(planned: "Sweep", jobs: "Sequence[Job]", reason: str | None) -> No
     say(f"{len(done)} of {len(jobs)} runs done: {planned.folder}")
     if code:
         raise typer.Exit(code)
-
-
-def _status(folder: RunFolder) -> str:
-    return "done" if folder.result.is_file() else "started" if folder.config.is_file() else "new"
 
 
 def _executor(on: str, jobs: int | None, device: str, ray_only: dict[str, Any]) -> "Callable[[Path], Executor]":

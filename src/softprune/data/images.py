@@ -248,11 +248,6 @@ def image_tensor(image: Image) -> Tensor:
     return pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels.unsqueeze(0)
 
 
-def open_image(path: Path, mode: str = "RGB") -> Image:
-    """Return an image file in a mode of Pillow. Decoders raise nearly anything where the file is damaged."""
-    return decode_image(read_image(path), mode)
-
-
 def read_image(path: Path) -> bytes:
     """Return the content of an image file."""
     if not path.is_file():  # opening a fifo would block

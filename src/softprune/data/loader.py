@@ -1,5 +1,6 @@
 """Batches of images that worker processes load ahead of their use, in an order that the caller fixes."""
 
+import itertools
 import os
 import signal
 import threading
@@ -8,7 +9,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Sampler, default_collate
 
 from softprune.data.images import BrokenImage, LoadedDataset
 from softprune.errors import DataError
@@ -34,28 +35,18 @@ def broken_images(dataset: LoadedDataset, workers: int) -> Iterator[BrokenImage]
     """Load every image once; yield those that cannot be read, or whose values are not finite."""
     items = [(index, 0) for index in range(len(dataset))]
     loader: DataLoader = DataLoader(
-        _Checked(dataset), 64, sampler=items, collate_fn=_only_broken, num_workers=_at_most_cores(workers)
+        dataset, 64, sampler=items, collate_fn=_checked, num_workers=_at_most_cores(workers)
     )
-    for found in loader:
-        yield from found
+    for index, found in enumerate(itertools.chain.from_iterable(loader)):
+        if isinstance(found, BrokenImage):
+            yield found
+        elif not found:
+            yield BrokenImage(dataset.source(index), "It holds infinity or NaN.")
 
 
-class _Checked(Dataset[BrokenImage | None]):
-    """What is wrong with each image of a data set; None for nothing."""
-
-    def __init__(self, dataset: LoadedDataset) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, item: tuple[int, int]) -> BrokenImage | None:
-        loaded = self.dataset[item]
-        if isinstance(loaded, BrokenImage):
-            return loaded
-        finite = bool(loaded[0].isfinite().all())
-        return None if finite else BrokenImage(self.dataset.source(item[0]), "It holds infinity or NaN.")
-
-
-def _only_broken(items: list[BrokenImage | None]) -> list[BrokenImage]:
-    return [item for item in items if item is not None]
+def _checked(items: list[tuple[Tensor, int] | BrokenImage]) -> list[bool | BrokenImage]:
+    """Return whether each image is finite, or why it could not be read."""
+    return [item if isinstance(item, BrokenImage) else bool(item[0].isfinite().all()) for item in items]
 
 
 def _remove_worker_handler() -> None:

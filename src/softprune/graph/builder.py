@@ -116,7 +116,8 @@ class GraphBuilder:
 
     def where(self, node: Node) -> str:
         """Return the place of `node` in words."""
-        return self.provenance.where(node)
+        _, name = self.provenance.module_of(node)
+        return f"'{name}'" if name else "the model's forward"
 
     def pinned_value(self, shape: Sequence[int], reason: str) -> Value:
         """A tensor that keeps its width whatever is cut."""

@@ -9,11 +9,7 @@ from softprune.graph.capture import Capture
 
 
 class Provenance:
-    """Which module ran a node, and which module owns a parameter.
-
-    Args:
-        model: The model that was captured.
-    """
+    """Which module of the captured model ran a node, and which module owns a parameter."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -51,11 +47,6 @@ class Provenance:
             return "", ""
         key, (name, _) = list(stack.items())[-1]
         return key, self._first_name(name)
-
-    def where(self, node: Node) -> str:
-        """Return the place of `node` in words."""
-        _, name = self.module_of(node)
-        return f"'{name}'" if name else "the model's forward"
 
     def owner(self, node: Node, weight: Any, bias: Node | None) -> tuple[str, bool] | None:
         """Return (module that holds both parameters, whether `node` ran in that module's own forward)."""

@@ -14,7 +14,7 @@ from softprune.config.method import GateStatistics, MaskConfig
 from softprune.errors import ConfigError, ModelError, is_integer
 from softprune.masks.activations import dead_edges
 from softprune.masks.functional import alive_probability, dead_probability, hard_mask, relaxed_sample
-from softprune.masks.sites import alive_at_any_point, dead_at_every_point, site_affine, steepness
+from softprune.masks.sites import dead_at_every_point, site_affine, steepness
 from softprune.rng import Clock, channel_words, logistic_noise
 
 
@@ -160,8 +160,9 @@ class SoftGate(SharedDecision):
         return self._among_allowed(self.alive(bn), -1.0)
 
     def alive(self, bn: _BatchNorm) -> Tensor:
-        """How likely each channel is alive."""
-        return alive_at_any_point(alive_probability(*site_affine(bn), self.config, self.activation, steepness(bn)))
+        """How likely each channel is alive: at the point of the site where it is likeliest."""
+        alive = alive_probability(*site_affine(bn), self.config, self.activation, steepness(bn))
+        return alive if alive.dim() == 1 else alive.amax(0)
 
     def dead_probability(self, bn: _BatchNorm) -> Tensor:
         """How likely each channel is dead."""

@@ -130,8 +130,3 @@ def deciding_affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
 def dead_at_every_point(dead: Tensor) -> Tensor:
     """Return the dead probability of a site from those of its points: the smallest one."""
     return dead if dead.dim() == 1 else dead.amin(0)
-
-
-def alive_at_any_point(alive: Tensor) -> Tensor:
-    """Return the alive probability of a site from those of its points: the largest one."""
-    return alive if alive.dim() == 1 else alive.amax(0)

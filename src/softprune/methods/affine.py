@@ -43,16 +43,13 @@ class LearnedVector(nn.Module):
         # A copy that is moved to another device still shares the values.
         return self if self.is_copy else super()._apply(fn, recurse)
 
-    def take_gradient(self) -> Tensor:
-        """Return the gradient since the last step and reset it."""
-        gradient = self.value.grad
-        self.value.grad = None
-        return torch.zeros_like(self.velocity) if gradient is None else gradient
-
 
 def take_gradients(vectors: Iterable[LearnedVector]) -> list[Tensor]:
-    """Return all gradients, averaged over all processes in one exchange."""
-    gradients = [vector.take_gradient() for vector in vectors]
+    """Return the gradients since the last step, averaged over all processes in one exchange, and reset them."""
+    gradients = []
+    for vector in vectors:
+        gradients.append(torch.zeros_like(vector.velocity) if vector.value.grad is None else vector.value.grad)
+        vector.value.grad = None
     if not is_distributed():
         return gradients
     together = torch.cat(gradients)

@@ -75,10 +75,30 @@ class _Cuts(ForwardAnalysis):
         self.aliases.update(dict.fromkeys(op.aliases, op.name))
 
     def norm(self, op: NormOp, use: Use) -> None:
-        self.modules[op.name] = _cut_norm(op, self.live, self.masks.get(op.name))
+        come, kept = (np.flatnonzero(self.live.is_present(atoms)) for atoms in (op.inputs, op.outputs))
+        self.modules[op.name] = ModuleCut(
+            kind="norm",
+            width_in=len(op.inputs),
+            width_out=len(op.outputs),
+            inputs=tuple(kept.tolist()),
+            outputs=tuple(kept.tolist()),
+            zeroed=_kept(~self.masks[op.name][kept]) if op.name in self.masks else (),
+            **_selection(kept, come),
+        )
 
     def select(self, op: SelectOp) -> None:
-        self.modules[op.name] = _cut_select(op, self.live)
+        source = np.flatnonzero(self.live.is_present(op.source))
+        outputs = self.live.is_present(op.outputs)
+        where = {int(atom): position for position, atom in enumerate(op.source[source])}
+        self.modules[op.name] = ModuleCut(
+            kind="select",
+            width_in=len(op.source),
+            width_out=len(op.outputs),
+            inputs=tuple(source.tolist()),
+            outputs=_kept(outputs),
+            select=tuple(where[int(atom)] for atom in op.inputs[outputs]),
+            source_width=len(source),
+        )
 
     def constant(self, op: ConstantOp) -> None:
         kept, width = _kept(self.live.is_present(op.outputs)), len(op.outputs)
@@ -111,42 +131,11 @@ def _kept(flags: NDArray[np.bool_]) -> Indices:
     return tuple(np.flatnonzero(flags).tolist())
 
 
-def _positions(wanted: IntArray, there: IntArray) -> Indices:
-    """Return the positions of the channels `wanted` in a compact tensor that holds the channels `there`."""
-    return tuple(np.searchsorted(there, wanted).tolist())
-
-
-def _cut_norm(norm: NormOp, live: Liveness, mask: NDArray[np.bool_] | None) -> ModuleCut:
-    there, outputs = live.is_present(norm.inputs), live.is_present(norm.outputs)
-    kept = np.flatnonzero(outputs)
-    come = np.flatnonzero(there)
-    selects = len(kept) != len(come)
-    zeroed = () if mask is None else _kept(~mask[kept])
-    return ModuleCut(
-        kind="norm",
-        width_in=len(norm.inputs),
-        width_out=len(norm.outputs),
-        inputs=tuple(kept.tolist()),
-        outputs=tuple(kept.tolist()),
-        select=_positions(kept, come) if selects else None,
-        source_width=len(come) if selects else 0,
-        zeroed=zeroed,
-    )
-
-
-def _cut_select(op: SelectOp, live: Liveness) -> ModuleCut:
-    source = np.flatnonzero(live.is_present(op.source))
-    outputs = live.is_present(op.outputs)
-    where = {int(atom): position for position, atom in enumerate(op.source[source])}
-    return ModuleCut(
-        kind="select",
-        width_in=len(op.source),
-        width_out=len(op.outputs),
-        inputs=tuple(source.tolist()),
-        outputs=_kept(outputs),
-        select=tuple(where[int(atom)] for atom in op.inputs[outputs]),
-        source_width=len(source),
-    )
+def _selection(kept: IntArray, come: IntArray) -> dict[str, Any]:
+    """Return how a module reads the channels `kept` of a compact tensor that holds the channels `come`."""
+    if len(kept) == len(come):
+        return {}
+    return {"select": tuple(np.searchsorted(come, kept).tolist()), "source_width": len(come)}
 
 
 def _cut_layer(layer: LayerOp, live: Liveness) -> ModuleCut:
@@ -171,15 +160,13 @@ def _cut_layer(layer: LayerOp, live: Liveness) -> ModuleCut:
     missing = np.ones(len(layer.inputs), dtype=bool)
     missing[kept] = False
     folded = layer.groups == 1 and bool((np.abs(live.values[layer.inputs[missing]]) > 0).any())  # NaN is not
-    selects = len(kept) != len(come)
     return ModuleCut(
         **widths,  # type: ignore[arg-type]
         inputs=tuple(kept.tolist()),
         outputs=outputs,
         groups=groups,
-        select=_positions(kept, come) if selects else None,
-        source_width=len(come) if selects else 0,
         folded=folded,
+        **_selection(kept, come),
     )
 
 

@@ -289,7 +289,12 @@ class TrainStep:
         self._forward, self._chain, self._run = self._loss_of, draw_chain, self._step
         if mode == "eager":
             return None
-        snapshot = self._snapshot()
+        counters = [self._clock.step, self._clock.forward, self._position, self._rate]
+        tensors = [*self.model.parameters(), *self.model.buffers(), *counters, self._totals, self._first_bad]
+        if self.pruner is not None:
+            tensors.append(self.pruner.strength)
+        others = [other for other in (self.pruner, self.average) if other is not None]
+        snapshot = Snapshot(tensors, self.optimizer, others)
         try:
             if "compile" in mode:
                 # What is created at first use must exist before the compiler traces, or it compiles twice.
@@ -321,11 +326,3 @@ class TrainStep:
         self._compiler = StepCompiler(*backend, self.device, fit_convolutions=self.options.fits(self.device))
         self._forward = self._compiler(self._loss_of)
         self._chain = self._compiler(draw_chain)
-
-    def _snapshot(self) -> Snapshot:
-        counters = [self._clock.step, self._clock.forward, self._position, self._rate]
-        tensors = [*self.model.parameters(), *self.model.buffers(), *counters, self._totals, self._first_bad]
-        if self.pruner is not None:
-            tensors.append(self.pruner.strength)
-        others = [other for other in (self.pruner, self.average) if other is not None]
-        return Snapshot(tensors, self.optimizer, others)
