@@ -96,7 +96,7 @@ def test_a_folder_arrives_when_its_last_piece_does(tmp_path: Path, monkeypatch: 
 
 def _run(folder: Path, *, finished: bool, method: str = "scp", checkpoint: int = 0) -> None:
     (folder / "checkpoints").mkdir(parents=True)
-    (folder / "config.toml").write_text(f'[method]\nname = "{method}"\n')
+    (folder / "config.toml").write_text(f'[method]\nname = "{method}"\n[records]\n')
     for step in (9, 10):
         (folder / "checkpoints" / f"step-{step:010d}.ckpt").write_bytes(bytes(checkpoint))
     if finished:

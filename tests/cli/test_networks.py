@@ -55,7 +55,7 @@ def test_inspect_a_run(softprune, finished: Path, tmp_path: Path) -> None:
     run = tmp_path / "unfinished"
     run.mkdir()
     text = '[model]\nname = "resnet18"\n[data]\nname = "folder"\nimage_size = 64\n[method]\nexclude = ["layer*"]\n'
-    (run / "config.toml").write_text(text)
+    (run / "config.toml").write_text(text + "[records]\n")
     unknown = softprune("inspect", "unfinished")
     assert unknown.exit_code == 2
     assert "--num-classes" in unknown.stderr
@@ -168,11 +168,13 @@ def test_a_run_does_not_choose_how_much_memory_is_used(softprune, tmp_path: Path
     options = {"data.image_size": 200_000, "train.threads": 10**9, "data.workers": 10**9}
     for key, value in options.items():
         section, name = key.split(".")
-        (run / "config.toml").write_text(f"[{section}]\n{name} = {value}\n")
+        (run / "config.toml").write_text(f"[{section}]\n{name} = {value}\n[records]\n")
         result = softprune(command, "run")
         assert result.exit_code == 2
         assert f"{key} must be a whole number, at least" in " ".join(result.stderr.split())
-    (run / "config.toml").write_text('[model]\nname = "resnet50"\n[data]\nname = "folder"\nimage_size = 4096\n')
+    (run / "config.toml").write_text(
+        '[model]\nname = "resnet50"\n[data]\nname = "folder"\nimage_size = 4096\n[records]\n'
+    )
     result = softprune(command, "run", *(("--num-classes", "2") if command == "inspect" else ()))
     assert result.exit_code == 2
     assert "at most 4,194,304 numbers here. Got data.image_size = 4096" in " ".join(result.stderr.split())
@@ -285,7 +287,7 @@ def test_code_that_only_a_run_names_is_not_imported(softprune, tmp_path: Path, c
     more = ("image.png",) if command == "predict" else ()
     imports = {"model"} | ({"data"} if command in ("evaluate", "compact", "resume", "predict") else set())
     for section in imports | ({"method"} if command in ("evaluate", "compact", "resume") else set()):
-        (run / "config.toml").write_text(f'[{section}]\nname = "helper:make"\n')
+        (run / "config.toml").write_text(f'[{section}]\nname = "helper:make"\n[records]\n')
         result = softprune(command, "run", *more)
         assert result.exit_code == 2
         assert f"add `--{section} helper:make`" in " ".join(result.stderr.split())

@@ -80,7 +80,7 @@ def test_every_record_of_the_repository_is_one(path: Path) -> None:
 def test_a_run_in_training_gives_a_page_of_what_there_is(make_run: Make) -> None:
     folder, record = make_run()
     (folder / "result.json").unlink()
-    (folder / "config.toml").write_text('seed = 3\n[model]\nname = "digits_net"\n[method]\nname = "scp"\n')
+    (folder / "config.toml").write_text('seed = 3\n[model]\nname = "digits_net"\n[method]\nname = "scp"\n[records]\n')
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 12, "lr": 0.')  # cut off by a crash
     run = load_run(folder)

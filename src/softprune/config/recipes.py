@@ -21,6 +21,8 @@ DEFAULT_RECIPE = "digits"
 _DEEPEST = 8
 """Levels of tables and lists in a TOML file; no recipe and no sweep needs more."""
 _TOO_DEEP = f"tables and lists must not be nested more than {_DEEPEST} levels deep."
+_LAST_SECTION = "records"
+"""Of the settings of a run as :func:`dump_config` writes them."""
 _TABLES = ("data.options.", "method.options.", "method.target.", "model.options.")
 """Tables whose keys softprune does not know beforehand."""
 
@@ -246,6 +248,11 @@ def read_config(path: Path) -> RunConfig:
     except ConfigError as error:
         raise ConfigError(f"{str(error).rstrip('.')}. {remedy}") from error
     try:
-        return RunConfig(**values)
+        config = RunConfig(**values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error} {remedy}") from error
+    if _LAST_SECTION not in values:  # the defaults would stand for what is lost
+        raise ConfigError(
+            f"{path} must be complete, to its last section, [{_LAST_SECTION}]. Got a file without it. {remedy}"
+        )
+    return config
