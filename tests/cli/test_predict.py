@@ -46,6 +46,15 @@ def test_predict_agrees_with_the_labels(softprune, finished: Path, tmp_path: Pat
         assert name in bad.stderr
 
 
+def test_names_that_are_no_utf8(softprune, finished: Path, tmp_path: Path) -> None:
+    folder = os.fsdecode(b"\xff")
+    shutil.copytree(finished, tmp_path / folder)
+    Image.new("L", (8, 8)).save(tmp_path / folder / "a.png")
+    head, row = softprune("predict", folder, *OWN, f"{folder}/a.png").output.splitlines()
+    assert row.startswith(r"\udcff/a.png")
+    assert len(head) == len(row)
+
+
 def test_predict_needs_no_data_set_and_has_the_classes_of_training(softprune, finished: Path, tmp_path: Path) -> None:
     """A class that is added to the folder of images afterwards would move the names of all others."""
     run = shutil.copytree(finished, tmp_path / "run")
@@ -116,7 +125,7 @@ def test_inputs_of_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Image.new("L", (8, 8), 255).save("white.png")
     for name in ("grey", "floats"):
         Path(name).mkdir()
-        Path(name, "config.toml").write_text(f'[data]\nname = "my_images:{name}"\n')
+        Path(name, "config.toml").write_text(f'[data]\nname = "my_images:{name}"\n[records]\n')
     inputs = open_inputs(RunFolder("grey"), data="my_images:grey")
     assert torch.equal(open_images([Path("white.png")], inputs), torch.ones(1, 1, 8, 8))
     assert inputs.classes == ("dark", "light")

@@ -157,7 +157,7 @@ def print_table(
     ones first; without them each row becomes a list of its cells. In a pipe every row is one line with all columns.
     Columns of dashes alone are not printed.
     """
-    table = [_Column(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
+    table = [_Column(name, [printable(row[i], "\n\t") for row in rows]) for i, name in enumerate(columns)]
     table = [column for column in table if set(column.cells) != {"-"}]
     if not _out.is_terminal:
         _print_lines(title, table)
@@ -179,7 +179,7 @@ def print_table(
         head = "\n".join(textwrap.wrap(column.name, width)) if right else column.name
         grid.add_column(head, justify="right" if right else "left", min_width=width, no_wrap=right, overflow="fold")
     for row in _rows(table):
-        grid.add_row(*(printable(cell, "\n\t") for cell in row))
+        grid.add_row(*row)
     _out.print(grid, markup=False, soft_wrap=False)
     return left_out
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from softprune import models
@@ -267,11 +267,9 @@ def _other_classes(tensor: Tensor, expected: Tensor) -> bool:
 def check_weights_exist(path: Path) -> None:
     """Raise unless there is a file or the folder of a run at ``path``: opening a fifo would block."""
     if not (path.is_file() or RunFolder(path).config.is_file()):
+        problem = "is neither" if path.exists() else "does not exist; if they were moved, put them or a link there"
         hint = "; name the file in it that holds the weights" if path.is_dir() else ""
-        raise ConfigError(
-            f"model.weights must be a file or the folder of a run. Got {path}, which "
-            f"{'is neither' if path.exists() else 'does not exist'}{hint}."
-        )
+        raise ConfigError(f"model.weights must be a file or the folder of a run. Got {path}, which {problem}{hint}.")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -288,7 +286,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return state["model"]
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return safetensors.torch.load(path.read_bytes())  # load_file refuses a path that is no UTF-8
         _check_no_program(path)
         content = load_tensors(path)
     except FileFormatError:

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -140,10 +139,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     if metadata.get(CHECKSUM) != _digest(header, data):
         raise FileFormatError(f"'{file}' does not match its checksum: it was truncated or changed. {_AGAIN}")
     plans = _plans(file, header)
-    try:
-        tensors = safetensors.torch.load(content)
-    except Exception as error:  # SafetensorError, and KeyError for a dtype that torch does not have
-        raise _unreadable(file, error) from error
+    tensors = _unpack(file, content)
     compact: Model = model
     for plan in plans:
         compact = apply_plan(plan, compact)  # type: ignore[assignment]
@@ -186,17 +182,12 @@ def read_origin(path: str | os.PathLike[str]) -> Origin | None:
 def check_saved_shapes(path: str | os.PathLike[str], model: nn.Module) -> None:
     """Raise unless the tensors of a saved network fit `model` cut by its plans; `model` may be on the meta device.
 
-    Reads the header alone. It tells whether the dense definition is the right one before memory is allocated for it.
+    It tells whether the dense definition is the right one before memory is allocated for it.
     """
     file = saved_path(path)
     for plan in read_plans(file):
         model = apply_plan(plan, model)
-    try:  # the library checks that the file is as long as its header says
-        with safetensors.safe_open(file, "pt") as stored:
-            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
-    except Exception as error:
-        raise _unreadable(file, error) from error
-    _check_shapes(model.state_dict(), shapes)
+    _check_shapes(model.state_dict(), _unpack(file, _read(file, whole=True)[1]))
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -252,8 +243,12 @@ def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
     return header, content
 
 
-def _unreadable(file: Path, error: Exception) -> FileFormatError:
-    return FileFormatError(f"'{file}' is not a readable safetensors file: {error}. {_AGAIN}")
+def _unpack(file: Path, content: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a file. The library would refuse a path that is no UTF-8."""
+    try:
+        return safetensors.torch.load(content)
+    except Exception as error:  # SafetensorError, and KeyError for a dtype that torch does not have
+        raise FileFormatError(f"'{file}' is not a readable safetensors file: {error}. {_AGAIN}") from error
 
 
 def _digest(header: dict[str, Any], data: memoryview) -> str:
@@ -301,7 +296,7 @@ def _plans(file: Path, header: dict[str, Any]) -> list[PrunePlan]:
 
 def _check_tensors(compact: nn.Module, tensors: dict[str, Tensor]) -> None:
     state = _tensors(compact)
-    _check_shapes(state, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    _check_shapes(state, tensors)
     for name, expected in state.items():
         got = tensors[name].dtype
         if got != expected.dtype and not (got in _FLOATS and expected.dtype in _FLOATS):
@@ -314,8 +309,8 @@ def _check_tensors(compact: nn.Module, tensors: dict[str, Tensor]) -> None:
             )
 
 
-def _check_shapes(state: dict[str, Tensor], got: dict[str, tuple[int, ...]]) -> None:
-    expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
+def _check_shapes(state: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    expected, got = ({name: tuple(each.shape) for name, each in found.items()} for found in (state, tensors))
     for name in sorted(expected.keys() | got.keys()):
         if expected.get(name) != got.get(name):
             raise FileFormatError(
