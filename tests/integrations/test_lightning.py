@@ -94,6 +94,16 @@ def test_averaged_weights_are_evaluated_and_cut(first: bool, tmp_path: Path) -> 
     torch.testing.assert_close(compact(x), module.eval().model(x))
 
 
+def test_what_a_target_leaves_is_logged(tmp_path: Path) -> None:
+    pruning = SoftPruning(torch.randn(2, 1, 6, 6), target={"macs": 0.5})
+    trainer = _trainer(tmp_path, enable_checkpointing=False, callbacks=[pruning])
+    trainer.fit(Module(), _loader())
+    logged, status = trainer.callback_metrics, pruning.pruner.status
+    assert logged["softprune/macs_kept"] == pytest.approx(status.cost / status.dense)
+    assert 0 <= logged["softprune/margin"] == pytest.approx(status.margin)
+    assert logged["softprune/strength"] == status.strength
+
+
 def test_resumes_from_lightnings_checkpoint(tmp_path: Path) -> None:
     def fit(epochs: int, checkpoint: Path | None = None) -> tuple[Module, SoftPruning, L.Trainer]:
         module, pruning = Module(), SoftPruning(torch.randn(2, 1, 6, 6), strength=1e-2, seed=3)

@@ -263,7 +263,7 @@ class Budget(Limit):
         alive = 0
         if self.finalised_step is None:
             alive = sum(int(((score > 0) & ~masks[name]).sum()) for name, score in scores.items())
-        self.log_cut(cut, step, alive, sum(self.channels.widths.values()))
+        self.log_cut(cut, step, alive, sum(int((~mask).sum()) for mask in masks.values()))
 
     @torch.no_grad()
     def copy_to(self, network: nn.Module) -> None:

@@ -17,8 +17,8 @@ from softprune.surgery import plain_copy
 
 logger = get_logger(__name__)
 
-MANY_ALIVE = 0.05
-"""The share of all channels that may be removed although they are alive before a warning says so."""
+MANY_ALIVE = 0.5
+"""The share of the removed channels that may be alive before a warning says so."""
 
 
 @dataclass(frozen=True)
@@ -114,23 +114,25 @@ class Limit:
             counts = self._counts = search.fit().counts
         return search.masks(counts)
 
-    def log_cut(self, cut: Cut, step: int | None, alive: int, channels: int) -> None:
-        """Log a final cut. Warn if many of the `channels` were removed `alive`, or if the cut is not near the limit."""
+    def log_cut(self, cut: Cut, step: int | None, alive: int, removed: int) -> None:
+        """Log a final cut. Warn if most of the `removed` channels are `alive`, or if the cut is not near the limit."""
         figure = self.target.figure
         logger.info(
-            "final cut%s: %s of %s (%.2f%%), limit %s",
+            "final cut%s: %s of %s (%.2f%%), limit %s%s",
             "" if step is None else f" after step {step}",
             figure(cut.cost),
             figure(self.dense),
             100 * cut.cost / self.dense,
             figure(self.limit),
+            f"; {alive:,} of {removed:,} removed channels are alive" if alive else "",
         )
-        if alive > MANY_ALIVE * channels:
+        if alive > MANY_ALIVE * removed:
             logger.warning(
-                "softprune: %s channels (%.0f%%) are still alive but must be removed to meet the target. Train longer, "
-                "raise the learning rate (SGD's, as in the paper, prunes faster than Adam's), or relax the target",
+                "softprune: %s of the %s channels that must be removed to meet the target are still alive. If the "
+                "accuracy is too low, train longer, raise the learning rate (SGD's, as in the paper, prunes faster "
+                "than Adam's), or relax the target",
                 f"{alive:,}",
-                100 * alive / channels,
+                f"{removed:,}",
             )
         if cut.cost > self.limit:
             logger.warning(

@@ -91,9 +91,8 @@ class SoftPruning(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.pruner is not None
         self.pruner.end_epoch(trainer.current_epoch)
-        kept = sum(int(mask.sum()) for mask in self.pruner.masks().values())
-        total = sum(site.width for site in self.pruner.sites)
-        pl_module.log("softprune/channels_kept", kept / total, sync_dist=True)  # the same on every rank
+        metrics = {f"softprune/{name}": value for name, value in self.pruner.metrics().items()}
+        pl_module.log_dict(metrics, sync_dist=True)  # the same on every rank
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restore(trainer, pl_module)

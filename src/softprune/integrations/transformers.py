@@ -111,11 +111,10 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is not None and self.pruner is not None and "loss" in logs:
-            kept = sum(int(mask.sum()) for mask in self.pruner.masks().values())
-            share = {"softprune_channels_kept": kept / sum(site.width for site in self.pruner.sites)}
-            logs.update(share)
+            metrics = {f"softprune_{name}": value for name, value in self.pruner.metrics().items()}
+            logs.update(metrics)
             if state.log_history:  # written before callbacks are called
-                state.log_history[-1].update(share)
+                state.log_history[-1].update(metrics)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"

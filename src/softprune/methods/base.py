@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from softprune.budget import Budget, BudgetStatus, Limit
 from softprune.config.target import Target
 from softprune.costs import fastest_multiple, fitting_multiple
-from softprune.errors import ConfigError, first_few, nearest
+from softprune.errors import ConfigError, first_few
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.log import get_logger
 from softprune.masks import Chain, Clock, Gate, draw_chain
@@ -22,12 +22,12 @@ from softprune.methods.masked_model import MaskedModel
 from softprune.methods.optimizer_hooks import OptimizerHooks, check_trains, countable, undecayed_biases, warn_of_decay
 from softprune.methods.options import (
     PrunerOptions,
+    check_keywords,
     check_loss,
     check_made_alike,
     check_state,
     check_strength,
     check_values,
-    keywords_of,
     nothing_to_prune,
 )
 from softprune.plan import coupled_sites, required_sites
@@ -74,10 +74,7 @@ class Pruner(CuttableModel):
     def __init__(
         self, model: nn.Module, example: ExampleLike, *, strength: float = 0.0, **options: Unpack[PrunerOptions]
     ) -> None:
-        unknown = options.keys() - PrunerOptions.__annotations__.keys()
-        if unknown:
-            meant = nearest(min(unknown), keywords_of(type(self)))
-            raise TypeError(f"{type(self).__name__} got an unexpected keyword argument {min(unknown)!r}.{meant}")
+        check_keywords(type(self), options)
         round_to, min_channels = options.get("round_to", 1), options.get("min_channels", 0)
         check_strength(strength)
         check_rounding(1 if round_to == "auto" else round_to, min_channels)
@@ -153,6 +150,14 @@ class Pruner(CuttableModel):
     def status(self) -> BudgetStatus | None:
         """Where the budget is; None without a target. Counts the cost of a cut now, so call it once per epoch."""
         return None if self._limit is None else self._limit.status(self.masks(), float(self.strength))
+
+    def metrics(self) -> dict[str, float]:
+        """Return what to log once per epoch: the strength, what share of the channels stays, and of the target."""
+        kept, status = sum(int(mask.sum()) for mask in self.masks().values()), self.status
+        found = {"channels_kept": kept / sum(site.width for site in self.sites), "strength": float(self.strength)}
+        if status is not None:
+            found |= {f"{status.target}_kept": status.cost / status.dense, "margin": status.margin}
+        return found
 
     def end_epoch(self, epoch: int) -> None:
         """Call after every epoch; most methods do nothing there."""

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypedDict, get_args, get_type_hints, is_typeddict
 
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from softprune.budget import TableLike
 from softprune.config.method import MethodConfig
 from softprune.config.target import TargetLike
-from softprune.errors import CheckpointError, ConfigError, ModelError, is_bool, is_number
+from softprune.errors import CheckpointError, ConfigError, ModelError, is_bool, is_number, nearest
 from softprune.graph import ChannelGraph, check_is_module
 from softprune.masks.gates import check_rounding
 from softprune.module_state import first_uninitialised, non_finite
@@ -25,6 +25,16 @@ RECIPE_KEYS = {
     "total_steps": "train.epochs",
 }
 """Keyword of a pruner -> its key in recipes, where it has one; all others are a method's options."""
+
+_OTHER_PACKAGES = {
+    **dict.fromkeys(("example_inputs", "dummy_input"), "`example`, the second argument"),
+    **dict.fromkeys(("pruning_ratio", "ch_sparsity", "constraints"), '`target`, what stays: {"macs": 0.5}'),
+    "ignored_layers": "`exclude`, the names of BatchNorms, with wildcards",
+    "importance": "another class of softprune.methods, such as L1Pruner",
+    "global_pruning": "the method: a `target` of SoftPruner compares the channels of all layers",
+    "iterative_steps": "`total_steps`, the optimizer steps of the training",
+}
+"""Keyword of Torch-Pruning or ModelOpt -> what stands for it here."""
 
 
 class SiteOptions(TypedDict, total=False):
@@ -73,6 +83,16 @@ def keywords_of(pruner: type) -> tuple[str, ...]:
         if declared or not rest:
             break
     return tuple(dict.fromkeys(names))
+
+
+def check_keywords(pruner: type, given: Mapping[str, Any]) -> None:
+    """Raise a TypeError for a keyword that no method has, with the one that may be meant."""
+    unknown = min(given.keys() - PrunerOptions.__annotations__.keys(), default=None)
+    if unknown is not None:
+        hint = nearest(unknown, keywords_of(pruner))
+        if unknown in _OTHER_PACKAGES:
+            hint = f" In softprune it is {_OTHER_PACKAGES[unknown]}."
+        raise TypeError(f"{pruner.__name__} got an unexpected keyword argument {unknown!r}.{hint}")
 
 
 def options_of(pruner: type) -> tuple[str, ...]:
