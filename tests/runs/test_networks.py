@@ -40,7 +40,8 @@ def test_weights_come_from_safetensors_and_state_dicts(tmp_path: Path) -> None:
     torch.save({"model_state_dict": state, "epoch": 3}, tmp_path / "nested.pt")
     torch.save({f"_orig_mod.{name}": value for name, value in state.items()}, tmp_path / "compiled.pt")
     torch.save({f"_orig_mod.module.{name}": value for name, value in state.items()}, tmp_path / "both.pt")
-    for file in ("w.safetensors", "plain.pt", "ddp.pt", "nested.pt", "compiled.pt", "both.pt"):
+    torch.save({"net": state, "acc": 93.1, "optimizer": {"state": {}}}, tmp_path / "named.pt")
+    for file in ("w.safetensors", "plain.pt", "ddp.pt", "nested.pt", "named.pt", "compiled.pt", "both.pt"):
         loaded = starting_network(ModelConfig(weights=str(tmp_path / file)), 10, 0)[0].state_dict()
         assert all(torch.equal(loaded[name], state[name]) for name in state), file
 
@@ -93,7 +94,10 @@ def test_weights_unpack_to_no_more_than_the_file(tmp_path: Path) -> None:
 def test_files_that_hold_no_state_dict_say_what_to_save(tmp_path: Path) -> None:
     network = starting_network(ModelConfig(), 10, 0)[0]
     torch.save(network, tmp_path / "module.pt")
-    torch.save({"weights": network.state_dict(), "epoch": 3}, tmp_path / "nested.pt")
+    torch.save({"net": network.state_dict(), "critic": network.state_dict()}, tmp_path / "two.pt")
+    endless: dict[str, object] = {"epoch": 3}
+    endless["model"] = endless
+    torch.save(endless, tmp_path / "endless.pt")
     torch.save([torch.zeros(3)], tmp_path / "list.pt")
     torch.save({7: torch.zeros(3), "a": torch.zeros(3)}, tmp_path / "number.pt")
     (tmp_path / "page.pt").write_text("<html>404</html>")
@@ -105,7 +109,8 @@ def test_files_that_hold_no_state_dict_say_what_to_save(tmp_path: Path) -> None:
     for file, says in (
         ("page.pt", "page.pt, which is damaged or holds other objects"),
         ("module.pt", r"module.pt, which is damaged or holds other objects.*save model\.state_dict\(\) instead\.$"),
-        ("nested.pt", "alone or under 'state_dict', 'model_state_dict' or 'model'. Got the keys epoch, weights in"),
+        ("two.pt", "one state_dict, .* under 'state_dict', 'model_state_dict' or 'model'. Got the keys critic, net in"),
+        ("endless.pt", "'model'. Got the keys epoch, model in"),
         ("script.pt", r"a TorchScript program; .* save torch\.jit\.load\('.*script\.pt'\)\.state_dict\(\) instead\.$"),
         ("exported.pt2", r"Got .*, an archive of something else; save model\.state_dict\(\) instead\.$"),
         ("folder", "the folder of a run. Got .*folder, which is neither; name the file in it that holds the weights"),
@@ -128,7 +133,7 @@ def test_averaged_weights_beside_the_network_are_named(tmp_path: Path, caplog: p
     ("content", "says"),
     [
         ({"cuts": ["a plan"], "model": {}}, "must be of a dense network. Got the run .*, whose network was cut"),
-        ({"cuts": [], "model": [1]}, "must hold a state_dict.* Got list in"),
+        ({"cuts": [], "model": [1]}, "must hold one state_dict.* Got list in"),
         ({"model": {}}, "must hold what softprune saved for this network. Got KeyError"),
     ],
 )

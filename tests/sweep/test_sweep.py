@@ -91,7 +91,10 @@ def test_a_file_becomes_a_grid_of_checked_runs(write: Any) -> None:
         ("[[run]]\nrecipe = 'digits'\nafter = 'x'", "Got 'x', which fits 0 of: no run"),
         ("[[run]]\nrecipe = 'digits'\nset = {'method.name' = 'slim'}", "Did you mean 'slimming'"),
         ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = '{after}'}", "the run that `after` names"),
-        ("[[run]]\nrecipe = 'digits'\nset = {'model.weights' = 'gone.pt'}", "gone.pt, which does not exist; if they were moved, put them or a link there"),
+        (
+            "[[run]]\nrecipe = 'digits'\nset = {'model.weights' = 'gone.pt'}",
+            "gone.pt, which does not exist; if they were moved, put them or a link there",
+        ),
         ("[[run]]\nrecipe = 'digits'\nset = 5", "`set` must be a table of settings with a value each. Got 5"),
         ("[[run]]\nrecipe = 'digits'\nset = {'model.name' = 'vgg166'}", "Did you mean 'vgg16'"),
         ("[[run]]\nrecipe = 'digits'\nset = {'model.name' = ':net'}", "module:factory of your own. Got ':net'"),

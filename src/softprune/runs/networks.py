@@ -300,13 +300,18 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             f"model.weights must hold tensors only, so that reading it runs no code. Got {path}, which is damaged "
             "or holds other objects, a whole module for example; save model.state_dict() instead."
         ) from error
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            whole, content = content, content[key]
-            others = [str(each) for each, value in whole.items() if each != key and _is_state(value) and value]
-            if others:  # an average of the weights, for example
-                unused = first_few(others)
-                logger.warning("softprune: of %s only %r is used; to use %s, save it alone", path, key, unused)
+    for _ in range(3):  # a dictionary may contain itself
+        if not isinstance(content, dict) or _is_state(content):
+            break
+        states = [key for key, value in content.items() if _is_state(value) and value]
+        usual = [key for key in ("state_dict", "model_state_dict", "model") if isinstance(content.get(key), dict)]
+        if not usual and len(states) != 1:
+            break
+        key = (usual or states)[0]
+        others = [str(each) for each in states if each != key]
+        if others:  # an average of the weights, for example
+            logger.warning("softprune: of %s only %r is used; to use %s, save it alone", path, key, first_few(others))
+        content = content[key]
     _check_state(content, path)
     return content  # type: ignore[no-any-return]
 
@@ -340,6 +345,6 @@ def _check_state(content: Any, path: Path) -> None:
     if not _is_state(content):
         keys = f"the keys {first_few(sorted(map(str, content)))}" if isinstance(content, dict) else ""
         raise FileFormatError(
-            "model.weights must hold a state_dict, alone or under 'state_dict', 'model_state_dict' or 'model'. "
-            f"Got {keys or type(content).__name__} in {path}."
+            "model.weights must hold one state_dict, alone or in a dictionary, or that of the network under "
+            f"'state_dict', 'model_state_dict' or 'model'. Got {keys or type(content).__name__} in {path}."
         )
