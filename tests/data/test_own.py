@@ -69,10 +69,10 @@ def unequal():
     return made(4), made(4, 1)
 
 def unnamed():
-    return (TensorDataset(torch.zeros(4, 1, 5, 5), torch.arange(4)),) * 2
+    return ([(torch.zeros(1, 5, 5), 1)] * 4,) * 2
 
 def worded():
-    pair = unnamed()
+    pair = (TensorDataset(torch.zeros(4, 1, 5, 5), torch.arange(4)),) * 2
     pair[0].num_classes = "4"
     return pair
 
@@ -118,6 +118,9 @@ def streams():
 
 def three():
     return (made(4),) * 3
+
+def split():
+    return torch.utils.data.random_split(made(8), [6, 2])
 
 def labels():
     return (Items((IMAGE, 0), (IMAGE, 3)),) * 2
@@ -166,6 +169,7 @@ def test_a_pair_of_torch_data_sets(own):
     assert labels.tolist() == [0, 1]
     held = load_data("my_own_data:pair", Path("files"), image_size=32, holdout=5)
     assert (len(held.train), len(held.holdout)) == (15, 5)
+    assert len(load_data("my_own_data:split").test) == 2
 
 
 def test_options_are_arguments_of_the_factory(own):
@@ -276,6 +280,17 @@ def test_the_first_image_is_loaded_once():
 
     assert own_bundle("mine", (Items(), Items()), 0).input_shape == (3, 8, 8)
     assert loaded == [0, 0], "one of each data set"
+
+
+def test_parts_of_a_data_set_have_its_classes():
+    data = torch.utils.data.TensorDataset(torch.zeros(9, 3, 8, 8), torch.arange(9) % 3)
+    parts = torch.utils.data.random_split(data, [6, 3])
+    whole = torch.utils.data.ConcatDataset(parts)
+    assert own_bundle("mine", parts, 0).num_classes == 3
+    data.classes = ["cat", "dog", "cow", "hen"]
+    assert own_bundle("mine", (whole, parts[1]), 0).class_names == ("cat", "dog", "cow", "hen")
+    whole.num_classes = 5
+    assert own_bundle("mine", (whole, parts[1]), 0).num_classes == 5
 
 
 def test_the_number_of_classes_may_be_of_numpy():

@@ -116,7 +116,7 @@ class Limit:
 
     def log_cut(self, cut: Cut, step: int | None, alive: int, removed: int) -> None:
         """Log a final cut. Warn if most of the `removed` channels are `alive`, or if the cut is not near the limit."""
-        figure = self.target.figure
+        figure, many = self.target.figure, alive > MANY_ALIVE * removed
         logger.info(
             "final cut%s: %s of %s (%.2f%%), limit %s%s",
             "" if step is None else f" after step {step}",
@@ -124,9 +124,9 @@ class Limit:
             figure(self.dense),
             100 * cut.cost / self.dense,
             figure(self.limit),
-            f"; {alive:,} of {removed:,} removed channels are alive" if alive else "",
+            f"; {alive:,} of {removed:,} removed channels are alive" if alive and not many else "",
         )
-        if alive > MANY_ALIVE * removed:
+        if many:
             logger.warning(
                 "softprune: %s of the %s channels that must be removed to meet the target are still alive. If the "
                 "accuracy is too low, train longer, raise the learning rate (SGD's, as in the paper, prunes faster "

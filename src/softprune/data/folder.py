@@ -39,7 +39,8 @@ def scan_folder(root: Path) -> tuple[list[str], dict[str, tuple[list[bytes], lis
     if train_only or val_only:
         raise DataError(
             f"{root}/train and {root}/val must have the same class folders. "
-            f"Got {first_few(train_only) or 'none'} only in train and {first_few(val_only) or 'none'} only in val."
+            f"Got {first_few(train_only) or 'none'} only in train and {first_few(val_only) or 'none'} only in val; "
+            "give each class images in both, or remove it."
         )
     return classes["train"], {split: _scan(root / split, classes[split]) for split in SPLITS}
 
@@ -79,7 +80,7 @@ def _classes(root: Path, split: str) -> list[str]:
         here = sorted(entry.name for entry in root.iterdir())
         raise DataError(
             f"Images in folders need {root}/train and {root}/val, each with one folder per class. "
-            f"Got no {folder}; {root} holds {first_few(here) or 'nothing'}."
+            f"Got no {folder}; {root} holds {first_few(here) or 'nothing'}. Rename your folders, or link them there."
         )
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not classes:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from softprune.data.datasets import RENUMBER, ArrayDataset, DataBundle, check_labels, class_numbers
 from softprune.data.images import LoadedDataset, byte_constants, image_tensor, seeded
@@ -96,7 +97,7 @@ def load_own(
     data = call_factory(name, "data.name", options, offered, DataError)
     if isinstance(data, DataBundle):
         return data
-    if not isinstance(data, tuple) or len(data) != 2:
+    if not isinstance(data, tuple | list) or len(data) != 2:  # random_split returns a list
         raise DataError(
             "The factory of data.name must return (train, test), two data sets, or a softprune.data.DataBundle. "
             f"Got {_described(data)} from {name!r}."
@@ -104,7 +105,7 @@ def load_own(
     return _bundle(name, data, seed)
 
 
-def _bundle(name: str, data: tuple[Any, Any], seed: int) -> DataBundle:
+def _bundle(name: str, data: Sequence[Any], seed: int) -> DataBundle:
     parts = []
     for part in data:
         if not isinstance(part, ArrayDataset | LoadedDataset):
@@ -123,20 +124,28 @@ def _bundle(name: str, data: tuple[Any, Any], seed: int) -> DataBundle:
             f"Training and test images must have one shape. Got {shapes[0]} and {shapes[1]} from {name!r}; resize them "
             "in the data set's transform."
         )
-    classes = tuple(map(str, getattr(data[0], "classes", ())))
-    count = len(classes) or getattr(data[0], "num_classes", 0) or _label_range(data[0])[1] + 1
+    whole = [_whole(part) for part in data]
+    classes = tuple(map(str, getattr(whole[0], "classes", ())))
+    count = len(classes) or getattr(whole[0], "num_classes", 0) or _label_range(whole[0])[1] + 1
     if not isinstance(count, Integral) or count < 2:
         raise DataError(
             f"A data set must say how many classes it has, at least 2. Got {count!r} from `classes`, `num_classes` or "
             f"`targets` of {name!r}; set one of them on the training set, or return a DataBundle."
         )
     count = int(count)
-    for part, given in zip(parts, data, strict=True):
+    for part, given in zip(parts, whole, strict=True):
         if isinstance(part, TorchDataset):
             part.num_classes = count
         if getattr(given, "target_transform", None) is None:
             check_labels(*_label_range(given), count, name)
     return DataBundle(name=name, num_classes=count, input_shape=shapes[0], train=train, test=test, class_names=classes)
+
+
+def _whole(data: Any) -> Any:
+    """Return the data set that a subset or a concatenation is of, which knows the classes."""
+    while isinstance(data, Subset | ConcatDataset) and not {"classes", "num_classes", "targets"} & vars(data).keys():
+        data = data.dataset if isinstance(data, Subset) else data.datasets[0]
+    return data
 
 
 def _described(value: Any) -> str:
@@ -164,7 +173,8 @@ def _shape(part: ArrayDataset | LoadedDataset) -> tuple[int, int, int]:
 
 def _label_range(data: Any) -> tuple[int, int]:
     """Return the smallest and the largest label, as far as they can be told without loading images."""
-    labels = data.labels if isinstance(data, ArrayDataset) else getattr(data, "targets", ())
+    known = data.tensors[-1] if isinstance(data, TensorDataset) else ()
+    labels = data.labels if isinstance(data, ArrayDataset) else getattr(data, "targets", known)
     try:
         known = torch.as_tensor(labels)
         return (int(known.min()), int(known.max())) if known.numel() else (0, -1)
