@@ -120,7 +120,7 @@ def test_weights_of_another_kind(softprune, tmp_path: Path) -> None:
         assert result.exit_code == 2
         assert "of another dtype" in result.stderr
     torch.save({1: state[name]}, tmp_path / "weights.pt")
-    assert "must hold a state_dict" in softprune("train", "--dry-run", "--set", "model.weights=weights.pt").stderr
+    assert "must hold one state_dict" in softprune("train", "--dry-run", "--set", "model.weights=weights.pt").stderr
 
 
 def test_a_sweep_has_a_largest_size(tmp_path: Path) -> None:

@@ -158,6 +158,8 @@ def test_a_speed_up_that_the_macs_do_not_explain_has_a_remark(capsys: pytest.Cap
         printed = capsys.readouterr().out
         assert f"Speed-up: {speedup:.2f}x" in printed
         assert (f"The MACs suggest up to {suggested:.1f}x" in printed) == has_remark
+    print_result(result.model_copy(update={"table": table, "compact": result.dense}))
+    assert "The MACs suggest" not in capsys.readouterr().out, "nothing was cut"
 
 
 def test_top5_is_not_in_the_table_of_five_classes_or_fewer(capsys: pytest.CaptureFixture[str]) -> None:

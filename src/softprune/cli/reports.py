@@ -51,7 +51,7 @@ def print_result(result: Result) -> None:
         say()
         say(f"Speed-up: {result.speed_up:.2f}x (latency of {result.latency_batch} images)")
         explained = dense.macs / max(result.compact.macs, 1)
-        if not 1 <= result.speed_up <= _IMPLAUSIBLE * explained:
+        if explained > 1 and not 1 <= result.speed_up <= _IMPLAUSIBLE * explained:
             say(
                 f"The MACs suggest up to {explained:.1f}x. `softprune bench` measures again, with other backends, "
                 "batch sizes and widths (`--round-to 8`), and says what to try. Other programs on this machine disturb "
