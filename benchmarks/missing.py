@@ -154,12 +154,11 @@ QUEUE = (
 comes after networks that cannot, and so fills the ends of sessions."""
 
 NEXT = (
-    "--first cifar100-vgg16-scp-float32 cifar100-densenet40-scp-s0 cifar100-densenet40-scp-s2 --only "
-    "'cifar100-densenet40-*' --most 2 --seconds 1560",
+    "--runs gpu-runs --first cifar100-densenet40-scp-s2 cifar100-densenet40-scp-s1 --only 'cifar100-densenet40-*' "
+    "--most 2 --seconds 1560",
     "--first tinyimagenet-resnet50-scp-ft-strength4.48e-5 --only 'tinyimagenet-*'",
 )
-"""Options of prepare.py for the next sessions: float32 and DenseNet-40, with two minutes for `tests.sh -n 8 -m gpu`;
-ResNet-50.
+"""Options of prepare.py for the next sessions: DenseNet-40, with two minutes for `tests.sh -n 8 -m gpu`; ResNet-50.
 
 DenseNet-40 two at a time: six runs side by side gained little (the eighteenth session), and all end late."""
 

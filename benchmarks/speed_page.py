@@ -45,6 +45,10 @@ concatenations, DenseNet-40's again, take the statistics of every channel once (
 shown: its processes compiled at low priority beside trainings, which slowed them down. DenseNet-40's start-up is that
 of call 6, before its convolutions became products, which take longer to compile.
 
+Call 10 repeats three networks with later code, in the seconds after trainings. All three take longer than in calls 8
+and 9, with masks and without. So did the old and the new code alike in the table of two commits below, where the later
+blocks of every row take longer than its first. The clock of a GPU that was busy before is the likely cause.
+
 {_goal(record["rows"])}
 
 ## Distillation and budgets

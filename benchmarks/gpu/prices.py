@@ -8,6 +8,7 @@ the CPU, which runs beside it do not slow down.
 
 import json
 import math
+import statistics
 import sys
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +19,7 @@ HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent)]
 
 from run_jobs import SHARING  # noqa: E402
-from speed_page import RECORD, _pick  # noqa: E402
+from speed_page import RECORD  # noqa: E402
 
 from softprune.config.settings import RunConfig  # noqa: E402
 from softprune.report import paper_figures  # noqa: E402
@@ -34,8 +35,8 @@ BATCH = 0.63
 """Exponent of the batch: ResNet-56 takes 1.55 times as long for a step with twice the images."""
 FORWARD = 0.25
 """Share of a step that a pass without gradients takes, a teacher's or an evaluation's: ResNet-56 0.22, VGG-16 0.35."""
-FLOAT32 = 3.0
-"""Times bfloat16, from the H200's peak rates; not measured."""
+FLOAT32 = 5.0
+"""Times bfloat16, from VGG-16 beside a DenseNet-40, which had two fifths of its rate alone."""
 SESSIONS = (("2026-11-17T09:13", "2026-11-17T09:39"), ("2026-11-17T12:51", "2026-11-17T13:15"))
 """Begin and end of sessions of which every run has a record, so that the runs beside each are known."""
 
@@ -57,18 +58,18 @@ class Price:
 
 @cache
 def timed() -> dict[str, tuple[float, int, float]]:
-    """Milliseconds of a step, its batch and seconds to start, of the networks that were timed alone."""
+    """Milliseconds of a step, its batch and seconds to start, of the networks that were timed alone.
+
+    The step is the fastest that was measured: what a busy GPU adds is in `SHARING`. The start, with an
+    empty cache, depends on what starts beside it, so it is the median.
+    """
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     rows, batch = record["rows"], record["settings"]["batch"]
-    cold = [row for row in rows if not (row.get("warm_cache") or row.get("crowded_start"))]
-    found = {
-        model: (
-            _pick(rows, model, "fast", True)["ms_per_step"],
-            batch,
-            _pick(cold, model, "fast", True)["startup_seconds"],
-        )
-        for model in {row["model"] for row in rows}
-    }
+    found = {}
+    for model in {row["model"] for row in rows}:
+        fast = [row for row in rows if (row["model"], row["variant"], row["masks"]) == (model, "fast", True)]
+        cold = [row["startup_seconds"] for row in fast if not (row.get("warm_cache") or row.get("crowded_start"))]
+        found[model] = (min(row["ms_per_step"] for row in fast), batch, statistics.median(cold))
     waiting = json.loads(RECORD.with_name("gpu_waiting.json").read_text(encoding="utf-8"))["rows"]
     row = next(row for row in waiting if (row.get("model"), row.get("form")) == ("resnet50_64", "folder"))
     size = round(row["images_per_second"] * row["ms_per_step"] / 1000)

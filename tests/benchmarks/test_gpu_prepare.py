@@ -19,7 +19,7 @@ def test_prices_agree_with_the_times_of_the_records() -> None:
     vggs = [ratio for name, ratio in ratios.items() if "vgg" in name]
     assert len(vggs) >= 9
     assert all(0.9 < ratio < 1.12 for ratio in vggs), ratios
-    assert all(0.9 < ratio < 1.45 for ratio in ratios.values()), ratios
+    assert all(0.9 < ratio < 1.5 for ratio in ratios.values()), ratios
     assert statistics.median(ratios.values()) == pytest.approx(1.0, abs=0.1)
 
 
