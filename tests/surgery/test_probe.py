@@ -16,6 +16,8 @@ from softprune.errors import ModelError
 from softprune.graph.builder import GraphBuilder
 from softprune.graph.ops import ChannelwiseOp
 from softprune.graph.rules.registry import RULES
+from softprune.surgery import trials
+from softprune.surgery.apply import cut_
 
 
 def forgets_one_side(builder: GraphBuilder, node: Any) -> Any:
@@ -175,3 +177,37 @@ def test_sites_that_cannot_be_cut_together_freeze_the_later_one() -> None:
     seen = softprune.inspect(randomise_(Doubled(0)), torch.randn(2, 3, 8, 8), site_kinds=["stream"])
     assert [site.name for site in seen.sites] == ["bn", "bn1", "bn3", "bn4"]
     assert "a trial cut of it failed (outputs of scale" in seen.frozen[0].reason
+
+
+class LiteralViews(nn.Module):
+    """Four views, the second of which has a literal size that only a single channel does not fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(conv(3 if number == 0 else 8, 8) for number in range(5))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(5))
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, (layer, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = F.relu(norm(layer(x)))
+            x = x.view(len(x), 2, -1, *x.shape[2:]).flatten(1, 2) if number == 0 else x
+            x = x.view(len(x), 2, max(x.shape[1] // 2, 2), *x.shape[2:]).flatten(1, 2) if number == 1 else x
+            x = x.reshape(len(x), 2, x.shape[1] // 2, *x.shape[2:]).flatten(1, 2) if number == 2 else x
+            x = x.unflatten(1, (2, x.shape[1] // 2)).flatten(1, 2) if number == 3 else x
+        return self.fc(pooled(x))
+
+
+def test_a_literal_size_is_found_in_few_trials_and_without_a_wider_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def noted_cut_(plan: Any, model: nn.Module) -> None:
+        tried.append(next(model.parameters()).dtype)
+        cut_(plan, model)
+
+    monkeypatch.setattr(trials, "cut_", noted_cut_)
+    seen = softprune.inspect(randomise_(LiteralViews()), torch.randn(2, 3, 8, 8))
+    assert [site.name for site in seen.sites] == ["norms.0", "norms.2", "norms.3", "norms.4"]
+    assert set(tried) == {torch.float32}
+    # Four masks that were cut whole; all sizes, the first and the second frozen; the rest; the three other masks.
+    assert len(tried) == 4 + 3 + 1 + 3

@@ -16,7 +16,7 @@ from softprune.errors import ModelError, first_line
 from softprune.graph import check_is_module
 from softprune.graph.capture import ANALYSIS_BATCH
 from softprune.graph.example import Example, ExampleLike, per_sample
-from softprune.graph.recorder import PROCESS_WIDE, Constants, calls_noted, values_known
+from softprune.graph.recorder import PROCESS_WIDE, Constants, calls_noted, fake_like, values_known
 from softprune.log import get_logger
 from softprune.module_state import attributes_kept
 
@@ -83,7 +83,7 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
         # 2-D product: ATen would batch some of them, which looks like attention, and PyTorch's own attention
         # would take a fused path.
         if id(tensor) not in fakes:
-            copy = fake_mode.from_tensor(tensor.detach())
+            copy = fake_like(fake_mode, tensor)
             fakes[id(tensor)] = copy.requires_grad_(learns and tensor.is_floating_point())
         return fakes[id(tensor)]
 
@@ -94,7 +94,7 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
         try:
             parameters = {name: fake(p, True) for name, p in model.named_parameters(remove_duplicate=False)}
             buffers = {name: fake(b, False) for name, b in model.named_buffers(remove_duplicate=False)}
-            call = example.map(lambda tensor: fake_mode.from_tensor(tensor.detach()))
+            call = example.map(lambda tensor: fake_like(fake_mode, tensor))
             if batch is not None:
                 with fake_mode:
                     call = call.with_batch(batch)

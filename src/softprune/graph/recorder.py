@@ -48,8 +48,8 @@ def record(model: nn.Module, example: Example) -> tuple[list[Node], dict[str, st
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = {name: _fake(mode, tensor) for name, tensor in tensors.items()}
-    call = example.map(lambda tensor: _fake(mode, tensor))
+    fakes = {name: fake_like(mode, tensor) for name, tensor in tensors.items()}
+    call = example.map(lambda tensor: fake_like(mode, tensor))
     recorder = _Recorder(Constants(mode))
     parameters = {recorder.add_input(fake, name.replace(".", "_")): name for name, fake in fakes.items()}
     for tensor in call.tensors():
@@ -113,7 +113,7 @@ class Constants:
         return self._fakes[id(tensor)][1]
 
 
-def _fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+def fake_like(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     """A tensor like `tensor` without data."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
         return mode.from_tensor(tensor.detach())
