@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from browser import Browser, find_browser  # noqa: E402
 from terminal import in_terminal, screens_of  # noqa: E402
 
-from softprune.methods import REGISTRY  # noqa: E402
+from softprune.config.method import TITLES  # noqa: E402
 from softprune.report import render_comparison, render_run  # noqa: E402
 
 LARGEST = 200_000
@@ -54,14 +54,13 @@ def main() -> None:
             terminal_pictures(here, options.out)
         else:
             shutil.copytree(options.run, run)
-        titles = {name: pruner.title for name, pruner in REGISTRY.items()}
         browser = Browser(*found)
         try:
-            report = render_run(run, titles=titles)
+            report = render_run(run, titles=TITLES)
             picture(browser, report, options.out / "report.png", width=1000, height=1480)
             picture(browser, report, options.out / "report-phone.png", width=390, height=1900)
             if options.run is None:
-                page = render_comparison(METHODS, here / "comparison.html", titles)
+                page = render_comparison(METHODS, here / "comparison.html", TITLES)
                 picture(browser, page, options.out / "compare.png", width=1000, height=1800)
         finally:
             browser.close()

@@ -3,6 +3,8 @@
 import errno
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,14 @@ def test_compare_prints_a_row_per_method_and_writes_a_page(softprune, finished: 
     assert "drop" in header
     assert "paper" not in header
     assert [row.split()[0] for row in rows] == ["Dense", "SCP"]
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_pages_and_tables_do_not_wait_for_torch(finished: Path, tmp_path: Path, command: str) -> None:
+    code = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); from softprune.cli import main"
+    arguments = [sys.executable, "-c", f"{code}; main()", command, str(finished), "--out", str(tmp_path / "page.html")]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_compare_takes_a_whole_sweep_and_writes_its_table(softprune, finished: Path, tmp_path: Path) -> None:

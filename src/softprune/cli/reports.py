@@ -10,6 +10,7 @@ import typer
 
 from softprune.cli.app import Json, Run, command
 from softprune.cli.output import format_count, format_cut, format_percent, print_json, print_table, remark, say
+from softprune.config.method import TITLES
 from softprune.errors import ConfigError, printable
 from softprune.io import write_atomically
 from softprune.runs.folder import RunFolder
@@ -71,14 +72,7 @@ def write_report(run: Path, out: Path | None = None, refresh: int = 0) -> Path:
     """
     from softprune.report import render_run
 
-    return render_run(run, out, titles=method_titles(), refresh=refresh)
-
-
-def method_titles() -> dict[str, str]:
-    """Return the titles of the methods by name."""
-    from softprune.methods import REGISTRY
-
-    return {name: pruner.title for name, pruner in REGISTRY.items()}
+    return render_run(run, out, titles=TITLES, refresh=refresh)
 
 
 WATCH_SECONDS = 2.0
@@ -168,7 +162,7 @@ def compare(
     if out is not None and (out.suffix == ".md" or paper):
         _write(out, text, quiet=as_json)
     elif out is not None:
-        page = render_comparison(folders, out, method_titles())
+        page = render_comparison(folders, out, TITLES)
         if not as_json:
             say(f"Comparison: {page}")
 
@@ -180,7 +174,7 @@ def comparison_rows(folders: Sequence[Path]) -> "list[PaperRow]":
     runs, repeats = distinct([load_run(folder) for folder in folders])
     for repeat in repeats:
         remark(printable(f"Left out: {repeat}"))
-    return paper_rows(runs, method_titles())
+    return paper_rows(runs, TITLES)
 
 
 def print_rows(rows: "Sequence[PaperRow]") -> None:

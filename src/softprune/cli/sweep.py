@@ -8,7 +8,8 @@ import typer
 
 from softprune.cli.app import DataDir, TimeLimit, command, parse_time
 from softprune.cli.output import error_line, print_facts, print_table, say
-from softprune.cli.reports import comparison_rows, method_titles, print_rows
+from softprune.cli.reports import comparison_rows, print_rows
+from softprune.config.method import TITLES
 from softprune.errors import ConfigError, SoftpruneError
 from softprune.train.control import EXIT_STOPPED
 
@@ -97,7 +98,7 @@ def _conclude(planned: "Sweep", jobs: "Sequence[Job]", reason: str | None) -> No
             from softprune.report import render_comparison
 
             say(f"Dropped early: {sum(job.state == 'dropped' for job in jobs)} of {len(jobs)} trials.")
-            say(f"Pareto front: {render_comparison(done, planned.folder / 'pareto.html', method_titles())}")
+            say(f"Pareto front: {render_comparison(done, planned.folder / 'pareto.html', TITLES)}")
     except SoftpruneError as error:  # a damaged record must not hide which runs failed
         error_line(str(error))
         code = EXIT_FAILED

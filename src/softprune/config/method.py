@@ -11,6 +11,20 @@ from softprune.config.target import FINAL_AT, read_target
 GateStatistics = Literal["both", "mean", "none"]
 _Probability = Annotated[float, Gt(0), Lt(1)]
 
+TITLES = {
+    "scp": "SCP",
+    "scp-target": "SCP (target ratio)",
+    "slimming": "Slimming",
+    "sfp": "SFP",
+    "fpgm": "FPGM",
+    "sss": "SSS",
+    "variational": "Variational Pruning",
+    "l1": "L1",
+    "random": "Random",
+    "scratch": "Same shape from scratch",
+}
+"""The names of the methods in tables. They stand here since a report is written without torch."""
+
 
 class MaskConfig(Section, section="masks"):
     """Constants of SCP's masks and of its sparsity loss (section 3 of the paper).

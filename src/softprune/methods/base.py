@@ -54,8 +54,6 @@ class Pruner(CuttableModel):
 
     name: ClassVar[str]
     """`method.name` in a recipe; a state to resume from must have the same."""
-    title: ClassVar[str]
-    """Its name in tables."""
     description: ClassVar[str]
     """What it does, in a line."""
     continues: ClassVar[bool] = False

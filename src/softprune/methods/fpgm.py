@@ -43,7 +43,6 @@ class FpgmPruner(ZeroingPruner):
     """
 
     name = "fpgm"
-    title = "FPGM"
     description = "the filters nearest to all others set to zero after every epoch, gradients masked"
     settings = ("norm_ratios", "distance_ratios", "mask_gradients")
 

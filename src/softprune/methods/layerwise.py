@@ -56,7 +56,6 @@ class L1Pruner(LayerwisePruner, FilterPruner):
     """
 
     name = "l1"
-    title = "L1"
     description = "removes the filters of smallest L1 norm from a trained network, once; to be fine-tuned"
     every_norm = False
 
@@ -81,7 +80,6 @@ class RandomPruner(LayerwisePruner):
     """
 
     name = "random"
-    title = "Random"
     description = "random channels: the control for a method's criterion"
 
     def _scores(self, network: nn.Module) -> dict[str, Tensor]:

@@ -53,7 +53,6 @@ class SoftPruner(Pruner):
     """
 
     name = "scp"
-    title = "SCP"
     description = "soft channel pruning: masks from BatchNorm shift and scale, learned with the weights"
     continues = True
     penalised = True

@@ -34,7 +34,6 @@ class TargetSoftPruner(SoftPruner):
     """
 
     name = "scp-target"
-    title = "SCP (target ratio)"
     description = "SCP that ends at a given share of channels, without a search for the strength"
     continues = False
     settings = (*SoftPruner.settings, "ratio")

@@ -71,7 +71,6 @@ class ScratchPruner(StoredPruner):
     """
 
     name = "scratch"
-    title = "Same shape from scratch"
     description = "a finished run's shape trained from new weights: the control for a method's weights"
     continues = True
 

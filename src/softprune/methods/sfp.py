@@ -106,7 +106,6 @@ class SfpPruner(ZeroingPruner):
     """
 
     name = "sfp"
-    title = "SFP"
     description = "the filters of smallest norm set to zero after every epoch, free to grow back"
     settings = ("ratios",)
 

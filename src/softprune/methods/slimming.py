@@ -47,7 +47,6 @@ class SlimmingPruner(OneShotPruner):
     """
 
     name = "slimming"
-    title = "Slimming"
     description = "L1 penalty on BatchNorm scales, then one threshold over all of them; to be fine-tuned"
     settings = ("ratio", "count")
     penalised = True

@@ -168,7 +168,6 @@ class SssPruner(AffinePruner):
     """
 
     name = "sss"
-    title = "SSS"
     description = "a factor on every residual block (or channel), pushed to zero by proximal steps"
     settings = ("structure",)
     penalised = True

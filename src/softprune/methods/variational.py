@@ -67,7 +67,6 @@ class VariationalPruner(AffinePruner, StoredPruner):
     """
 
     name = "variational"
-    title = "Variational Pruning"
     description = "BatchNorm scales with a posterior; those that end at zero are removed (a reconstruction)"
     settings = ("mu_below", "sigma_below")
     penalised = True
