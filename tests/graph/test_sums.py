@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from softprune.costs import cost
 from softprune.graph import trace
 from softprune.graph.sites import KINDS
+from softprune.selection import read_graph
 from softprune.surgery import apply_plan
 
 IMAGE = torch.randn(2, 3, 8, 8)
@@ -106,7 +107,7 @@ def twice(x: Tensor, w: Tensor) -> Tensor:
         (lambda x, w: (x.permute(0, 2, 3, 1) @ w.sin()).permute(0, 3, 1, 2), learned(8, 8), "no parameter"),
         (lambda x, w: x * torch.einsum("bccw->bw", x)[:, None, None], None, "unusual"),
         (twice, learned(8, 8), "with others"),
-        (lambda x, w: (x.reshape(-1, 4, 64) @ w.new_ones(64, 64)).view_as(x), None, "samples in one dimension"),
+        (lambda x, w: (x.reshape(-1, 1, 64) @ w.new_ones(64, 64)).view_as(x), None, "samples in one dimension"),
     ],
 )
 def test_frozen_where_no_dimension_of_the_weight_can_be_cut(
@@ -116,25 +117,46 @@ def test_frozen_where_no_dimension_of_the_weight_can_be_cut(
     assert reason in frozen.reason
 
 
+def of_own(x: Tensor) -> Tensor:
+    """Heads in a dimension of their own."""
+    return x.unflatten(1, (2, -1)).flatten(3)
+
+
+def with_samples(x: Tensor) -> Tensor:
+    """Heads and samples in one dimension, as in BoTNet."""
+    return x.reshape(2 * len(x), -1, x.shape[2:].numel())
+
+
 class Attention(nn.Module):
     """Queries and keys are added up over their channels, in two heads."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
+        self.heads = heads
         self.q, self.k, self.v = (nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(3))
         self.last = nn.Conv2d(8, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part(x).unflatten(1, (2, -1)).flatten(3) for part in (self.q, self.k, self.v))
+        q, k, v = (self.heads(part(x)) for part in (self.q, self.k, self.v))
         return self.last((v @ (q.mT @ k).softmax(-1).mT).reshape(len(x), -1, *x.shape[2:]))
 
 
-def test_a_dead_query_ends_its_key() -> None:
-    model = randomise_(Attention(), 0)
+@pytest.mark.parametrize("heads", [of_own, with_samples])
+def test_a_dead_query_ends_its_key(heads: Callable[[Tensor], Tensor]) -> None:
+    model = randomise_(Attention(heads), 0)
     alive = torch.arange(8) % 4 > 0  # the same channel of both heads is dead
     plan = assert_exact(trace(model, IMAGE), model, {"q.1": alive})
     assert plan.modules["q.0"].outputs == plan.modules["k.0"].outputs == (1, 2, 3, 5, 6, 7)
     assert len(plan.modules["v.0"].outputs) == 8
+    plan = assert_exact(trace(model, IMAGE), model, {"v.1": alive})
+    assert plan.modules["v.0"].outputs == plan.modules["last"].inputs == (1, 2, 3, 5, 6, 7)
+
+
+def test_heads_of_all_samples_in_a_literal_size_are_frozen_by_a_trial_cut() -> None:
+    model = randomise_(Attention(lambda x: x.reshape(-1, 4, x.shape[2:].numel())), 0)
+    graph = read_graph(model, IMAGE)
+    assert not graph.sites
+    assert all("literal size" in frozen.reason for frozen in graph.frozen)
 
 
 class AddedUp(nn.Module):

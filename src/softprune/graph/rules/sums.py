@@ -105,7 +105,7 @@ def product(builder: GraphBuilder, node: Node) -> Any:
     along = [{dim for dim in range(len(labels)) if each.varies_along(dim)} for each in (left, right)]
     if along[0] - along[1] and along[1] - along[0]:
         return builder.opaque(node, f"{node.target} in {builder.where(node)} multiplies each of them with others")
-    repeated = any(np.unique(each.atoms).size < each.atoms.size for each in (left, right))
+    repeated = any(np.unique(atoms).size < atoms.size for atoms in (_untied(builder, left), _untied(builder, right)))
     if repeated and min(along[0] | along[1]) < len(output):
         return builder.opaque(node, f"{node.target} in {builder.where(node)} reads them and samples in one dimension")
     shape = np.broadcast_shapes(left.shape, right.shape)
@@ -152,6 +152,12 @@ def _laid_out(value: Value, own: Sequence[str], labels: Sequence[str]) -> Value:
     missing = tuple(place for place, label in enumerate(labels) if label not in own)
     shape = [value.shape[own.index(label)] if label in own else 1 for label in labels]
     return Value(tuple(shape), np.expand_dims(value.atoms.transpose(order), missing))
+
+
+def _untied(builder: GraphBuilder, value: Value) -> IntArray:
+    """The first of the atoms along dimensions where all are cut together: heads of attention, with their samples."""
+    tied = [dim for dim in range(len(value.shape)) if not differ_along(builder, value, dim)]
+    return value.atoms[tuple(slice(0, 1) if dim in tied else slice(None) for dim in range(len(value.shape)))]
 
 
 def _is_counted(builder: GraphBuilder, node: Node, tensors: Sequence[Node]) -> bool | None:

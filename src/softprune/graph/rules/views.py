@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from softprune.graph.builder import GraphBuilder, Value
 from softprune.graph.channels import IntArray
 from softprune.graph.ops import BinaryOp, ChannelwiseOp, identity
-from softprune.graph.rules.elementwise import equal
+from softprune.graph.rules.elementwise import differ_along, equal
 from softprune.graph.rules.registry import argument, operator_name, rule
 
 
@@ -49,24 +49,28 @@ def merge_counterparts(builder: GraphBuilder, arrays: Sequence[IntArray]) -> Int
     return merged
 
 
-def _bind_rectangle(builder: GraphBuilder, node: Node, value: Value) -> None:
+def _bind_rectangle(builder: GraphBuilder, node: Node, value: Value) -> Value:
     """Tie what a view took apart: the widest dimension may shrink, the others keep their sizes."""
+    if value.shape[:1] == (builder.batch,) and value.varies_along(0) and not differ_along(builder, value, 0):
+        samples = np.split(value.atoms, builder.batch)  # they had one dimension with heads of attention
+        value = Value(value.shape, merge_counterparts(builder, samples))
     wide = [dim for dim, size in enumerate(value.atoms.shape) if size > 1]
     if len(wide) < 2:
-        return
-    widest = 1 if 1 in wide and len(wide) > 2 else max(wide, key=lambda dim: (value.atoms.shape[dim], -dim))
+        return value
+    repeated = wide[0] == 0 and np.unique(value.atoms).size < value.atoms.size  # in every sample
+    widest = 1 if 1 in wide and len(wide) > 2 else max(wide[repeated:], key=lambda dim: (value.atoms.shape[dim], -dim))
     head = value.atoms
     for dim in wide:
         if dim != widest:
             head = head.take([0], axis=dim)
     builder.table.union(np.broadcast_to(head, value.atoms.shape), value.atoms)
     builder.add_unproven_size(node, value.atoms)
+    return value
 
 
 @rule("reshape")
 def reshape(builder: GraphBuilder, node: Node) -> Any:
-    output = run_on_atoms(builder, node)
-    _bind_rectangle(builder, node, output)
+    output = _bind_rectangle(builder, node, run_on_atoms(builder, node))
     _check_sizes(builder, node, output, _sizes(node))
     return output
 
@@ -85,7 +89,7 @@ def as_another(builder: GraphBuilder, node: Node) -> Any:
     output = run_on_atoms(builder, node, tensors=2)
     source, other = builder.value(node.args[0]), builder.value(node.args[1])
     if operator_name(node) != "expand_as":
-        _bind_rectangle(builder, node, output)
+        output = _bind_rectangle(builder, node, output)
     elif source.atoms.size == 1 and _is_stretched(source, other):
         # One channel for all of them, which must not vanish.
         builder.table.pin(source.atoms, f"one of them is broadcast in {builder.where(node)}")
