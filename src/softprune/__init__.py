@@ -11,28 +11,41 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from softprune import bench as bench
-    from softprune import data as data
-    from softprune import export as export
-    from softprune import models as models
-    from softprune.costs import Cost as Cost
-    from softprune.costs import cost as cost
-    from softprune.distillation import distillation_loss as distillation_loss
-    from softprune.errors import SoftpruneError as SoftpruneError
-    from softprune.inspection import Inspection as Inspection
-    from softprune.inspection import inspect as inspect
-    from softprune.masks import MaskConfig as MaskConfig
-    from softprune.methods import Pruner as Pruner
-    from softprune.methods import SoftPruner as SoftPruner
-    from softprune.methods import Summary as Summary
-    from softprune.plan import PrunePlan as PrunePlan
-    from softprune.surgery import apply_plan as apply_plan
-    from softprune.surgery import load as load
-    from softprune.surgery import remap_optimizer as remap_optimizer
-    from softprune.surgery import save as save
-    from softprune.surgery import verify as verify
+    from softprune import bench, data, export, models
+    from softprune.costs import Cost, cost
+    from softprune.distillation import distillation_loss
+    from softprune.errors import SoftpruneError
+    from softprune.inspection import Inspection, inspect
+    from softprune.masks import MaskConfig
+    from softprune.methods import Pruner, SoftPruner, Summary
+    from softprune.plan import PrunePlan
+    from softprune.surgery import apply_plan, load, remap_optimizer, save, verify
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Cost",
+    "Inspection",
+    "MaskConfig",
+    "PrunePlan",
+    "Pruner",
+    "SoftPruner",
+    "SoftpruneError",
+    "Summary",
+    "__version__",
+    "apply_plan",
+    "bench",
+    "cost",
+    "data",
+    "distillation_loss",
+    "export",
+    "inspect",
+    "load",
+    "models",
+    "remap_optimizer",
+    "save",
+    "verify",
+]
 
 _NAMES = {
     "costs": ("Cost", "cost"),
@@ -45,7 +58,6 @@ _NAMES = {
     "surgery": ("apply_plan", "load", "remap_optimizer", "save", "verify"),
 }
 _DEFINED_IN = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = [*_DEFINED_IN, "__version__", "bench", "data", "export", "models"]
 
 if not TYPE_CHECKING:  # a type checker would accept any name of a module that has __getattr__
 
