@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from softprune.errors import ConfigError, SoftpruneError, first_line, nearest
@@ -43,6 +44,7 @@ def check_name(
 
 def _as_factory(name: str) -> str:
     """Return a suggestion for the path of a file, or a dotted name, in place of ``module:factory``."""
+    name = f"{name}:factory" if name.endswith(".py") else name
     path, _, factory = name.rpartition(":" if ":" in name else ".")
     module = path.removeprefix("./").removesuffix(".py").replace("/", ".")
     meant = f"{module}:{factory}"
@@ -66,9 +68,12 @@ def import_factory(name: str, key: str) -> Callable[..., Any]:
     try:
         return getattr(module, factory_name)
     except AttributeError as error:
+        inner = [each for each in vars(module).values() if isinstance(each, ModuleType) and hasattr(each, factory_name)]
+        below = [each.__name__ for each in inner if each.__name__.startswith(f"{module_name}.")]  # such as timm.models
+        meant = f" Did you mean '{below[0]}:{factory_name}'?" if below else ""
         raise ConfigError(
             f"{key} = 'module:factory' must name something in the module. Got {name!r}, and {module_name} has no "
-            f"{factory_name!r}.{nearest(factory_name, dir(module))}"
+            f"{factory_name!r}.{meant or nearest(factory_name, dir(module))}"
         ) from error
 
 

@@ -337,6 +337,8 @@ def test_a_label_that_is_whole(label):
 def test_a_path_or_a_dotted_name_in_place_of_a_factory(own, name):
     with pytest.raises((ConfigError, DataError), match=r"Did you mean 'my_own_data:pair'"):
         load_data(name)
+    with pytest.raises((ConfigError, DataError), match=r"Did you mean 'my_own_data:factory'"):
+        load_data("./my_own_data.py")
 
 
 class _Random(torch.utils.data.Dataset):

@@ -308,6 +308,7 @@ def test_a_factory_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert network.out_features == 4
     for name, message in [
         ("my_own_nets:large", "has no 'large'"),
+        ("torch:BatchNorm2d", "torch has no 'BatchNorm2d'. Did you mean 'torch.nn:BatchNorm2d'?"),
         ("my_own_nets:no", "called with num_classes. Got .* unexpected keyword argument 'num_classes'"),
         (
             "my_own_nets:bad",

@@ -28,7 +28,10 @@ RECIPE_KEYS = {
 
 _OTHER_PACKAGES = {
     **dict.fromkeys(("example_inputs", "dummy_input"), "`example`, the second argument"),
-    **dict.fromkeys(("pruning_ratio", "ch_sparsity", "constraints"), '`target`, what stays: {"macs": 0.5}'),
+    **dict.fromkeys(
+        ("pruning_ratio", "ch_sparsity"), '`target`, what stays: {"macs": 0.5}; L1 and others have a `ratio`'
+    ),
+    "constraints": '`target`, what stays: {"flops": "60%"}',
     "ignored_layers": "`exclude`, the names of BatchNorms, with wildcards",
     "importance": "another class of softprune.methods, such as L1Pruner",
     "global_pruning": "the method: a `target` of SoftPruner compares the channels of all layers",

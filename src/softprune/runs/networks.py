@@ -286,7 +286,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             return state["model"]
     try:
         if path.suffix == ".safetensors":
-            return safetensors.torch.load(path.read_bytes())  # load_file refuses a path that is no UTF-8
+            return dict(sorted(safetensors.torch.load(path.read_bytes()).items()))  # load_file needs UTF-8 paths
         _check_no_program(path)
         content = load_tensors(path)
     except FileFormatError:
