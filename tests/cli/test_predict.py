@@ -46,6 +46,18 @@ def test_predict_agrees_with_the_labels(softprune, finished: Path, tmp_path: Pat
         assert name in bad.stderr
 
 
+def test_images_are_evaluated_in_the_size_of_training(softprune, finished: Path, tmp_path: Path) -> None:
+    shutil.copy(finished / "compact.safetensors", tmp_path / "small.safetensors")
+    for name in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (20, 20)).save(tmp_path / name / "1.png")
+    found = softprune("evaluate", "small", *OWN, "--data", "folder", "--data-dir", ".")
+    assert "images of its own shape, 1x8x8. Got 3x8x8 from folder; if" in " ".join(found.stderr.split())
+    sp.save(sp.load("small", build_network("tiny_networks:tiny", 10)), "small")  # without its origin
+    found = softprune("evaluate", "small", *OWN, "--data", "folder", "--data-dir", ".")
+    assert "needs --input, such as --input 3x224x224." in " ".join(found.stderr.split())
+
+
 def test_names_that_are_no_utf8(softprune, finished: Path, tmp_path: Path) -> None:
     folder = os.fsdecode(b"\xff")
     shutil.copytree(finished, tmp_path / folder)

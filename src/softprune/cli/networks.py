@@ -155,6 +155,7 @@ def evaluate(
     model: Model = "",
     data: DataSet = "",
     method: Method = "",
+    input_shape: Input = "",
     as_json: Json = False,
 ) -> None:
     """Evaluate the masked and the compact network of a run.
@@ -163,7 +164,8 @@ def evaluate(
     """
     from softprune.train.from_checkpoint import evaluate_folder
 
-    found = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data, method=method)
+    shape = parse_shape(input_shape)
+    found = evaluate_folder(run, device=device, data_dir=data_dir, model=model, data=data, method=method, shape=shape)
     if as_json:
         print_json([{"network": name, **vars(totals)} for name, totals in found.items()])
         return

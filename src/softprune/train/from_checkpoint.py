@@ -4,6 +4,7 @@ from pathlib import Path
 
 from softprune.config.settings import DataConfig, ModelConfig, RunConfig
 from softprune.costs import Cost, cost
+from softprune.data import DATASETS
 from softprune.distributed import join_world
 from softprune.errors import ConfigError
 from softprune.models import REGISTRY
@@ -17,12 +18,19 @@ from softprune.train.stage import Stage, recalibrate, restored_stage
 
 
 def evaluate_folder(
-    path: Path, *, device: str = "auto", data_dir: str | None = None, model: str = "", data: str = "", method: str = ""
+    path: Path,
+    *,
+    device: str = "auto",
+    data_dir: str | None = None,
+    model: str = "",
+    data: str = "",
+    method: str = "",
+    shape: tuple[int, ...] = (),
 ) -> dict[str, EvalTotals]:
     """Return the test accuracy of a run's network, as trained ("masked") and "compact", or of a compact network alone.
 
     A compact network inside its run takes the model and the data from the run's configuration. Elsewhere they come
-    from its record of its origin, or from ``model`` and ``data``.
+    from its record of its origin, or from ``model`` and ``data``; so does the ``shape`` of its images.
     """
     run, compact = locate_compact(path)
     is_run = run is not None and run.path == path
@@ -32,13 +40,19 @@ def evaluate_folder(
             f"network. Got {path}, which is neither."
         )
     if run is None:
-        config = _config_outside(compact, model, data)
+        config, shape = _config_outside(compact, model, data, shape)
     else:
         needs = ("model", "data", "method") if is_run else ("model", "data")
         config = named_config(run, model, data, method, needs=needs)
     world = join_world(device)
     set_arithmetic(config, world.device)
     images = open_data(config, world.device, data_dir, download=False, in_memory=False)
+    if shape and shape != images.input_shape:
+        needed, found_shape = ("x".join(map(str, each)) for each in (shape, images.input_shape))
+        raise ConfigError(
+            f"A network must be evaluated with images of its own shape, {needed}. Got {found_shape} from "
+            f"{config.data.name}; if that is right, pass it as --input."
+        )
     evaluator = Evaluator(images, config, world)
     found = {}
     if run is not None and is_run and newest_path(run.checkpoints) is not None:
@@ -54,8 +68,8 @@ def evaluate_folder(
     return found
 
 
-def _config_outside(compact: Path, model: str, data: str) -> RunConfig:
-    """Return the configuration for a compact network outside its run."""
+def _config_outside(compact: Path, model: str, data: str, shape: tuple[int, ...]) -> tuple[RunConfig, tuple[int, ...]]:
+    """Return the configuration for a compact network outside its run, and the shape of its images, if it is known."""
     origin = read_origin(compact)
     # A module:factory is code of whoever wrote the file, and runs only when the user names it.
     if origin is not None and origin.model in REGISTRY:
@@ -66,7 +80,14 @@ def _config_outside(compact: Path, model: str, data: str) -> RunConfig:
             "softprune's own networks. "
             f"Got {'only --model' if model else 'only --data' if data else 'neither'}."
         )
-    return RunConfig(model=ModelConfig(name=model), data=DataConfig(name=data))
+    shape = shape or (() if origin is None else origin.input_shape)
+    if data in DATASETS and DATASETS[data].in_files and not shape:
+        raise ConfigError(
+            f"A compact network that does not record the shape of its images needs --input, such as --input 3x224x224. "
+            f"Got {compact} with images of any size ({data})."
+        )
+    images = DataConfig(name=data, image_size=shape[-1]) if shape else DataConfig(name=data)
+    return RunConfig(model=ModelConfig(name=model), data=images), shape
 
 
 def refuse_dense(config: RunConfig, run: Path) -> None:
