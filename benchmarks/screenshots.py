@@ -30,7 +30,6 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from browser import Browser, find_browser  # noqa: E402
 from terminal import in_terminal, screens_of  # noqa: E402
 
-from softprune.config.method import TITLES  # noqa: E402
 from softprune.report import render_comparison, render_run  # noqa: E402
 
 LARGEST = 200_000
@@ -56,11 +55,11 @@ def main() -> None:
             shutil.copytree(options.run, run)
         browser = Browser(*found)
         try:
-            report = render_run(run, titles=TITLES)
+            report = render_run(run)
             picture(browser, report, options.out / "report.png", width=1000, height=1480)
             picture(browser, report, options.out / "report-phone.png", width=390, height=1900)
             if options.run is None:
-                page = render_comparison(METHODS, here / "comparison.html", TITLES)
+                page = render_comparison(METHODS, here / "comparison.html")
                 picture(browser, page, options.out / "compare.png", width=1000, height=1800)
         finally:
             browser.close()

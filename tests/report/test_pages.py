@@ -190,11 +190,9 @@ def test_identifiers_are_unique_and_references_lead_somewhere(make_run: Make) ->
         assert used <= set(ids)
 
 
-def test_the_title_says_the_method_in_the_words_that_are_given(make_run: Make) -> None:
-    folder = make_run("run", method="slimming")[0]
-    assert '<span class="by">slimming</span>' in render_run(folder).read_text()
-    page = render_run(folder, titles={"slimming": "Slimming of 2017"}).read_text()
-    assert '<span class="by">Slimming of 2017</span>' in page
+def test_the_title_says_the_method(make_run: Make) -> None:
+    for method, title in (("scp-target", "SCP (target ratio)"), ("my-own", "my-own")):
+        assert f'<span class="by">{title}</span>' in render_run(make_run(method, method=method)[0]).read_text()
 
 
 def test_another_methods_run_shows_what_scp_would_have_done(make_run: Make) -> None:
@@ -243,15 +241,14 @@ def test_the_comparison_has_the_papers_figures_beside_ours(make_run: Make, tmp_p
 
     folders = [named("cifar10-vgg16-scp", seed=seed) for seed in (0, 1)]
     folders += [named("my-own", seed=0, level=0.5), named("cifar10-vgg16-slimming", seed=0, method="slimming")]
-    titles = {"scp": "SCP", "slimming": "Slimming"}
-    page = plain(render_comparison(folders, tmp_path / "c.html", titles).read_text())
+    page = plain(render_comparison(folders, tmp_path / "c.html").read_text())
     found = re.search(r'id="beside-paper">.*?</figure>', page, re.DOTALL)
     assert found
     rows = [
         re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
         for row in re.findall(r"<tr>(.*?)</tr>", re.sub(r"<small>(.*?)</small>", r" \1", found[0]), re.DOTALL)
     ]
-    heads, cells = table_cells(paper_rows([load_run(folder) for folder in folders], titles))
+    heads, cells = table_cells(paper_rows([load_run(folder) for folder in folders]))
     assert rows == [heads, *([text if text != "-" else "\N{EM DASH}" for text in line] for line in cells)]
     best = heads.index("best, paper")
     assert [(row[2], row[4], row[best]) for row in rows[1:]] == [

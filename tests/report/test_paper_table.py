@@ -79,7 +79,7 @@ def _variant(name: str, top1: float | None) -> Variant:
 def test_seeds_are_averaged_and_the_drop_is_against_the_dense_runs() -> None:
     dense = [run("cifar10-vgg16-dense", "dense", seed, 93.0 + seed) for seed in (0, 1)]
     pruned = [run("cifar10-vgg16-scp", "scp", seed, 92.0 + 2 * seed, wall_seconds=60.0 + 60 * seed) for seed in (0, 1)]
-    first, second = paper_rows([*pruned, *dense], {"scp": "SCP"})
+    first, second = paper_rows([*pruned, *dense])
     assert (first.method, first.drop.n, first.channels.n) == ("Dense", 0, 0)
     assert (second.method, second.n, second.finetuned) == ("SCP", 2, False)
     assert (second.baseline.mean, second.baseline.deviation) == (93.5, None)  # one number for both
@@ -137,7 +137,7 @@ def test_a_fine_tuned_run_gives_both_rows() -> None:
 
 
 def test_the_ablation_has_a_label_of_its_own() -> None:
-    (row,) = paper_rows([run("x", "scp", config={"masks": {"use_relu": False}})], {"scp": "SCP"})
+    (row,) = paper_rows([run("x", "scp", config={"masks": {"use_relu": False}})])
     assert row.method == "SCP without ReLU"
 
 
@@ -218,7 +218,7 @@ def test_a_record_of_tiny_imagenet_fills_the_rows_of_imagenet_and_is_marked(tmp_
     record = make(tmp_path, "digits_net", epochs=2)
     place = {"name": "tinyimagenet-resnet50-scp-ft", "model": "resnet50_64", "data": "folder"}
     (tmp_path / "result.json").write_text(json.dumps(record | place))
-    rows = paper_rows([load_run(tmp_path)], {"scp": "SCP"})
+    rows = paper_rows([load_run(tmp_path)])
     tables = {title.partition(",")[0]: (title, heads, cells) for title, heads, cells in paper_tables(rows)}
     title, heads, cells = tables["Table 4 of the paper"]
     assert "Tiny-ImageNet as a stand-in for ImageNet" in title
@@ -290,12 +290,12 @@ def test_a_run_to_a_target_of_ones_own_or_on_another_network_is_none_of_the_pape
     amounts = ({"macs": 0.5}, {"macs": "50%"}, {"macs": 60_000_000}, {"params": 0.3})
     targets = [run("cifar10-vgg16-scp", "scp", config={"method": {"target": each}}) for each in amounts]
     other = run("cifar10-vgg19-scp", "scp")  # the name of a recipe, on a VGG-16
-    assert [row.paper for row in paper_rows([*targets, other], {"scp": "SCP"})] == [None] * 5
+    assert [row.paper for row in paper_rows([*targets, other])] == [None] * 5
 
 
 def test_a_run_to_the_papers_flops_has_its_figures_beside_it() -> None:
     theirs = run("cifar100-vgg16-scp", "scp", config={"method": {"target": {"macs": 0.4855}}})
-    (row,) = paper_rows([theirs], {"scp": "SCP"})
+    (row,) = paper_rows([theirs])
     assert row.paper is paper_figures()["cifar100-vgg16-scp"]
     # That is what the recipes ask for where the paper has no strength.
     targets = {name: load_recipe(name).method.target for name in recipe_files() if name in paper_figures()}
@@ -304,5 +304,5 @@ def test_a_run_to_the_papers_flops_has_its_figures_beside_it() -> None:
     for name, target in named.items():
         config = {"method": {"target": target}}
         network = name.split("-")[1]
-        (row,) = paper_rows([run(name, "scp", model=network, config=config)], {"scp": "SCP"})
+        (row,) = paper_rows([run(name, "scp", model=network, config=config)])
         assert row.paper is paper_figures()[name], name

@@ -10,7 +10,6 @@ import typer
 
 from softprune.cli.app import Json, Run, command
 from softprune.cli.output import format_count, format_cut, format_percent, print_json, print_table, remark, say
-from softprune.config.method import TITLES
 from softprune.errors import ConfigError, printable
 from softprune.io import write_atomically
 from softprune.runs.folder import RunFolder
@@ -72,7 +71,7 @@ def write_report(run: Path, out: Path | None = None, refresh: int = 0) -> Path:
     """
     from softprune.report import render_run
 
-    return render_run(run, out, titles=TITLES, refresh=refresh)
+    return render_run(run, out, refresh=refresh)
 
 
 WATCH_SECONDS = 2.0
@@ -162,7 +161,7 @@ def compare(
     if out is not None and (out.suffix == ".md" or paper):
         _write(out, text, quiet=as_json)
     elif out is not None:
-        page = render_comparison(folders, out, TITLES)
+        page = render_comparison(folders, out)
         if not as_json:
             say(f"Comparison: {page}")
 
@@ -174,7 +173,7 @@ def comparison_rows(folders: Sequence[Path]) -> "list[PaperRow]":
     runs, repeats = distinct([load_run(folder) for folder in folders])
     for repeat in repeats:
         remark(printable(f"Left out: {repeat}"))
-    return paper_rows(runs, TITLES)
+    return paper_rows(runs)
 
 
 def print_rows(rows: "Sequence[PaperRow]") -> None:

@@ -9,7 +9,6 @@ import typer
 from softprune.cli.app import DataDir, TimeLimit, command, parse_time
 from softprune.cli.output import error_line, print_facts, print_table, say
 from softprune.cli.reports import comparison_rows, print_rows
-from softprune.config.method import TITLES
 from softprune.errors import ConfigError, SoftpruneError
 from softprune.train.control import EXIT_STOPPED
 
@@ -98,7 +97,7 @@ def _conclude(planned: "Sweep", jobs: "Sequence[Job]", reason: str | None) -> No
             from softprune.report import render_comparison
 
             say(f"Dropped early: {sum(job.state == 'dropped' for job in jobs)} of {len(jobs)} trials.")
-            say(f"Pareto front: {render_comparison(done, planned.folder / 'pareto.html', TITLES)}")
+            say(f"Pareto front: {render_comparison(done, planned.folder / 'pareto.html')}")
     except SoftpruneError as error:  # a damaged record must not hide which runs failed
         error_line(str(error))
         code = EXIT_FAILED

@@ -23,7 +23,7 @@ TITLES = {
     "random": "Random",
     "scratch": "Same shape from scratch",
 }
-"""The names of the methods in tables. They stand here since a report is written without torch."""
+"""The names of the methods in tables. They stand here, not at the methods, since a report is written without torch."""
 
 
 class MaskConfig(Section, section="masks"):

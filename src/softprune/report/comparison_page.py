@@ -1,7 +1,7 @@
 """The page that compares runs."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,11 +22,11 @@ from softprune.report.training import precision_of
 from softprune.runs.reading import Run, load_run
 
 
-def render_comparison(run_dirs: Sequence[Path | str], out: Path | str, titles: Mapping[str, str] | None = None) -> Path:
+def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
     """Write a self-contained HTML page that compares runs, and return its path.
 
     Runs whose configurations differ only in the seed are one experiment, shown with mean and spread. Runs of the
-    paper's recipes are shown with the paper's figures. `titles` names the methods.
+    paper's recipes are shown with the paper's figures.
 
     Raises:
         ConfigError: no run was given.
@@ -54,7 +54,7 @@ def render_comparison(run_dirs: Sequence[Path | str], out: Path | str, titles: M
         notes=_notes(runs, repeats),
         groups=groups,
         summary=_summary(groups, target),
-        paper=_beside_paper(paper_rows([run for run in runs if not run.in_progress], titles)),
+        paper=_beside_paper(paper_rows([run for run in runs if not run.in_progress])),
         pareto=pareto_views(groups),
         overlay=_overlay(groups),
         profiles=list(_profiles(groups)),

@@ -1,11 +1,12 @@
 """The paper's table for a set of runs: a row per method, network and fine-tuning, with the paper's figures."""
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from softprune.config.method import TITLES
 from softprune.report.grouping import Spread, distinct, experiment_key, shared, spread, tell_apart, with_baselines
 from softprune.report.pareto import Spot, front
 from softprune.report.text import cut, known_as
@@ -112,8 +113,8 @@ class _Entry:
         return cut(getattr(self.run.dense, counted), getattr(self.run.compact, counted))
 
 
-def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> list[PaperRow]:
-    """Return the rows by data set, network and the order of the runs. `titles` names the methods.
+def paper_rows(runs: Sequence[Run]) -> list[PaperRow]:
+    """Return the rows by data set, network and the order of the runs.
 
     Of several runs with one configuration and seed the newest is used.
     """
@@ -126,7 +127,7 @@ def paper_rows(runs: Sequence[Run], titles: Mapping[str, str] | None = None) -> 
         # A fine-tuned run before fine-tuning is a row only if no other run has that row.
         if entry.name != run.name and (run.data, run.model, entry.name) in names:
             continue
-        key = (run.data, run.model, _label(run, titles or {}), entry.name, entry.finetuned)
+        key = (run.data, run.model, _label(run), entry.name, entry.finetuned)
         alike.setdefault(key, {}).setdefault(experiment_key(run), []).append(entry)
     networks: dict[tuple[str, str], list[PaperRow]] = {}
     for (data, model, method, *_), experiments in alike.items():
@@ -161,10 +162,10 @@ def _entries(run: Run) -> list[_Entry]:
     return [_Entry(run, run.name.removesuffix(FT), finetuned=False, latencies=times, last=before.top1), after]
 
 
-def _label(run: Run, titles: Mapping[str, str]) -> str:
+def _label(run: Run) -> str:
     if run.method == "dense":
         return "Dense"
-    title = titles.get(run.method, run.method)
+    title = TITLES.get(run.method, run.method)
     return f"{title} without ReLU" if not run.config.masks.use_relu else title
 
 

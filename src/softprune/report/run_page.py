@@ -1,10 +1,11 @@
 """The page of one run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from softprune.config.method import TITLES
 from softprune.report.channels import DropRule, decide, distributions, plane
 from softprune.report.layers import ROWS_SHOWN, flow, segments, skyline
 from softprune.report.page import Column, write_page
@@ -40,12 +41,10 @@ VARIANT_COLUMNS = (
 )
 
 
-def render_run(
-    run_dir: Path | str, out: Path | str | None = None, titles: Mapping[str, str] | None = None, refresh: int = 0
-) -> Path:
+def render_run(run_dir: Path | str, out: Path | str | None = None, refresh: int = 0) -> Path:
     """Write a self-contained HTML page about one run to RUN/report.html or `out`, and return its path.
 
-    A finished run is read from result.json, a run that still trains from metrics.jsonl. `titles` names the methods.
+    A finished run is read from result.json, a run that still trains from metrics.jsonl.
     With `refresh`, an open page reloads itself after this many seconds.
 
     Raises:
@@ -61,7 +60,7 @@ def render_run(
         version=run.environment and run.environment.softprune,
         refresh=refresh,
         run=run,
-        method=(titles or {}).get(run.method, run.method),
+        method=TITLES.get(run.method, run.method),
         precision=precision_of(run),
         headline=_views(run),
         variants=_variants(run),
