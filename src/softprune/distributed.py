@@ -1,7 +1,12 @@
 """Distributed training: the processes that torchrun started, or a single one."""
 
+import copy
+import hashlib
 import os
 import re
+import secrets
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import ConfigError, first_line
-from softprune.log import get_logger
-
-logger = get_logger(__name__)
 
 T = TypeVar("T")
+
+_JOIN_SECONDS = 0.1
+"""How often a process looks whether all have joined."""
 
 
 def is_distributed() -> bool:
@@ -70,8 +75,18 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Wrap the network in DistributedDataParallel.
+    def unused_parameters(self, network: nn.Module, example: Tensor) -> list[nn.Parameter]:
+        """Return the parameters that the output in training does not depend on; none in a single process."""
+        if self.size == 1:
+            return []
+        probe = copy.deepcopy(network).train()
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            probe(example).sum().backward()
+        used = {name for name, parameter in probe.named_parameters() if parameter.grad is not None}
+        return [each for name, each in network.named_parameters() if each.requires_grad and name not in used]
+
+    def wrap(self, model: nn.Module, unused: Sequence[nn.Parameter]) -> nn.Module:
+        """Wrap the network, which has these unused parameters, in DistributedDataParallel.
 
         DDP broadcasts the buffers of rank 0 before each forward, so the running statistics, and with them the
         checkpoint, are those of rank 0.
@@ -79,7 +94,22 @@ class World:
         if self.size == 1:
             return model
         devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=devices)
+        return DistributedDataParallel(_WithUnused(model, unused) if unused else model, device_ids=devices)
+
+
+class _WithUnused(nn.Module):
+    """A network whose output depends on ``unused`` parameters too, with gradient 0: DDP waits for all gradients.
+
+    They are of layers that forward() does not call, or that lie before a dead branch of a compact network. What a
+    method adds to the loss may depend on them, so that DDP cannot search for them itself.
+    """
+
+    def __init__(self, network: nn.Module, unused: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.network, self._unused = network, unused
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images) + sum((0 * parameter).sum() for parameter in self._unused)
 
 
 def join_world(device: str = "auto") -> World:
@@ -91,14 +121,14 @@ def join_world(device: str = "auto") -> World:
     if own.type == "cuda":
         torch.cuda.set_device(own)
     if not dist.is_initialized():
-        _warn_of_shared_store()
         try:
-            dist.init_process_group("nccl" if own.type == "cuda" else "gloo")
+            store, rank, size = _join()
         except ValueError as error:
             raise ConfigError(
                 f"Several processes must have the variables that torchrun sets. Got WORLD_SIZE = {size} and: "
                 f"{first_line(error)}. Start them with torchrun, or unset WORLD_SIZE and RANK to use one process."
             ) from error
+        dist.init_process_group("nccl" if own.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
     return World(rank=dist.get_rank(), size=dist.get_world_size(), device=own)
 
 
@@ -107,19 +137,30 @@ def may_restart() -> bool:
     return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in ("", "0")
 
 
-def _warn_of_shared_store() -> None:
-    """Warn if processes on several nodes may not find each other after a restart.
+def _join() -> "tuple[dist.distributed_c10d.Store, int, int]":
+    """Return a store that only the processes of this attempt use, the rank of this one, and their number.
 
-    They exchange addresses through a store of torchrun, which by default outlives a restart and still has the addresses
-    of the processes before it.
+    torchrun may keep its store when it restarts processes. It then still has the addresses of those before, which the
+    new ones would wait for. Each process therefore writes a word of its own, and all take the part of the store that
+    is named after the words of all. A word of an earlier process names a part that fewer processes take.
     """
-    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    several = int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
-    if shared and several and may_restart():
-        logger.warning(
-            "softprune: after a restart by torchrun, processes on several nodes can wait for each other forever. "
-            "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node before you start torchrun."
-        )
+    # Not every build of torch has them.
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, size = next(rendezvous("env://"))
+    words, parts = [f"softprune/{each}" for each in range(size)], set[str]()
+    store.set(words[rank], secrets.token_hex(16))
+    deadline = time.monotonic() + store.timeout.total_seconds()
+    while time.monotonic() < deadline:
+        part = hashlib.sha256(b"".join(store.multi_get(words))).hexdigest()
+        store.add(part, int(part not in parts))
+        parts.add(part)
+        for each in parts:
+            if store.add(each, 0) == size:
+                return PrefixStore(each, store), rank, size
+        time.sleep(_JOIN_SECONDS)
+    raise dist.DistStoreError(f"fewer than {size} processes at {os.environ.get('MASTER_ADDR')}")
 
 
 def is_lost_process(error: BaseException) -> bool:

@@ -67,7 +67,6 @@ def train_or_resume_in_two(work: str, name: str, rank: int, port: int, time_limi
 
 def train_on_restarting_node(work: str, name: str, port: int) -> None:
     """One of two torchrun agents with one worker each, which restart the workers after a failure."""
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(
         min_nodes=2,
         max_nodes=2,

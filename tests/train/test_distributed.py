@@ -2,7 +2,11 @@
 
 import json
 import socket
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from forked import command_in_two, train_on_restarting_node, train_or_resume_in_
 from killing import fork_server
 from tiny import assert_same, final_state, metrics, tiny_config, tiny_recipe
 
+from softprune import distributed
 from softprune.config.settings import RunConfig
 from softprune.data import load_data
 from softprune.data.batches import EpochSampler, make_batches
@@ -95,6 +100,43 @@ def test_two_processes_train_like_one(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result["environment"]["processes"] == 2
 
 
+ODD_NETWORK = """
+import os
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16)
+        self.again = nn.BatchNorm2d(16, momentum=1.0)
+        self.last, self.head = nn.Conv2d(16, 8, 3, 2, 1), nn.Linear(8, num_classes)
+        self.unused = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        x = self.norm(self.conv(x)).relu()
+        if self.training and os.environ["RANK"] == "1":
+            x = x - 5
+        return self.head(self.last(self.again(x).relu()).relu().mean((2, 3)))
+"""
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_processes_cut_alike_and_have_parameters_without_gradients(tmp_path: Path) -> None:
+    """Dead channels become constants whose sign depends on running statistics, which differ between processes."""
+    tiny_recipe(tmp_path)
+    (tmp_path / "odd.py").write_text(ODD_NETWORK)
+    settings = ("model.name=odd:Odd", "train.compact_at=2", "records.eval_epochs=9", 'method.exclude=["again"]')
+    command, port = ["train", "tiny.toml", "--out", "run", "--epochs", "3"], free_port()
+    for setting in (*settings, "finetune.epochs=1", "finetune.lr=0.01"):
+        command += ["--set", setting]
+    run_together(
+        [(command_in_two, (str(tmp_path), tuple(command), str(tmp_path / f"out{rank}"), rank, port)) for rank in (0, 1)]
+    )
+    assert metrics(tmp_path / "run")[-1]["phase"] == "finetune"
+    assert len(read_newest(tmp_path / "run" / "checkpoints")[1]["cuts"]) == 2
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("forking")
 def test_an_error_of_one_process_is_a_line_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,11 +157,14 @@ def test_only_a_run_of_the_same_settings_is_resumed_by_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     config = tiny_config(tmp_path, "train.epochs=1")
+    assert start(config, "run", time_limit=0.0).stopped
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     with pytest.raises(ConfigError, match=r"that torchrun restarts .* Got none; name it with --out"):
         start(config)
-    assert start(config, "run", time_limit=0.0).stopped
+    for begin in (lambda: start(config, "run", time_limit=0.0), lambda: resume("run", time_limit=0.0)):
+        with pytest.raises(ConfigError, match=r"--time-limit and torchrun's --max-restarts .* Got both: .* Leave one"):
+            begin()
     with pytest.raises(ConfigError, match="run"):
         start(config.replace(seed=1), "run")
     assert start(config, "run").result is not None
@@ -205,23 +250,31 @@ def test_a_world_without_ranks_is_an_error_with_a_remedy(monkeypatch: pytest.Mon
         join_world("cpu")
 
 
-def test_a_restart_that_cannot_work_is_announced(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    elastic = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "3", "GROUP_WORLD_SIZE": "2"}
-    world = {"RANK": "0", "WORLD_SIZE": "2", **elastic}
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend: None)
-    for name in ("get_rank", "get_world_size"):
-        monkeypatch.setattr(torch.distributed, name, lambda: 0)
-    for alone in ({"GROUP_WORLD_SIZE": "1"}, {"TORCHELASTIC_MAX_RESTARTS": "0"}, {"RANK": "1"}):
-        for key, value in {**world, **alone}.items():
-            monkeypatch.setenv(key, value)
-        join_world("cpu")
-    assert not caplog.text
-    for key, value in world.items():
-        monkeypatch.setenv(key, value)
-    join_world("cpu")
-    assert "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in caplog.text
+def test_restarted_processes_do_not_meet_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "_JOIN_SECONDS", 0.001)
+    meeting = import_module("torch.distributed.rendezvous")
+    kept = torch.distributed.HashStore()  # torchrun's, which outlives the processes
+    kept.set_timeout(timedelta(seconds=20))
+    monkeypatch.setattr(meeting, "rendezvous", lambda url: iter([(kept, ranks.pop(), 3)]))
+    for attempt in range(3):
+        ranks = [0, 1, 2]
+        with ThreadPoolExecutor() as pool:
+            early = [pool.submit(distributed._join) for _ in range(2)]
+            time.sleep(0.02)  # they find the word of the process before, if there was one
+            stores = [joined.result()[0] for joined in (*early, pool.submit(distributed._join))]
+        assert not stores[0].check(["address"]), attempt
+        stores[0].set("address", "of this attempt")
+        assert all(store.get("address") == b"of this attempt" for store in stores)
+
+
+def test_processes_that_never_come_are_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "_JOIN_SECONDS", 0.001)
+    kept = torch.distributed.HashStore()
+    kept.set_timeout(timedelta(seconds=0.05))
+    kept.set("softprune/1", "of a process before")
+    monkeypatch.setattr(import_module("torch.distributed.rendezvous"), "rendezvous", lambda url: iter([(kept, 0, 2)]))
+    with pytest.raises(torch.distributed.DistStoreError, match="fewer than 2 processes"):
+        distributed._join()
 
 
 def in_two(work: Path, name: str, time_limit: float | None = None) -> None:

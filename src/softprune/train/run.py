@@ -69,7 +69,7 @@ def start(
             "A run that torchrun restarts (--max-restarts) must name its folder, which the restarted processes resume. "
             "Got none; name it with --out."
         )
-    with _world(device) as world, early_messages() as early:
+    with _world(device, time_limit) as world, early_messages() as early:
         if out is not None and may_restart():
             made = RunFolder(out)  # one of another configuration is refused below, like any existing run
             if world.broadcast(made.config.is_file() and made.read_config() == config):
@@ -125,7 +125,7 @@ def resume(
     config = folder.read_config()
     if data_dir is not None:
         config = config.replace(data=config.data.replace(dir=_absolute(data_dir)))
-    with _world(device) as world:
+    with _world(device, time_limit) as world:
         return _resume(config, folder, world, time_limit, listener)
 
 
@@ -326,8 +326,13 @@ def _free_folder(name: str) -> Path:
 
 
 @contextmanager
-def _world(device: str) -> Iterator[World]:
+def _world(device: str, time_limit: float | None = None) -> Iterator[World]:
     """Join the process group, and leave it again even after an error, which may be that of a lost process."""
+    if time_limit is not None and may_restart():
+        raise ConfigError(
+            "Only one of --time-limit and torchrun's --max-restarts can be used. Got both: torchrun would start a run "
+            "that the limit has stopped again. Leave one out; SIGTERM to torchrun stops a run that may be restarted."
+        )
     try:
         yield join_world(device)
     except RuntimeError as error:

@@ -66,6 +66,7 @@ class Stage:
         if cut and config.method.target:
             config = config.replace(method=config.method.replace(target={}, strength=0.0))
         network = network.to(world.device)
+        self._unused = world.unused_parameters(network, data.example(device=world.device))
         if config.train.sync_batchnorm and world.size > 1 and world.device.type == "cuda":
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         if config.train.channels_last:
@@ -135,7 +136,7 @@ class Stage:
             warmup = round(config.method.strength_warmup_epochs * steps)
             strength = Schedule(base=config.method.strength, warmup_steps=warmup)
         return TrainStep(
-            self.world.wrap(self.network),
+            self.world.wrap(self.network, self._unused),
             self.optimizer,
             make_batches(data, self.sampler, device=self.world.device, accumulate=accumulate, workers=workers),
             schedule=learning_rate(config, steps, finetune),

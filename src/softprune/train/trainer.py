@@ -10,7 +10,7 @@ from torch import nn
 from softprune.config.recipes import config_to_dict
 from softprune.config.settings import RunConfig
 from softprune.data import DataBundle
-from softprune.distributed import World
+from softprune.distributed import World, broadcast_from_rank0_
 from softprune.errors import ConfigError, DataError, ModelError, NonFiniteLoss, SoftpruneError, first_few
 from softprune.log import get_logger
 from softprune.methods import Pruner
@@ -231,6 +231,7 @@ class Trainer:
         old = self.stage
         assert old.pruner is not None
         self.listener.on_phase(f"cutting the network before epoch {self.history.epoch + 1}")
+        broadcast_from_rank0_(*old.network.buffers())  # what folds into a bias depends on the running statistics
         old.pruner.decide()
         self._note_finalised_step(old.pruner)
         self.history.sites.note(old.network)
