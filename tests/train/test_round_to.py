@@ -12,14 +12,12 @@ from softprune.config.method import MethodConfig
 from softprune.config.recipes import dump_config, load_recipe, read_config
 from softprune.config.settings import RunConfig
 from softprune.data import load_data
-from softprune.distributed import World
 from softprune.errors import ConfigError
 from softprune.runs.checkpoint import read_newest
 from softprune.runs.networks import starting_network
 from softprune.train.control import Listener
 from softprune.train.pruner import make_pruner
 from softprune.train.run import resume, start
-from softprune.train.stage import Stage
 
 Tiny = Callable[..., RunConfig]
 
@@ -77,23 +75,17 @@ def test_a_run_that_goes_on_elsewhere_keeps_its_multiple(
     assert metrics(tmp_path / "run") == metrics(tmp_path / "four")
 
 
-class _Second(World):
-    """The second of two processes, whose machine likes another multiple than the first one's."""
-
-    def broadcast(self, value):
-        return 4
-
-    def wrap(self, model):
-        return model
-
-
-def test_several_processes_take_the_first_ones(tiny: Tiny, likes: Callable[[int], list[str]]) -> None:
+def test_several_processes_take_the_first_ones(
+    tiny: Tiny, likes: Callable[[int], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pruner in the second of two processes, whose machine likes another multiple than the first one's."""
     asked = likes(2)
+    for name, value in {"is_initialized": True, "get_world_size": 2, "get_rank": 1}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, src: tensor.fill_(4))
     config, data = tiny("method.round_to=auto"), load_data("digits")
     network = starting_network(config.model, data.num_classes, config.seed)[0]
-    stage = Stage(config, network, data, _Second(1, 2, torch.device("cpu")))
-    assert stage.pruner is not None
-    assert stage.pruner.round_to == 4
+    assert make_pruner(config, network, data.example(), total_steps=9).round_to == 4
     assert not asked
 
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from softprune.budget import Budget, BudgetStatus, Limit
 from softprune.config.target import Target
 from softprune.costs import fastest_multiple, fitting_multiple
+from softprune.distributed import computed_by_rank0
 from softprune.errors import ConfigError, first_few
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.log import get_logger
@@ -95,7 +96,8 @@ class Pruner(CuttableModel):
         self.coupled = coupled_sites(self.graph)
         if round_to == "auto":
             widths = [site.width for site in self.graph.sites]
-            round_to = fitting_multiple(fastest_multiple(device), widths, len(self.required))
+            multiple = computed_by_rank0(lambda: fastest_multiple(device), device)
+            round_to = fitting_multiple(multiple, widths, len(self.required))
         self.round_to, self.min_channels = int(round_to), int(min_channels)
         self.certificate = None
         self.clock = Clock(options.get("seed", 0), device)

@@ -103,13 +103,10 @@ class Stage:
     def _make_pruner(
         self, config: RunConfig, data: DataBundle, state: dict[str, Any] | None, before: "Stage | None"
     ) -> Pruner:
-        """Return the run's pruner. The meaning of round_to = "auto" is found once in a run, by rank 0 alone."""
+        """Return the run's pruner. The meaning of round_to = "auto" is found once in a run."""
         saved = None if state is None else state["pruner"]
         earlier = None if before is None else before.pruner
         multiple = saved["round_to"] if saved is not None else earlier.round_to if earlier is not None else None
-        searches = config.method.round_to == "auto" and multiple is None
-        if searches and not self.world.is_writer:
-            multiple = self.world.broadcast(0)
         if config.method.round_to == "auto" and multiple is not None:
             config = config.replace(method=config.method.replace(round_to=multiple))
         pruner = make_pruner(
@@ -120,8 +117,6 @@ class Stage:
             # A latency target may be out of reach by a measurement of this machine.
             latency_table=saved.get("budget", {}).get("measure") if saved is not None else None,
         )
-        if searches and self.world.is_writer:
-            self.world.broadcast(pruner.round_to)
         pruner.updates_on_step = False  # a captured step runs no Python; the loop updates
         if earlier is not None:
             pruner.clock.load_state_dict(earlier.clock.state_dict())
