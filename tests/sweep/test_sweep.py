@@ -285,6 +285,18 @@ def test_a_stop_during_start_up_is_no_failure(tmp_path: Path, monkeypatch: pytes
     assert runner.run(Recorder(), time_limit=1.5) == "the time limit of 1.5 s"
     # The one that somebody else killed has failed.
     assert [job.state for job in runner.jobs] == ["failed", "stopped"]
+    assert runner.jobs[0].last_lines() == ["ended by signal 15, Terminated"]
+
+
+def test_an_error_of_the_sweep_stops_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(SweepListener):
+        def on_poll(self, jobs: Any) -> None:
+            raise OSError("the terminal is gone")
+
+    runner = SweepRunner(pretend(tmp_path, monkeypatch, one="time.sleep(60)"))
+    with pytest.raises(OSError, match="the terminal is gone"):
+        runner.run(Broken())
+    assert [job.state for job in runner.jobs] == ["stopped"]
 
 
 def test_a_run_that_is_stopped_by_itself_is_named_and_not_waited_for(

@@ -107,7 +107,8 @@ class EpochSampler:
         if self.batch_size % self.world_size:
             raise ConfigError(
                 f"The batch must divide evenly among the {self.world_size} processes. "
-                f"Got a batch size of {self.batch_size}."
+                f"Got a batch size of {self.batch_size}; start as many processes as divide it, or change a new run's "
+                "data.batch_size."
             )
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank must lie in 0 to {self.world_size - 1}. Got {self.rank}.")

@@ -38,6 +38,8 @@ class Job:
     _lock: IO[str] | None = field(default=None, repr=False)
     _began: float = 0.0
     _asked_to_stop: bool = False
+    _code: int | None = None
+    """Exit code of the run's last process here."""
 
     def finished(self) -> bool:
         return self.cell.folder.result.is_file()
@@ -68,11 +70,13 @@ class Job:
                 return [f"not among the best of {why['trials']} trials after epoch {why['epoch']}"]
             except (OSError, ValueError, KeyError, TypeError):
                 return []  # written by hand, or damaged
+        number = -(self._code or 0)
+        killed = [f"ended by signal {number}, {signal.strsignal(number)}"] if number > 0 else []
         try:
             text = self.log.read_text(encoding="utf-8", errors="replace")
         except OSError:
-            return []
-        return [line for line in text.splitlines() if line.strip()][-lines:]
+            return killed
+        return [line for line in text.splitlines() if line.strip()][-lines:] + killed
 
     def lock(self) -> bool:
         """Lock the run. Return False while a process of an earlier sweep, or of another one, works on it."""
@@ -106,7 +110,7 @@ class Job:
         if self.task is None:
             return False
         self.seconds = time.monotonic() - self._began
-        code = self.task.poll()
+        code = self._code = self.task.poll()
         if code is None:
             return False
         self.task = None
@@ -229,6 +233,9 @@ class SweepRunner:
                     if not any(job.state in ("waiting", "running") for job in self.jobs):
                         return None
                     time.sleep(_POLL_SECONDS)
+        except Exception:
+            self._stop_all(SweepListener())  # they would go on without a sweep that stops them
+            raise
         finally:
             self.executor.close()
 
