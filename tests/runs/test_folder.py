@@ -11,7 +11,7 @@ import torch
 from softprune.config.settings import DataConfig, ModelConfig, RunConfig
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
 from softprune.io import write_atomically
-from softprune.runs.environment import command_line, describe_environment, describe_session
+from softprune.runs.environment import describe_session
 from softprune.runs.folder import RunFolder
 from softprune.runs.reading import read_metrics
 from softprune.runs.result import Epoch, Session
@@ -267,18 +267,6 @@ def test_a_broken_configuration_is_named_once_with_a_way_out(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match="Restore the file") as caught:
             folder.read_config()
         assert str(caught.value).count(str(folder.config)) == 1
-
-
-def test_the_environment_is_recorded() -> None:
-    environment = describe_environment(torch.device("cpu"))
-    assert environment.torch == torch.__version__
-    assert environment.threads == torch.get_num_threads()
-    assert environment.device.startswith("CPU (")
-
-
-def test_commands_are_recorded_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/bin/softprune", "train", "a\nb", "\udcff", "\x1b[31m"])
-    assert command_line() == r"softprune train 'a\nb' '\udcff' '\x1b[31m'"
 
 
 @pytest.mark.parametrize("path", ["/", "."])

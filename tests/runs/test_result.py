@@ -118,7 +118,16 @@ def test_a_second_line_for_an_epoch_replaces_the_first(make_run: Make) -> None:
     (folder / "result.json").unlink()
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({**record["epochs"][3], "test_top1": 12.34}) + "\n")
-    assert load_run(folder).epochs[3].test_top1 == 12.34
+    run = load_run(folder)
+    assert run.epochs[3].test_top1 == 12.34
+    assert len(run.notes) == 1, "all lines are complete"
+    assert (run.name, run.dense, run.compact) == (folder.name, run.epochs[0].totals, run.epochs[-1].totals)
+    assert run.last is not None
+    assert run.best is not None
+    assert run.last.top1 == run.compact_top1 == run.epochs[-1].test_top1
+    (folder / "metrics.jsonl").write_text(json.dumps({**record["epochs"][0], "test_top1": None}) + "\n")
+    run = load_run(folder)
+    assert run.last is run.best is run.compact_top1 is None
 
 
 def test_unknown_numbers_are_unknown_not_wrong(make_run: Make) -> None:
@@ -209,7 +218,7 @@ def test_crafted_files_are_format_errors(content: bytes, make_run: Make) -> None
 
 
 def test_files_that_are_not_there(make_run: Make, tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"must hold result\.json, or metrics\.jsonl"):
+    with pytest.raises(FileFormatError, match=r"must hold result\.json, or metrics\.jsonl .* Give the folder that"):
         load_run(tmp_path / "nothing")
     folder, _ = make_run()
     with pytest.raises(FileFormatError, match=r"It holds several runs: .* use `softprune compare "):

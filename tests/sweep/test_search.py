@@ -103,11 +103,15 @@ class Trial:
     def __init__(self, folder: Path, name: str, top1: float, macs: int, epoch: int = 0) -> None:
         self.state, self.why = "running", None
         path = folder / f"{name}.jsonl"
-        row = {"epoch": epoch, "step": 1, "lr": 0.1, "train_loss": 1.0, "train_top1": 1.0, "seconds": 1.0}
-        row |= {"images_per_second": 1.0, "channels": 1, "params": 1, "macs": macs, "test_top1": top1}
-        path.write_text(json.dumps(row) + "\n")
         config = SimpleNamespace(train=SimpleNamespace(epochs=9))
         self.cell = SimpleNamespace(name=name, run="r", folder=SimpleNamespace(metrics=path), config=config)
+        self.add_epoch(top1, macs, epoch)
+
+    def add_epoch(self, top1: float, macs: int, epoch: int) -> None:
+        row = {"epoch": epoch, "step": 1, "lr": 0.1, "train_loss": 1.0, "train_top1": 1.0, "seconds": 1.0}
+        row |= {"images_per_second": 1.0, "channels": 1, "params": 1, "macs": macs, "test_top1": top1}
+        with self.cell.folder.metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
     def drop(self, why: dict[str, Any]) -> None:
         self.why = why
@@ -125,10 +129,10 @@ def dropped(folder: Path, *figures: tuple[float, int]) -> list[bool]:
 
 
 def test_the_best_third_continues(tmp_path: Path) -> None:
-    assert dropped(tmp_path, (90, 5), (80, 5), (70, 5), (95, 5), (91, 5), (60, 5)) == [
+    assert dropped(tmp_path, (90, 5), (70, 5), (80, 5), (95, 5), (91, 5), (60, 5)) == [
         False,  # the first
         True,  # second of two
-        True,
+        True,  # second of three
         False,
         False,  # second of five: among the best third
         True,
@@ -144,6 +148,20 @@ def test_trials_of_another_sweep_on_the_same_folder_count(tmp_path: Path) -> Non
         halving.drop_losers([other, own])  # type: ignore[list-item]
     assert other.why is None
     assert own.why == {"epoch": 1, "top1": 80, "macs": 5, "trials": 2}
+
+
+def test_a_trial_is_judged_once_at_each_rung(tmp_path: Path) -> None:
+    halving, early, starting = Halving(search(factor=3)), Trial(tmp_path, "early", 60, 5), Trial(tmp_path, "new", 0, 5)
+    starting.cell.folder.metrics.unlink()
+    halving.drop_losers([starting, early])  # type: ignore[list-item]
+    better = [Trial(tmp_path, str(top1), top1, 5) for top1 in (70, 80, 90)]
+    early.add_epoch(60, 5, 1)
+    halving.drop_losers([early, *better])  # type: ignore[list-item]
+    assert early.why is None, "it was the best after its first epoch, and the second one is no rung"
+    for trial in (*better, early):
+        trial.add_epoch(60 - 59 * (trial is early), 5, 2)
+    halving.drop_losers([*better, early])  # type: ignore[list-item]
+    assert early.why == {"epoch": 3, "top1": 1, "macs": 5, "trials": 4}
 
 
 def test_fewer_macs_outweigh_accuracy(tmp_path: Path) -> None:
@@ -183,13 +201,16 @@ def test_a_dropped_trial_stays_dropped(tmp_path: Path) -> None:
     folder = SimpleNamespace(result=tmp_path / "result.json")
     job = Job(SimpleNamespace(folder=folder), tmp_path / "a.log")  # type: ignore[arg-type]
     assert job.idle_state() == "waiting"
-    codes = iter([None, 75])
-    job.task = SimpleNamespace(terminate=lambda: None, poll=lambda: next(codes))  # type: ignore[assignment]
+    codes, asked = iter([None, 75]), list[str]()
+    job.task = SimpleNamespace(terminate=lambda: asked.append("to end"), poll=lambda: next(codes))  # type: ignore[assignment]
     job.drop({"epoch": 1, "trials": 6})
+    assert asked == ["to end"]
     assert not job.poll()
     assert job.poll()
     assert (job.state, job.idle_state()) == ("dropped", "dropped")
     assert job.last_lines() == ["not among the best of 6 trials after epoch 1"]
+    job.dropped_file.write_text("by hand")
+    assert job.last_lines() == []
     folder.result.touch()  # it ended before the signal came
     assert job.idle_state() == "done"
 

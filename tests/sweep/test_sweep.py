@@ -272,7 +272,7 @@ def test_a_stop_lets_the_runs_save(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     began = time.monotonic()
     recorder = Recorder()
     assert runner.run(recorder, time_limit=1.5) == "the time limit of 1.5 s"
-    assert time.monotonic() - began < 30
+    assert 1 < runner.jobs[0].seconds < time.monotonic() - began < 30
     assert (tmp_path / "saved").exists()
     assert [job.state for job in runner.jobs] == recorder.seen == ["stopped", "waiting"]
 
@@ -293,10 +293,13 @@ def test_an_error_of_the_sweep_stops_its_runs(tmp_path: Path, monkeypatch: pytes
         def on_poll(self, jobs: Any) -> None:
             raise OSError("the terminal is gone")
 
+    closed: list[LocalPool] = []
+    monkeypatch.setattr(LocalPool, "close", lambda pool: closed.append(pool))
     runner = SweepRunner(pretend(tmp_path, monkeypatch, one="time.sleep(60)"))
     with pytest.raises(OSError, match="the terminal is gone"):
         runner.run(Broken())
     assert [job.state for job in runner.jobs] == ["stopped"]
+    assert closed == [runner.executor]
 
 
 def test_a_run_that_is_stopped_by_itself_is_named_and_not_waited_for(

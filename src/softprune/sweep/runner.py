@@ -234,7 +234,7 @@ class SweepRunner:
                         return None
                     time.sleep(_POLL_SECONDS)
         except Exception:
-            self._stop_all(SweepListener())  # they would go on without a sweep that stops them
+            self._stop_all(SweepListener())  # they would continue without a sweep that stops them
             raise
         finally:
             self.executor.close()
