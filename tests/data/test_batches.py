@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from softprune.data import ArrayDataset, Augmentation, DataBundle, load_data
+from softprune.data.augment import erased_pixels
 from softprune.data.batches import ArrayBatches, EpochSampler, LoaderBatches, augmented_batch, image_words, make_batches
-from softprune.data.mixing import erased_pixels
 from softprune.errors import ConfigError
 from softprune.rng import Clock, uniform_noise
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from softprune.data import BatchLoader, load_data, loader
-from softprune.data.crops import random_box
+from softprune.data.augment import random_box
 from softprune.data.images import BrokenImage, decode_image, normalised
 from softprune.errors import DataError
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from softprune.data import ArrayDataset, load_data
+from softprune.data.augment import CROP_TRIES, random_box, random_boxes, resized_crops
 from softprune.data.batches import EpochSampler, augmented_batch, image_words, make_batches
-from softprune.data.crops import TRIES, random_box, random_boxes, resized_crops
 from softprune.data.datasets import Augmentation
 from softprune.errors import DataError
 from softprune.rng import Clock
@@ -53,7 +53,7 @@ def test_resized_crops_are_those_of_pillow(shape):
 def test_boxes_are_distributed_as_those_of_single_images(shape):
     count, chance = 4000, random.Random(0)
     single = torch.tensor([random_box(*shape, chance) for _ in range(count)], dtype=torch.float32).T
-    u = torch.rand(2 + 2 * TRIES, count, generator=torch.Generator().manual_seed(0))
+    u = torch.rand(2 + 2 * CROP_TRIES, count, generator=torch.Generator().manual_seed(0))
     boxes = random_boxes(*shape, u[:2], u[2:])
     top, left, height, width = boxes
     assert bool(((top >= 0) & (left >= 0) & (top + height <= shape[0]) & (left + width <= shape[1])).all())
@@ -64,7 +64,7 @@ def test_boxes_are_distributed_as_those_of_single_images(shape):
 
 
 def test_where_no_crop_fits_the_centre_is_taken():
-    u = torch.zeros(2 + 2 * TRIES, 1)
+    u = torch.zeros(2 + 2 * CROP_TRIES, 1)
     u[2:] = 1.0  # the whole area, and 4 to 3
     assert random_boxes(30, 30, u[:2], u[2:]).flatten().tolist() == [0, 0, 30, 30]
     assert random_boxes(90, 30, u[:2], u[2:]).flatten().tolist() == [25, 0, 40, 30]

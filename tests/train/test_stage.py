@@ -8,7 +8,7 @@ import torch
 
 from softprune.config.settings import RunConfig
 from softprune.data import EpochSampler, load_data
-from softprune.data.mixing import Mixing
+from softprune.data.augment import Mixing
 from softprune.distributed import World
 from softprune.errors import ConfigError, NonFiniteLoss
 from softprune.methods import SoftPruner

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from softprune.data import ArrayDataset, Augmentation, DataBundle
+from softprune.data.augment import Mixing, mixed
 from softprune.data.batches import EpochSampler, make_batches
-from softprune.data.mixing import Mixing, mixed
 from softprune.errors import CheckpointError, ConfigError, NonFiniteLoss
 from softprune.masks import Clock, MaskConfig, SoftGate, mask_, sparsity_loss
 from softprune.masks.sampling import hook_root_

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from softprune.data import crops, mixing
+from softprune.data import augment
 from softprune.data.datasets import ArrayDataset, Augmentation, DataBundle
 from softprune.data.images import normalised
 from softprune.data.loader import BatchLoader
@@ -19,7 +19,7 @@ _IMAGES = 0x696D6167
 
 def image_words(seed: int, batch_size: int, device: torch.device | str | None = None) -> Tensor:
     """Return the constant part of the hash, a row for each draw: rows, columns, flips, erasing, resized crops."""
-    draws = 3 + mixing.DRAWS + 2 * crops.TRIES
+    draws = 3 + augment.ERASING_DRAWS + 2 * augment.CROP_TRIES
     return channel_words(seed, _IMAGES, draws * batch_size, device).view(draws, batch_size)
 
 
@@ -34,20 +34,20 @@ def augmented_batch(
     """
     if augmentation == Augmentation():
         return data.batch(indices)
-    place, erasing, shape = words.split([3, mixing.DRAWS, 2 * crops.TRIES])
+    place, erasing, shape = words.split([3, augment.ERASING_DRAWS, 2 * augment.CROP_TRIES])
     u = uniform_noise(clock, place)
     flipped = u[2] >= 0.5 if augmentation.flip else None
     pixels = data.images.index_select(0, indices)
     inside: Tensor | None = None
     if augmentation.resize:
         height, width = pixels.shape[-2:]
-        boxes = crops.random_boxes(height, width, u[:2], uniform_noise(clock, shape))
-        pixels = crops.resized_crops(pixels, boxes, augmentation.resize, flipped)
+        boxes = augment.random_boxes(height, width, u[:2], uniform_noise(clock, shape))
+        pixels = augment.resized_crops(pixels, boxes, augmentation.resize, flipped)
     else:
         pixels, inside = _shifted(pixels, u[:2], augmentation.pad, flipped)
     images = data.normalise(pixels)
     if augmentation.erasing:
-        kept = ~mixing.erased_pixels(uniform_noise(clock, erasing), augmentation.erasing, *pixels.shape[-2:])
+        kept = ~augment.erased_pixels(uniform_noise(clock, erasing), augmentation.erasing, *pixels.shape[-2:])
         inside = kept if inside is None else inside & kept
     images = images if inside is None else torch.where(inside[:, None], images, 0.0)
     return images, data.labels.index_select(0, indices)

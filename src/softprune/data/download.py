@@ -25,9 +25,19 @@ def fetch_archive(url: str, sha256: str, folder: str, root: Path) -> Path:
     """
     goal = root / folder
     with _downloaded(url, root) as archive:
-        _check(archive, sha256, url)
+        with archive.open("rb") as file:
+            got = hashlib.file_digest(file, "sha256").hexdigest()
+        if got != sha256:
+            raise DataError(
+                f"The file from {url} must have the SHA-256 {sha256}. Got {got}: it is damaged or replaced, and "
+                "nothing was unpacked. Try again, or fetch it from elsewhere."
+            )
         unpacked = archive.with_name("unpacked")
-        _unpack(archive, unpacked)
+        try:
+            with tarfile.open(archive) as tar:
+                extract_plain(tar, unpacked)
+        except tarfile.TarError as error:
+            raise DataError(f"The archive must be a tar file of plain files. Got {error}.") from error
         if not (unpacked / folder).is_dir():
             raise DataError(f"The archive {url} must hold a folder {folder}. Got none.")
         if goal.exists():  # it is incomplete, or there would have been no download
@@ -93,21 +103,3 @@ def _copy_from_storage(url: str, scheme: str, archive: Path) -> None:
         raise DataError(
             f"{url} could not be downloaded: {reason}. Check the URL and the credentials of its storage."
         ) from error
-
-
-def _check(archive: Path, sha256: str, url: str) -> None:
-    with archive.open("rb") as file:
-        got = hashlib.file_digest(file, "sha256").hexdigest()
-    if got != sha256:
-        raise DataError(
-            f"The file from {url} must have the SHA-256 {sha256}. Got {got}: it is damaged or replaced, and nothing "
-            "was unpacked. Try again, or fetch it from elsewhere."
-        )
-
-
-def _unpack(archive: Path, into: Path) -> None:
-    try:
-        with tarfile.open(archive) as tar:
-            extract_plain(tar, into)
-    except tarfile.TarError as error:
-        raise DataError(f"The archive must be a tar file of plain files. Got {error}.") from error

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softprune.data.crops import random_box
-from softprune.data.mixing import DRAWS, erased_pixels
+from softprune.data.augment import ERASING_DRAWS, erased_pixels, random_box
 from softprune.errors import DataError
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ class EncodedDataset(LoadedDataset):
                 image = RandAugment(num_ops=2, magnitude=magnitude)(image)
         pixels = image_tensor(image)
         if self.crops.erasing:
-            u = torch.tensor([[chance.random()] for _ in range(DRAWS)])
+            u = torch.tensor([[chance.random()] for _ in range(ERASING_DRAWS)])
             colour = torch.tensor(self.mean).round().to(pixels.dtype).view(-1, 1, 1)
             pixels = torch.where(erased_pixels(u, self.crops.erasing, size, size), colour, pixels)
         return pixels

@@ -77,8 +77,11 @@ def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
             continue
         module = model.get_submodule(norm)
         hooked = module._forward_pre_hooks or module._forward_hooks
-        if is_known_batch_norm(type(module)) and module.running_mean is not None and not hooked:
-            pairs += [(layer, norm)] if _plain_layer(model, layer) else []
+        owner, weights = model.get_submodule(layer), model.named_parameters(remove_duplicate=False)
+        plain = isinstance(owner, (nn.modules.conv._ConvNd, nn.Linear))
+        if plain and is_known_batch_norm(type(module)) and module.running_mean is not None and not hooked:
+            # A weight that another module has as well stays.
+            pairs += [(layer, norm)] if sum(tensor is owner.weight for _, tensor in weights) == 1 else []
     return pairs
 
 
@@ -90,15 +93,6 @@ def _sole_owner(captured: Capture, node: Node) -> str | None:
         return None
     owners = {str(name).rpartition(".")[0] for name in names}
     return owners.pop() if len(owners) == 1 else None
-
-
-def _plain_layer(model: nn.Module, name: str) -> bool:
-    """Return whether the layer is a convolution or linear layer that does not share its weight."""
-    layer = model.get_submodule(name)
-    if not isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear)):
-        return False
-    twins = [other for other, tensor in model.named_parameters(remove_duplicate=False) if tensor is layer.weight]
-    return len(twins) == 1
 
 
 @torch.no_grad()

@@ -131,7 +131,14 @@ class SoftPruning(Callback):
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _make(self, module: LightningModule, options: dict[str, Any]) -> None:
-        self.pruner = self.make(_network(module, self.network), self.example, **options)
+        network = getattr(module, self.network, None)
+        if not isinstance(network, nn.Module):
+            children = ", ".join(repr(child) for child, _ in module.named_children())
+            raise ConfigError(
+                f"`network` must name a module of the LightningModule, one of {children or 'none'}. Got "
+                f"{self.network!r}."
+            )
+        self.pruner = self.make(network, self.example, **options)
         module.pruner = self.pruner  # type: ignore[assignment]
 
     def _restore(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -145,16 +152,6 @@ class SoftPruning(Callback):
             assert self.pruner is not None
             self.pruner.load_state_dict(self._state)
         self._state = None
-
-
-def _network(module: LightningModule, name: str) -> nn.Module:
-    network = getattr(module, name, None)
-    if not isinstance(network, nn.Module):
-        children = ", ".join(repr(child) for child, _ in module.named_children())
-        raise ConfigError(
-            f"`network` must name a module of the LightningModule, one of {children or 'none'}. Got {name!r}."
-        )
-    return network
 
 
 def _step_with_loss(pruner: Pruner, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.config.settings import RunConfig
 from softprune.data import BatchSource, DataBundle, EpochSampler, make_batches
-from softprune.data.mixing import Mixing
+from softprune.data.augment import Mixing
 from softprune.distributed import World, broadcast_from_rank0_
 from softprune.masks import Clock
 from softprune.methods import Pruner

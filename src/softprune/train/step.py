@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from softprune.config.settings import Mode
 from softprune.data import BatchSource
-from softprune.data.mixing import Mixing, mixed
+from softprune.data.augment import Mixing, mixed
 from softprune.errors import CheckpointError, NonFiniteLoss
 from softprune.hardware import capture_graph
 from softprune.log import get_logger

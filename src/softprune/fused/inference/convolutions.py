@@ -164,18 +164,6 @@ class ConvolutionGraph:
         self.module.register_buffer(name, self._values[name].to(dtype))
         return self.graph.get_attr(name)
 
-    def views_to_reshapes(self) -> None:
-        """Replace views by reshapes, since a view fails on inputs in another memory format than the example's."""
-        for node in self.graph.nodes:
-            if node.target is torch.ops.aten.view.default:
-                node.target = torch.ops.aten.reshape.default
-
-    def to_channels_last(self) -> None:
-        """Convert the weights of the convolutions to channels_last."""
-        for convolution in self.convolutions():
-            weight = self.stored(convolution.node.args[1])
-            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
-
     def rebuilt(self) -> GraphModule:
         """Return the module in its present form, without unused constants."""
         self.graph.eliminate_dead_code()

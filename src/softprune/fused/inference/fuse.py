@@ -237,11 +237,14 @@ def _fused(
         except Exception as error:
             raise export_error(model, error) from error
     network = ConvolutionGraph(module, values)
-    network.views_to_reshapes()
+    for node in network.graph.nodes:
+        if node.target is _aten.view.default:  # it fails on inputs in another memory format than the example's
+            node.target = _aten.reshape.default
     done = fuse_epilogues(network), read_in_blocks(network), pad_odd_widths(network)
     logger.debug("fused %d epilogues, %d first convolutions, %d odd widths", *done)
-    if channels_last:
-        network.to_channels_last()
+    for convolution in network.convolutions() if channels_last else ():
+        weight = network.stored(convolution.node.args[1])
+        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
     return network.rebuilt()
 
 

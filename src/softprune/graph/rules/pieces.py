@@ -76,20 +76,15 @@ def split(builder: GraphBuilder, node: Node) -> Any:
     source = builder.value(node.args[0])
     pieces = [piece.atoms.ravel() for piece in outputs]
     along = source.varies_along(argument(node, 2, "dim", 0) % len(source.shape))
-    # A number of pieces holds for any width; their sizes may be literals.
-    if along and _balance(builder, node, pieces) and OPERATORS[operator_name(node)].kind == "split":
-        builder.add_unproven_size(node, source.atoms)
-    return outputs
-
-
-def _balance(builder: GraphBuilder, node: Node, pieces: Sequence[IntArray]) -> bool:
-    """Keep the pieces equally wide; pin them where they are not."""
-    if len({len(piece) for piece in pieces}) > 1:
+    if along and len({len(piece) for piece in pieces}) > 1:
         reason = f"{operator_name(node)} in {builder.where(node)} cuts them into unequal pieces"
         builder.table.pin(np.concatenate(pieces), reason)
-        return False
-    builder.equal_widths.append(EqualWidths(tuple(pieces)))
-    return True
+    elif along:
+        builder.equal_widths.append(EqualWidths(tuple(pieces)))
+        # A number of pieces holds for any width; their sizes may be literals.
+        if OPERATORS[operator_name(node)].kind == "split":
+            builder.add_unproven_size(node, source.atoms)
+    return outputs
 
 
 @rule("slice")

@@ -71,16 +71,12 @@ def _bind_rectangle(builder: GraphBuilder, node: Node, value: Value) -> Value:
 @rule("reshape")
 def reshape(builder: GraphBuilder, node: Node) -> Any:
     output = _bind_rectangle(builder, node, run_on_atoms(builder, node))
-    _check_sizes(builder, node, output, _sizes(node))
-    return output
-
-
-def _sizes(node: Node) -> list[Any]:
-    """The sizes that a reshape names, from the first dimension on."""
+    sizes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
     if operator_name(node) == "unflatten":
         rank = node.args[0].meta["val"].ndim  # type: ignore[union-attr]
-        return [-1] * (argument(node, 1, "dim") % rank) + list(argument(node, 2, "sizes"))
-    return list(node.args[1]) if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
+        sizes = [-1] * (argument(node, 1, "dim") % rank) + list(argument(node, 2, "sizes"))
+    _check_sizes(builder, node, output, sizes)
+    return output
 
 
 @rule("as_another")

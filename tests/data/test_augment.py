@@ -2,7 +2,7 @@
 
 import torch
 
-from softprune.data.mixing import Mixing, mixed
+from softprune.data.augment import Mixing, mixed
 
 
 def test_draws_are_a_function_of_seed_and_step():
