@@ -54,8 +54,6 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(ConfigError, match="floating-point"):
-        fastest_multiple(dtype=torch.int8)
     with pytest.raises(ConfigError, match="round_to"):
         SoftPruner(models.build("digits_net", 10), torch.randn(2, 1, 8, 8), round_to="fast")
     assert len(set(WIDTHS)) == len(WIDTHS)

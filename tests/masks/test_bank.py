@@ -312,11 +312,6 @@ def test_a_frozen_batchnorm_keeps_to_its_hard_mask():
     assert torch.equal((features != 0).flatten(2).any(2).any(0), keep)
 
 
-def test_a_bank_is_for_masked_batchnorms():
-    with pytest.raises(ModelError, match="serves masked BatchNorms"):
-        MaskBank([nn.BatchNorm2d(3)])
-
-
 def test_a_loss_needs_a_site():
     with pytest.raises(ModelError, match="at least one site"):
         MaskBank([]).loss()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from softprune.errors import ConfigError, ModelError
+from softprune.errors import ConfigError
 from softprune.masks import (
     AffineGate,
     Clock,
@@ -26,7 +26,7 @@ from softprune.masks import (
     sparsity_loss,
     sparsity_terms,
 )
-from softprune.masks.gates import keep_common
+from softprune.masks.gates import check_rounding, keep_common
 from softprune.rng import channel_words
 
 CONFIG = MaskConfig()
@@ -174,16 +174,10 @@ def test_fixed_gate():
     assert FixedGate(mask).gate_statistics == "none"
 
 
-@pytest.mark.parametrize("mask", [torch.ones(3), torch.ones(2, 2, dtype=torch.bool)])
-def test_a_fixed_mask_is_a_row_of_booleans(mask):
-    with pytest.raises(ModelError, match="one-dimensional tensor of booleans"):
-        FixedGate(mask)
-
-
 @pytest.mark.parametrize("arguments", [{"round_to": 0}, {"round_to": 2.0}, {"min_channels": -1}])
 def test_impossible_rounding_is_refused(arguments):
     with pytest.raises(ConfigError, match=next(iter(arguments))):
-        SoftGate(CONFIG, Clock(), 0, **arguments)
+        check_rounding(**{"round_to": 1, "min_channels": 0, **arguments})
 
 
 def test_an_unknown_activation_is_refused_at_once():

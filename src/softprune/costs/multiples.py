@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from softprune.errors import ConfigError
 from softprune.hardware import Call, seconds, synchronizer
 from softprune.log import get_logger
 
@@ -30,8 +29,6 @@ _SECONDS = 0.002
 def fastest_multiple(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> int:
     """Return the multiple of channels at which pruned convolutions are fastest. Measured once per setting."""
     place = torch.device(device)
-    if not dtype.is_floating_point:
-        raise ConfigError(f"`dtype` must be a floating-point type. Got {dtype}.")
     return _fastest(str(place), dtype, torch.get_num_threads() if place.type == "cpu" else 0)
 
 

@@ -99,19 +99,12 @@ class EpochSampler:
     """Draw from a queue instead of permutations."""
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.batch_size < 1:
-            raise ConfigError(
-                "A sampler needs at least one image, and batches of at least one image. "
-                f"Got {self.size} images and batches of {self.batch_size}."
-            )
         if self.batch_size % self.world_size:
             raise ConfigError(
                 f"The batch must divide evenly among the {self.world_size} processes. "
                 f"Got a batch size of {self.batch_size}; start as many processes as divide it, or change a new run's "
                 "data.batch_size."
             )
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"rank must lie in 0 to {self.world_size - 1}. Got {self.rank}.")
 
     @property
     def steps(self) -> int:

@@ -1,21 +1,7 @@
 """One walk over the operators of a channel graph, for every analysis.
 
-Subclass :class:`ForwardAnalysis` for facts that flow from the inputs to the outputs. It holds arrays with one entry per
-atom, moves them through channelwise operators, and leaves the rest to the subclass::
-
-    class DependsOnInput(ForwardAnalysis):
-        def __init__(self, graph):
-            self.depends = np.ones(len(graph.classes), dtype=bool)
-            super().__init__(self.depends)
-
-        def layer(self, op, use):
-            self.depends[use.outputs] = any_in_group(op, use, self.depends)
-
-        def binary(self, op):
-            self.depends[op.outputs] = self.depends[op.left] | self.depends[op.right]
-
-    analysis = DependsOnInput(graph)
-    analysis.forward(graph.ops)
+Subclass :class:`ForwardAnalysis` for facts that flow from the inputs to the outputs; `plan/coupling.py` has two. It
+holds arrays with one entry per atom, moves them through channelwise operators, and leaves the rest to the subclass.
 """
 
 from collections.abc import Callable, Iterable

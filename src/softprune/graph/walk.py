@@ -23,7 +23,7 @@ def walk(builder: GraphBuilder, capture: Capture) -> None:
     """Relate the channels of one captured forward pass."""
     builder.provenance.capture = capture
     builder.values = {}
-    aliases = Aliases(capture.nodes)
+    overwritten = _overwritten_by(capture.nodes)
     for node in capture.nodes:
         if node.op == "placeholder":
             _placeholder(builder, node)
@@ -35,7 +35,7 @@ def walk(builder: GraphBuilder, capture: Capture) -> None:
             builder.values[node] = _call(builder, node)
         else:
             builder.values[node] = builder.opaque(node, f"'{node.op}' nodes have no rule")
-        for stale in aliases.changed_by(node):
+        for stale in overwritten[node]:
             _overwritten(builder, stale, node)
 
 
@@ -122,34 +122,25 @@ def _constant_output(builder: GraphBuilder, node: Node) -> Value:
     return Value.with_channels(shape, dim, builder.constant_outputs[name])
 
 
-class Aliases:
-    """Which tensors of a captured graph share memory, so that writing into one changes another.
+def _overwritten_by(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Return the tensors that a node changes because they share the memory that it writes, and that are read again.
 
     The graph follows ``x += y`` and ``relu(x, inplace=True)`` itself: later readers of `x` read the result. It does
     not follow writes through views: after ``x[:, :4] = 0`` later readers of `x` still point at the node before it.
     """
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._order = {node: number for number, node in enumerate(nodes)}
-        self._group: dict[Node, set[Node]] = {}
-        for node in nodes:
-            shared = _shares_with(node)
-            if shared is not None:
-                group = self._group.setdefault(shared, {shared})
-                group.add(node)
-                self._group[node] = group
-
-    def changed_by(self, node: Node) -> list[Node]:
-        """Return the tensors that `node`, just run, has changed through an alias, and that are read again."""
+    order = {node: number for number, node in enumerate(nodes)}
+    groups: dict[Node, set[Node]] = {}
+    for node in nodes:
+        shared = _shares_with(node)
+        if shared is not None:
+            groups[node] = groups.setdefault(shared, {shared})
+            groups[node].add(node)
+    found = {}
+    for node, here in order.items():
         written = _written(node)
-        if written is None or written not in self._group:
-            return []
-        here = self._order[node]
-        return [
-            other
-            for other in self._group[written]
-            if other is not node and self._order[other] < here and any(self._order[user] > here for user in other.users)
-        ]
+        earlier = [other for other in groups.get(written, ()) if order[other] < here] if written is not None else []
+        found[node] = [other for other in earlier if any(order[user] > here for user in other.users)]
+    return found
 
 
 def _shares_with(node: Node) -> Node | None:

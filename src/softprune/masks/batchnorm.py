@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ModelError
-from softprune.graph.modules import TIMM_BATCH_NORMS, TORCH_BATCH_NORMS, is_known_batch_norm, is_timm_batch_norm
-from softprune.masks.gates import AffineGate, FixedGate, Gate, SoftGate
+from softprune.graph.modules import is_timm_batch_norm
+from softprune.masks.gates import AffineGate, Gate, SoftGate
 from softprune.masks.sites import EnteringPoints, Slopes
 from softprune.rng import in_backward
 
@@ -206,24 +206,7 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
-    """Turn a BatchNorm with scale and shift into a masked one, in place, and return it. The gate follows its device."""
-    if isinstance(bn, MaskedBatchNorm):
-        raise ModelError(f"A BatchNorm can be masked once. Got {bn}. Use unmask_ on it first.")
-    if not is_known_batch_norm(type(bn)):
-        known = ", ".join([c.__name__ for c in TORCH_BATCH_NORMS] + [f"timm's {n}" for n in TIMM_BATCH_NORMS])
-        raise ModelError(
-            f"Only these BatchNorms can be masked: {known}. "
-            f"Got {type(bn).__module__}.{type(bn).__qualname__}. Leave it out of the sites."
-        )
-    if bn.weight is None or bn.bias is None:
-        raise ModelError(
-            f"A masked BatchNorm needs scale and shift, which carry the mask. Got {bn}. "
-            "Build it with affine=True and a bias, or leave it out of the sites."
-        )
-    if isinstance(gate, FixedGate) and gate.mask.numel() != bn.num_features:
-        raise ModelError(
-            f"A mask must have one boolean for each channel. Got {gate.mask.numel()} for {bn.num_features} channels."
-        )
+    """Turn a BatchNorm that can be a site into a masked one, in place, and return it. The gate follows its device."""
     plain = type(bn)
     bn.__class__ = _masked_class(plain)
     masked = cast(MaskedBatchNorm, bn)
@@ -240,9 +223,6 @@ def mask_group_(points: Sequence[Sequence[_BatchNorm]], gate: Gate, entering: En
 
     :mod:`softprune.masks.sites` says what points are, and what enters them.
     """
-    widths = {bn.num_features for point in points for bn in point}
-    if len(widths) != 1:
-        raise ModelError(f"BatchNorms that share a mask must have one width. Got {sorted(widths)}.")
     group = tuple(tuple(mask_(bn, gate) for bn in point) for point in points)
     for point in group:
         for bn in point:

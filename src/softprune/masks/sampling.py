@@ -105,9 +105,6 @@ class MaskBank:
 
     def __init__(self, modules: Iterable[MaskedBatchNorm]) -> None:
         self.modules = list(modules)
-        for module in self.modules:
-            if not isinstance(module, MaskedBatchNorm):
-                raise ModelError(f"A bank serves masked BatchNorms. Got {module}. Apply mask_ to it first.")
         self._layout: list[tuple[Any, ...]] = []
         self._batches: list[SiteBatch] = []
         self._gathered: list[tuple[Tensor, Tensor]] | None = None
