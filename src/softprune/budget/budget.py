@@ -303,11 +303,9 @@ class Budget(Limit):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from :meth:`state_dict`, in place."""
-        self.check_state(state)
+        """Resume from :meth:`state_dict`, in place; :meth:`check_state` says whether that is possible."""
         self.measure.load_state_dict(state["measure"])
         self.set_limit()
-        self._check_same(state, "limit", self.limit)
         self.controller.load_state_dict(state["controller"])
         self.cost_weights.load_state_dict(state["cost_weights"])
         self.was_trained = bool(state["was_trained"])
@@ -319,15 +317,11 @@ class Budget(Limit):
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise a CheckpointError unless a state is of a budget that was made alike."""
-        self._check_same(state, "key", self.target.key)
-        self._check_same(state, "total_steps", self.total_steps)
-        self._check_same(state, "final_at", self.final_at)
-        if not self.measure.is_timed:
-            self._check_same(state, "limit", self.limit)
-
-    def _check_same(self, state: dict[str, Any], key: str, value: object) -> None:
-        if state.get(key) != value:
-            raise CheckpointError(
-                f"a budget's state must be of the same target, length of training and final_at. Its {key!r} is "
-                f"{value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
-            )
+        made = {"key": self.target.key, "total_steps": self.total_steps, "final_at": self.final_at}
+        made |= {} if self.measure.is_timed else {"limit": self.limit}  # a timed one comes with the state
+        for key, value in made.items():
+            if state.get(key) != value:
+                raise CheckpointError(
+                    f"a budget's state must be of the same target, length of training and final_at. Its {key!r} is "
+                    f"{value!r}; got {state.get(key)!r}. Make the pruner as that of the checkpoint was made."
+                )
