@@ -1,4 +1,8 @@
-"""Budgets: one figure of the network that must be met at the end of the training."""
+"""Budgets: one figure of the network that must be met at the end of the training.
+
+Read `limit.py` first: a target, its measure (`measures.py`) and the search for a cut that meets it (`search.py`).
+`budget.py` adds what SCP does during training.
+"""
 
 from softprune.budget.budget import Budget as Budget
 from softprune.budget.latency import LatencyTable as LatencyTable

@@ -1,4 +1,8 @@
-"""Data sets and batches: the embedded digits, CIFAR-10 and CIFAR-100, images in folders, and their batch pipeline."""
+"""Data sets and batches: the embedded digits, CIFAR-10 and CIFAR-100, images in folders, and their batch pipeline.
+
+Read `registry.py` (`load_data`) and `datasets.py` first. Images in memory are batched by `batches.py` on the device;
+those in files are decoded by `images.py` in the worker processes of `loader.py`.
+"""
 
 from softprune.data.batches import BatchSource as BatchSource
 from softprune.data.batches import EpochSampler as EpochSampler

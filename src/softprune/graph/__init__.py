@@ -1,4 +1,9 @@
-"""From a model and an example to its channel graph."""
+"""From a model and an example to its channel graph: which channels of which modules are kept or cut together.
+
+Read `channels.py` and `ops.py` first, the vocabulary, then `channel_graph.py` (`trace`). `capture.py` gives the
+operators of a forward pass, and `walk.py` hands each of them to its rule in `rules/`, which tells `builder.py` what it
+does. `sites.py` and `groups.py` find the BatchNorms that can carry a mask.
+"""
 
 from softprune.graph.channel_graph import ChannelGraph as ChannelGraph
 from softprune.graph.channel_graph import check_is_bare as check_is_bare

@@ -81,7 +81,10 @@ def _call(builder: GraphBuilder, node: Node) -> Any:
         builder.asked.clear()
         try:
             result = RULES[entry.kind](builder, node)
-            _keep_unasked(builder, node)
+            # Kept whole: what the operator reads and its rule asks nothing about, such as the grid to sample at.
+            unasked = [given for given in node.all_input_nodes if given not in builder.asked]
+            for value in (value for given in unasked for value in values_in(builder.value(given))):
+                builder.table.pin(value.atoms, f"{node.target} in {builder.where(node)} reads them beside its data")
             return result
         except Exception:
             # No rule foresees every way to call its operator; what it does not understand stays whole.
@@ -96,14 +99,6 @@ def _call(builder: GraphBuilder, node: Node) -> Any:
     reason = f"they reach {label} in {where}, an operator without a rule"
     builder.unknown[reason] = (label, where)
     return builder.opaque(node, reason)
-
-
-def _keep_unasked(builder: GraphBuilder, node: Node) -> None:
-    """Keep whole what an operator reads and its rule asks nothing about: the grid to sample at, a blur's kernel."""
-    for given in node.all_input_nodes:
-        if given not in builder.asked:
-            for value in values_in(builder.value(given)):
-                builder.table.pin(value.atoms, f"{node.target} in {builder.where(node)} reads them beside its data")
 
 
 def _constant_output(builder: GraphBuilder, node: Node) -> Value:

@@ -1,4 +1,8 @@
-"""The paper's mathematics and the masked BatchNorm."""
+"""The paper's mathematics and the masked BatchNorm.
+
+Read `functional.py` first, the equations. A gate (`gates.py`) decides about the channels of one BatchNorm, which
+`batchnorm.py` masks, and `sampling.py` draws the masks of a whole model at once.
+"""
 
 from softprune.config.method import MaskConfig as MaskConfig
 from softprune.masks.activations import dead_edges as dead_edges

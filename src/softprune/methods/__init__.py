@@ -1,4 +1,8 @@
-"""Pruning methods: each usable in a plain PyTorch loop, and by name through :data:`REGISTRY`."""
+"""Pruning methods: each usable in a plain PyTorch loop, and by name through :data:`REGISTRY`.
+
+Read `base.py` (`Pruner`) and its base, `cutting.py`, first; then `scp.py`, or `ranking.py` for methods that rank
+channels.
+"""
 
 from softprune.methods.base import Pruner as Pruner
 from softprune.methods.cutting import SiteSummary as SiteSummary

@@ -1,4 +1,8 @@
-"""From hard masks to the decision what every module keeps."""
+"""From hard masks to the decision what every module keeps.
+
+Read `build.py` (`make_plan`) first: `constants.py` finds the channels that are constant under the masks, `liveness.py`
+those that must stay, and `cuts.py` says what one module keeps.
+"""
 
 from softprune.plan.build import dense_macs as dense_macs
 from softprune.plan.build import make_plan as make_plan

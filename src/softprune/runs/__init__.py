@@ -1,0 +1,1 @@
+"""A run on disk. Read `folder.py` first, its files, and `result.py`, the records in them."""

@@ -1,4 +1,7 @@
-"""Apply a plan to a network, verify the result, remap the optimizer, save and load."""
+"""Apply a plan to a network, verify the result, remap the optimizer, save and load.
+
+Read `apply.py` (`cut_`) first. `verify.py` proves a cut, and `probe.py` tries cuts before any training.
+"""
 
 from softprune.surgery.apply import apply_plan as apply_plan
 from softprune.surgery.apply import plain_copy as plain_copy

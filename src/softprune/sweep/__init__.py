@@ -1,0 +1,1 @@
+"""Several runs from one file. `grid.py` reads it, `runner.py` runs it through an executor of `executor.py`."""
