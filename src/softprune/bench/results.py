@@ -156,9 +156,11 @@ def advice(rows: Iterable[BenchRow], compact: nn.Module) -> tuple[str, ...]:
     found = []
     convolutions = [m for m in compact.modules() if isinstance(m, nn.Conv2d) and m.groups == 1]
     # The channels of an image are never cut.
-    inputs = (0 if each.in_channels <= IMAGE_CHANNELS else each.in_channels for each in convolutions)
-    widths = zip(inputs, (each.out_channels for each in convolutions), strict=True)
-    odd = sum(any(map(alignment_padding, pair)) for pair in widths)
+    odd = sum(
+        bool(alignment_padding(each.out_channels))
+        or (each.in_channels > IMAGE_CHANNELS and bool(alignment_padding(each.in_channels)))
+        for each in convolutions
+    )
     if odd:
         found.append(
             f"{odd} of {len(convolutions)} convolutions have widths that are not multiples of "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softprune.budget.channels import ChannelState, Masks, present
+from softprune.budget.channels import BySite, ChannelState, present
 from softprune.budget.controller import Controller
 from softprune.budget.latency import TableLike
 from softprune.budget.limit import BudgetStatus, Limit
@@ -94,7 +94,7 @@ class Budget(Limit):
         self.score: float | None = None
         self.regrown = 0
         self._near: int | None = None
-        self._scores: Masks | None = None
+        self._scores: BySite | None = None
 
     # --- the training ------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Budget(Limit):
         self._scores = scores
         return strength
 
-    def _pursue(self, step: int, scores: Masks) -> float:
+    def _pursue(self, step: int, scores: BySite) -> float:
         self.channels.in_force = False  # decided before its time, and training continues
         search = self.search(scores)
         near = torch.tensor(search.rank(self._near, within=1 + len(search.row) // 200, close=CLOSE))
@@ -156,7 +156,7 @@ class Budget(Limit):
         """The share of the strength that the channels to keep get at most."""
         return min(1.0, KEPT_STRENGTH / self.controller.strength) if self.was_trained else 1.0
 
-    def _finalise(self, step: int, scores: Masks) -> None:
+    def _finalise(self, step: int, scores: BySite) -> None:
         """Put the cut into force, with regrown channels where more have died than the target asks for."""
         regrows = step <= REGROW * self.total_steps
         masks = self._put_in_force(scores, self.network, step, alive_only=not regrows)
@@ -164,7 +164,7 @@ class Budget(Limit):
         if regrows:
             self._regrow(step, masks, scores)
 
-    def _put_in_force(self, scores: Masks, network: nn.Module, step: int | None, *, alive_only: bool) -> Masks:
+    def _put_in_force(self, scores: BySite, network: nn.Module, step: int | None, *, alive_only: bool) -> BySite:
         """Put the best cut within the limit into force, and return its masks."""
         search = self.search(scores, network, alive_only=alive_only)
         cut, masks = self._within_limit(search, search.fit(close=_NEAR_ENOUGH), network)
@@ -173,14 +173,14 @@ class Budget(Limit):
         self.channels.in_force = True
         return masks
 
-    def _regrow(self, step: int, allowed: Masks, scores: Masks) -> None:
+    def _regrow(self, step: int, allowed: BySite, scores: BySite) -> None:
         dead = {name: allowed[name] & (score <= 0) for name, score in scores.items()}
         count = self.channels.regrow(dead, step)
         if count:
             self.regrown += count
             logger.info("regrew %d channels after step %d", count, step)
 
-    def _hold(self, step: int, scores: Masks) -> float:
+    def _hold(self, step: int, scores: BySite) -> float:
         """Keep the kept channels alive: those about to die are pushed back, and the others are left alone then."""
         allowed = self.channels.allowed
         died = any(bool((allowed[name] & (score <= 0)).any()) for name, score in scores.items())
@@ -196,7 +196,7 @@ class Budget(Limit):
         self._set_weights(self.cost_weights.apply(factors, self.network, allowed))
         return HOLD * self.controller.strength if any(bool(f.any()) for f in factors.values()) else 0.0
 
-    def _trim(self, step: int, scores: Masks) -> float:
+    def _trim(self, step: int, scores: BySite) -> float:
         """Remove channels if the cut no longer fits, and at the end the dead ones."""
         is_last = step >= self.total_steps
         self._fit(self.network, step, alive_only=is_last)
@@ -230,7 +230,7 @@ class Budget(Limit):
             if step is not None:
                 self._report(cut, step, scores, masks)
 
-    def _within_limit(self, search: CutSearch, cut: Cut, network: nn.Module) -> tuple[Cut, Masks]:
+    def _within_limit(self, search: CutSearch, cut: Cut, network: nn.Module) -> tuple[Cut, BySite]:
         """Return `cut` with its masks. Where the best channels do not fit, return other channels that do."""
         masks = search.masks(cut.counts)
         if cut.cost > self.limit:
@@ -242,7 +242,7 @@ class Budget(Limit):
         broadcast_from_rank0_(*(mask.view(torch.uint8) for mask in masks.values()))
         return cut, {name: mask.cpu() for name, mask in masks.items()}
 
-    def _set_weights(self, weights: Masks) -> None:
+    def _set_weights(self, weights: BySite) -> None:
         self.channels.weights = weights
         broadcast_from_rank0_(*(present(self.channels.gate(name).weight) for name in weights))
 
@@ -259,7 +259,7 @@ class Budget(Limit):
             self.channels.allowed = allowed
             self.channels.in_force = in_force
 
-    def _report(self, cut: Cut, step: int | None, scores: Masks, masks: Masks) -> None:
+    def _report(self, cut: Cut, step: int | None, scores: BySite, masks: BySite) -> None:
         alive = 0
         if self.finalised_step is None:
             alive = sum(int(((score > 0) & ~masks[name]).sum()) for name, score in scores.items())

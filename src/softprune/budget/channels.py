@@ -20,7 +20,8 @@ _LOOK_AHEAD = 2.0
 _REGROWN_SCALE = 0.1
 """The scale of a regrown channel: small, so that it disturbs little, and clearly alive."""
 
-Masks = dict[str, Tensor]
+BySite = dict[str, Tensor]
+"""Masks, scores or factors: one entry per channel, by site."""
 
 
 class ChannelState:
@@ -53,7 +54,7 @@ class ChannelState:
         self.decision.in_force.fill_(value)
 
     @property
-    def allowed(self) -> Masks:
+    def allowed(self) -> BySite:
         """Copies of the channels that are allowed, by site."""
         return {name: present(self.gate(name).allowed).to("cpu", copy=True) for name in self.widths}
 
@@ -63,7 +64,7 @@ class ChannelState:
             present(self.gate(name).allowed).copy_(mask)
 
     @property
-    def weights(self) -> Masks:
+    def weights(self) -> BySite:
         """Copies of the factors of the sparsity loss, by site."""
         return {name: present(self.gate(name).weight).to("cpu", copy=True) for name in self.widths}
 
@@ -73,7 +74,7 @@ class ChannelState:
             present(self.gate(name).weight).copy_(weight)
 
     @torch.no_grad()
-    def scores(self, network: nn.Module | None = None) -> Masks:
+    def scores(self, network: nn.Module | None = None) -> BySite:
         """Return how far each channel is from being dropped: 1 when untrained, 0 and below when dead.
 
         It is the log-odds of being alive above SCP's threshold, in units of an untrained channel's, so that sites
@@ -104,7 +105,9 @@ class ChannelState:
         """Return whether channels of one site differ, which they do not when a network is made."""
         return any(bool(score.max() - score.min() > 1e-6) for score in self.scores().values())
 
-    def protection(self, scores: Masks, before: Masks | None, keep: Masks, most: float = 1.0) -> tuple[Masks, float]:
+    def protection(
+        self, scores: BySite, before: BySite | None, keep: BySite, most: float = 1.0
+    ) -> tuple[BySite, float]:
         """Return the factors that keep the channels of `keep` from dying, and the share of them that would.
 
         `before` are the scores at the last update, for the speed at which they fall; `most` bounds the factors.
@@ -120,7 +123,7 @@ class ChannelState:
         return factors, endangered / max(kept, 1)
 
     @torch.no_grad()
-    def regrow(self, masks: Masks, step: int) -> int:
+    def regrow(self, masks: BySite, step: int) -> int:
         """Bring the channels in `masks` back to life: a small scale, no shift, a fresh filter. Return their number.
 
         The filter is a function of seed, step, site and channel, so that a resumed run and every process draw the

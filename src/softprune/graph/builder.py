@@ -1,6 +1,6 @@
 """What the rules of operators read and write while :mod:`softprune.graph.walk` passes over the captured operators."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +107,11 @@ class GraphBuilder:
             return self._free_parameter(value, dim)
         return value
 
+    def values_of(self, nodes: Iterable[Any]) -> list[Value]:
+        """The Values of `nodes`, and those in their lists."""
+        leaves = pytree.tree_leaves([self.value(node) for node in nodes])
+        return [leaf for leaf in leaves if isinstance(leaf, Value)]
+
     def positions(self, count: int) -> int:
         """`count` output positions per sample; none in a train-mode graph, since costs are those of evaluation."""
         assert self.provenance.capture is not None
@@ -135,7 +140,7 @@ class GraphBuilder:
 
     def opaque(self, node: Node, reason: str) -> Any:
         """Freeze what reaches `node`, and what leaves it."""
-        reached = [value for argument in node.all_input_nodes for value in values_in(self.value(argument))]
+        reached = self.values_of(node.all_input_nodes)
         for value in reached:
             self.table.pin(value.atoms, reason)
 
@@ -269,8 +274,3 @@ class GraphBuilder:
             self.free_parameters[name] = FreeParameter(name, wide[0] if len(wide) == 1 else -1, atoms)
         free = self.free_parameters[name]
         return Value.with_channels(tensor.shape, free.dim, free.atoms)
-
-
-def values_in(value: Any) -> list[Value]:
-    """Return the Values in a nested list or tuple."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Value)]

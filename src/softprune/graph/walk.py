@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from softprune.graph.builder import GraphBuilder, Value, values_in
+from softprune.graph.builder import GraphBuilder, Value
 from softprune.graph.capture import Capture
 from softprune.graph.modules import ConstantOutput
 from softprune.graph.ops import ConstantOp, OpaqueOp
@@ -28,7 +28,7 @@ def walk(builder: GraphBuilder, capture: Capture) -> None:
         if node.op == "placeholder":
             _placeholder(builder, node)
         elif node.op == "output":
-            for value in (value for argument in node.all_input_nodes for value in values_in(builder.value(argument))):
+            for value in builder.values_of(node.all_input_nodes):
                 builder.outputs.append(value.atoms.ravel())
                 builder.table.pin(value.atoms, "they are an output of the model")
         elif node.op == "call_function":
@@ -46,7 +46,7 @@ def _overwritten(builder: GraphBuilder, stale: Node, writer: Node) -> None:
         reason = f"{writer.target} in {builder.where(writer)} overwrites a part of them"
         builder.table.pin(value.atoms, reason)
         builder.values[stale] = changed = builder.pinned_value(value.shape, reason)
-        sources = [value, *values_in(builder.value(writer))]  # an input may reach it through what was written
+        sources = [value, *builder.values_of([writer])]  # an input may reach it through what was written
         builder.ops.append(OpaqueOp(tuple(source.atoms.ravel() for source in sources), changed.atoms.ravel()))
 
 
@@ -82,8 +82,7 @@ def _call(builder: GraphBuilder, node: Node) -> Any:
         try:
             result = RULES[entry.kind](builder, node)
             # Kept whole: what the operator reads and its rule asks nothing about, such as the grid to sample at.
-            unasked = [given for given in node.all_input_nodes if given not in builder.asked]
-            for value in (value for given in unasked for value in values_in(builder.value(given))):
+            for value in builder.values_of([given for given in node.all_input_nodes if given not in builder.asked]):
                 builder.table.pin(value.atoms, f"{node.target} in {builder.where(node)} reads them beside its data")
             return result
         except Exception:
