@@ -48,7 +48,10 @@ def test_whole_numbers_and_choices() -> None:
     space = {"train.epochs": {"low": 3, "high": 5}, "optimizer.name": {"choices": ["sgd", "adamw"]}}
     assert {point["seed"] for point in search(space={"seed": {"low": 1, "high": 3, "log": True}}).points()} == {1, 2, 3}
     points = search(trials=40, space=space).points()
-    assert {point["train.epochs"] for point in points} == {3, 4, 5}
+    epochs = [point["train.epochs"] for point in points]
+    assert {value: 12 <= epochs.count(value) <= 15 for value in epochs} == {3: True, 4: True, 5: True}
+    mixed = search(trials=9, space={"optimizer.lr": {"low": 0, "high": 0.5}}).points()
+    assert sum(0 < point["optimizer.lr"] < 0.5 for point in mixed) >= 8, "one bound with a point is enough"
     assert {point["optimizer.name"] for point in points} == {"sgd", "adamw"}
 
 
@@ -58,6 +61,7 @@ def test_whole_numbers_and_choices() -> None:
         ({"trials": 0}, r"search\.trials must be a whole number, at least 1 and at most 5000. Got 0"),
         ({"trail": 5}, r"A key of \[search\] must be one of trials, .* Got 'trail'. Did you mean 'trials'"),
         ({"space": {}}, "at least one setting"),
+        ({"space": {"seed": {"low": 1, "high": 1}}}, "seed: low must be below high. Got 1 and 1"),
         ({"space": {"seed": [0, 1]}}, r"must be \{ low = .* Got seed = \[0, 1\]"),
         ({"space": {"seed": {"low": 1}}}, "low and high, or choices. Got seed with low"),
         (
@@ -94,6 +98,7 @@ def test_mistakes_in_the_section(options: dict[str, Any], message: str) -> None:
 def test_rungs_lie_before_the_last_epoch() -> None:
     assert search(first_epoch=2).rungs(20) == [2, 6, 18]
     assert search().rungs(9) == [1, 3]
+    assert search(factor=2).rungs(8) == [1, 2, 4]
     assert search().rungs(1) == search().rungs(0) == search(factor=0).rungs(100) == []
 
 
