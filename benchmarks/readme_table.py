@@ -9,6 +9,7 @@ from pathlib import Path
 
 from marks import replace_tables
 
+from softprune.config.method import TITLES
 from softprune.report import load_run, paper_rows
 from softprune.report.grouping import Spread
 
@@ -24,7 +25,8 @@ def table(results: Path = ROOT / "results") -> str:
         "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     runs = [load_run(path.parent) for path in sorted(results.glob("cifar*/result.json"))]
-    found = [(row, row.paper) for row in paper_rows(runs) if row.method == "scp" and row.paper and not row.apart]
+    ours = [row for row in paper_rows(runs) if row.method == TITLES["scp"]]
+    found = [(row, row.paper) for row in ours if row.paper and not row.apart]
     for row, theirs in sorted(
         found, key=lambda pair: (pair[1].table, pair[0].data, pair[0].model, pair[1].flops or 0.0)
     ):
