@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from softprune.errors import ModelError
 from softprune.masks import Clock, FixedGate, MaskConfig, SoftGate, is_masked, mask_, unmask_
 
 SHAPES = {
@@ -337,6 +338,13 @@ def test_timm_layers_keep_their_activation(training):
     torch.testing.assert_close(bn(x), F.silu(F.hardtanh(inner(x))))
     torch.testing.assert_close(copy.deepcopy(bn)(x), bn(x))
     assert type(unmask_(bn)) is layers.BatchNormAct2d
+
+
+def test_a_mask_of_another_width_is_refused():
+    bn = make_bn()
+    with pytest.raises(ModelError, match="Got 4 for 6 channels"):
+        mask_(bn, FixedGate(torch.ones(4, dtype=torch.bool)))
+    assert not is_masked(bn)
 
 
 def test_an_input_of_other_dimensions_is_refused_as_by_a_plain_one():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from softprune.errors import ConfigError
+from softprune.errors import ConfigError, ModelError
 from softprune.masks import (
     AffineGate,
     Clock,
@@ -216,3 +216,9 @@ def test_what_a_budget_decides_for_a_model_holds_for_its_copy():
     assert twin.allowed.tolist() == [False, True, True, True]
     assert twin.weight.tolist() == [1.0, 0.5, 1.0, 1.0]
     assert twin.decision.in_force
+
+
+@pytest.mark.parametrize("mask", [torch.ones(3), torch.ones(2, 2, dtype=torch.bool)])
+def test_a_fixed_mask_is_a_row_of_booleans(mask):
+    with pytest.raises(ModelError, match="one-dimensional tensor of booleans"):
+        FixedGate(mask)

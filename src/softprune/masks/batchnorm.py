@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ModelError
 from softprune.graph.modules import is_timm_batch_norm
-from softprune.masks.gates import AffineGate, Gate, SoftGate
+from softprune.masks.gates import AffineGate, FixedGate, Gate, SoftGate
 from softprune.masks.sites import EnteringPoints, Slopes
 from softprune.rng import in_backward
 
@@ -207,6 +207,10 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
     """Turn a BatchNorm that can be a site into a masked one, in place, and return it. The gate follows its device."""
+    if isinstance(gate, FixedGate) and gate.mask.numel() != bn.num_features:
+        raise ModelError(
+            f"A mask must have one boolean for each channel. Got {gate.mask.numel()} for {bn.num_features} channels."
+        )
     plain = type(bn)
     bn.__class__ = _masked_class(plain)
     masked = cast(MaskedBatchNorm, bn)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.config.method import GateStatistics, MaskConfig
-from softprune.errors import ConfigError, is_integer
+from softprune.errors import ConfigError, ModelError, is_integer
 from softprune.masks.activations import dead_edges
 from softprune.masks.functional import alive_probability, dead_probability, hard_mask, relaxed_sample
 from softprune.masks.sites import dead_at_every_point, site_affine, steepness
@@ -192,6 +192,11 @@ class FixedGate(SharedDecision):
     shared = ("mask",)
 
     def __init__(self, mask: Tensor, *, masked_training: bool = False) -> None:
+        if mask.dtype != torch.bool or mask.dim() != 1:
+            raise ModelError(
+                "A fixed mask must be a one-dimensional tensor of booleans, True where the channel is kept. "
+                f"Got {mask.dtype} of shape {tuple(mask.shape)}."
+            )
         self.mask = mask
         self.masked_training = masked_training
 
