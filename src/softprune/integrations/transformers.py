@@ -21,6 +21,8 @@ except ImportError as error:
     ) from error
 
 STATE_FILE = "softprune.pt"
+_METRICS_EVERY = 100
+"""Steps between two counts of what is logged."""
 
 
 class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
@@ -52,6 +54,8 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
         self.example, self.network, self.make, self.options = example, network, make, options
         self.pruner: Pruner | None = None
         self._resumed: Any = None
+        self._metrics: dict[str, float] = {}
+        self._next_metrics = 0
 
     def bind(self, trainer: Trainer) -> None:
         """Make the pruner for the Trainer's model, and add the method's loss to the Trainer's."""
@@ -111,10 +115,12 @@ class SoftPruningCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is not None and self.pruner is not None and "loss" in logs:
-            metrics = {f"softprune_{name}": value for name, value in self.pruner.metrics().items()}
-            logs.update(metrics)
+            if state.global_step >= min(self._next_metrics, state.max_steps):  # they count the cost of a cut
+                self._metrics = {f"softprune_{name}": value for name, value in self.pruner.metrics().items()}
+                self._next_metrics = state.global_step + _METRICS_EVERY
+            logs.update(self._metrics)
             if state.log_history:  # written before callbacks are called
-                state.log_history[-1].update(metrics)
+                state.log_history[-1].update(self._metrics)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
