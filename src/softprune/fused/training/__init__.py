@@ -9,8 +9,8 @@ import copy
 
 from torch.fx import GraphModule
 
-from softprune.fused.training.convolutions import convolutions, is_odd, padded_conv2d
-from softprune.fused.training.products import is_thin, product_conv2d
+from softprune.fused.training.convolutions import convolutions, is_odd, pad_to_multiple
+from softprune.fused.training.products import is_thin, replace_by_product
 from softprune.fused.training.statistics import share_statistics, shared_statistics
 
 
@@ -22,9 +22,9 @@ def rewrite_graph(graph: GraphModule) -> GraphModule | None:
     share_statistics(copied)
     for each in convolutions(copied):
         if is_thin(each):
-            each.call_instead(product_conv2d, dtype=each.result.dtype)
+            replace_by_product(each)
         elif is_odd(each):
-            each.call_instead(padded_conv2d)
+            pad_to_multiple(each)
     copied.graph.lint()
     copied.recompile()
     return copied

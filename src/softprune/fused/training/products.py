@@ -24,8 +24,8 @@ MOST_ELEMENTS = 2**25
 
 def is_thin(convolution: TracedConvolution) -> bool:
     """Return whether the convolution has few outputs, stride one, a kernel above 1x1 and images that are not large."""
-    outputs, inputs, *kernel = convolution.weight.shape
-    taps = kernel[0] * kernel[1]
+    outputs, inputs = convolution.widths
+    taps = convolution.kernel[0] * convolution.kernel[1]
     columns = taps * outputs
     if not (taps > 1 and outputs <= MOST_OUTPUTS and outputs < inputs and columns <= MOST_COLUMNS * inputs):
         return False
@@ -38,26 +38,23 @@ def is_thin(convolution: TracedConvolution) -> bool:
     if steps != [(1, 1), (1, 1)] or padding is None:
         return False
     # On an image smaller than the kernel a tap may lie outside of it.
-    sizes = zip(convolution.image.shape[2:], padding, kernel, strict=True)
-    return all(size + pad >= length - 1 for size, pad, length in sizes)
+    sizes = zip(convolution.image.shape[2:], padding, convolution.kernel, strict=True)
+    return all(size + pad >= kernel - 1 for size, pad, kernel in sizes)
 
 
-def product_conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    *_: Any,
-    dtype: torch.dtype,
-    layout: torch.memory_format,
-    **named: Any,
-) -> Tensor:
-    """Compute conv2d with stride one as a matrix product."""
-    product = convolve_by_product(input, weight, _pair(padding) or (0, 0), dtype)
-    if bias is not None:
-        product = product + bias.reshape(-1, 1, 1).to(dtype)
-    return product.contiguous(memory_format=layout)
+def replace_by_product(convolution: TracedConvolution) -> None:
+    """Replace the convolution by a matrix product."""
+    node, arguments, result = convolution.node, convolution.arguments, convolution.result
+    padding = _pair(arguments.get("padding", 0))
+    with convolution.graph.inserting_before(node):
+        product = convolution.call(convolve_by_product, arguments["input"], arguments["weight"], padding, result.dtype)
+        if arguments.get("bias") is not None:
+            bias = convolution.call(torch.reshape, arguments["bias"], (-1, 1, 1))
+            product = convolution.call(torch.add, product, convolution.call(Tensor.to, bias, result.dtype))
+        # Later nodes may rely on the strides of the trace.
+        same = convolution.call(Tensor.contiguous, product, memory_format=layout_of(result))
+    node.replace_all_uses_with(same)
+    convolution.graph.erase_node(node)
 
 
 def convolve_by_product(image: Tensor, weight: Tensor, padding: tuple[int, int], dtype: torch.dtype) -> Tensor:
