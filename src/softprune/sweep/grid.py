@@ -25,7 +25,7 @@ from softprune.data.registry import DATASETS
 from softprune.errors import ConfigError, DataError, check_choice, nearest
 from softprune.factories import check_name
 from softprune.runs.folder import RunFolder, check_folder_name, check_not_url, own_code
-from softprune.runs.networks import check_weights_exist
+from softprune.runs.weights import check_weights_exist
 from softprune.sweep.search import Search, read_search
 from softprune.train.pruner import check_latency_table, check_method
 from softprune.train.run import absolute_paths

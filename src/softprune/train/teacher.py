@@ -16,7 +16,8 @@ from softprune.distributed import World
 from softprune.errors import CheckpointError, ConfigError, FileFormatError, SoftpruneError
 from softprune.runs.checkpoint import read_newest, restoring
 from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network, check_outputs, load_weights, read_weights
+from softprune.runs.networks import build_network, check_outputs
+from softprune.runs.weights import load_weights, read_weights
 from softprune.train.optim import WeightAverage
 
 

@@ -143,6 +143,21 @@ def test_even_widths_are_left_alone() -> None:
     assert len(before) == 1
 
 
+def test_padded_convolutions_call_torch_alone() -> None:
+    """AOTAutograd does not cache graphs with other functions, so that every start would trace again."""
+    called: list[Any] = []
+
+    def backend(graph: GraphModule, inputs: Any) -> Any:
+        rewritten = rewrite_graph(graph)
+        assert rewritten is not None
+        called.extend(node.target for node in rewritten.graph.nodes if node.op == "call_function")
+        return lookup_backend("eager")(rewritten, inputs)
+
+    torch.compile(nn.Conv2d(3, 12, 3), backend=backend)(torch.randn(1, 3, 8, 8))
+    assert torch.conv2d in called
+    assert all((each.__module__ or "torch").split(".")[0] == "torch" for each in called), called
+
+
 @pytest.mark.parametrize("kernel", [(3, 3), (1, 3), (5, 2)])
 @pytest.mark.parametrize("padding", [(0, 0), (1, 1), (2, 1), (0, 3)])
 def test_a_product_is_the_convolution(kernel: tuple[int, int], padding: tuple[int, int]) -> None:
