@@ -149,20 +149,20 @@ def may_restart() -> bool:
 def _join() -> "tuple[dist.distributed_c10d.Store, int, int]":
     """Return a store that only the processes of this attempt use, the rank of this one, and their number.
 
-    torchrun may keep its store when it restarts processes. It then still has the addresses of those before, which the
-    new ones would wait for. Each process therefore writes a word of its own, and all take the part of the store that
-    is named after the words of all. A word of an earlier process names a part that fewer processes take.
+    torchrun may keep its store when it restarts processes. It then still has the addresses of the earlier processes,
+    which the new ones would wait for. So each process writes a random key, and the hash of all keys names the part of
+    the store that they use. With the key of an earlier process the hash differs, and not all processes choose it.
     """
     # Not every build of torch has them.
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     store, rank, size = next(rendezvous("env://"))
-    words, parts = [f"softprune/{each}" for each in range(size)], set[str]()
-    store.set(words[rank], secrets.token_hex(16))
+    keys, parts = [f"softprune/{each}" for each in range(size)], set[str]()
+    store.set(keys[rank], secrets.token_hex(16))
     deadline = time.monotonic() + store.timeout.total_seconds()
     while time.monotonic() < deadline:
-        part = hashlib.sha256(b"".join(store.multi_get(words))).hexdigest()
+        part = hashlib.sha256(b"".join(store.multi_get(keys))).hexdigest()
         store.add(part, int(part not in parts))
         parts.add(part)
         for each in parts:

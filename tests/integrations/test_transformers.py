@@ -3,6 +3,7 @@
 import itertools
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -67,8 +68,10 @@ def trainer(
 def test_a_target_is_met_and_a_resumed_training_ends_the_same(tmp_path: Path) -> None:
     pruning = SoftPruningCallback(EXAMPLE, target={"macs": 0.7})
     whole = trainer(tmp_path, pruning)
-    whole.train()
     assert pruning.pruner is not None
+    with mock.patch.object(pruning.pruner, "metrics", wraps=pruning.pruner.metrics) as metrics:
+        whole.train()
+    assert metrics.call_count == 2  # in the first and the last of four logs within 100 steps
     assert int(pruning.pruner.clock.step) == 16
     status = pruning.pruner.status
     assert status is not None

@@ -15,7 +15,8 @@ from typing import Literal, TypeVar
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.costs.exact import Cost, ModuleCost, count_exact
+from softprune.costs.exact import count_exact
+from softprune.costs.record import Cost, ModuleCost
 from softprune.errors import ConfigError
 from softprune.graph.example import Example, ExampleLike
 
