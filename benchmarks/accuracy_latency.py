@@ -13,7 +13,7 @@ import torch
 from accuracy_table import LATENCY, RIVALS, runs_of
 
 from softprune.bench import compare_latency
-from softprune.cli.opened import open_compact
+from softprune.lab.cli.opened import open_compact
 
 BATCH = 64
 

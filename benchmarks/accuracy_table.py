@@ -12,10 +12,10 @@ from pathlib import Path
 
 from marks import replace_tables
 
-from softprune.config.recipes import load_recipe
-from softprune.report import load_run
-from softprune.report.grouping import Spread, spread
-from softprune.runs.reading import Run
+from softprune.lab.config.recipes import load_recipe
+from softprune.lab.report import load_run
+from softprune.lab.report.grouping import Spread, spread
+from softprune.lab.runs.reading import Run
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from missing import RESULTS, SETTINGS
 
-from softprune.config.recipes import dump_config, load_recipe
-from softprune.config.settings import RunConfig
-from softprune.runs.folder import RunFolder
+from softprune.lab.config.recipes import dump_config, load_recipe
+from softprune.lab.config.settings import RunConfig
+from softprune.lab.runs.folder import RunFolder
 
 
 def adopt(trial: Path, recipe: str, results: Path = RESULTS) -> Path:

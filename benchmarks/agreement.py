@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune.distributed import join_world
-from softprune.runs.checkpoint import read_newest
-from softprune.runs.environment import describe_environment
-from softprune.runs.folder import RunFolder
-from softprune.runs.networks import build_network
-from softprune.train.run import open_data
-from softprune.train.stage import restored_stage
+from softprune.lab.runs.checkpoint import read_newest
+from softprune.lab.runs.environment import describe_environment
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.runs.networks import build_network
+from softprune.lab.train.run import open_data
+from softprune.lab.train.stage import restored_stage
 
 
 def main() -> None:

@@ -29,9 +29,9 @@ from zoo_networks import Entry, entries
 from zoo_row import randomise_
 
 import softprune
-from softprune.plan import make_plan
-from softprune.runs.environment import describe_environment
-from softprune.selection import read_graph
+from softprune.cut import make_plan
+from softprune.cut.selection import read_graph
+from softprune.lab.runs.environment import describe_environment
 
 ROOT = Path(__file__).parent
 RECORD = ROOT / "records" / "torch_pruning.json"

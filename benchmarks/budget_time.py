@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import softprune as sp
-from softprune.runs.environment import command_line, describe_environment
+from softprune.lab.runs.environment import command_line, describe_environment
 
 TOTAL = 10_000
 

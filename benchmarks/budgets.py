@@ -20,12 +20,12 @@ from typing import Any
 
 from marks import replace_tables
 
-from softprune.config.recipes import load_recipe
-from softprune.config.target import read_target
-from softprune.runs.environment import command_line
-from softprune.runs.folder import RunFolder
-from softprune.runs.result import Result
-from softprune.train.run import resume, start
+from softprune.lab.config.recipes import load_recipe
+from softprune.lab.runs.environment import command_line
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.runs.result import Result
+from softprune.lab.train.run import resume, start
+from softprune.target import read_target
 
 QUIET = ("train.dense_baseline=false", "records.checkpoint_seconds=60")
 FASTEST_CHANGE = 2.0

@@ -20,8 +20,8 @@ from vision import import_torchvision
 
 import softprune as sp
 from softprune import models
+from softprune.lab.runs.environment import describe_environment
 from softprune.models.resnet_cifar import PreActResNet
-from softprune.runs.environment import describe_environment
 
 DEPTHS = (56, 110, 218, 434, 998)
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from vision import import_torchvision
 
-from softprune.data.images import decode_image, image_tensor
 from softprune.hardware import seconds, synchronizer
+from softprune.lab.data.images import decode_image, image_tensor
 
 
 def decoders(contents: list[bytes], crop: int, options: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:

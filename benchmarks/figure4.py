@@ -9,8 +9,8 @@ results/figure4-cifar100.svg and results/FIGURE4.md.
 from collections.abc import Callable
 from pathlib import Path
 
-from softprune.runs.folder import RunFolder
-from softprune.runs.result import Result
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.runs.result import Result
 
 RESULTS = Path(__file__).parents[1] / "results"
 COLOURS = ("#1b6ca8", "#c8553d", "#3a7d44", "#7b4b94", "#b8860b", "#2a9d8f", "#555555", "#e07a9a")

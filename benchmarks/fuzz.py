@@ -99,12 +99,12 @@ def _import_everything(seeds: Seeds) -> None:
     import torch
     from vision import declare_operators
 
-    from softprune.cli.app import COMMANDS
+    from softprune.lab.cli.app import COMMANDS
 
     torch.set_num_threads(1)
     declare_operators()
     for module in COMMANDS:
-        importlib.import_module(f"softprune.cli.{module}")
+        importlib.import_module(f"softprune.lab.cli.{module}")
     with tempfile.TemporaryDirectory() as folder:
         for name in ("recipe.toml", "sweep.toml", "run"):
             seeds.copy(name, Path(folder))

@@ -43,15 +43,15 @@ from jpeg_files import make_files  # noqa: E402
 
 import softprune  # noqa: E402
 from softprune import models  # noqa: E402
-from softprune.data import EpochSampler, load_data  # noqa: E402
-from softprune.data.batches import LoaderBatches  # noqa: E402
-from softprune.data.loader import BatchLoader  # noqa: E402
-from softprune.data.shards import write_shards  # noqa: E402
 from softprune.hardware import seconds, synchronizer  # noqa: E402
+from softprune.lab.data import EpochSampler, load_data  # noqa: E402
+from softprune.lab.data.batches import LoaderBatches  # noqa: E402
+from softprune.lab.data.loader import BatchLoader  # noqa: E402
+from softprune.lab.data.shards import write_shards  # noqa: E402
+from softprune.lab.train.optim import Schedule, make_sgd  # noqa: E402
+from softprune.lab.train.step import StepOptions, TrainStep  # noqa: E402
 from softprune.methods import SoftPruner  # noqa: E402
 from softprune.methods.optimizer_hooks import undecayed_biases  # noqa: E402
-from softprune.train.optim import Schedule, make_sgd  # noqa: E402
-from softprune.train.step import StepOptions, TrainStep  # noqa: E402
 
 CASES = {"64": ((64, 64), 64, "resnet50_64"), "500x375": ((500, 375), 224, "resnet50")}
 """By the size of the files: width and height, side of the crops, network."""

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from revision import revision
 from torch import Tensor, nn
 
-from softprune.data.datasets import load_digits
+from softprune.lab.data.datasets import load_digits
 
 HERE = Path(__file__).parent
 RECORD = HERE / "records" / "group_norm.json"

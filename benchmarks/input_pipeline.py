@@ -58,7 +58,7 @@ def batches(name: str, folder: Path, shards: Path, options: argparse.Namespace) 
 def _softprune(name: str, folder: Path, shards: Path, options: argparse.Namespace) -> Iterator[Any]:
     import torch
 
-    from softprune.data import EpochSampler, load_data, make_batches
+    from softprune.lab.data import EpochSampler, load_data, make_batches
     from softprune.rng import Clock
 
     kind, root = ("folder", folder) if name == "softprune folder" else ("webdataset", shards)
@@ -167,7 +167,7 @@ def cpu_seconds() -> float:
 
 def measure_all(work: Path, options: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
     """Measure every loader in turn; what an interrupted call has measured in ``work`` is kept."""
-    from softprune.data.shards import write_shards
+    from softprune.lab.data.shards import write_shards
 
     folders = {"small": options.folder, "large": work / "large"}
     for kind in sorted({CASES[case][1] for case in options.cases}):
@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
 
     from softprune.distributed import pick_device
-    from softprune.runs.environment import describe_environment
+    from softprune.lab.runs.environment import describe_environment
 
     with contextlib.ExitStack() as stack:
         work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))

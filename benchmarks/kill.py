@@ -48,7 +48,7 @@ def main() -> None:
     from killing import kill_and_repeat, kill_sweep
 
     from softprune.distributed import pick_device
-    from softprune.runs.environment import describe_environment
+    from softprune.lab.runs.environment import describe_environment
 
     names = options.actions.split(",")
     if importlib.util.find_spec("ray") is None:

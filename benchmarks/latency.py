@@ -27,9 +27,9 @@ from softprune import models
 from softprune.bench import compare_latency
 from softprune.costs import fastest_multiple, fitting_multiple
 from softprune.costs.multiples import round_up
-from softprune.plan import PrunePlan, make_plan, required_sites
-from softprune.runs.environment import describe_environment
-from softprune.selection import read_graph
+from softprune.cut import PrunePlan, make_plan, required_sites
+from softprune.cut.selection import read_graph
+from softprune.lab.runs.environment import describe_environment
 
 ROOT = Path(__file__).parent
 RECORDS = ROOT / "records"

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import softprune
-from softprune.data.datasets import load_digits
-from softprune.runs.environment import describe_environment
+from softprune.lab.data.datasets import load_digits
+from softprune.lab.runs.environment import describe_environment
 
 RECORD = Path(__file__).parent / "records" / "own_decisions.json"
 TARGETS = (0.5, 0.25)

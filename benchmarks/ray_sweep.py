@@ -193,8 +193,8 @@ def overhead(executor: Any, folder: Path, count: int) -> float:
 
 def overheads(address: str, count: int) -> dict[str, float]:
     """Return the seconds per run that a pool and Ray add to the process itself."""
-    from softprune.sweep.executor import LocalPool, RayExecutor
-    from softprune.sweep.ray_task import RayOptions
+    from softprune.lab.sweep.executor import LocalPool, RayExecutor
+    from softprune.lab.sweep.ray_task import RayOptions
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -272,7 +272,7 @@ def main() -> None:
     options = parser.parse_args()
 
     from softprune.distributed import pick_device
-    from softprune.runs.environment import describe_environment
+    from softprune.lab.runs.environment import describe_environment
 
     os.environ.update(_environment())
     with contextlib.ExitStack() as stack:

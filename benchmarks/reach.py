@@ -17,10 +17,9 @@ from vision import import_timm, import_torchvision
 from zoo_row import random_masks
 
 from softprune import models
+from softprune.cut import floor_masks, make_plan, required_sites, verify_plan
 from softprune.graph import ChannelGraph, trace
 from softprune.graph.sites import KINDS
-from softprune.plan import floor_masks, make_plan, required_sites
-from softprune.surgery import verify_plan
 
 NETWORKS = {
     "repvgg_a0": "timm",

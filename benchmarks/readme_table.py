@@ -9,9 +9,9 @@ from pathlib import Path
 
 from marks import replace_tables
 
-from softprune.config.method import TITLES
-from softprune.report import load_run, paper_rows
-from softprune.report.grouping import Spread
+from softprune.lab.config.method import TITLES
+from softprune.lab.report import load_run, paper_rows
+from softprune.lab.report.grouping import Spread
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

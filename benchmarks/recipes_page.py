@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from softprune.config.recipes import config_to_dict, inline_toml, recipe_files, title_of
-from softprune.config.schema import annotation_of, is_section, type_in_words
-from softprune.config.settings import RunConfig
+from softprune.lab.config.recipes import config_to_dict, inline_toml, recipe_files, title_of
+from softprune.lab.config.schema import annotation_of, is_section, type_in_words
+from softprune.lab.config.settings import RunConfig
 
 _INTRODUCTION = """\
 # Recipes
@@ -62,7 +62,7 @@ trackers = ["tensorboard"]            # also "wandb", "mlflow"
 
 `softprune train flowers.toml --dry-run` checks it, `softprune train flowers.toml` trains it.
 
-`python benchmarks/recipes_page.py` generates this page from `softprune.config.settings`.
+`python benchmarks/recipes_page.py` generates this page from `softprune.lab.config.settings`.
 """
 
 

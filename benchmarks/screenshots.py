@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from browser import Browser, find_browser  # noqa: E402
 from terminal import in_terminal, screens_of  # noqa: E402
 
-from softprune.report import render_comparison, render_run  # noqa: E402
+from softprune.lab.report import render_comparison, render_run  # noqa: E402
 
 LARGEST = 200_000
 """Bytes of a picture."""

@@ -37,13 +37,13 @@ from torch import nn
 
 import softprune
 from softprune import models
-from softprune.data import ArrayDataset, Augmentation, DataBundle
-from softprune.data.batches import EpochSampler, make_batches
+from softprune.lab.data import ArrayDataset, Augmentation, DataBundle
+from softprune.lab.data.batches import EpochSampler, make_batches
+from softprune.lab.train.optim import Schedule, make_sgd
+from softprune.lab.train.step import StepOptions, TrainStep
+from softprune.lab.train.teacher import Teacher
 from softprune.methods import SoftPruner
 from softprune.methods.optimizer_hooks import undecayed_biases
-from softprune.train.optim import Schedule, make_sgd
-from softprune.train.step import StepOptions, TrainStep
-from softprune.train.teacher import Teacher
 
 MODELS = ("vgg16", "resnet56", "vgg19", "densenet40", "resnet164")
 MODES = {"eager": "eager", "graph": "cuda_graph", "fast": "auto"}

@@ -26,7 +26,7 @@ from zoo_networks import Entry, entries
 from zoo_row import examine_both
 from zoo_table import render, with_table
 
-from softprune.runs.environment import describe_environment
+from softprune.lab.runs.environment import describe_environment
 
 ROOT = Path(__file__).parent
 RECORD = ROOT / "records" / "zoo.json"

@@ -13,12 +13,11 @@ from torch.utils import _pytree as pytree
 from zoo_networks import Entry
 
 import softprune
+from softprune.cut import floor_masks, make_plan, plain_copy, required_sites
 from softprune.errors import ModelError, SoftpruneError
 from softprune.graph import ChannelGraph
 from softprune.graph.sites import DEFAULT_KINDS, KINDS
 from softprune.masks import FixedGate, mask_
-from softprune.plan import floor_masks, make_plan, required_sites
-from softprune.surgery import plain_copy
 
 KEEP = 0.5
 """Chance of a channel to be kept."""

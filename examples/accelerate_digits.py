@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import softprune as sp
+from softprune.lab.data import load_data
 
 
 def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
@@ -23,7 +24,7 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     options = parser.parse_args(arguments)
     accelerator = Accelerator(cpu=options.cpu, gradient_accumulation_steps=2)
-    data = sp.data.load_data("digits")
+    data = load_data("digits")
     train = TensorDataset(data.train.normalise(data.train.images), data.train.labels)
     loader = DataLoader(Subset(train, range(options.images)), 32, shuffle=True)
 

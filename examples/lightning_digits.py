@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import softprune as sp
 from softprune.integrations.lightning import SoftPruning
+from softprune.lab.data import load_data
 
 
 class Digits(L.LightningModule):
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--images", type=int, default=1437, help="training images")
     options = parser.parse_args(arguments)
-    data = sp.data.load_data("digits")
+    data = load_data("digits")
     train, test = (TensorDataset(part.normalise(part.images), part.labels) for part in (data.train, data.test))
     train = torch.utils.data.Subset(train, range(options.images))
     pruning = SoftPruning(data.example(), target={"macs": 0.5})

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import softprune as sp
+from softprune.lab.data import DataBundle, load_data
 
 
 def main(arguments: list[str] | None = None) -> tuple[float, float]:
@@ -26,7 +27,7 @@ def main(arguments: list[str] | None = None) -> tuple[float, float]:
     parser.add_argument("--keep", type=float, default=0.4, help="share of the MACs to keep at most")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
-    data = sp.data.load_data("digits")
+    data = load_data("digits")
     model = sp.models.build("digits_net", 10)
     if options.weights is None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=2e-4)
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> tuple[float, float]:
 
 
 def train_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, data: sp.data.DataBundle, pruner: sp.Pruner | None = None
+    model: nn.Module, optimizer: torch.optim.Optimizer, data: DataBundle, pruner: sp.Pruner | None = None
 ) -> None:
     """One pass over the training images, pruning or not."""
     model.train()
@@ -66,7 +67,7 @@ def train_epoch(
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, data: sp.data.DataBundle) -> float:
+def accuracy(model: nn.Module, data: DataBundle) -> float:
     """Share of test images that `model` gets right."""
     model.eval()
     images = data.test.normalise(data.test.images)

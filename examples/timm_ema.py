@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import softprune as sp
+from softprune.lab.data import load_data
 
 
 def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
@@ -26,7 +27,7 @@ def main(arguments: list[str] | None = None) -> tuple[sp.Cost, sp.Cost]:
     parser.add_argument("--size", type=int, default=32, help="side of the images")
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = sp.data.load_data("digits", device=device)
+    data = load_data("digits", device=device)
 
     model = timm.create_model(options.model, pretrained=options.pretrained, in_chans=1, num_classes=10).to(device)
     example = torch.zeros(2, 1, options.size, options.size, device=device)

@@ -19,7 +19,7 @@ sys.path[:0] = [str(_SUPPORT), str(_HERE.parent / "benchmarks")]
 from slow_tests import SlowTests  # noqa: E402
 
 if TYPE_CHECKING:
-    from softprune.config.settings import RunConfig
+    from softprune.lab.config.settings import RunConfig
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,7 +84,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[
 
     threads = torch.get_num_threads()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("softprune.train.evaluate.time_ms", time_once)
+    monkeypatch.setattr("softprune.lab.train.evaluate.time_ms", time_once)
     yield lambda *overrides: tiny_config(tmp_path, *overrides)
     torch.set_num_threads(threads)
 
@@ -132,7 +132,7 @@ def smaller_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     def digits_net(num_classes: int = 10) -> VGG:
         return VGG([[8], [16], [32]], num_classes, in_channels=1)
 
-    monkeypatch.setattr("softprune.train.evaluate.time_ms", time_once)
+    monkeypatch.setattr("softprune.lab.train.evaluate.time_ms", time_once)
     monkeypatch.setitem(REGISTRY, "digits_net", dataclasses.replace(REGISTRY["digits_net"], build=digits_net))
     try:
         from torchvision.models import resnet

@@ -15,7 +15,7 @@ def cifar(rng: Random, seeds: Seeds, work: Path) -> str:
     """A CIFAR batch, which is a pickle."""
     import torch
 
-    from softprune.data.cifar import load_cifar
+    from softprune.lab.data.cifar import load_cifar
 
     folder = seeds.copy("cifar", work)
     path = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
@@ -38,7 +38,7 @@ def cifar(rng: Random, seeds: Seeds, work: Path) -> str:
 @register(0.03)
 def images(rng: Random, seeds: Seeds, work: Path) -> str:
     """An image folder: its files and what else a folder can hold."""
-    from softprune.data import load_data
+    from softprune.lab.data import load_data
 
     folder = seeds.copy("images", work)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -70,7 +70,7 @@ def images(rng: Random, seeds: Seeds, work: Path) -> str:
 @register(0.02)
 def shards(rng: Random, seeds: Seeds, work: Path) -> str:
     """Tar shards in the WebDataset layout, and the list of their classes."""
-    from softprune.data import load_data
+    from softprune.lab.data import load_data
 
     folder = seeds.copy("shards", work)
     path = rng.choice(sorted(folder.iterdir()))

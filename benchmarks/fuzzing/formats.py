@@ -50,7 +50,7 @@ def command(*arguments: str, terminal: bool = True) -> tuple[int, str]:
     """Run a command line in this process; return its exit code and output, which must be fit for a terminal."""
     from typer.testing import CliRunner
 
-    from softprune.cli.app import app
+    from softprune.lab.cli.app import app
 
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     if result.exit_code not in _EXIT_CODES:

@@ -17,7 +17,7 @@ from fuzzing.worker import WrongResult
 @register(0.1)
 def checkpoint(rng: Random, seeds: Seeds, work: Path) -> str:
     """A checkpoint: undamaged, the one before it, or refused. With a right checksum, anything but a traceback."""
-    from softprune.runs.checkpoint import read_newest
+    from softprune.lab.runs.checkpoint import read_newest
 
     run = seeds.copy("run", work)
     paths = sorted((run / "checkpoints").glob("step-*"))
@@ -44,7 +44,7 @@ def checkpoint(rng: Random, seeds: Seeds, work: Path) -> str:
 
 def _signed_checkpoint(rng: Random, run: Path, path: Path) -> str:
     """A checkpoint whose content was changed by someone who signs it again."""
-    from softprune.runs.checkpoint import read_newest, save_checkpoint
+    from softprune.lab.runs.checkpoint import read_newest, save_checkpoint
 
     state = read_newest(run / "checkpoints")[1]
     for each in path.parent.glob("step-*"):
@@ -137,8 +137,8 @@ def _signed_network(rng: Random, file: Path) -> str:
     from safetensors import safe_open
 
     import softprune
+    from softprune.cut.saved import DOCUMENT, signed
     from softprune.models import build
-    from softprune.surgery.saved import DOCUMENT, signed
 
     with safe_open(file, "pt") as stored:
         text = stored.metadata()[DOCUMENT]
@@ -188,8 +188,8 @@ def _pickled(number: int) -> bytes:
 @register(0.05)
 def weights(rng: Random, seeds: Seeds, work: Path) -> str:
     """Weights that a run starts from: a state_dict in torch's format, or safetensors."""
-    from softprune.config.settings import ModelConfig
-    from softprune.runs.networks import starting_network
+    from softprune.lab.config.settings import ModelConfig
+    from softprune.lab.runs.networks import starting_network
 
     name = rng.choice(("weights.pt", "weights.safetensors"))
     path = seeds.copy(name, work)

@@ -81,7 +81,7 @@ def metrics(rng: Random, seeds: Seeds, work: Path) -> str:
 @register(0.05)
 def sessions(rng: Random, seeds: Seeds, work: Path) -> str:
     """sessions.jsonl; once in a while to the end of a resumed run, which writes them into its result."""
-    from softprune.runs.folder import RunFolder
+    from softprune.lab.runs.folder import RunFolder
 
     run = seeds.copy("run", work)
     mutate_text(rng, run / "sessions.jsonl", seeds, mutate_lines)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from softprune.data.cifar import Cifar
+    from softprune.lab.data.cifar import Cifar
 
 RECIPE = """\
 name = "seed"
@@ -83,7 +83,7 @@ class Seeds:
     @functools.cache  # noqa: B019  (read once, before the children are forked)
     def checkpoints(self) -> "list[dict[str, Any]]":
         """Return the states of the seed run's checkpoints."""
-        from softprune.runs.checkpoint import read_checkpoint
+        from softprune.lab.runs.checkpoint import read_checkpoint
 
         return [read_checkpoint(path) for path in sorted((self.folder / "run" / "checkpoints").glob("step-*"))]
 
@@ -139,7 +139,7 @@ def _write_weights(folder: Path) -> None:
 
 def small_cifar() -> "Cifar":
     """CIFAR-10 with few images."""
-    from softprune.data.cifar import CIFAR10
+    from softprune.lab.data.cifar import CIFAR10
 
     return replace(CIFAR10, train_images=10, test_images=2)
 
@@ -160,7 +160,7 @@ def _write_cifar(root: Path) -> None:
 
 
 def _write_shards(images: Path, root: Path) -> None:
-    from softprune.data.shards import write_shards
+    from softprune.lab.data.shards import write_shards
 
     write_shards(images, root, per_shard=4)
 

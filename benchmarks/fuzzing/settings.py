@@ -22,7 +22,7 @@ def recipe(rng: Random, seeds: Seeds, work: Path) -> str:
 
 
 def _check_config(path: Path, overrides: Sequence[str] = ()) -> str:
-    from softprune.config.recipes import dump_config, load_recipe
+    from softprune.lab.config.recipes import dump_config, load_recipe
 
     config = load_recipe(str(path), overrides)
     copy = path.with_name("written.toml")
@@ -35,7 +35,7 @@ def _check_config(path: Path, overrides: Sequence[str] = ()) -> str:
 @register(0.08)
 def settings(rng: Random, seeds: Seeds, work: Path) -> str:
     """`--set KEY=VALUE`."""
-    from softprune.config.recipes import load_recipe
+    from softprune.lab.config.recipes import load_recipe
 
     path = seeds.copy("recipe.toml", work)
     keys = _keys(load_recipe(str(path)))
@@ -48,7 +48,7 @@ def settings(rng: Random, seeds: Seeds, work: Path) -> str:
 def _keys(config: Any) -> list[str]:
     import tomllib
 
-    from softprune.config.recipes import dump_config
+    from softprune.lab.config.recipes import dump_config
 
     found: list[str] = []
 
@@ -95,7 +95,7 @@ def known_options() -> dict[str, list[str]]:
     """Return every option of every command, as the application declares them."""
     import typer.main
 
-    from softprune.cli.app import app
+    from softprune.lab.cli.app import app
 
     group: Any = typer.main.get_command(app)
     return {

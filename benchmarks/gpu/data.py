@@ -47,7 +47,7 @@ def images_of(sheet: np.ndarray, count: int) -> np.ndarray:
 
 def pack_cifar(name: str, data: Path, out: Path) -> list[Path]:
     """Write the sheets and the labels of `cifar10` or `cifar100`."""
-    from softprune.data import load_data
+    from softprune.lab.data import load_data
 
     bundle = load_data(name, data)
     files, labels = [], {"names": np.array(bundle.class_names)}

@@ -11,11 +11,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from softprune.config.recipes import config_to_dict, load_recipe
-from softprune.config.settings import RunConfig
-from softprune.runs.checkpoint import read_newest, save_checkpoint
-from softprune.runs.folder import RunFolder
-from softprune.train.run import absolute_paths
+from softprune.lab.config.recipes import config_to_dict, load_recipe
+from softprune.lab.config.settings import RunConfig
+from softprune.lab.runs.checkpoint import read_newest, save_checkpoint
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.train.run import absolute_paths
 
 
 def common_training(config: RunConfig) -> RunConfig:

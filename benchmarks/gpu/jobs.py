@@ -21,12 +21,12 @@ from fork import common_training  # noqa: E402
 from prices import IMAGES  # noqa: E402
 from run_jobs import Job  # noqa: E402
 
-from softprune.config.recipes import config_to_dict  # noqa: E402
-from softprune.config.settings import BASELINE, RunConfig  # noqa: E402
-from softprune.data import DATASETS  # noqa: E402
-from softprune.runs.checkpoint import checkpoint_path  # noqa: E402
-from softprune.runs.networks import build_network  # noqa: E402
-from softprune.train.run import dense_config  # noqa: E402
+from softprune.lab.config.recipes import config_to_dict  # noqa: E402
+from softprune.lab.config.settings import BASELINE, RunConfig  # noqa: E402
+from softprune.lab.data import DATASETS  # noqa: E402
+from softprune.lab.runs.checkpoint import checkpoint_path  # noqa: E402
+from softprune.lab.runs.networks import build_network  # noqa: E402
+from softprune.lab.train.run import dense_config  # noqa: E402
 
 ROOT = Path("/tmp/g")
 """The folder on the GPU machine. Runs name it in their configuration, so it stays the same."""

@@ -22,12 +22,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import data  # noqa: E402
 import missing  # noqa: E402
 from jobs import FOLDERS, jobs  # noqa: E402
-from run_jobs import STOPPED, Job  # noqa: E402
-
-import data  # noqa: E402
 from plan import Plan  # noqa: E402
+from run_jobs import STOPPED, Job  # noqa: E402
 
 REPOSITORY = HERE.parents[1]
 LIMIT = 63 * 2**20

@@ -21,10 +21,10 @@ sys.path += [str(HERE), str(HERE.parent)]
 from run_jobs import SHARING  # noqa: E402
 from speed_page import RECORD  # noqa: E402
 
-from softprune.config.settings import RunConfig  # noqa: E402
-from softprune.report import paper_figures  # noqa: E402
-from softprune.runs.folder import RunFolder  # noqa: E402
-from softprune.runs.result import Result  # noqa: E402
+from softprune.lab.config.settings import RunConfig  # noqa: E402
+from softprune.lab.report import paper_figures  # noqa: E402
+from softprune.lab.runs.folder import RunFolder  # noqa: E402
+from softprune.lab.runs.result import Result  # noqa: E402
 
 RESULTS = HERE.parents[1] / "results"
 IMAGES, TEST_IMAGES = 50_000, 10_000

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from softprune.bench import compare_latency
-from softprune.cli.deploy import bench_record
-from softprune.cli.opened import open_compact
+from softprune.lab.cli.deploy import bench_record
+from softprune.lab.cli.opened import open_compact
 
 BATCH = 64
 """As in the paper's section on inference time."""

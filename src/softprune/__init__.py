@@ -11,15 +11,14 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from softprune import bench, data, export, models
+    from softprune import bench, export, models
     from softprune.costs import Cost, cost
+    from softprune.cut import PrunePlan, apply_plan, load, remap_optimizer, save, verify
+    from softprune.cut.inspection import Inspection, inspect
     from softprune.distillation import distillation_loss
     from softprune.errors import SoftpruneError
-    from softprune.inspection import Inspection, inspect
     from softprune.masks import MaskConfig
     from softprune.methods import Pruner, SoftPruner, Summary
-    from softprune.plan import PrunePlan
-    from softprune.surgery import apply_plan, load, remap_optimizer, save, verify
 
 __version__ = "0.1.0"
 
@@ -36,7 +35,6 @@ __all__ = [
     "apply_plan",
     "bench",
     "cost",
-    "data",
     "distillation_loss",
     "export",
     "inspect",
@@ -49,13 +47,12 @@ __all__ = [
 
 _NAMES = {
     "costs": ("Cost", "cost"),
+    "cut": ("PrunePlan", "apply_plan", "load", "remap_optimizer", "save", "verify"),
+    "cut.inspection": ("Inspection", "inspect"),
     "distillation": ("distillation_loss",),
     "errors": ("SoftpruneError",),
-    "inspection": ("Inspection", "inspect"),
     "masks": ("MaskConfig",),
     "methods": ("Pruner", "SoftPruner", "Summary"),
-    "plan": ("PrunePlan",),
-    "surgery": ("apply_plan", "load", "remap_optimizer", "save", "verify"),
 }
 _DEFINED_IN = {name: module for module, names in _NAMES.items() for name in names}
 

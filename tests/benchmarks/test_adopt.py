@@ -7,8 +7,8 @@ import adopt
 import pytest
 from missing import RESULTS
 
-from softprune.config.recipes import dump_config
-from softprune.runs.folder import RunFolder
+from softprune.lab.config.recipes import dump_config
+from softprune.lab.runs.folder import RunFolder
 
 RECIPE = "cifar100-vgg19-scp"
 

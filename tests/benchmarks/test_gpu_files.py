@@ -12,7 +12,7 @@ import torch
 from benchmarks_gpu import script
 from PIL import Image
 
-from softprune.data.cifar import CIFAR100, load_cifar
+from softprune.lab.data.cifar import CIFAR100, load_cifar
 
 data, pack, jobs = script("data"), script("pack"), script("jobs")
 
@@ -62,7 +62,7 @@ def test_cifar_is_the_same_after_the_journey(tmp_path: Path, monkeypatch: pytest
         (folder / split).write_bytes(pickle.dumps(content))
     (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [b"%d" % number for number in range(100)]}))
     sent = load_cifar(small, tmp_path)
-    monkeypatch.setattr("softprune.data.load_data", lambda name, root: sent)
+    monkeypatch.setattr("softprune.lab.data.load_data", lambda name, root: sent)
     monkeypatch.setattr(data, "COLUMNS", 4)
     data.pack(tmp_path / "gpu-data", {"cifar100": tmp_path}, None, 10**6)
     assert data.unpack(tmp_path / "gpu-data-1", tmp_path / "root") == ["cifar100"]

@@ -6,7 +6,7 @@ import pytest
 from benchmarks_gpu import script
 from tiny import metrics, tiny_config
 
-from softprune.train.run import absolute_paths, resume, start
+from softprune.lab.train.run import absolute_paths, resume, start
 
 fork, jobs = script("fork"), script("jobs")
 

@@ -56,7 +56,7 @@ def test_the_time_limit_ends_the_record(gpu_waiting, tmp_path, capsys, monkeypat
 def test_decoding_in_batches_crops_every_image(gpu_waiting, monkeypatch):
     from vision import import_torchvision
 
-    from softprune.data.images import decode_image, image_tensor
+    from softprune.lab.data.images import decode_image, image_tensor
 
     torchvision = import_torchvision()
     calls = []

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from softprune.budget.measures import MEASURES
-from softprune.config.target import QUANTITIES
+from softprune.target import QUANTITIES
 
 ROOT = Path(__file__).parents[2]
 TABLE = re.compile(r"<!-- table: (\S+) -->\n(.*?)\n?<!-- end -->", re.DOTALL)

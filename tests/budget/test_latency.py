@@ -9,10 +9,10 @@ from torch import nn
 import softprune as sp
 from softprune.budget import latency_table
 from softprune.budget.latency import Grid, LatencyTable, measure_latency
+from softprune.cut import make_plan
 from softprune.errors import ConfigError
 from softprune.graph import Example, trace
 from softprune.methods import L1Pruner
-from softprune.plan import make_plan
 
 
 def network():

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from softprune.budget.latency import Grid, LatencyTable
-from softprune.config.method import MethodConfig
-from softprune.config.recipes import load_recipe
-from softprune.config.settings import RunConfig, TrainConfig
 from softprune.errors import ConfigError
-from softprune.runs.checkpoint import read_newest
-from softprune.train.control import Listener
-from softprune.train.pruner import check_method
-from softprune.train.run import resume, start
+from softprune.lab.config.method import MethodConfig
+from softprune.lab.config.recipes import load_recipe
+from softprune.lab.config.settings import RunConfig, TrainConfig
+from softprune.lab.runs.checkpoint import read_newest
+from softprune.lab.train.control import Listener
+from softprune.lab.train.pruner import check_method
+from softprune.lab.train.run import resume, start
 
 NETWORK = """
 from torch import nn
@@ -49,7 +49,9 @@ class StopAfter(Listener):
 
     def __init__(self, monkeypatch, steps):
         self.left = steps
-        monkeypatch.setattr("softprune.train.control.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None)
+        monkeypatch.setattr(
+            "softprune.lab.train.control.StopSignal.reason", lambda _: None if self.left > 0 else "test"
+        )
 
     def on_step(self, done):
         self.left -= 1

@@ -15,10 +15,10 @@ import typer.main
 from own_model import outputs
 
 import softprune as sp
-from softprune.cli import main
-from softprune.cli.app import COMMANDS, app
-from softprune.config.recipes import load_recipe, recipe_files
-from softprune.runs.folder import RunFolder
+from softprune.lab.cli import main
+from softprune.lab.cli.app import COMMANDS, app
+from softprune.lab.config.recipes import load_recipe, recipe_files
+from softprune.lab.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -108,7 +108,7 @@ def shell_commands(text: str) -> list[list[str]]:
 
 def test_commands_in_documents_are_valid() -> None:
     for module in COMMANDS:
-        importlib.import_module(f"softprune.cli.{module}")
+        importlib.import_module(f"softprune.lab.cli.{module}")
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     seen = []

@@ -11,7 +11,7 @@ import torch
 
 import softprune as sp
 from softprune import models
-from softprune.train.from_checkpoint import evaluate_folder
+from softprune.lab.train.from_checkpoint import evaluate_folder
 
 ROOT = Path(__file__).parents[2]
 KEPT = sorted((ROOT / "results").glob("*/compact.safetensors"))

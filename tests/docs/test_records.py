@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from softprune.cli import main
-from softprune.config.recipes import load_recipe
-from softprune.report import paper_table_rows
+from softprune.lab.cli import main
+from softprune.lab.config.recipes import load_recipe
+from softprune.lab.report import paper_table_rows
 
 ROOT = Path(__file__).parents[2]
 

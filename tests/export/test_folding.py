@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from export_networks import Dense, Residual, compacted, randomise_
 from torch import Tensor, nn
 
+from softprune.cut import plans_of, save
 from softprune.errors import ModelError, PlanError
 from softprune.export import fold_batch_norms
 from softprune.methods import SoftPruner
-from softprune.surgery import plans_of, save
 
 
 def _norms(model: nn.Module) -> list[str]:

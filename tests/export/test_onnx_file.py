@@ -13,10 +13,10 @@ from export_networks import compacted
 from torch import Tensor, nn
 
 from softprune import SoftPruner, models
+from softprune.cut import plans_of
 from softprune.errors import ConfigError, ModelError, VerificationError
 from softprune.export import to_onnx
 from softprune.graph import ConstantOutput, Select
-from softprune.surgery import plans_of
 
 onnx = pytest.importorskip("onnx", reason='the "onnx" extra is not installed')
 onnxruntime = pytest.importorskip("onnxruntime", reason='the "onnx" extra is not installed')

@@ -29,7 +29,7 @@ def test_every_option_of_every_command_is_tried() -> None:
     from fuzzing.settings import known_options
 
     import fuzz  # noqa: F401  (registers the commands' modules)
-    import softprune.cli.train  # noqa: F401
+    import softprune.lab.cli.train  # noqa: F401
 
     assert {"--set", "--dry-run", "--device"} <= set(known_options()["train"])
 

@@ -15,10 +15,10 @@ from topologies import TOPOLOGIES, Chain
 from torch import Tensor, nn
 
 import softprune as sp
+from softprune.cut.comparison import outputs_of
 from softprune.errors import ModelError
 from softprune.graph import Example
 from softprune.graph.capture import _quiet
-from softprune.surgery.comparison import outputs_of
 
 CHAIN = TOPOLOGIES["chain"]
 

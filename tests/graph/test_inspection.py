@@ -11,12 +11,11 @@ from topologies import GROUPED, TOPOLOGIES, Chain, Residual, conv, pooled, rando
 from torch import Tensor, nn
 
 import softprune as sp
+from softprune.cut import apply_plan, floor_masks, make_plan, required_sites
+from softprune.cut.coupling import _live_outputs
+from softprune.cut.selection import read_graph
 from softprune.errors import ModelError
 from softprune.graph import trace
-from softprune.plan import floor_masks, make_plan, required_sites
-from softprune.plan.coupling import _live_outputs
-from softprune.selection import read_graph
-from softprune.surgery import apply_plan
 
 IMAGE = torch.randn(2, 3, 8, 8)
 

@@ -12,11 +12,11 @@ from topologies import randomise_
 from torch import Tensor, nn
 
 from softprune.costs import cost
+from softprune.cut import apply_plan
+from softprune.cut.selection import read_graph
 from softprune.graph import ChannelGraph, trace
 from softprune.graph.rules import elementwise, layers, pieces, views  # noqa: F401  (they register the rules)
 from softprune.graph.rules.registry import OPERATORS, RULES, activations
-from softprune.selection import read_graph
-from softprune.surgery import apply_plan
 
 
 class Between(nn.Module):

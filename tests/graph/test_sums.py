@@ -12,10 +12,10 @@ from topologies import randomise_
 from torch import Tensor, nn
 
 from softprune.costs import cost
+from softprune.cut import apply_plan
+from softprune.cut.selection import read_graph
 from softprune.graph import trace
 from softprune.graph.sites import KINDS
-from softprune.selection import read_graph
-from softprune.surgery import apply_plan
 
 IMAGE = torch.randn(2, 3, 8, 8)
 HALF = {"bn": torch.arange(8) % 2 == 0}

@@ -15,14 +15,13 @@ from topologies import TOPOLOGIES, randomise_
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from softprune.config.method import TITLES
+from softprune.cut import PrunePlan, remap_optimizer
+from softprune.cut.selection import read_graph
 from softprune.errors import ConfigError
+from softprune.lab.config.method import TITLES
 from softprune.masks import is_masked
 from softprune.methods import REGISTRY, Pruner, RandomPruner
 from softprune.methods.options import keywords_of, options_of
-from softprune.plan import PrunePlan
-from softprune.selection import read_graph
-from softprune.surgery import remap_optimizer
 
 CARDS = Path(__file__).parents[2] / "docs" / "methods"
 

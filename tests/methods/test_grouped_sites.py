@@ -13,9 +13,9 @@ from topologies import GROUPED, Topology, randomise_
 from torch import nn
 
 import softprune as sp
+from softprune.cut.selection import read_graph
 from softprune.errors import ConfigError
 from softprune.masks import is_masked
-from softprune.selection import read_graph
 
 
 def train(pruner: sp.SoftPruner, topology: Topology, steps: int, *, lr: float = 0.05) -> None:

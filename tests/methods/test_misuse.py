@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
+from softprune.cut import remap_optimizer
 from softprune.errors import ConfigError, ModelError
 from softprune.methods import L1Pruner, SoftPruner, loop_checks
-from softprune.surgery import remap_optimizer
 
 
 def step(pruner: SoftPruner, optimizer: torch.optim.Optimizer, *, forget: bool = False) -> None:

@@ -17,11 +17,11 @@ from method_networks import Chain, batch, sgd, train
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
+from softprune.cut import remap_optimizer
 from softprune.errors import ModelError
 from softprune.masks import MaskDecision
 from softprune.methods import REGISTRY, SoftPruner
 from softprune.methods.affine import LearnedVector
-from softprune.surgery import remap_optimizer
 
 
 def made(**options: Any) -> SoftPruner:

@@ -7,7 +7,7 @@ from method_networks import Chain, batch, sgd
 from torch import Tensor, nn
 
 from softprune import MaskConfig, models
-from softprune.data import load_data
+from softprune.lab.data import load_data
 from softprune.masks import dead_probability, sparsity_loss, sparsity_terms
 from softprune.methods import TargetSoftPruner
 

@@ -8,10 +8,9 @@ from method_networks import Chain, Residual, batch, sgd, train
 from torch import nn
 
 from softprune import save
+from softprune.cut import PrunePlan, apply_plan, plans_of
 from softprune.errors import ConfigError, PlanError
 from softprune.methods import RandomPruner, ScratchPruner, SfpPruner, from_scratch
-from softprune.plan import PrunePlan
-from softprune.surgery import apply_plan, plans_of
 
 
 def half(network: type[nn.Module] = Chain, **options: object) -> PrunePlan:

@@ -13,6 +13,7 @@ from torch import nn
 
 import softprune as sp
 from softprune import errors
+from softprune.lab.data import load_data
 
 
 def test_every_error_is_a_softprune_error_and_a_value_error() -> None:
@@ -52,15 +53,12 @@ NET, ROW = nn.Linear(2, 2), torch.zeros(1, 2)
         (lambda: sp.models.build("digits_net", "3"), "`num_classes` must be an integer. Got '3'."),
         (lambda: sp.models.build("digits_net", True), "`num_classes` must be an integer. Got True."),
         (lambda: sp.models.build("digits_net", num_classes=3.5), "`num_classes` must be an integer. Got 3.5."),
-        (lambda: sp.data.load_data(None), "`name` must be a string. Got None."),
-        (lambda: sp.data.load_data("digits", 3), "`root` must be a string or a path or None. Got 3."),
+        (lambda: load_data(None), "`name` must be a string. Got None."),
+        (lambda: load_data("digits", 3), "`root` must be a string or a path or None. Got 3."),
         (lambda: sp.inspect(NET, ROW, site_kinds=None), "`site_kinds` must be a list. Got None."),
         (lambda: sp.verify(NET, NET, ROW, tolerance="1"), "`tolerance` must be a number. Got '1'."),
         (lambda: sp.verify(NET, NET, ROW, seed=1.5), "`seed` must be an integer. Got 1.5."),
-        (
-            lambda: sp.save(NET, "x", origin="x"),
-            "`origin` must be a softprune.surgery.Origin or None. Got 'x'; leave it",
-        ),
+        (lambda: sp.save(NET, "x", origin="x"), "`origin` must be a softprune.cut.Origin or None. Got 'x'; leave it"),
         (lambda: sp.export.to_onnx(NET, ROW, None), "`path` must be a string or a path. Got None."),
         (lambda: sp.export.to_onnx(NET, ROW, "x", fold_bn="no"), "`fold_bn` must be True or False. Got 'no'."),
         (

@@ -13,27 +13,20 @@ ROOT = Path(softprune.__file__).parent
 # Packages of one line do not import each other.
 ORDER = [
     {"errors", "hardware", "log", "module_state"},
-    {"distillation", "distributed", "factories", "io", "rng"},
-    {"config"},
+    {"distillation", "distributed", "factories", "io", "rng", "target"},
     {"graph"},
     {"costs"},
     {"masks"},
-    {"plan"},
-    {"surgery"},
-    {"selection"},
-    {"inspection"},
-    # Before the methods: a pruner with a target has a budget, which needs no more of it than graph, masks and plan.
+    {"cut"},
+    # Before the methods: a pruner with a target has a budget, which needs no more of it than graph, masks and cut.
     {"budget"},
     {"methods"},
-    {"models", "data"},
-    {"runs"},
+    {"models"},
     {"export"},
     {"fused"},
-    {"train"},
-    {"sweep"},
-    {"report", "integrations"},
+    {"integrations"},
     {"bench"},
-    {"cli"},
+    {"lab"},
 ]
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 

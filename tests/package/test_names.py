@@ -25,7 +25,7 @@ def test_help_and_recipes_do_not_wait_for_torch(arguments: list[str]) -> None:
     code = f"""
 import sys
 sys.argv = ["softprune", *{arguments!r}]
-from softprune.cli import main
+from softprune.lab.cli import main
 try:
     main()
 except SystemExit as done:

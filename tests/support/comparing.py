@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from softprune.cut import PrunePlan, apply_plan, make_plan, required_sites
+from softprune.cut.comparison import compare, outputs_of
+from softprune.cut.verify import mask_sites_
 from softprune.graph import ChannelGraph, Example
-from softprune.plan import PrunePlan, make_plan, required_sites
-from softprune.surgery import apply_plan
-from softprune.surgery.comparison import compare, outputs_of
-from softprune.surgery.verify import mask_sites_
 
 
 def random_masks(graph: ChannelGraph, seed: int, *, deaths: float = 0.0) -> dict[str, Tensor]:

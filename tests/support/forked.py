@@ -14,16 +14,16 @@ from torch import nn
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import softprune
-from softprune.cli import main
-from softprune.config.recipes import load_recipe
-from softprune.data import load_data
-from softprune.data.batches import EpochSampler, make_batches
 from softprune.export import to_torch_export
-from softprune.report import render_run
-from softprune.runs.folder import RunFolder
-from softprune.train import evaluate
-from softprune.train.run import resume, start
-from softprune.train.stage import recalibrate
+from softprune.lab.cli import main
+from softprune.lab.config.recipes import load_recipe
+from softprune.lab.data import load_data
+from softprune.lab.data.batches import EpochSampler, make_batches
+from softprune.lab.report import render_run
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.train import evaluate
+from softprune.lab.train.run import resume, start
+from softprune.lab.train.stage import recalibrate
 
 # Tracing imports a thousand modules when it is first used: once here, in the server, not in every child.
 torch.export.export(nn.Identity(), (torch.zeros(1),))

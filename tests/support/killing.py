@@ -26,7 +26,7 @@ from dying import KINDS, WAYS, Death
 from forked import perform
 from tiny import assert_same, final_state, metrics, tiny_recipe
 
-from softprune.runs.folder import RunFolder
+from softprune.lab.runs.folder import RunFolder
 
 SETTINGS = {
     "train": ("train.compact_at=3", "method.strength=0.1"),

@@ -12,9 +12,8 @@ from topologies import randomise_
 from torch import Tensor, nn
 
 from softprune.costs import cost
-from softprune.plan import make_plan
-from softprune.selection import read_graph
-from softprune.surgery import apply_plan
+from softprune.cut import apply_plan, make_plan
+from softprune.cut.selection import read_graph
 
 ACTIVATIONS = {
     "relu": nn.ReLU,

@@ -8,7 +8,7 @@ from typing import Any
 import safetensors.torch
 from safetensors import safe_open
 
-from softprune.surgery.saved import DOCUMENT, signed
+from softprune.cut.saved import DOCUMENT, signed
 
 
 def document_of(file: Path) -> dict[str, Any]:

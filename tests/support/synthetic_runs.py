@@ -1,7 +1,7 @@
 """Run folders as `softprune train` writes them, with made-up but plausible numbers, for the report's tests.
 
 Three networks: VGG-16 (13 sites, 4,224 channels), ResNet-164 (163 sites, 12,112 channels), a digits net.
-`python tests/report/synthetic_runs.py OUT` writes them and their reports, to be looked at.
+`python tests/lab/report/synthetic_runs.py OUT` writes them and their reports, to be looked at.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _variant(name: str, top1: float, totals: dict[str, Any], speed: float) -> di
 
 
 if __name__ == "__main__":
-    from softprune.report import render_comparison, render_run
+    from softprune.lab.report import render_comparison, render_run
 
     out = Path(sys.argv[1])
     for network, epochs in (("vgg16", 160), ("resnet164", 160), ("digits_net", 12)):

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from softprune.config.recipes import load_recipe
-from softprune.config.settings import RunConfig
 from softprune.hardware import Call, time_ms
-from softprune.runs.checkpoint import read_newest
+from softprune.lab.config.recipes import load_recipe
+from softprune.lab.config.settings import RunConfig
+from softprune.lab.runs.checkpoint import read_newest
 
 _NETWORK = """
 from torch import nn

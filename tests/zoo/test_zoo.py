@@ -29,7 +29,7 @@ def record() -> dict:
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
-# One of each kind: sums of BatchNorms, grouped and residual, depthwise with SE. tests/surgery/test_exactness.py cuts a
+# One of each kind: sums of BatchNorms, grouped and residual, depthwise with SE. tests/cut/test_exactness.py cuts a
 # network with shuffles and concatenations.
 @pytest.mark.parametrize("name", ["repvgg_a0", "regnetx_002", "lcnet_050"])
 def test_networks_are_cut_exactly(zoo: ModuleType, name: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from softprune.cut.apply import duplicated
 from softprune.errors import ConfigError
 from softprune.export import to_onnx
 from softprune.export.formats import onnx_calls
@@ -16,7 +17,6 @@ from softprune.fused.inference import fuse
 from softprune.fused.inference.convolutions import has_kernel
 from softprune.graph import Example
 from softprune.hardware import Call, capture_graph
-from softprune.surgery.apply import duplicated
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from softprune.cut import ModuleCut, PrunePlan, plain_copy
 from softprune.errors import ConfigError, ModelError, first_line
 from softprune.graph import ChannelGraph, trace
 from softprune.graph.example import Example, ExampleLike
@@ -28,8 +29,6 @@ from softprune.hardware import time_ms
 from softprune.io import write_atomically
 from softprune.log import get_logger
 from softprune.module_state import evaluating
-from softprune.plan import ModuleCut, PrunePlan
-from softprune.surgery import plain_copy
 
 logger = get_logger(__name__)
 

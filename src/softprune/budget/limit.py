@@ -10,10 +10,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.budget.latency import TableLike
 from softprune.budget.measures import MEASURES, PrunableNetwork, check_timing
 from softprune.budget.search import CLOSE, Counts, Cut, CutSearch
-from softprune.config.target import TargetLike, read_target
+from softprune.cut import plain_copy
 from softprune.errors import ConfigError
 from softprune.log import get_logger
-from softprune.surgery import plain_copy
+from softprune.target import TargetLike, read_target
 
 logger = get_logger(__name__)
 

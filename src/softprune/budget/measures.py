@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from softprune.budget.latency import LatencyTable, TableLike, measure_latency
+from softprune.cut import PrunePlan, make_plan
 from softprune.errors import ConfigError, is_integer
 from softprune.graph import ChannelGraph
 from softprune.graph.example import Example
-from softprune.plan import PrunePlan, make_plan
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ MEASURES: dict[str, type[Measure]] = {
     "channels": Channels,
     "latency": Latency,
 }
-"""The measure of every quantity that a target can name; the keys are those of `softprune.config.target`."""
+"""The measure of every quantity that a target can name; the keys are those of `softprune.target`."""
 
 
 def check_timing(key: str, batch: int | None, table: TableLike | None) -> None:

@@ -5,16 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from softprune.cut.apply import duplicated
+from softprune.cut.comparison import compare as distance
+from softprune.cut.comparison import noise, outputs_of, shapes_of
+from softprune.cut.verify import Comparison
 from softprune.errors import ModelError, VerificationError, first_line
 from softprune.graph import Example
 from softprune.graph.example import first_floating
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
 from softprune.module_state import first_uninitialised, state_kept
-from softprune.surgery.apply import duplicated
-from softprune.surgery.comparison import compare as distance
-from softprune.surgery.comparison import noise, outputs_of, shapes_of
-from softprune.surgery.verify import Comparison
 
 logger = get_logger(__name__)
 

@@ -10,6 +10,8 @@ from torch import nn
 from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from softprune.cut.apply import HISTORY
+from softprune.cut.comparison import outputs_of
 from softprune.errors import VerificationError
 from softprune.export.checking import compare_outputs, exact, place_of, prepared
 from softprune.graph import Example, ExampleLike
@@ -17,8 +19,6 @@ from softprune.graph.capture import Capture, capture
 from softprune.graph.modules import by_filter, is_known_batch_norm, is_timm_batch_norm
 from softprune.graph.rules.registry import operator_name
 from softprune.log import get_logger
-from softprune.surgery.apply import HISTORY
-from softprune.surgery.comparison import outputs_of
 
 logger = get_logger(__name__)
 

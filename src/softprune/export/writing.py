@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from softprune.cut.verify import Comparison
 from softprune.errors import ConfigError, ModelError, SoftpruneError, first_line
 from softprune.export.checking import compare_outputs, prepared, trials
 from softprune.export.folding import count_batch_norms, fold_batch_norms
 from softprune.graph import Example, ExampleLike
 from softprune.io import write_atomically
-from softprune.surgery.verify import Comparison
 
 TRACED_BATCH = 2
 """Batch size of the trace. torch.export treats a size of one as a constant."""

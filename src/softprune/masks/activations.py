@@ -21,9 +21,9 @@ both tails live                  every other known activation, and none: ``|x| <
 
 from collections.abc import Callable
 
-from softprune.config.method import MaskConfig
 from softprune.errors import ConfigError
 from softprune.graph.rules.registry import Activation, activations, find_activation
+from softprune.lab.config.method import MaskConfig
 
 # exp(700) is still a float, and every dipping activation is zero to double precision long before -700.
 _FAR = 700.0

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from softprune.cut import plain_copy
 from softprune.distributed import is_distributed
 from softprune.masks import AffineGate
 from softprune.methods.base import Pruner
-from softprune.surgery import plain_copy
 
 
 class LearnedVector(nn.Module):

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from softprune.budget import Budget, BudgetStatus, Limit
-from softprune.config.target import Target
 from softprune.costs import fastest_multiple, fitting_multiple
+from softprune.cut import coupled_sites, required_sites
+from softprune.cut.selection import read_graph
 from softprune.distributed import computed_by_rank0
 from softprune.errors import ConfigError, first_few
 from softprune.graph import ChannelGraph, ExampleLike, Site
@@ -31,13 +32,12 @@ from softprune.methods.options import (
     check_values,
     nothing_to_prune,
 )
-from softprune.plan import coupled_sites, required_sites
-from softprune.selection import read_graph
+from softprune.target import Target
 
 logger = get_logger(__name__)
 
 GraphReader = Callable[..., ChannelGraph]
-"""`softprune.selection.read_graph` for the model, its example and the user's choice of sites."""
+"""`softprune.cut.selection.read_graph` for the model, its example and the user's choice of sites."""
 
 
 class Pruner(CuttableModel):

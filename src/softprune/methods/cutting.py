@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.budget import PrunableNetwork
+from softprune.cut import Certificate, PrunePlan, apply_plan, make_plan, verify_plan, without_gc
 from softprune.graph import ChannelGraph, Site
 from softprune.graph.example import Example
 from softprune.log import get_logger
 from softprune.masks import HookOwner, MaskedBatchNorm, is_masked, norms_of
 from softprune.methods.masked_model import MaskedModel
 from softprune.methods.options import check_cut, check_values
-from softprune.plan import PrunePlan, make_plan
-from softprune.surgery import Certificate, apply_plan, verify_plan, without_gc
 
 logger = get_logger(__name__)
 

@@ -8,13 +8,13 @@ from typing import Any, Literal, TypedDict, get_args, get_type_hints, is_typeddi
 from torch import Tensor, nn
 
 from softprune.budget import TableLike
-from softprune.config.method import MethodConfig
-from softprune.config.target import TargetLike
+from softprune.cut.selection import Globs
 from softprune.errors import CheckpointError, ConfigError, ModelError, is_bool, is_number, nearest
 from softprune.graph import ChannelGraph, check_is_module
+from softprune.lab.config.method import MethodConfig
 from softprune.masks.gates import check_rounding
 from softprune.module_state import first_uninitialised, non_finite
-from softprune.selection import Globs
+from softprune.target import TargetLike
 
 RoundTo = int | Literal["auto"]
 """A multiple of channels, or "auto" for the multiple that is fastest on this machine."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from softprune.budget import Limit, TableLike
-from softprune.config.target import TargetLike
 from softprune.errors import ConfigError, few_of, is_number
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.modules import by_filter
@@ -17,6 +16,7 @@ from softprune.masks.gates import keep_common
 from softprune.methods.base import GraphReader, Pruner
 from softprune.methods.optimizer_hooks import all_decayed
 from softprune.methods.options import PrunerOptions, RankingOptions, check_has_target
+from softprune.target import TargetLike
 
 Ratio = float | Mapping[str, float]
 """The share of channels to remove: one for all sites, or by glob on their names (sites without one stay whole)."""

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from softprune.budget import Budget, CostWeights, Macs, TableLike
 from softprune.budget.channels import present
-from softprune.config.target import FINAL_AT, TargetLike
+from softprune.cut.selection import check_kinds
 from softprune.errors import CheckpointError, ConfigError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.sites import DEFAULT_KINDS
@@ -19,7 +19,7 @@ from softprune.log import get_logger
 from softprune.masks import Gate, MaskConfig, SoftGate
 from softprune.methods.base import GraphReader, Pruner
 from softprune.methods.options import PrunerOptions, check_cut, check_has_target, check_state, check_values
-from softprune.selection import check_kinds
+from softprune.target import FINAL_AT, TargetLike
 
 logger = get_logger(__name__)
 

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from softprune.cut import PrunePlan, apply_plan, plans_of, read_plans, saved_path
 from softprune.errors import CheckpointError, ConfigError, PlanError
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.masks import FixedGate, Gate
 from softprune.methods.base import GraphReader
 from softprune.methods.options import SiteOptions
 from softprune.methods.ranking import StoredPruner
-from softprune.plan import PrunePlan
-from softprune.surgery import apply_plan, plans_of, read_plans, saved_path
 
 PlanLike = PrunePlan | Sequence[PrunePlan] | str | os.PathLike[str]
 """A plan, the plans of a network that was cut several times, a compact network's folder, or the folder of a run."""

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 import softprune as sp
 from softprune import models
+from softprune.cut.comparison import compare, outputs_of
 from softprune.errors import ConfigError, ModelError
 from softprune.fused.inference import fuse
 from softprune.graph import Example
 from softprune.models.resnet_imagenet import BasicBlock
-from softprune.surgery.comparison import compare, outputs_of
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from softprune.cut.comparison import compare as distance
+from softprune.cut.comparison import outputs_of
 from softprune.errors import ConfigError, VerificationError
 from softprune.export.checking import TOLERANCES, cast, compare_outputs, exact, place_of, precisions, prepared, trials
 from softprune.export.folding import fold_batch_norms
@@ -18,8 +20,6 @@ from softprune.graph import Example, ExampleLike
 from softprune.hardware import IMAGE_CHANNELS, alignment_padding
 from softprune.log import get_logger
 from softprune.module_state import state_kept
-from softprune.surgery.comparison import compare as distance
-from softprune.surgery.comparison import outputs_of
 
 logger = get_logger(__name__)
 

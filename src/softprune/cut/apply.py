@@ -1,0 +1,318 @@
+"""Cut a network: a new module of the same class, with the channels of a plan removed."""
+
+import copy
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
+
+from softprune.cut import ModuleCut, PrunePlan
+from softprune.cut.comparison import one_thread
+from softprune.cut.constants import FloatArray, constant_contribution
+from softprune.cut.plan import model_shapes
+from softprune.errors import ModelError, PlanError
+from softprune.graph.modules import ConstantOutput, Select, select_input
+from softprune.masks.sampling import unmask_model_
+
+HISTORY = "_softprune_plans"
+"""Attribute of a compact model: the plans that led to it from its dense definition, in order.
+
+The definition is what its class builds, or a compact model that was changed after its cut."""
+SHAPES = "_softprune_shapes"
+"""Attribute of a compact model: the shapes of its parameters and buffers after the cut."""
+
+
+def plans_of(model: nn.Module) -> tuple[PrunePlan, ...]:
+    """The plans that led to `model` from its dense definition; empty for a dense model."""
+    return getattr(model, HISTORY, ())
+
+
+Change = Callable[[nn.Module], object]
+"""Changes a network in place. It may give parameters new memory, but does not write to the memory that they have."""
+
+
+def plain_copy(model: nn.Module, change_: Change | None = None, *, share: bool = False) -> nn.Module:
+    """A deep copy of `model` without masks: the network as its class defines it. Arguments as in :func:`duplicated`."""
+
+    def unmask_and_change_(duplicate: nn.Module) -> None:
+        unmask_model_(duplicate)
+        if change_ is not None:
+            change_(duplicate)
+
+    return duplicated(model, unmask_and_change_, share=share)
+
+
+def duplicated(model: nn.Module, change_: Change | None = None, *, share: bool = False) -> nn.Module:
+    """A deep copy of `model` as it is, then changed by `change_`. What that replaces is never copied.
+
+    With `share` the parameters keep the memory of the originals, for a copy that is only called.
+    """
+    # Subclasses and tensors of inference mode copy themselves in their own way.
+    plain = [p for p in model.parameters() if type(p) is nn.Parameter and p.layout == torch.strided]
+    plain = [p for p in plain if not p.is_inference()]
+    # Not of p.detach(), with which autograd would count changes of the copy as changes of the original.
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in plain}
+    shared = [] if share else [(parameter, weakref.ref(memo[id(parameter)])) for parameter in plain]
+    # A module has a dozen dictionaries of hooks, which deepcopy would rebuild one by one.
+    owned = (value for module in model.modules() for value in vars(module).values())
+    memo |= {id(value): type(value)() for value in owned if type(value) in (dict, OrderedDict) and not value}
+    # What forward() computed and left on a module, a feature for another loss, say: deepcopy refuses its graph.
+    left = pytree.tree_leaves([vars(module) for module in model.modules()])
+    memo |= {id(each): each.detach() for each in left if isinstance(each, Tensor) and not each.is_leaf}
+    try:
+        duplicate: nn.Module = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise ModelError(
+            f"softprune works on copies of a model, so that copy.deepcopy must take it. Got {type(error).__name__} "
+            f"from a {type(model).__name__}: {error}. Locks, open files and generators that are "
+            "attributes of a module are the usual cause: make them where they are used."
+        ) from error
+    modes = {name: module.training for name, module in model.named_modules()}
+    for name, module in duplicate.named_modules():  # torch.fx's copies of itself come back in training mode
+        module.training = modes.get(name, module.training)
+    if change_ is not None:
+        change_(duplicate)
+    del memo
+    for original, reference in shared:
+        parameter = reference()
+        if parameter is not None and parameter.untyped_storage().data_ptr() == original.untyped_storage().data_ptr():
+            parameter.data = parameter.data.clone()
+    return duplicate
+
+
+Renewed = MutableMapping[nn.Parameter, nn.Parameter]
+"""Old -> new: a parameter that two modules share is cut once and stays shared."""
+
+
+@one_thread()
+def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
+    """A new module of `model`'s class that keeps what `plan` keeps; `model` is left as it was.
+
+    A plan read from a file knows no constants: folded biases then start at zero, for the weights to be loaded.
+    """
+    if not isinstance(plan, PrunePlan):
+        raise PlanError(
+            f"`apply_plan` takes a PrunePlan and a model, in this order. Got a {type(plan).__name__} as the plan; "
+            "pass what pruner.plan() or PrunePlan.from_json() returned."
+        )
+    plan.check_fits(model)
+    return plain_copy(model, lambda compact: cut_(plan, compact))
+
+
+def cut_(plan: PrunePlan, compact: nn.Module) -> None:
+    """Remove what `plan` removes from the modules of `compact`, which has no masks.
+
+    Tensors are replaced and none is written to, so that :func:`softprune.module_state.attributes_kept` undoes it.
+    """
+    # The earlier plans lead to the network as it was then, not to one with another head, say.
+    earlier = plans_of(compact) if changed_since_the_cut(compact) is None else ()
+    renewed: Renewed = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]  # what is replaced frees its memory
+    parents = _parents(compact)
+    # Indices first: the layer that an index belongs to may be replaced, and the index with it.
+    for name, cut in sorted(plan.modules.items(), key=lambda item: item[1].kind != "select"):
+        if cut.changes:
+            names = (name, *(alias for alias, target in plan.aliases.items() if target == name))
+            for module_name in names:
+                _cut_module(compact.get_submodule(module_name), cut, renewed, plan.constants.get(name), parents)
+    for name, loose in plan.parameters.items():
+        path, _, attribute = name.rpartition(".")
+        owner = compact.get_submodule(path)
+        _renew(owner, attribute, take(getattr(owner, attribute), loose.dim, loose.kept), renewed)
+        if isinstance(owner, nn.RNNBase):
+            owner.input_size = len(loose.kept)
+            owner._init_flat_weights()  # type: ignore[no-untyped-call]
+    for module in compact.modules():  # what is not cut may share a whole parameter, such as a bias, with what is
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None and parameter in renewed and renewed[parameter].shape == parameter.shape:
+                module._parameters[attribute] = renewed[parameter]
+    setattr(compact, HISTORY, (*earlier, plan))
+    setattr(compact, SHAPES, model_shapes(compact))
+
+
+def changed_since_the_cut(compact: nn.Module) -> str | None:
+    """What of a compact network is no longer as the cut left it, in words; None if all of it is."""
+    now = model_shapes(compact)
+    before: dict[str, tuple[int, ...]] = getattr(compact, SHAPES, now)
+    for name in sorted(now.keys() | before.keys()):
+        if before.get(name) != now.get(name):
+            return f"'{name}' was {before.get(name, 'absent')} and is {now.get(name, 'absent')}"
+    return None
+
+
+Parents = dict[nn.Module, list[tuple[nn.Module, str]]]
+"""Module -> the modules that it is registered in, with its name there."""
+
+
+def _parents(model: nn.Module) -> Parents:
+    parents: Parents = {}
+    for parent in model.modules():
+        for attribute, child in parent._modules.items():
+            if child is not None:
+                parents.setdefault(child, []).append((parent, attribute))
+    return parents
+
+
+def _cut_module(
+    module: nn.Module, cut: ModuleCut, renewed: Renewed, constants: FloatArray | None, parents: Parents
+) -> None:
+    if cut.void:
+        void = _void(module, cut, constants)
+        for parent, attribute in parents[module]:
+            parent._modules[attribute] = void
+        return
+    if cut.kind == "select":
+        assert isinstance(module, Select)
+        assert cut.select is not None
+        module.index = torch.tensor(cut.select, device=module.index.device)
+        module.source_width = cut.source_width
+        return
+    correction = _folded(module, cut, constants) if cut.folded else None
+    for attribute in list(module._parameters):
+        tensor = module._parameters[attribute]
+        if tensor is not None:
+            _renew(module, attribute, slice_tensor(cut, attribute, tensor), renewed)
+    for attribute in list(module._buffers):
+        buffer = module._buffers[attribute]
+        if buffer is not None:
+            module._buffers[attribute] = slice_tensor(cut, attribute, buffer)
+    if correction is not None:
+        _add_bias(module, correction)
+    _describe(module, cut)
+    if cut.zeroed:
+        for attribute in ("weight", "bias"):  # its own: a layer with the same bias is not masked
+            old: nn.Parameter = getattr(module, attribute)
+            value = old.detach().index_fill(0, torch.tensor(cut.zeroed, device=old.device), 0)
+            setattr(module, attribute, nn.Parameter(value, requires_grad=old.requires_grad))
+    if cut.select is not None:
+        device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+        if isinstance(getattr(module, "select", None), nn.Module):
+            raise PlanError(f"a {type(module).__name__} has a Select, which its own cut should have shortened.")
+        module.add_module("select", Select(torch.tensor(cut.select, device=device), cut.source_width))
+        module.register_forward_pre_hook(select_input, with_kwargs=True)
+
+
+def _renew(owner: nn.Module, attribute: str, tensor: Tensor, renewed: Renewed) -> None:
+    """Put `tensor` in place of a parameter or buffer; a parameter shared by two modules stays shared."""
+    old = getattr(owner, attribute)
+    if attribute in owner._buffers:
+        owner._buffers[attribute] = tensor
+        return
+    if old not in renewed:
+        renewed[old] = nn.Parameter(tensor, requires_grad=old.requires_grad)
+    owner._parameters[attribute] = renewed[old]
+
+
+def _describe(module: nn.Module, cut: ModuleCut) -> None:
+    """Bring the module's own numbers in line with its tensors."""
+    widths = {
+        "in_channels": len(cut.inputs),
+        "out_channels": len(cut.outputs),
+        "in_features": len(cut.inputs),
+        "out_features": len(cut.outputs),
+        "num_features": len(cut.outputs),
+    }
+    for attribute, width in widths.items():
+        if hasattr(module, attribute):
+            setattr(module, attribute, width)
+    if hasattr(module, "groups"):
+        module.groups = cut.groups  # type: ignore[assignment]
+
+
+def _void(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> ConstantOutput:
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    value = torch.zeros(cut.width_out, dtype=torch.float64) if constants is None else torch.from_numpy(constants)
+    # Channels that stay for the shapes' sake only have no constant; no layer reads them.
+    kept = torch.nan_to_num(value)[list(cut.outputs)]
+    void = ConstantOutput(module, kept.to(weight.device, weight.dtype))
+    void.training = module.training
+    return void
+
+
+def _folded(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> Tensor:
+    """What the dropped constant inputs add to the kept outputs."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    if constants is None:
+        return torch.zeros(len(cut.outputs), device=weight.device, dtype=weight.dtype)
+    total = constant_contribution(weight, np.array(cut.inputs, dtype=np.int64), constants)
+    return total[list(cut.outputs)].to(weight.device, weight.dtype)
+
+
+def _add_bias(module: nn.Module, correction: Tensor) -> None:
+    """Give `module` a bias of its own, which another layer with the same bias does not get, with `correction` in it."""
+    old: nn.Parameter | None = module.bias  # type: ignore[assignment]
+    trains = (module.weight if old is None else old).requires_grad
+    bias = correction if old is None else old.detach() + correction
+    module.bias = nn.Parameter(bias, requires_grad=trains)  # type: ignore[arg-type]
+
+
+def take(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
+    """The entries `kept` of `tensor` along `dim`, as a new tensor."""
+    part = _part(tensor, dim, kept)
+    # A view of a tensor of inference mode does not know that it is one.
+    return part.clone() if part._is_view() or part.is_inference() else part
+
+
+def _part(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
+    """The entries `kept` of `tensor` along `dim`; a view where they are a range."""
+    size = len(kept)
+    if size and kept[-1] - kept[0] + 1 == size and tuple(kept) == tuple(range(kept[0], kept[0] + size)):
+        return tensor.detach().narrow(dim, kept[0], size)
+    index = torch.from_numpy(np.fromiter(kept, np.int64, size))  # torch.tensor takes several times as long
+    return tensor.detach().index_select(dim, index.to(tensor.device))
+
+
+def slice_tensor(cut: ModuleCut, attribute: str, tensor: Tensor) -> Tensor:
+    """The part of a module's own parameter or buffer that stays, in its memory format."""
+    if tensor.ndim == 0:
+        return tensor.detach().clone()
+    if cut.kind in ("norm", "source"):
+        return take(tensor, 0, cut.outputs)
+    if attribute == "weight":
+        return _as_before(tensor, _slice_weight(cut, tensor))
+    if attribute == "bias":
+        return take(tensor, 0, cut.outputs)
+    return tensor.detach().clone()
+
+
+def _slice_weight(cut: ModuleCut, weight: Tensor) -> Tensor:
+    transposed = cut.kind == "conv_transpose"
+    rows, columns = (cut.inputs, cut.outputs) if transposed else (cut.outputs, cut.inputs)
+    columns_wide = cut.width_out if transposed else cut.width_in
+    groups = columns_wide // weight.shape[1]
+    if groups == 1:
+        return take(_part(weight, 0, rows), 1, columns)
+    row_size, column_size = weight.shape[0] // groups, weight.shape[1]
+    if column_size == 1:  # a group that stays keeps its one column
+        return take(weight, 0, rows)
+    own_rows: dict[int, list[int]] = {}
+    for row in rows:
+        own_rows.setdefault(row // row_size, []).append(row)
+    own_columns: dict[int, list[int]] = {group: [] for group in own_rows}
+    for column in columns:
+        own_columns[column // column_size].append(column % column_size)
+    return torch.cat([take(_part(weight, 0, own_rows[group]), 1, own_columns[group]) for group in own_rows])
+
+
+def _as_before(before: Tensor, after: Tensor) -> Tensor:
+    """`after` in the memory format of `before`."""
+    for rank, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if before.ndim == rank and not before.is_contiguous() and before.is_contiguous(memory_format=memory_format):
+            return after.contiguous(memory_format=memory_format)
+    return after.contiguous()
+
+
+def slice_named(plan: PrunePlan, name: str, tensor: Tensor) -> Tensor | None:
+    """The part of the dense model's parameter `name` (or of a tensor of its shape) that stays; None if it goes."""
+    if name in plan.parameters:
+        return take(tensor, plan.parameters[name].dim, plan.parameters[name].kept)
+    path, _, attribute = name.rpartition(".")
+    cut = plan.modules.get(plan.aliases.get(path, path))
+    if cut is None:
+        return tensor.detach().clone()
+    return None if cut.void else slice_tensor(cut, attribute, tensor)

@@ -1,0 +1,1 @@
+"""The laboratory: recipes, the trainer, runs, reports, sweeps and the command line, on top of the library."""

@@ -1,0 +1,9 @@
+"""The `softprune` command.
+
+Exit codes: 0 success; 1 some runs of a sweep failed; 2 an error that the message explains; 75 stopped early with
+everything saved (`softprune resume` continues).
+"""
+
+from softprune.lab.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,149 @@
+"""The progress of a run or a sweep: a live display in a terminal, lines in a pipe."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from softprune.lab.cli.output import (
+    console,
+    format_count,
+    format_cut,
+    format_percent,
+    live_output,
+    may_lose_output,
+    say,
+)
+from softprune.lab.runs.result import Epoch, Totals
+from softprune.lab.sweep.runner import Job, SweepListener
+from softprune.lab.train.control import Listener
+from softprune.log import is_rank_0
+
+
+class _EpochLines(Listener):
+    def __init__(self) -> None:
+        self._epochs = 0
+
+    def on_phase(self, text: str) -> None:
+        say(text)
+
+    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
+        self._epochs = epochs
+
+    def on_epoch(self, row: Epoch, dense: Totals) -> None:
+        parts = [f"epoch {row.number}/{self._epochs}", f"lr {row.lr:.2g}", f"loss {format_percent(row.train_loss, 4)}"]
+        if row.test_top1 is not None:
+            parts.append(f"top-1 {format_percent(row.test_top1)}%")
+        if row.macs != dense.macs:
+            parts.append(f"MACs cut {format_cut(dense.macs, row.macs)}%")
+        say("  ".join([*parts, f"{row.images_per_second:,.0f} img/s"]))
+
+
+class _EpochBar(_EpochLines):
+    """Shows a bar with the newest epoch's figures; phases and log lines are printed above it."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+        self._task: TaskID | None = None
+        self._steps = self._epoch = 0
+
+    def on_phase(self, text: str) -> None:
+        self._end_bar()
+        super().on_phase(text)
+
+    def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
+        super().on_epoch_start(epoch, epochs, steps)
+        self._epoch, self._steps = epoch, steps
+        if self._task is None:
+            self._task = self._progress.add_task("", total=epochs * steps, facts="", epoch="")
+            self._progress.update(self._task, completed=epoch * steps)
+        self._progress.update(self._task, epoch=f"epoch {epoch + 1}/{epochs}")
+
+    def on_step(self, done: int) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, completed=self._epoch * self._steps + done)
+
+    def on_epoch(self, row: Epoch, dense: Totals) -> None:
+        if self._task is None:
+            return
+        facts = [f"loss {format_percent(row.train_loss, 3)}"]
+        if row.test_top1 is not None:
+            facts.append(f"top-1 {format_percent(row.test_top1, 1)}%")
+        if row.macs != dense.macs:
+            facts.append(f"cut {format_cut(dense.macs, row.macs)}%")
+        self._progress.update(self._task, facts="  ".join(facts))
+        if row.number == self._epochs:
+            self._end_bar()
+            super().on_epoch(row, dense)
+
+    def _end_bar(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+
+
+@contextmanager
+def run_progress() -> Iterator[Listener]:
+    """Yield the listener for this output. Of several processes only rank 0 prints."""
+    may_lose_output()
+    if not is_rank_0():
+        yield Listener()
+        return
+    if not console().is_terminal:
+        yield _EpochLines()
+        return
+    columns = (
+        TextColumn("{task.fields[epoch]}"),
+        BarColumn(bar_width=16),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    with live_output() as out, Progress(*columns, console=out, transient=True) as progress:
+        yield _EpochBar(progress)
+
+
+class _JobLines(SweepListener):
+    def on_change(self, job: Job) -> None:
+        facts = []
+        if job.state != "running":
+            epoch, top1, macs, time = _job_cells(job)
+            facts = [f"epoch {epoch}", f"top-1 {top1}%", f"{macs} MACs", time]
+        if job.state not in ("running", "done"):
+            facts += job.last_lines(1)
+        say("  ".join([f"{job.state:<8}", job.cell.name, *facts]))
+
+
+class _JobTable(SweepListener):
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def on_poll(self, jobs: Sequence[Job]) -> None:
+        table = Table(title_justify="left")
+        for column in ("run", "state", "epoch", "top-1 %", "MACs", "time"):
+            table.add_column(column, justify="left" if column in ("run", "state") else "right")
+        for job in jobs:
+            table.add_row(job.cell.name, job.state, *_job_cells(job))
+        self._live.update(table)
+
+
+@contextmanager
+def sweep_progress() -> Iterator[SweepListener]:
+    """Yield the listener for this output."""
+    may_lose_output()
+    if not console().is_terminal:
+        yield _JobLines()
+        return
+    with live_output() as out, Live(console=out, refresh_per_second=2) as live:
+        yield _JobTable(live)
+
+
+def _job_cells(job: Job) -> list[str]:
+    row = job.last_row() if job.state != "waiting" else None
+    time = f"{job.seconds:,.0f} s" if job.seconds else "-"
+    if row is None:
+        return ["-", "-", "-", time]
+    epochs = job.cell.config.train.epochs + job.cell.config.finetune.epochs
+    return [f"{row.number}/{epochs}", format_percent(row.test_top1), format_count(row.macs), time]

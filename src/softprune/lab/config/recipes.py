@@ -1,0 +1,258 @@
+"""Recipes and sweeps: TOML files found by name or by path, read, changed by ``--set``, and written."""
+
+import copy
+import functools
+import itertools
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+import tomli_w
+
+from softprune.errors import ConfigError, first_few, nearest, show
+from softprune.lab.config.method import MethodConfig
+from softprune.lab.config.schema import keys_of, unknown_key
+from softprune.lab.config.settings import BASELINE, PRUNING_SETTINGS, RunConfig
+
+DEFAULT_RECIPE = "digits"
+_DEEPEST = 8
+"""Levels of tables and lists in a TOML file; no recipe and no sweep needs more."""
+_TOO_DEEP = f"tables and lists must not be nested more than {_DEEPEST} levels deep."
+_LAST_SECTION = "records"
+"""Of the settings of a run as :func:`dump_config` writes them."""
+_TABLES = ("data.options.", "method.options.", "method.target.", "model.options.")
+"""Tables whose keys softprune does not know beforehand."""
+
+
+def recipe_files() -> dict[str, Path]:
+    """Return the recipes that come with softprune, by name."""
+    return _files("recipes")
+
+
+def sweep_files() -> dict[str, Path]:
+    """Return the sweeps that come with softprune, by name."""
+    return _files("sweeps")
+
+
+@functools.cache
+def _files(folder: str) -> dict[str, Path]:
+    files = Path(str(resources.files("softprune.lab"))) / folder
+    return {path.stem: path for path in sorted(files.glob("*.toml"), key=lambda path: path.stem)}
+
+
+def title_of(file: Path) -> str:
+    """Return the comment at the head of a recipe or sweep."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return " ".join(line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
+
+
+def find_recipe(recipe: str) -> Path:
+    """Return the file that ``recipe`` means: a path to a TOML file, or the name of one that comes with softprune."""
+    path = Path(recipe)
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    files = recipe_files()
+    if len(path.parts) == 1 and recipe.removesuffix(".toml") in files:
+        return files[recipe.removesuffix(".toml")]
+    beside = [str(file) for file in path.parent.glob("*.toml")]
+    raise ConfigError(
+        f"A recipe must be a TOML file or a name that `softprune recipes` lists. Got {show(recipe)}, which is neither."
+        f"{nearest(recipe, [*files, *beside])}"
+    )
+
+
+def load_recipe(recipe: str = DEFAULT_RECIPE, overrides: Iterable[str] = ()) -> RunConfig:
+    """Return the checked configuration of a recipe, with ``key=value`` overrides applied."""
+    path = find_recipe(recipe)
+    return resolve_recipe(path, read_toml(path), map(parse_override, overrides))
+
+
+def resolve_recipe(path: Path, values: dict[str, Any], overrides: Iterable[tuple[str, Any]] = ()) -> RunConfig:
+    """Return the checked configuration of the content of a recipe, which is changed in place by ``overrides``."""
+    values.setdefault("name", path.stem)
+    given: dict[str, Any] = {}
+    for key, value in overrides:
+        _set_key(values, key, value)
+        _set_key(given, key, value)
+    try:
+        _choose_strength_or_target(values.get("method"), given.get("method", {}))
+        _leave_out_pruning(values, given)
+        if path == recipe_files()[DEFAULT_RECIPE]:
+            _leave_out_threads(values, given)
+        return RunConfig(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error}") from error
+
+
+def _choose_strength_or_target(method: Any, given: Mapping[str, Any]) -> None:
+    """A target controls the strength: whichever of the two is given replaces what the recipe has."""
+    if not isinstance(method, dict):
+        return
+    if given.get("target"):
+        method["target"] = given["target"]
+    if not method.get("target") or "strength" not in method:
+        return
+    if "strength" in given and not given.get("target"):
+        del method["target"]
+    elif "strength" not in given and (given.get("target") or method["strength"] == MethodConfig().strength):
+        del method["strength"]  # a run's resolved configuration has the default beside its target
+    else:
+        raise ConfigError(
+            "method.strength and method.target exclude each other: a target controls the strength. Got strength = "
+            f"{show(method['strength'])} and target = {show(method['target'])}; give one of them."
+        )
+
+
+def _leave_out_pruning(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """With ``method.name=dense`` as an override, what a recipe says about pruning does not apply."""
+    if given.get("method", {}).get("name") != "dense":
+        return
+    for section, keys in PRUNING_SETTINGS.items():
+        for key in keys:
+            if isinstance(values.get(section), dict) and key not in given.get(section, {}):
+                values[section].pop(key, None)
+    for section, key in (("model", "weights"), ("distill", "teacher")):
+        if isinstance(values.get(section), dict) and values[section].get(key) == BASELINE:
+            del values[section][key]
+
+
+def _leave_out_threads(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """The single thread of the default recipe suits its small network alone, not another network or data set."""
+    another = any("name" in given.get(section, {}) for section in ("model", "data"))
+    if another and "threads" not in given.get("train", {}):
+        values["train"].pop("threads", None)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file, or raise a ConfigError that names the line at fault."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} must be a TOML file in UTF-8. Got other bytes: {error}.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} must be a readable file. Got {error.strerror}.") from error
+    try:
+        return _parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path} must be a TOML file. Got an error reading it: {error}") from error
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(_TOO_DEEP) from None
+    except ValueError as error:  # also an integer with more digits than Python converts
+        raise ConfigError(f"{str(error).rstrip('.')}.") from error
+    _check_toml(values, _DEEPEST)
+    return values
+
+
+def _check_toml(value: Any, levels: int) -> None:
+    """Check what tomllib does not: 64-bit integers, which the format promises, and depth."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError("whole numbers must fit in 64 bits.")
+    if isinstance(value, dict | list):
+        if not levels:
+            raise ConfigError(_TOO_DEEP)
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_toml(item, levels - 1)
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """Return key and value of ``key=value``. The value is TOML; quotes around text may be left out."""
+    key, equals, text = override.partition("=")
+    key, text = key.strip(), text.strip()
+    if not equals or not key:
+        raise ConfigError(f"--set takes KEY=VALUE, such as optimizer.lr=0.05. Got {show(override)}.")
+    if re.search("[\ud800-\udfff]", override):  # lone surrogates, which a command line in another encoding gives
+        raise ConfigError(f"--set must be valid Unicode. Got {show(override)}.")
+    is_text = get_args(_known_keys().get(key))[:1] == (str,)
+    if is_text and text[:1] not in ("'", '"'):
+        return key, text
+    try:
+        values = _parse(f"value = {text}")
+    except ConfigError as error:
+        if isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            return key, text  # without its quotes
+        raise ConfigError(f"{key} must be a value of TOML: {error} Got {show(text)}.") from None
+    return key, values["value"] if len(values) == 1 else text
+
+
+def _set_key(values: dict[str, Any], key: str, value: Any) -> None:
+    if key not in _known_keys() and not key.startswith(_TABLES):
+        raise unknown_key(key, RunConfig)
+    *sections, name = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{section} must be a section to set {key!r} in. Got {show(values)}.")
+    values[name] = copy.deepcopy(value)  # a further key may lie inside it
+
+
+@functools.cache
+def _known_keys() -> dict[str, Any]:
+    """Return every key with its annotation. A sweep of many runs asks for them once per setting."""
+    return dict(keys_of(RunConfig))
+
+
+def inline_toml(value: Any) -> str:
+    """Return a value as TOML in one line."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(inline_toml, value))}]"
+    if isinstance(value, Mapping):
+        keys = {key: tomli_w.dumps({key: 0}).removesuffix(" = 0\n") for key in value}
+        return f"{{{', '.join(f'{keys[key]} = {inline_toml(item)}' for key, item in value.items())}}}"
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")
+
+
+def config_to_dict(config: RunConfig) -> dict[str, Any]:
+    """Return every setting, defaults included, as nested dictionaries that TOML and JSON can hold."""
+    return config.model_dump(mode="json")
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """``{"train": {"epochs": 160}}`` as ``("train.epochs", 160)``, the form of ``--set``."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat_settings(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def changed_settings(now: RunConfig, before: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ between two configurations, and both values of each; None where one has none."""
+    here, there = (dict(flat_settings(config_to_dict(each))) for each in (now, before))
+    values = {key: (here.get(key), there.get(key)) for key in {**here, **there}}
+    return {key: pair for key, pair in values.items() if pair[0] != pair[1]}
+
+
+def show_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return what :func:`changed_settings` found, for a message."""
+    return first_few([f"{key} = {show(now)} instead of {show(before)}" for key, (now, before) in changed.items()])
+
+
+def dump_config(config: RunConfig) -> str:
+    """Return the resolved configuration as TOML."""
+    return tomli_w.dumps(config_to_dict(config))
+
+
+def read_config(path: Path) -> RunConfig:
+    """Return the resolved configuration from the file that a run wrote."""
+    remedy = "Restore the file as `softprune train` wrote it, or start a new run in another folder."
+    try:
+        values = read_toml(path)
+    except ConfigError as error:
+        raise ConfigError(f"{str(error).rstrip('.')}. {remedy}") from error
+    try:
+        config = RunConfig(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error} {remedy}") from error
+    if _LAST_SECTION not in values:  # the defaults would stand for what is lost
+        raise ConfigError(
+            f"{path} must be complete, to its last section, [{_LAST_SECTION}]. Got a file without it. {remedy}"
+        )
+    return config

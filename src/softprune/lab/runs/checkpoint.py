@@ -1,0 +1,213 @@
+"""Checkpoints: one file each with a checksum, written atomically, the previous one kept.
+
+A file is what ``torch.save`` writes, with a checksum as the comment of its ZIP archive. It holds tensors and plain
+Python values only, so that ``torch.load(path, weights_only=True)`` opens it.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import io
+import random
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from softprune.distributed import is_lost_process
+from softprune.errors import CheckpointError, SoftpruneError, first_line
+from softprune.io import write_atomically
+from softprune.lab.runs.folder import RunFolder
+from softprune.log import get_logger
+
+logger = get_logger(__name__)
+
+_VERSION = 2
+_COMMENT = re.compile(rb"softprune checkpoint (\d{1,9}) sha256 ([0-9a-f]{64})\Z")
+_LONGEST_COMMENT = 128
+_SUFFIX = ".ckpt"
+_ASIDE = ".damaged"
+
+
+class _DamagedError(CheckpointError):
+    """The file is not complete: no other version of softprune and no other permissions would read it."""
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return the path of the checkpoint after ``step`` optimizer steps."""
+    return folder / f"step-{step:010d}{_SUFFIX}"
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write ``state`` as the checkpoint of ``step`` and delete all but it and the one before."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    archive = buffer.getvalue()
+    comment = b"softprune checkpoint %d sha256 %s" % (_VERSION, hashlib.sha256(archive).hexdigest().encode())
+    path = checkpoint_path(folder, step)
+    # A ZIP archive ends with the length of its comment, two bytes, and the comment.
+    write_atomically(
+        path,
+        (archive[:-2], len(comment).to_bytes(2, "little"), comment),
+        then=f"run `{RunFolder(folder.parent).resume_command}`",
+    )
+    for old in _newest_first(folder)[2:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the state in a checkpoint file, on the CPU, or raise a CheckpointError that says what is wrong."""
+    if path.exists() and not path.is_file():  # a fifo would block, and a device may have no end
+        raise _DamagedError(f"A checkpoint must be a regular file. Got something else at {path}.")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            f"A checkpoint must be a readable file. Got {error.strerror} at {path}. Nothing was changed; change its "
+            "permissions and resume."
+        ) from error
+    comment = _COMMENT.search(content, max(0, len(content) - _LONGEST_COMMENT))
+    if comment is None:
+        raise _DamagedError(f"A checkpoint must end with its checksum. Got a damaged or another file at {path}.")
+    if int(comment[1]) > _VERSION:
+        raise CheckpointError(
+            f"This softprune reads checkpoints of version {_VERSION}. Got version {int(comment[1])} at {path}, which a "
+            "newer softprune wrote. Nothing was changed; resume with that version."
+        )
+    length = comment.start() - 2
+    digest = hashlib.sha256(memoryview(content)[:length])
+    digest.update(b"\0\0")
+    right_length = content[length : comment.start()] == len(comment[0]).to_bytes(2, "little")
+    if int(comment[1]) != _VERSION or not right_length or digest.hexdigest().encode() != comment[2]:
+        raise _DamagedError(f"A checkpoint must match its checksum. Got a damaged file at {path}.")
+    try:
+        state = load_tensors(io.BytesIO(content))
+    except Exception as error:  # what torch.load refuses has no common class
+        raise _DamagedError(
+            f"A checkpoint must hold tensors and plain values. Got {first_line(error)} at {path}."
+        ) from error
+    if not isinstance(state, dict):
+        raise _DamagedError(f"A checkpoint must hold a dictionary. Got {type(state).__name__} at {path}.")
+    return state
+
+
+def load_tensors(file: Path | io.BytesIO) -> Any:
+    """Return what ``torch.save`` wrote, on the CPU, without running code or using more memory than the file has.
+
+    Raise nearly anything for a damaged file. PyTorch itself would unpack compressed or overlapping entries of any
+    size, which torch.save does not write, and call ``bytearray`` with any number.
+    """
+    if zipfile.is_zipfile(file):
+        whole = file.getbuffer().nbytes if isinstance(file, io.BytesIO) else file.stat().st_size
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > whole:
+                raise ValueError("an archive that unpacks to more than its own size")
+            if any(each.filename.endswith("data.pkl") and b"bytearray" in archive.read(each) for each in entries):
+                raise ValueError("a bytearray, which is no tensor")
+    if isinstance(file, io.BytesIO):
+        file.seek(0)
+    # The training scripts of timm and torchvision store their arguments in it. It is a record without code.
+    is_known = argparse.Namespace in torch.serialization.get_safe_globals()  # of the process, and stays so
+    with torch.serialization.safe_globals([] if is_known else [argparse.Namespace]):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, Any]]:
+    """Return the newest complete checkpoint of ``folder``; damaged newer ones are skipped with a warning.
+
+    A checkpoint that cannot be opened, or that a newer softprune wrote, is an error: it may be complete, and the
+    training since the one before it would be lost.
+
+    With ``repair``, for the process that holds the lock of the run, damaged files are renamed. For any other process
+    such a file may be one that the run is about to write.
+    """
+    paths, damaged = _newest_first(folder), len(damaged_files(folder))
+    if not paths and not damaged:
+        raise CheckpointError(
+            f"The network of a run is in its checkpoints. Got none in {folder}: the run stopped before its first one. "
+            f"`{RunFolder(folder.parent).resume_command}` trains it."
+        )
+    for path in paths:
+        try:
+            return path, read_checkpoint(path)
+        except _DamagedError as error:
+            damaged += 1
+            if not repair:
+                logger.warning("softprune: %s Reading the checkpoint before it.", error)
+                continue
+            aside = path.with_suffix(_ASIDE)
+            path.replace(aside)
+            logger.warning("softprune: %s It is now %s; resuming from the checkpoint before it.", error, aside.name)
+        except CheckpointError:
+            if path.exists():
+                raise
+            # The process that trains the run has renamed or deleted it in the meantime.
+    raise CheckpointError(
+        f"At least one checkpoint must be complete. Got {damaged} damaged ones in {folder}. Restore a copy of one, or "
+        f"start a new run with `softprune train`. Without the {_ASIDE} files `softprune resume` would train from the "
+        "beginning."
+    )
+
+
+@contextlib.contextmanager
+def restoring() -> Iterator[None]:
+    """Raise a CheckpointError if the content of a checkpoint, whose checksum is right, cannot be restored."""
+    try:
+        yield
+    except (SoftpruneError, torch.OutOfMemoryError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if is_lost_process(error):
+            raise
+        raise CheckpointError(
+            "A checkpoint must hold what softprune saved for this network. Got "
+            f"{type(error).__name__}: {first_line(error)}. The file or the network was changed: restore it, or delete "
+            "the newest checkpoint to resume from the one before."
+        ) from error
+
+
+def damaged_files(folder: Path) -> list[Path]:
+    """Return the checkpoints of ``folder`` that were renamed because they were damaged."""
+    return list(folder.glob(f"step-*{_ASIDE}"))
+
+
+def newest_path(folder: Path) -> Path | None:
+    """Return the newest checkpoint file, unread, or None."""
+    return next(iter(_newest_first(folder)), None)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    # Steps are zero-padded, so that names sort as numbers do.
+    return sorted(folder.glob(f"step-*{_SUFFIX}"), reverse=True)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of the generators that a network or a loader may draw from: PyTorch, Python, NumPy."""
+    version, internal, gauss = random.getstate()
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    _, key, *rest = numpy
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(internal), gauss],
+        "numpy": [torch.from_numpy(key.astype(np.int64)), *rest],  # a checkpoint holds no uint32
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Set the generators to what :func:`random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    key, *rest = state["numpy"]
+    np.random.set_state(("MT19937", key.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

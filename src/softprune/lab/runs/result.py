@@ -1,0 +1,343 @@
+"""The records of a run: result.json, the lines of metrics.jsonl and of sessions.jsonl. Imports no PyTorch.
+
+Training makes these models and writes them; reports, comparisons and benchmarks read them. A file that is damaged,
+edited or of another version ends in a FileFormatError that names the file and the field.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from annotated_types import Ge, Lt, MinLen
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+from pydantic_core import ValidationError
+
+from softprune.errors import FileFormatError, show, storable
+from softprune.lab.config.settings import RunConfig
+
+RESULT_FORMAT: Literal[2] = 2
+
+
+def _without_controls(text: str) -> str:
+    """Refuse control characters: names and commands are printed to terminals."""
+    if storable(text) != text:
+        raise ValueError("text must have no control characters")
+    return text
+
+
+def _finite_or_none(value: Any) -> Any:
+    """A loss that diverged is unknown: JSON has no NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Text = Annotated[str, AfterValidator(_without_controls)]
+Count = Annotated[int, Ge(0), Lt(2**63)]
+Float32 = Annotated[float, PlainSerializer(lambda value: float(f"{value:.9g}"), when_used="json")]
+"""A float32 in the fewest digits that give it back."""
+Number = Annotated[float | None, BeforeValidator(_finite_or_none)]
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, without unknown fields, with finite numbers."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Totals(Record):
+    """Cost of a network. ``paper_*`` is counted as the authors count, where the network is one of theirs."""
+
+    channels: Count
+    params: Count
+    macs: Count
+    paper_channels: Count | None = None
+    paper_params: Count | None = None
+    paper_flops: Count | None = None
+
+    @property
+    def flops(self) -> int:
+        """Two per multiply-accumulate."""
+        return 2 * self.macs
+
+    @property
+    def totals(self) -> "Totals":
+        """The cost alone, of a record that has more than it."""
+        return Totals(**{name: getattr(self, name) for name in Totals.model_fields})
+
+
+class AfterEpoch(Totals):
+    """The masked network after an epoch, which is counted from zero."""
+
+    epoch: Count
+
+    @property
+    def number(self) -> int:
+        """The epoch as pages and the console count, from one."""
+        return self.epoch + 1
+
+
+class Epoch(AfterEpoch):
+    """One line of metrics.jsonl: an epoch, and the cost of what the masks keep after it."""
+
+    step: Count
+    """Optimizer steps of the run until the end of the epoch."""
+    phase: Literal["train", "finetune"] = "train"
+    decided: bool = True
+    """Whether the method had decided which channels to remove."""
+    lr: float
+    strength: Number = None
+    margin: Number = None
+    """With a target: the share of the limit that a cut would leave unused; negative while it is exceeded."""
+    train_loss: Number
+    train_top1: float
+    test_loss: Number = None
+    test_top1: Number = None
+    """Accuracies are in percent; None for an epoch that was not evaluated."""
+    test_top5: Number = None
+    seconds: float
+    images_per_second: float
+
+
+class Pruned(Record):
+    """What the last cut decided, and the accuracy of the masked network before it."""
+
+    kept: Totals
+    top1: Number
+    top5: Number
+    round_to: Count
+    finalised_step: Count | None = None
+    """With a target: the step from which the removed channels were fixed."""
+    sites: tuple["SiteRecord", ...]
+
+
+class Moment(AfterEpoch):
+    """The best epoch, or the last."""
+
+    top1: float
+    top5: Number
+
+    @classmethod
+    def of(cls, row: Epoch) -> Self:
+        assert row.test_top1 is not None
+        return cls(**dict(row.totals), epoch=row.epoch, top1=row.test_top1, top5=row.test_top5)
+
+
+def best_epoch(rows: Sequence[Epoch]) -> Epoch | None:
+    """Return the tested epoch of the final network with the highest accuracy; None if there is none.
+
+    Not counted are epochs before the network was cut or fine-tuned, and with a target those before it was met.
+    """
+    final = [row for row in rows if row.test_top1 is not None and row.phase == rows[-1].phase and row.decided]
+    met = [row for row in final if row.margin is None or row.margin >= 0] or final[-1:]
+    return max(met, key=lambda row: row.test_top1 or 0.0, default=None)
+
+
+class Variant(Record):
+    """One row of the table dense / masked / compact."""
+
+    name: Literal["dense", "masked", "compact"]
+    top1: Number
+    top5: Number
+    params: Count
+    macs: Count
+    file_bytes: Count | None
+    latency_ms: Number
+
+
+class SiteRecord(Record):
+    """One masked BatchNorm of the dense network, with one entry per channel."""
+
+    name: Text
+    activation: Text
+    width: Count
+    kept: Count
+    beta: tuple[Float32, ...] = ()
+    gamma: tuple[Float32, ...] = ()
+    keep: tuple[bool, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, values in (("beta", self.beta), ("gamma", self.gamma), ("keep", self.keep)):
+            if values and len(values) != self.width:
+                raise ValueError(f"{name} must have one entry per channel, {self.width}, and has {len(values)}")
+        if self.keep and sum(self.keep) != self.kept:
+            raise ValueError(f"kept must be the number of true entries in keep, {sum(self.keep)}")
+        return self
+
+    @property
+    def has_channels(self) -> bool:
+        return bool(self.beta and self.gamma and self.keep)
+
+
+class Module(Record):
+    """One convolution or linear layer, before and after the cut."""
+
+    name: Text
+    kind: Text
+    macs_dense: Count
+    macs_compact: Count
+    params_dense: Count
+    params_compact: Count
+    out_dense: Count | None
+    out_compact: Count | None
+
+
+class Inputs(Record):
+    """How an image becomes an input of the network, and what its outputs mean."""
+
+    shape: tuple[Count, Count, Count]
+    """Channels, height and width."""
+    crop: bool
+    """Whether the centre of the image is taken, instead of all of it."""
+    mean: tuple[float, ...]
+    """Mean of each channel, for pixels from 0 to 255."""
+    std: tuple[float, ...]
+    """Standard deviation of each channel, for pixels from 0 to 255."""
+    classes: tuple[Text, ...]
+    """Name of each output."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not len(self.mean) == len(self.std) == self.shape[0]:
+            raise ValueError(f"mean and std must have one number per channel, {self.shape[0]}")
+        return self
+
+
+class Revision(Record):
+    """The commit of the checkout that softprune ran from."""
+
+    commit: Text
+    changed: bool
+
+
+class Environment(Record):
+    """Versions and hardware."""
+
+    python: Text
+    torch: Text
+    numpy: Text
+    softprune: Text
+    cuda: Text | None
+    cudnn: Count | None
+    device: Text
+    processes: Count
+    threads: Count
+    platform: Text
+    git: Revision | None
+
+
+class Session(Record):
+    """One line of sessions.jsonl: a process that trained the run, and where it began."""
+
+    started: Text
+    epoch: Count
+    batch: Count
+    command: Text
+    environment: Environment
+
+
+class Result(Record):
+    """The content of result.json."""
+
+    format: Literal[2] = RESULT_FORMAT
+    name: Text
+    command: Text
+    model: Text
+    data: Text
+    method: Text
+    seed: Count
+    started: Text
+    finished: Text
+    wall_seconds: float
+    images_per_second: float
+    dense: Totals
+    compact: Totals
+    best: Moment
+    last: Moment
+    table: tuple[Variant, ...]
+    latency_batch: Count = 64
+    """Images per forward pass of the latencies in ``table``."""
+    round_to: Count | None = None
+    """The multiple that widths were kept at."""
+    finalised_step: Count | None = None
+    """With a target: the step from which the removed channels were fixed."""
+    inputs: Inputs | None = None
+    """None for floats of a data set of the user's own, whose transform is not known."""
+    sites: tuple[SiteRecord, ...] = ()
+    modules: tuple[Module, ...] = ()
+    config: RunConfig
+    environment: Environment
+    sessions: tuple[Session, ...] = ()
+    epochs: Annotated[tuple[Epoch, ...], MinLen(1)]
+
+    def variant(self, name: str) -> Variant | None:
+        return next((row for row in self.table if row.name == name), None)
+
+    @property
+    def latencies(self) -> tuple[float, float] | None:
+        """Milliseconds of the dense and the compact network; None where one was not measured."""
+        dense, compact = self.variant("dense"), self.variant("compact")
+        if dense is None or compact is None or not dense.latency_ms or not compact.latency_ms:
+            return None
+        return dense.latency_ms, compact.latency_ms
+
+    @property
+    def speed_up(self) -> float | None:
+        """Latency of the dense network over that of the compact one; None where one was not measured."""
+        return None if self.latencies is None else self.latencies[0] / self.latencies[1]
+
+    def to_json(self) -> str:
+        """Return the file's content: a line per entry, so that files stay small and diffs readable."""
+        values = self.model_dump(mode="json")
+        return "{\n" + ",\n".join(_entry(key, value) for key, value in values.items()) + "\n}\n"
+
+
+def _entry(key: str, value: Any) -> str:
+    if isinstance(value, list) and value:
+        rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in value)
+        return f"{json.dumps(key)}: [\n{rows}\n]"
+    return f"{json.dumps(key)}: {json.dumps(value)}"
+
+
+def to_line(record: Record) -> str:
+    """Return a record as a line of metrics.jsonl or sessions.jsonl."""
+    return json.dumps(record.model_dump(mode="json")) + "\n"
+
+
+def parse_result(content: bytes, place: str, remedy: str) -> Result:
+    """Return the record in the bytes of a result.json; ``place`` and ``remedy`` are for the error message."""
+    try:
+        format_ = json.loads(content).get("format")
+    except (ValueError, AttributeError, RecursionError):
+        format_ = RESULT_FORMAT  # not a JSON object: the model says so
+    if isinstance(format_, int) and format_ > RESULT_FORMAT:
+        raise FileFormatError(
+            f"{place} must have format {RESULT_FORMAT}. Got {show(format_)}. A newer softprune wrote it: read it with "
+            "that one."
+        )
+    return parse(Result, content, place, remedy)
+
+
+RecordType = TypeVar("RecordType", bound=Record)
+
+
+def parse(kind: type[RecordType], content: bytes, place: str, remedy: str) -> RecordType:
+    """Return a record from JSON, or raise a FileFormatError that names the place and the field."""
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        raise FileFormatError(f"{place} must be JSON. Got an error reading it: {first['msg']}. {remedy}")
+    field = ".".join(str(part) for part in first["loc"])
+    rule = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be").rstrip(".")
+    value = "" if first["type"] == "missing" else f" Got {show(first['input'])}."
+    raise FileFormatError(f"{place}: {show(field)} is not what softprune writes: {rule}.{value} {remedy}")
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that are not empty, with their numbers from one."""
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if line.strip():
+            yield number, line

@@ -1,0 +1,159 @@
+"""Evaluate or cut the network of a run from its newest checkpoint: `softprune evaluate` and `softprune compact`."""
+
+from pathlib import Path
+
+from softprune.costs import Cost, cost
+from softprune.cut import load, read_origin, save
+from softprune.distributed import join_world
+from softprune.errors import ConfigError
+from softprune.lab.config.settings import DataConfig, ModelConfig, RunConfig
+from softprune.lab.data import DATASETS
+from softprune.lab.runs.checkpoint import newest_path, read_newest
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.runs.networks import build_network, locate_compact, named_config, origin_of
+from softprune.lab.train.evaluate import EvalTotals, Evaluator
+from softprune.lab.train.run import open_data, set_arithmetic
+from softprune.lab.train.stage import Stage, recalibrate, restored_stage
+from softprune.models import REGISTRY
+
+
+def evaluate_folder(
+    path: Path,
+    *,
+    device: str = "auto",
+    data_dir: str | None = None,
+    model: str = "",
+    data: str = "",
+    method: str = "",
+    shape: tuple[int, ...] = (),
+) -> dict[str, EvalTotals]:
+    """Return the test accuracy of a run's network, as trained ("masked") and "compact", or of a compact network alone.
+
+    A compact network inside its run takes the model and the data from the run's configuration. Elsewhere they come
+    from its record of its origin, or from ``model`` and ``data``; so does the ``shape`` of its images.
+    """
+    run, compact = locate_compact(path)
+    is_run = run is not None and run.path == path
+    if not is_run and not compact.is_file():
+        raise ConfigError(
+            "`softprune evaluate` takes the folder of a run (with config.toml) or the .safetensors file of a compact "
+            f"network. Got {path}, which is neither."
+        )
+    if run is None:
+        config, shape = _config_outside(compact, model, data, shape)
+    else:
+        needs = ("model", "data", "method") if is_run else ("model", "data")
+        config = named_config(run, model, data, method, needs=needs)
+    world = join_world(device)
+    set_arithmetic(config, world.device)
+    images = open_data(config, world.device, data_dir, download=False, in_memory=False)
+    if shape and shape != images.input_shape:
+        needed, found_shape = ("x".join(map(str, each)) for each in (shape, images.input_shape))
+        raise ConfigError(
+            f"A network must be evaluated with images of its own shape, {needed}. Got {found_shape} from "
+            f"{config.data.name}; if that is right, pass it as --input."
+        )
+    evaluator = Evaluator(images, config, world)
+    found = {}
+    if run is not None and is_run and newest_path(run.checkpoints) is not None:
+        stage = restored_stage(config, images, world, read_newest(run.checkpoints)[1]).stage
+        with stage.eval_weights() as network:
+            name = "masked" if stage.pruner is not None else "trained"
+            found[name] = evaluator(network, on_test=True)
+    if compact.is_file():
+        dense = build_network(config.model.name, images.num_classes, config.model.options).to(world.device)
+        found["compact"] = evaluator(load(compact, dense), on_test=True)
+    if not found:
+        raise ConfigError(f"A run must have a checkpoint to evaluate. Got none in {path}; train it first.")
+    return found
+
+
+def _config_outside(compact: Path, model: str, data: str, shape: tuple[int, ...]) -> tuple[RunConfig, tuple[int, ...]]:
+    """Return the configuration for a compact network outside its run, and the shape of its images, if it is known."""
+    origin = read_origin(compact)
+    # A module:factory is code of whoever wrote the file, and runs only when the user names it.
+    if origin is not None and origin.model in REGISTRY:
+        model, data = model or origin.model, data or origin.data
+    if not (model and data):
+        raise ConfigError(
+            "A compact network outside its run needs --model and --data, unless it records that it comes from one of "
+            "softprune's own networks. "
+            f"Got {'only --model' if model else 'only --data' if data else 'neither'}."
+        )
+    shape = shape or (() if origin is None else origin.input_shape)
+    if data in DATASETS and DATASETS[data].in_files and not shape:
+        raise ConfigError(
+            f"A compact network that does not record the shape of its images needs --input, such as --input 3x224x224. "
+            f"Got {compact} with images of any size ({data})."
+        )
+    images = DataConfig(name=data, image_size=shape[-1]) if shape else DataConfig(name=data)
+    return RunConfig(model=ModelConfig(name=model), data=images), shape
+
+
+def refuse_dense(config: RunConfig, run: Path) -> None:
+    """Raise a ConfigError for a run without pruning, which has no compact network."""
+    if config.method.name == "dense":
+        raise ConfigError(
+            f"A compact network is cut from a pruned one. Got the dense run {run}; pass the folder of a run with a "
+            'pruning method (method.name other than "dense").'
+        )
+
+
+def compact_run(
+    run: Path,
+    out: Path | None = None,
+    *,
+    device: str = "auto",
+    data_dir: str | None = None,
+    round_to: int | None = None,
+    gathers: bool = True,
+    model: str = "",
+    data: str = "",
+    method: str = "",
+) -> tuple[Path, Cost, Cost]:
+    """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its own cost.
+
+    For a finished run it equals the network that the run wrote, if the device is the same. A run that recalibrated
+    with several processes computed statistics on a share of each batch, here they come from whole batches.
+    `round_to` and `gathers` are those of Pruner.compact; `model`, `data` and `method` those of named_config.
+    """
+    folder = RunFolder.open(run)
+    config = named_config(folder, model, data, method)
+    refuse_dense(config, run)
+    if out is None:
+        folder.check_plain_files()
+    world = join_world(device)
+    set_arithmetic(config, world.device)
+    # The batches that recalibrate must be those of the run, whose crops depend on where they are made.
+    images = open_data(config, world.device, data_dir, download=False, in_memory=config.train.recalibrate > 0)
+    start = restored_stage(config, images, world, read_newest(folder.checkpoints)[1])
+    stage = start.stage
+    if round_to is not None or not gathers:
+        _check_choice(config, stage, out)
+    with stage.eval_weights() as network:
+        compact = network
+        if stage.pruner is not None:
+            compact = stage.pruner.compact(round_to=round_to, gathers=gathers)
+            if config.train.recalibrate:
+                recalibrate(compact, stage.step.batches, config.train.recalibrate)
+        target = save(compact, out or folder.compact, origin=origin_of(config, images))
+    return target, cost(start.dense, images.example(1)), cost(compact, images.example(1, world.device))
+
+
+def _check_choice(config: RunConfig, stage: Stage, out: Path | None) -> None:
+    """Raise a ConfigError unless the network may be cut in another way than the run cuts it."""
+    if out is None:
+        raise ConfigError(
+            "RUN/compact.safetensors is the network that the run reports. Got a cut with other options and no --out; "
+            "name another file with --out."
+        )
+    if stage.pruner is None:
+        raise ConfigError(
+            "--round-to and --no-gathers take effect when a network is cut. Got a run that was cut already and is in "
+            "its fine-tuning; leave them out, or set method.round_to before training."
+        )
+    if config.train.recalibrate:
+        raise ConfigError(
+            "Recalibrated statistics belong to one cut. Got train.recalibrate together with --round-to or "
+            "--no-gathers; set method.round_to before training."
+        )

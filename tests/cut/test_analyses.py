@@ -1,0 +1,338 @@
+"""Constants, liveness and the plan on networks of a few channels, each fact derived by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softprune.costs import cost
+from softprune.cut import apply_plan, coupled_sites, dense_macs, make_plan, required_sites
+from softprune.cut.constants import constant_contribution, constants
+from softprune.cut.liveness import Liveness
+from softprune.errors import PlanError
+from softprune.graph import ChannelGraph, trace
+
+IMAGES = torch.randn(2, 3, 4, 4)
+
+
+class Net(nn.Module):
+    """conv 3 -> 4, BatchNorm, ReLU, BatchNorm, conv 4 -> 2: a dead channel becomes the constant `shift`."""
+
+    def __init__(self, padding: int = 0, *, last: nn.Module | None = None, shift: float = 0.5) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.second = nn.BatchNorm2d(4)
+        self.last = last or nn.Conv2d(4, 2, 3 if padding else 1, padding=padding)
+        nn.init.constant_(self.second.bias, shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(F.relu(self.bn(self.conv(x)))))
+
+
+class OwnConv(nn.Conv2d):
+    """A class of the user's, whose forward() could compute more."""
+
+
+class Tied(nn.Module):
+    """Two layers with one weight and two biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other = nn.Conv2d(4, 2, 1), nn.Conv2d(4, 2, 1)
+        self.other.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) * self.other(x)
+
+
+class Twice(nn.Module):
+    """One padded layer, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) * self.first(x)
+
+
+class Embedded(nn.Module):
+    """A learned vector scales channels through a layer, and is concatenated to others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.vector, self.scale = nn.Parameter(torch.randn(1, 3)), nn.Linear(3, 4)
+        self.last = nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.conv(x))) * self.scale(self.vector).sigmoid()[:, :, None, None]
+        return self.last(torch.cat([x.mean((2, 3)), (2 * self.vector).expand(len(x), -1)], 1))
+
+
+class Recurrent(nn.Module):
+    """An LSTM reads the channels of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.lstm = nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.LSTM(4, 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(F.relu(self.bn(self.conv(x.flatten(2)))).mT)[0]
+
+
+class Halves(nn.Module):
+    """Two layers read half of the channels each; the first must be called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.first, self.last = OwnConv(2, 2, 1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.conv(x)))
+        return self.first(x[:, 2:]) + self.last(x[:, :2])
+
+
+class Parallel(nn.Module):
+    """Paths of two BatchNorms each, whose results are added."""
+
+    def __init__(self, paths: int) -> None:
+        super().__init__()
+        self.paths = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
+            )
+            for _ in range(paths)
+        )
+        self.last = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(sum(path(x) for path in self.paths))
+
+
+class TwoPaths(nn.Module):
+    """Two branches that are added: one of them may die."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.bn1 = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.right, self.bn2 = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.last = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.bn1(self.left(x))) + F.relu(self.bn2(self.right(x))))
+
+
+class Depthwise(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn1 = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.depthwise, self.bn2 = nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4)
+        self.last = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.bn2(self.depthwise(F.relu(self.bn1(self.conv(x)))))))
+
+
+def of(model: nn.Module) -> ChannelGraph:
+    return trace(model.eval(), IMAGES)
+
+
+def norm_outputs(graph: ChannelGraph, name: str) -> np.ndarray:
+    return next(norm for norm in graph.norms if norm.name == name).outputs
+
+
+def kept(*channels: int) -> np.ndarray:
+    return np.isin(np.arange(4), channels)
+
+
+def test_a_dropped_channel_is_zero_and_a_second_norm_makes_it_another_constant() -> None:
+    model = Net()
+    graph = of(model)
+    values = constants(graph, model, {"bn": kept(0, 1)})
+    first, second = (values[norm_outputs(graph, name)] for name in ("bn", "second"))
+    assert np.isnan(first[:2]).all()
+    assert first[2:].tolist() == [0.0, 0.0]
+    assert np.isnan(second[:2]).all()
+    assert second[2:] == pytest.approx(0.5)  # (0 - mean 0) / sqrt(1 + eps) * 1 + 0.5
+
+
+def test_a_layer_of_constants_alone_gives_constants_unless_it_pads() -> None:
+    for padding in (0, 1):
+        model = Net(padding)
+        graph = of(model)
+        values = constants(graph, model, {"bn": kept()})
+        last = values[graph.layers[-1].outputs]
+        if padding:
+            assert np.isnan(last).all()
+        else:
+            expected = model.last.bias + 0.5 * model.last.weight.sum((1, 2, 3))
+            assert last == pytest.approx(expected.detach().numpy())
+
+
+def test_the_contribution_of_dropped_constants() -> None:
+    weight = torch.arange(8.0).reshape(2, 4, 1, 1)
+    values = np.array([np.nan, 1.0, np.nan, 10.0])
+    assert constant_contribution(weight, np.array([0, 2]), values).tolist() == [31.0, 75.0]  # 1 + 30, 5 + 70
+
+
+def test_constants_fold_and_disappear_where_no_padding_is() -> None:
+    for padding, folded, width in ((0, True, 2), (1, False, 4)):
+        model = Net(padding)
+        plan = make_plan(of(model), model, {"bn": torch.tensor([True, True, False, False])})
+        assert plan.modules["last"].folded is folded
+        assert len(plan.modules["last"].inputs) == width
+        assert plan.modules["second"].outputs == tuple(range(width))
+        assert plan.modules["conv"].outputs == tuple(range(width))
+
+
+@pytest.mark.parametrize(
+    "last",
+    [OwnConv(4, 2, 1), nn.Conv2d(4, 2, 1, groups=2), Tied(), Twice()],
+    ids=["a class of its own", "grouped", "tied", "padded and called twice"],
+)
+def test_layers_without_one_bias_of_their_own_read_constants(last: nn.Module) -> None:
+    model = Net(last=last, shift=-0.5)
+    plan = make_plan(of(model), model, {"bn": torch.tensor([True, False, True, False])})
+    reader = plan.modules["last" if "last" in plan.modules else "last.first"]
+    assert reader.inputs == (0, 1, 2, 3)
+    assert not reader.folded
+
+
+def test_negative_constants_fold() -> None:
+    model = Net(shift=-0.5)
+    last = make_plan(of(model), model, {"bn": torch.tensor([True, False, True, False])}).modules["last"]
+    assert (last.inputs, last.folded) == ((0, 2), True)
+
+
+def test_layers_that_must_be_called_keep_one_input_of_dead_ones() -> None:
+    for last, name in ((OwnConv(4, 2, 1), "last"), (Tied(), "last.first")):
+        model = Net(last=last, shift=0.0)
+        cut = make_plan(of(model), model, {"bn": torch.zeros(4, dtype=torch.bool)}, round_to=2).modules[name]
+        assert not cut.void
+        assert cut.inputs == (0,)
+
+
+def test_a_layer_that_must_be_called_reads_one_of_the_dead_channels() -> None:
+    model = Halves()
+    plan = make_plan(of(model), model, {"bn": torch.tensor([False, True, False, False])})
+    assert (plan.modules["first"].inputs, plan.modules["last"].inputs) == ((0,), (1,))
+    assert plan.modules["conv"].outputs == (1, 2)
+
+
+def test_a_grouped_layer_that_must_be_called_stays_if_nothing_reads_it() -> None:
+    last = nn.Sequential(OwnConv(4, 4, 1, groups=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    model = Net(last=last)
+    cut = make_plan(of(model), model, {"last.1": torch.zeros(4, dtype=torch.bool)}).modules["last.0"]
+    assert (cut.inputs, cut.outputs, cut.groups, cut.void) == ((0,), (0,), 1, False)
+
+
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize(("alive", "read"), [((0, 1, 2, 3), None), ((1, 3), (1, 3)), ((), (0,))])
+def test_an_lstm_reads_what_is_alive_and_at_least_one_channel(
+    alive: tuple[int, ...], read: tuple[int, ...] | None
+) -> None:
+    model = Recurrent()
+    plan = make_plan(of(model), model, {"bn": torch.from_numpy(kept(*alive))})
+    assert {name: cut.kept for name, cut in plan.parameters.items()} == ({"lstm.weight_ih_l0": read} if read else {})
+    compact = apply_plan(plan, model)
+    assert (plan.dense_macs, plan.macs) == (cost(model, IMAGES).macs, cost(compact, IMAGES).macs)
+    assert plan.params == sum(parameter.numel() for parameter in compact.parameters())
+
+
+def test_a_layer_of_constants_alone_is_replaced_whatever_its_groups() -> None:
+    model = Net(last=nn.Conv2d(4, 2, 1, groups=2))
+    plan = make_plan(of(model), model, {"bn": torch.zeros(4, dtype=torch.bool)})
+    assert plan.modules["last"].void
+
+
+def test_what_learned_parameters_give_is_not_constant() -> None:
+    model = Embedded()
+    graph = of(model)
+    plan = make_plan(graph, model, {})
+    assert not plan.parameters
+    assert not any(cut.changes for cut in plan.modules.values())
+    plan = make_plan(graph, model, {"bn": torch.tensor([True, False, True, False])})
+    assert plan.modules["scale"].outputs == (0, 2)
+    assert plan.modules["last"].inputs == (0, 2, 4, 5, 6)
+
+
+@pytest.mark.parametrize("dead", [(), (1, 3), (0, 1, 2, 3)])
+def test_shared_biases_and_norms_without_parameters_are_counted(dead: tuple[int, ...]) -> None:
+    model = nn.Sequential(Net(last=nn.Conv2d(4, 3, 1)), Net(last=Tied()), nn.Conv2d(2, 3, 1), nn.Conv2d(3, 3, 1))
+    model[1].second = nn.BatchNorm2d(4, affine=False)
+    model[2].bias = model[3].bias = model[0].last.bias
+    mask = torch.tensor([channel not in dead for channel in range(4)])
+    plan = make_plan(of(model), model, {"0.bn": mask, "1.bn": mask})
+    compact = apply_plan(plan, model)
+    assert plan.params == sum(parameter.numel() for parameter in compact.parameters())
+
+
+def test_what_nothing_reads_is_neither_demanded_nor_present() -> None:
+    model = TwoPaths()
+    graph = of(model)
+    values = constants(graph, model, {"bn1": kept(0), "bn2": kept(0, 1)})
+    live = Liveness(graph, values).solve()
+    for name in ("bn1", "bn2"):  # their channels are added, and so tied
+        outputs = norm_outputs(graph, name)
+        assert live.is_present(outputs).tolist() == [True, True, False, False]
+    left, right = (next(layer for layer in graph.layers if layer.name == name) for name in ("left", "right"))
+    assert not live.is_void(left)
+    assert not live.is_void(right)
+    assert live.dispensable(graph.layers[-1]).tolist() == [False, False, True, True]
+
+
+def test_multiples_are_filled_up() -> None:
+    model = Net()
+    graph = of(model)
+    mask = {"bn": torch.tensor([True, False, False, False])}
+    assert len(make_plan(graph, model, mask).modules["conv"].outputs) == 1
+    plan = make_plan(graph, model, mask, round_to=2)
+    assert len(plan.modules["conv"].outputs) == 2
+    assert plan.modules["bn"].zeroed == (1,)
+
+
+def test_a_module_that_nothing_reads_keeps_one_channel_and_is_listed() -> None:
+    model = Net()
+    plan = make_plan(of(model), model, {"bn": torch.zeros(4, dtype=torch.bool)})
+    assert plan.modules["last"].void
+    assert plan.macs == 0
+    assert {name: len(cut.outputs) for name, cut in plan.modules.items() if name != "last"} == {
+        "conv": 1,
+        "bn": 1,
+        "second": 1,
+    }
+    assert set(plan.floored) == {"conv", "second"}
+
+
+def test_required_sites_are_those_on_every_path_or_on_one() -> None:
+    assert required_sites(of(Net())) == {"bn"}
+    assert len(required_sites(of(TwoPaths()))) == 1
+
+
+@pytest.mark.parametrize("paths", [3, 4, 7])
+def test_of_parallel_paths_the_sites_of_the_last_are_required(paths: int) -> None:
+    model = Parallel(paths)
+    assert required_sites(of(model)) == {f"paths.{paths - 1}.1", f"paths.{paths - 1}.4"}
+
+
+def test_sites_around_a_depthwise_convolution_are_coupled() -> None:
+    assert coupled_sites(of(Depthwise())) == (("bn1", "bn2"),)
+    assert coupled_sites(of(TwoPaths())) == ()
+
+
+def test_dense_macs_are_those_of_the_layers() -> None:
+    assert dense_macs(of(Net())) == 16 * (3 * 4 + 4 * 2)
+
+
+def test_masks_must_be_for_sites_and_of_their_width() -> None:
+    model = Net()
+    graph = of(model)
+    with pytest.raises(PlanError, match=r"Got 'conv'; its sites: bn"):
+        make_plan(graph, model, {"conv": torch.ones(4, dtype=torch.bool)})
+    with pytest.raises(PlanError, match=r"must have shape \(4,\)\. Got \(5,\)"):
+        make_plan(graph, model, {"bn": torch.ones(5, dtype=torch.bool)})

@@ -1,0 +1,132 @@
+"""Weights of grouped convolutions shrink group by group, in time that grows with the channels and no faster."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from softprune.cut import ModuleCut
+from softprune.cut.apply import duplicated, slice_tensor, take
+
+
+def by_hand(weight: Tensor, cut: ModuleCut, groups: int) -> Tensor:
+    """The dense matrix of the grouped weight, cut, and its blocks."""
+    transposed = cut.kind == "conv_transpose"
+    rows, columns = (cut.inputs, cut.outputs) if transposed else (cut.outputs, cut.inputs)
+    row_size, column_size = weight.shape[0] // groups, weight.shape[1]
+    kept = [
+        [weight[row, column % column_size] for column in columns if column // column_size == row // row_size]
+        for row in rows
+    ]
+    return torch.stack([torch.stack(row) for row in kept])
+
+
+CUTS = {
+    "grouped": ModuleCut(kind="conv", width_in=12, width_out=8, inputs=(0, 2, 7, 8), outputs=(0, 5), groups=2),
+    "transposed": ModuleCut(
+        kind="conv_transpose", width_in=8, width_out=12, inputs=(1, 2, 6, 7), outputs=(0, 4, 9, 11), groups=2
+    ),
+    "depthwise": ModuleCut(kind="conv", width_in=6, width_out=6, inputs=(1, 2, 5), outputs=(1, 2, 5), groups=3),
+    "depthwise multiplier": ModuleCut(
+        kind="conv", width_in=4, width_out=8, inputs=(0, 3), outputs=(0, 1, 6, 7), groups=2
+    ),
+    "depthwise transposed": ModuleCut(
+        kind="conv_transpose", width_in=6, width_out=6, inputs=(0, 4), outputs=(0, 4), groups=2
+    ),
+}
+DENSE_GROUPS = {"grouped": 2, "transposed": 2, "depthwise": 6, "depthwise multiplier": 4, "depthwise transposed": 6}
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", CUTS)
+def test_kept_blocks_are_those_of_the_dense_weight(name: str, memory_format: torch.memory_format) -> None:
+    cut, groups = CUTS[name], DENSE_GROUPS[name]
+    rows, columns = cut.width_out, cut.width_in
+    if cut.kind == "conv_transpose":
+        rows, columns = columns, rows
+    weight = torch.randn(rows, columns // groups, 3, 3).to(memory_format=memory_format)
+    got = slice_tensor(cut, "weight", weight)
+    assert torch.equal(got, by_hand(weight, cut, groups))
+    assert got.is_contiguous(memory_format=memory_format)
+
+
+def test_a_wide_depthwise_weight_takes_no_longer_than_a_selection() -> None:
+    width = 4096
+    kept = tuple(range(0, width, 2))
+    cut = ModuleCut(kind="conv", width_in=width, width_out=width, inputs=kept, outputs=kept, groups=len(kept))
+    weight = torch.randn(width, 1, 3, 3)
+    begun = time.perf_counter()
+    slice_tensor(cut, "weight", weight)
+    assert time.perf_counter() - begun < 0.25  # group by group it took most of a second
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_range_of_channels_is_a_new_tensor(inference: bool) -> None:
+    with torch.inference_mode(inference):
+        weight = torch.randn(6, 4)
+    for kept in (range(6), range(2, 5), (0, 3)):
+        part = take(weight, 0, tuple(kept))
+        assert torch.equal(part, weight[list(kept)])
+        assert part.untyped_storage().data_ptr() != weight.untyped_storage().data_ptr()
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, which a list holds as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.listed = [self.first.weight, self.first.bias]
+
+
+@pytest.mark.parametrize("change_", [None, nn.Module.double], ids=["as it is", "converted"])
+def test_a_copy_has_its_own_memory(change_: object) -> None:
+    model = Tied()
+    model.first.bias.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    copy = duplicated(model, change_)  # type: ignore[arg-type]
+    assert copy.listed[0] is copy.first.weight is copy.second.weight
+    assert copy.listed[1] is copy.first.bias
+    assert not copy.first.bias.requires_grad
+    for name, parameter in copy.named_parameters():
+        assert torch.equal(parameter, before[name].to(parameter.dtype))
+        parameter.data.zero_()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_training_a_copy_does_not_disturb_a_backward_pass_of_its_original() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    loss, copy = model(torch.randn(2, 4)).sum(), duplicated(model)
+    with torch.no_grad():
+        for parameter in copy.parameters():
+            parameter.zero_()
+    loss.backward()  # raises if autograd counts the copy's changes as the original's
+    assert model[0].weight.grad is not None
+
+
+def test_what_a_change_replaces_but_something_holds_has_its_own_memory() -> None:
+    model = Tied()
+    before = model.first.bias.detach().clone()
+
+    def replace_(copy: nn.Module) -> None:
+        copy.first.bias = nn.Parameter(torch.zeros(4))
+
+    copy = duplicated(model, replace_)
+    copy.listed[1].data.zero_()
+    assert torch.equal(model.first.bias, before)
+
+
+def test_a_shared_copy_has_the_memory_but_not_the_modules_of_its_original() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+    copy = duplicated(model, share=True)
+    assert [a.data_ptr() == b.data_ptr() for a, b in zip(copy.parameters(), model.parameters(), strict=True)] == [
+        True
+    ] * 4
+    copy.register_forward_hook(lambda *args: None)
+    copy[1].running_mean.fill_(3.0)  # type: ignore[index, operator, union-attr]
+    assert not model._forward_hooks
+    assert model[1].running_mean.tolist() == [0.0, 0.0]  # type: ignore[union-attr]

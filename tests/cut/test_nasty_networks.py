@@ -1,0 +1,685 @@
+"""Realistic ways to write a forward() that are easy to get wrong: each is exact, or frozen for a true reason."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from comparing import assert_exact, random_masks
+from topologies import conv, pooled, randomise_
+from torch import Tensor, nn
+
+from softprune import SoftPruner, selection
+from softprune.cut import floor_masks
+from softprune.cut.selection import read_graph
+from softprune.graph import ChannelGraph
+
+
+@pytest.fixture(autouse=True)
+def with_sites_of_which_nothing_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their dead channels stay, and what follows them must be read as exactly."""
+    monkeypatch.setattr(selection, "_irremovable", lambda graph, model: {})
+
+
+class Nasty(nn.Module):
+    """conv1-bn1-relu, a middle part that subclasses write, conv2-bn2-relu, mean, linear."""
+
+    middle_width = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+        self.more()
+        self.conv2, self.bn2 = conv(self.middle_width, 6), nn.BatchNorm2d(6)
+        self.fc = nn.Linear(6, 5)
+
+    def more(self) -> None:
+        """Further layers."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.middle(F.relu(self.bn1(self.conv1(x))))
+        return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+
+def check(model: nn.Module, example: Any = None, masks: int = 4) -> ChannelGraph:
+    """Exact under several masks, all dead among them; the graph for further questions. The model stays as it was."""
+    randomise_(model)
+    before = copy.deepcopy(model.state_dict())
+    graph = read_graph(model, torch.randn(2, 3, 8, 8) if example is None else example)
+    if graph.sites:
+        for seed in range(masks):
+            assert_exact(graph, model, random_masks(graph, seed, deaths=0.3 * (seed % 2)))
+        assert_exact(graph, model, floor_masks(graph))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    return graph
+
+
+def site_names(graph: ChannelGraph) -> set[str]:
+    return {site.name for site in graph.sites}
+
+
+def reason(graph: ChannelGraph, name: str) -> str:
+    return next(frozen.reason for frozen in graph.frozen if frozen.name == name)
+
+
+PRUNED: dict[str, Callable[..., Tensor]] = {
+    "relu in place": lambda self, x: F.relu(x, inplace=True),
+    "adds to itself in place": lambda self, x: x.add_(1.0).mul_(0.5),
+    "doubles": lambda self, x: x + x,
+    "a constant tensor": lambda self, x: x * torch.tensor(0.5) + torch.tensor(1.0),
+    "shape arithmetic": lambda self, x: x.view(x.size(0), x.size(1), -1).view(x.shape),
+    "tokens and back": lambda self, x: x.flatten(2).transpose(1, 2).transpose(1, 2).reshape(x.shape),
+    "channels last and back": lambda self, x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    "flip": lambda self, x: x.flip(1).flip(2),
+    "spatial roll": lambda self, x: x.roll(1, 2),
+    "spatial pad": lambda self, x: F.pad(x, (1, 1, 1, 1)),
+    "pad with ones": lambda self, x: F.pad(x, (1, 1, 1, 1), value=1.0),
+    "reflection pad": lambda self, x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "softmax over space": lambda self, x: x.flatten(2).softmax(-1).view_as(x),
+    "normalised by its mean": lambda self, x: x / (1 + x.mean((2, 3), keepdim=True)),
+    "cast there and back": lambda self, x: x.to(torch.float64).to(x.dtype),
+    "half of the pixels": lambda self, x: x[:, :, ::2, 1::2],
+    "one image row": lambda self, x: x[:, :, 2:3],
+    "max and mean pools added": lambda self, x: F.max_pool2d(x, 2) + F.avg_pool2d(x, 2),
+    "bilinear": lambda self, x: F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False),
+    "power": lambda self, x: (x + 1).pow(2).sqrt(),
+    "stacked and summed": lambda self, x: torch.stack([x, 2 * x], 0).sum(0),
+    "dropout": lambda self, x: F.dropout(x, 0.5, self.training),
+    "stretched to itself": lambda self, x: x.mean((2, 3), keepdim=True).expand_as(x) * x,
+    "relu by comparison": lambda self, x: (x - 0.3) * (x > 0.3),
+    "cast like itself": lambda self, x: x.double().type_as(x),
+    "zeros like itself": lambda self, x: torch.cat([x, torch.zeros_like(x)], 1).chunk(2, 1)[0],
+    "tiled over space": lambda self, x: x.tile(1, 1, 2, 2),
+    "joined by another name": lambda self, x: torch.concatenate([x, x], 2),
+    "between two": lambda self, x: torch.lerp(x, F.silu(x), 0.3),
+    "where the largest stand": lambda self, x: F.max_pool2d(x, 2, return_indices=True)[1].to(x.dtype),
+    "sorted": lambda self, x: x.sort(2)[0] + x.sort(2)[1].to(x.dtype),
+    "summed up over space": lambda self, x: x.cumsum(2),
+    "squeezed": lambda self, x: x * F.adaptive_avg_pool2d(x, 1).squeeze()[..., None, None],
+    "index over space": lambda self, x: x[:, :, [4, 0, 2]],
+    "index over batch and space": lambda self, x: x[torch.arange(len(x))[:, None], :, torch.tensor([[4, 0]])].transpose(
+        1, 2
+    ),
+    "a new tensor of its dtype": lambda self, x: x * x.new_full((1, 1, x.shape[2], 1), 2.0),
+    "index_select over space": lambda self, x: x.index_select(-1, torch.tensor([4, 0, 4])),
+    "summed by an index": lambda self, x: torch.ones_like(x).index_add(2, torch.arange(x.shape[2]) // 2, x),
+    "three branches": lambda self, x: sum([F.relu(x), F.silu(x), F.avg_pool2d(x, 3, 1, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", PRUNED)
+def test_pruned_and_exact(name: str) -> None:
+    network = type("Network", (Nasty,), {"middle": PRUNED[name]})
+    graph = check(network())
+    assert site_names(graph) == {"bn1", "bn2"}
+    assert not graph.unknown
+
+
+FROZEN: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "literal view": (lambda self, x: x.view(-1, 2, 4, 8, 8).flatten(1, 2), "literal size"),
+    "literal unflatten": (lambda self, x: x.unflatten(1, (8, 1)).flatten(1, 2), "literal size"),
+    "literal split": (lambda self, x: torch.cat(x.split(4, 1)[::-1], 1), "literal size"),
+    "uneven split": (lambda self, x: torch.cat(x.split([3, 5], 1), 1), "unequal pieces"),
+    "literal slice": (lambda self, x: torch.cat([x[:, 4:], x[:, :4]], 1), "literal size"),
+    "an index": (lambda self, x: x[:, [7, 6, 5, 4, 3, 2, 1, 0]], "index"),
+    "a mask as an index": (lambda self, x: x * x[:, :, x.new_ones(x.shape[2]) > 0].sum((2, 3), keepdim=True), "mask"),
+    "channels summed by an index": (lambda self, x: x.index_add(1, torch.arange(8).flip(0), x), "index_add"),
+    "channel roll": (lambda self, x: x.roll(1, 1), "fixed positions"),
+    "unbind": (lambda self, x: torch.stack(x.unbind(1), 1), "fixed positions"),
+    "mean over channels": (lambda self, x: x - x.mean(1, keepdim=True), "runs across"),
+    "max over channels": (lambda self, x: x - x.amax(1, keepdim=True), "runs across"),
+    "softmax over channels": (lambda self, x: x.softmax(1), "softmax"),
+    "group norm": (lambda self, x: F.group_norm(x, 2), "group_norm"),
+    "layer norm": (lambda self, x: F.layer_norm(x, x.shape[1:]), "layer_norm"),
+    "matrix product": (
+        lambda self, x: (x.flatten(2) @ x.flatten(2).transpose(1, 2) @ x.flatten(2)).view_as(x),
+        "matmul",
+    ),
+    "einsum": (lambda self, x: torch.einsum("bchw,bdhw->bcd", x, x).mean(2)[..., None, None] * x, "bmm|einsum"),
+    "channel statistics": (lambda self, x: x / (x.std(1, keepdim=True) + 0.1), "runs across"),
+    "a constant per channel": (
+        lambda self, x: x * torch.linspace(0.5, 1, 8).view(1, 8, 1, 1).to(x),
+        "constant|literal|linspace",
+    ),
+    "written into through a view": (lambda self, x: _overwrite(x), "overwrites|fixed positions"),
+}
+
+
+def _overwrite(x: Tensor) -> Tensor:
+    y = x * 1.0
+    y[:, :3] += 1.0
+    return y
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_for_a_true_reason(name: str) -> None:
+    middle, why = FROZEN[name]
+    network = type("Network", (Nasty,), {"middle": middle})
+    graph = check(network())
+    assert site_names(graph) == {"bn2"}
+    assert re.search(why, reason(graph, "bn1")), reason(graph, "bn1")
+
+
+class Literal(Nasty):
+    """Only the first three channels are bound by the literal; the other five may go."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:, :3] * 2, x[:, 3:]], 1)
+
+
+def test_channels_beyond_a_literal_slice_can_go() -> None:
+    graph = check(Literal())
+    assert site_names(graph) == {"bn1", "bn2"}
+
+
+class Viewed(Nasty):
+    """A view made before the tensor is written into sees the write."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        y = x * 1.0
+        flat = y.flatten(2)
+        y.add_(1.0)
+        return flat.view_as(x) + y
+
+
+def test_a_view_of_what_is_written_into() -> None:
+    graph = check(Viewed())
+    assert "overwrites" in reason(graph, "bn1")
+
+
+class TwoReaders(nn.Module):
+    """One BatchNorm and activation, read by two convolutions that need different channels."""
+
+    def __init__(self, second: Callable[[Tensor], Tensor] = F.relu) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+        self.left, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
+        self.right, self.bn3 = nn.Conv2d(8, 6, 1), nn.BatchNorm2d(6)
+        self.second = second
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x))
+        left = F.relu(self.bn2(self.left(F.relu(x))))
+        right = F.relu(self.bn3(self.right(self.second(x))))
+        return self.fc(pooled(left * right))
+
+
+def test_a_batchnorm_read_twice() -> None:
+    assert site_names(check(TwoReaders())) == {"bn1", "bn2", "bn3"}
+
+
+def test_a_batchnorm_read_by_different_activations() -> None:
+    graph = check(TwoReaders(F.silu))
+    assert site_names(graph) == {"bn2", "bn3"}
+    assert "different activations" in reason(graph, "bn1")
+    graph = check(TwoReaders(torch.sigmoid))
+    assert "sigmoid(0) = 0.5" in reason(graph, "bn1")
+
+
+class SameTwice(nn.Module):
+    """One tensor concatenated with itself, and pooled in two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(3, 6), nn.BatchNorm2d(6)
+        self.conv2, self.bn2 = conv(12, 6), nn.BatchNorm2d(6)
+        self.fc = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = F.relu(self.bn2(self.conv2(torch.cat([x, x], 1))))
+        return self.fc(torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1))
+
+
+def test_the_same_tensor_twice_in_one_concatenation() -> None:
+    assert site_names(check(SameTwice())) == {"bn1", "bn2"}
+
+
+class Nested(nn.Module):
+    """A block registered under two names and called three times, its BatchNorms with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = conv(3, 6)
+        self.block = nn.Sequential(conv(6, 6), nn.BatchNorm2d(6), nn.ReLU())
+        self.again = nn.ModuleDict({"same": self.block})
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.block(x)
+        x = x + self.again["same"](x)
+        return self.fc(pooled(self.block(x)))
+
+
+def test_a_block_with_two_names() -> None:
+    assert site_names(check(Nested())) == {"block.1"}
+
+
+class OwnBias(nn.Module):
+    """Two convolutions with one weight and biases of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn = conv(3, 6), nn.BatchNorm2d(6)
+        self.left, self.right = nn.Conv2d(6, 6, 1), nn.Conv2d(6, 6, 1)
+        self.right.weight = self.left.weight
+        self.bn1, self.bn2 = nn.BatchNorm2d(6), nn.BatchNorm2d(6)
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.stem(x)))
+        left, right = F.relu(self.bn1(self.left(x))), F.relu(self.bn2(self.right(1 + x)))
+        return self.fc(pooled(left + right))
+
+
+def test_one_weight_with_two_biases() -> None:
+    assert site_names(check(OwnBias())) == {"bn", "bn1", "bn2"}
+
+
+class Functional(Nasty):
+    """Layers called as functions on their own parameters."""
+
+    def more(self) -> None:
+        self.conv = conv(8, 8)
+        self.linear = nn.Linear(8, 8)
+        self.depthwise = conv(8, 8, groups=8)
+
+    def middle(self, x: Tensor) -> Tensor:
+        x = F.conv2d(x, self.conv.weight, padding=1)
+        gate = F.linear(x.mean((2, 3)), self.linear.weight, self.linear.bias)
+        return x * gate[:, :, None, None]
+
+
+class FunctionalGroups(Functional):
+    def middle(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.depthwise.weight, padding=1, groups=8)
+
+
+class ForeignBias(Functional):
+    """A bias that belongs to another module than the weight."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.conv.weight, self.linear.bias, padding=1)
+
+
+def test_layers_called_as_functions() -> None:
+    assert site_names(check(Functional())) == {"bn1", "bn2"}
+    graph = check(FunctionalGroups())
+    assert "as a function" in reason(graph, "bn1")
+    graph = check(ForeignBias())
+    assert "own parameter" in reason(graph, "bn1")
+
+
+class Normed(Nasty):
+    def more(self) -> None:
+        self.normed = torch.nn.utils.parametrizations.weight_norm(conv(8, 8))
+
+    def middle(self, x: Tensor) -> Tensor:
+        return self.normed(x)
+
+
+def test_weight_norm() -> None:
+    graph = check(Normed())
+    assert site_names(graph) == {"bn2"}
+    assert "weight of the convolution" in reason(graph, "bn1")
+
+
+class Subclass(nn.Conv2d):
+    """Pads by itself, as TensorFlow does: its own padding says nothing about its output."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        height, across = input.shape[2:]
+        x = F.pad(input, (across % 2, 1, height % 2, 1))
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Subclassed(Nasty):
+    def more(self) -> None:
+        self.own = Subclass(8, 8, 3, stride=2, groups=2)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return F.relu(self.own(x)) if self.training else self.own(x)
+
+
+def test_a_subclass_with_a_forward_of_its_own() -> None:
+    assert site_names(check(Subclassed())) == {"bn1", "bn2"}
+
+
+class Own(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(2 * input)
+
+
+class OwnNorm(Nasty):
+    def more(self) -> None:
+        self.own = Own(8)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return F.relu(self.own(x))
+
+
+def test_a_batchnorm_of_unknown_class() -> None:
+    graph = check(OwnNorm())
+    assert "not among the BatchNorm classes that softprune knows; those of torch.nn are" in reason(graph, "own")
+    assert site_names(graph) == {"bn2"}
+
+
+class PadsAsTensorFlow(Nasty):
+    """Reads the geometry of a layer in a branch that can be removed as a whole."""
+
+    def more(self) -> None:
+        self.outer, self.bn = nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.inner = nn.Conv2d(8, 8, 1)
+
+    def middle(self, x: Tensor) -> Tensor:
+        pads = [side for size in self.outer.kernel_size for side in ((size - 1) // 2, size // 2)]
+        y = F.relu(self.bn(self.outer(F.pad(x, pads))))
+        height, width = self.inner.stride
+        return F.relu(x + self.inner(y)[:, :, ::height, ::width])
+
+
+def test_the_geometry_of_a_removed_layer_can_be_read() -> None:
+    assert site_names(check(PadsAsTensorFlow())) == {"bn1", "bn", "bn2"}
+
+
+class Geometry(nn.Module):
+    """A layer of odd geometry, followed by another one, so that its death leaves a shape to be kept."""
+
+    def __init__(self, layer: nn.Module, **call: Any) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+        self.layer, self.bn2 = layer, nn.BatchNorm2d(6)
+        self.head = nn.Conv2d(6, 2, 1)
+        self.side = nn.Conv2d(3, 2, 1)
+        self.call = call
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        side = self.side(x)
+        x = F.relu(self.bn1(self.conv1(x)))
+        return self.head(F.relu(self.bn2(self.layer(x, **self.call)))), side
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(8, 6, 3, padding="same"),
+        nn.Conv2d(8, 6, (2, 4), padding="same", dilation=(2, 1)),
+        nn.Conv2d(8, 6, 3, padding="valid", stride=2),
+        nn.Conv2d(8, 6, 3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(8, 6, 3, padding=2, padding_mode="circular", dilation=2, bias=False),
+        nn.Conv2d(8, 6, (1, 3), padding=(2, 0), stride=(2, 3)),
+        nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1),
+        nn.ConvTranspose2d(8, 6, (3, 2), stride=(1, 3), padding=(0, 1), output_padding=(0, 2), dilation=(2, 1)),
+        nn.ConvTranspose2d(8, 6, 2, stride=2, groups=2),
+        nn.ConvTranspose2d(8, 6, 1),
+    ],
+    ids=str,
+)
+def test_odd_geometry_survives_death(layer: nn.Module) -> None:
+    model = Geometry(layer)
+    graph = check(model)
+    assert site_names(graph) == {"bn1", "bn2"}
+    dead = {"bn1": torch.zeros(8, dtype=torch.bool)}
+    assert_exact(graph, model, dead)
+
+
+def test_transposed_convolution_with_an_output_size() -> None:
+    model = Geometry(nn.ConvTranspose2d(8, 6, 3, stride=2), output_size=[18, 17])
+    graph = check(model)
+    assert_exact(graph, model, {"bn1": torch.zeros(8, dtype=torch.bool)})
+
+
+def test_a_layer_called_by_keyword() -> None:
+    class Keyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = conv(3, 8)
+            self.bn1, self.conv1 = nn.BatchNorm2d(8), conv(8, 8)
+            self.bn2, self.fc = nn.BatchNorm2d(8), nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(input=x)
+            x = x + self.conv1(input=F.relu(self.bn1(input=x)))
+            return self.fc(input=pooled(F.relu(self.bn2(input=x))))
+
+    assert site_names(check(Keyword())) == {"bn1", "bn2"}
+
+
+class Written(nn.Module):
+    """Activations written out in arithmetic."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.bn, self.fc = conv(3, 8), nn.BatchNorm2d(8), nn.Linear(8, 5)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(pooled(self.activation(self.bn(self.conv(x)))))
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        ("silu", lambda x: x * torch.sigmoid(x)),
+        ("hardswish", lambda x: x * F.relu6(x + 3) / 6),
+        ("hardswish", lambda x: x * F.hardsigmoid(x)),
+        ("mish", lambda x: x * torch.tanh(F.softplus(x))),
+        ("gelu", lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5))),
+        ("relu", lambda x: x.clamp(min=0)),
+        ("relu", lambda x: torch.clamp_min(x, 0)),
+        ("relu6", lambda x: x.clamp(0, 6)),
+        ("tanh", torch.tanh),
+        ("prelu", nn.PReLU()),
+        ("hardtanh", F.hardtanh),
+    ],
+)
+def test_activations_by_whatever_name(name: str, activation: Callable[[Tensor], Tensor]) -> None:
+    graph = check(Written(activation))
+    assert [(site.name, site.activation) for site in graph.sites] == [("bn", name)]
+
+
+def test_a_clamp_that_does_not_keep_zero() -> None:
+    graph = check(Written(lambda x: x.clamp(min=1)))
+    assert "clamp" in reason(graph, "bn")
+
+
+def test_width_one() -> None:
+    class Narrow(Nasty):
+        middle_width = 1
+
+        def more(self) -> None:
+            self.narrow, self.bn = conv(8, 1), nn.BatchNorm2d(1)
+
+        def middle(self, x: Tensor) -> Tensor:
+            return F.relu(self.bn(self.narrow(x)))
+
+    check(Narrow())
+
+
+def test_a_frozen_batchnorm_stays_and_says_so() -> None:
+    model = Nasty()
+    for parameter in model.bn1.parameters():
+        parameter.requires_grad_(False)
+    graph = check(model)
+    assert site_names(graph) == {"bn2"}
+    assert "requires_grad" in reason(graph, "bn1")
+
+
+def test_statistics_of_every_kind() -> None:
+    class Statistics(Nasty):
+        middle_width = 8
+
+        def more(self) -> None:
+            self.a = nn.BatchNorm2d(8, affine=False)
+            self.b = nn.BatchNorm2d(8, track_running_stats=False)
+            self.c = nn.BatchNorm2d(8, momentum=None)
+
+        def middle(self, x: Tensor) -> Tensor:
+            return F.relu(self.c(F.relu(self.b(F.relu(self.a(x))))))
+
+    graph = check(Statistics())
+    assert "affine=False" in reason(graph, "a")
+    assert "running statistics" in reason(graph, "b")
+    assert site_names(graph) >= {"bn1", "c", "bn2"}
+
+
+def test_a_parameter_that_shifts_every_channel() -> None:
+    class Shift(Nasty):
+        def more(self) -> None:
+            self.shift = nn.Parameter(torch.randn(8))
+            self.register_buffer("offset", torch.randn(8, 1, 1))
+
+        def middle(self, x: Tensor) -> Tensor:
+            return x + self.shift[None, :, None, None] + self.offset
+
+    assert site_names(check(Shift())) == {"bn1", "bn2"}
+
+
+def test_convolution_block_attention() -> None:
+    class Attention(Nasty):
+        def more(self) -> None:
+            self.space = nn.Conv2d(2, 1, 3, padding=1)
+
+        def middle(self, x: Tensor) -> Tensor:
+            both = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
+            return x * torch.sigmoid(self.space(both))
+
+    graph = check(Attention())
+    assert site_names(graph) == {"bn2"}
+
+
+def test_multi_head_attention_freezes_what_it_reads() -> None:
+    class Tokens(Nasty):
+        def more(self) -> None:
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def middle(self, x: Tensor) -> Tensor:
+            tokens = x.flatten(2).transpose(1, 2)
+            return x + self.attention(tokens, tokens, tokens)[0].transpose(1, 2).reshape(x.shape)
+
+    graph = check(Tokens())
+    assert site_names(graph) == {"bn2"}
+
+
+@pytest.mark.parametrize("amount", [0.1, 1e-3])
+def test_randomness_in_evaluation_is_refused(amount: float) -> None:
+    """Also where it is fainter than what a trial cut may be off by."""
+
+    class Noisy(Nasty):
+        def middle(self, x: Tensor) -> Tensor:
+            return x + amount * torch.randn_like(x)
+
+    with pytest.raises(ValueError, match=r"same outputs for the same input.*Remove the randomness"):
+        check(Noisy())
+
+
+def test_graphs_of_torch_fx_are_cut() -> None:
+    """As torchvision's create_feature_extractor makes them: the class of a copy is called otherwise."""
+    traced = torch.fx.symbolic_trace(randomise_(Nasty()).eval())
+    type(traced).__name__ = "Nasty"
+    traced.get_submodule("bn2").bias.data[:2] = -9
+    pruner = SoftPruner(traced, torch.randn(2, 3, 8, 8))
+    compact = pruner.compact()
+    assert sum(p.numel() for p in compact.parameters()) < sum(p.numel() for p in traced.parameters())
+
+
+def test_an_own_dtype_inside() -> None:
+    """forward() insists on float32, so the proof is made there."""
+
+    class Insists(Nasty):
+        def more(self) -> None:
+            self.kernel = torch.randn(8, 1, 3, 3)
+
+        def middle(self, x: Tensor) -> Tensor:
+            return F.conv2d(x, self.kernel, padding=1, groups=8)
+
+    model = randomise_(Insists())
+    model.bn2.bias.data[:2] = -9
+    pruner = SoftPruner(model, torch.randn(2, 3, 8, 8))
+    pruner.compact()
+    assert pruner.certificate is not None
+    assert pruner.certificate.dtype == "float32"
+    assert pruner.certificate.max_difference <= 1e-5 * pruner.certificate.scale
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_constants_that_reach_a_depthwise_convolution(padding: int) -> None:
+    class Constants(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+            self.mix, self.bn2 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+            self.depthwise, self.bn3 = conv(8, 8, groups=8, padding=padding), nn.BatchNorm2d(8)
+            self.fc, self.side = nn.Linear(8, 5), nn.Linear(3, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            side = self.side(pooled(x))
+            x = F.hardswish(self.bn2(self.mix(F.relu(self.bn1(self.conv1(x))))))
+            return side + self.fc(pooled(F.relu(self.bn3(self.depthwise(x)))))
+
+    model = Constants()
+    graph = check(model)
+    dead = torch.zeros(8, dtype=torch.bool)
+    some = torch.arange(8) % 3 == 0
+    for first, second, third in ((dead, ~dead, some), (dead, some, ~some), (some, ~dead, dead)):
+        assert_exact(graph, model, {"bn1": first, "bn2": second, "bn3": third})
+
+
+def test_a_scale_and_shift_outside_layers_folds() -> None:
+    """timm's LearnableAffineBlock: what a dropped channel becomes is known, and the next 1x1 can do without it."""
+
+    class Affine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+            self.scale, self.shift = nn.Parameter(torch.tensor([1.5])), nn.Parameter(torch.tensor([0.0]))
+            self.conv2, self.bn2 = nn.Conv2d(8, 6, 1, bias=False), nn.BatchNorm2d(6)
+            self.fc = nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.bn1(self.conv1(x))) * self.scale + self.shift
+            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+    for shift in (0.0, 0.7):
+        model = Affine()
+        model.shift.data.fill_(shift)
+        graph = check(model)
+        plan = assert_exact(graph, model, {"bn1": torch.arange(8) < 3})
+        assert len(plan.modules["conv1"].outputs) == 3
+        assert plan.modules["conv2"].folded == (shift != 0)
+    model.scale.data.fill_(0.0)  # as some start: it will not stay zero, so nothing goes for it
+    plan = assert_exact(graph, model, {})
+    assert len(plan.modules["conv1"].outputs) == 8
+
+
+def test_the_work_of_layers_that_stay_whole_is_counted() -> None:
+    graph = check(Normed())
+    model = randomise_(Normed())
+    plan = assert_exact(graph, model, {"bn2": torch.arange(6) < 2})
+    assert plan.macs == 64 * 27 * 8 + 64 * 9 * 8 * 8 + 64 * 9 * 8 * 2 + 2 * 5
+
+
+def test_a_blur_of_as_many_kernels_as_there_are_channels() -> None:
+    class Blur(Nasty):
+        def more(self) -> None:
+            self.register_buffer("kernel", torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]])[None, None] / 16)
+
+        def middle(self, x: Tensor) -> Tensor:
+            kernels = self.kernel.expand(x.shape[1], -1, -1, -1)
+            return F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), kernels, stride=2, groups=x.shape[1])
+
+    model = Blur()
+    graph = check(model)
+    assert site_names(graph) == {"bn1", "bn2"}
+    plan = assert_exact(graph, model, {"bn1": torch.arange(8) < 3, "bn2": torch.arange(6) < 2})
+    assert plan.macs == 64 * 27 * 3 + 16 * 9 * 3 + 16 * 9 * 3 * 2 + 2 * 5

@@ -1,0 +1,246 @@
+"""Training goes on after a cut: momentum is cut like the weights, and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comparing import masked, random_masks
+from topologies import TOPOLOGIES, randomise_
+from torch import Tensor, nn
+
+import softprune as sp
+from softprune.cut import apply_plan, make_plan
+from softprune.errors import PlanError
+from softprune.graph import trace
+
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.001, "amsgrad": True}),
+}
+
+
+@pytest.mark.parametrize("name", ["chain", "depthwise"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_step_after_a_cut_is_the_masked_step(name: str, kind: str) -> None:
+    """In eval mode a cut network's gradients are those of the masked one; with cut momentum so are its steps."""
+    topology = TOPOLOGIES[name]
+    torch.manual_seed(0)
+    model = randomise_(topology.build()).double()
+    example = topology.example().double()
+    make, options = OPTIMIZERS[kind]
+    optimizer = make(model.parameters(), **options)
+    for _ in range(2):
+        _descend(model, optimizer, example)
+    graph = trace(model, example)
+    masks = random_masks(graph, 5)
+    plan = make_plan(graph, model, masks)
+    small = apply_plan(plan, model)
+
+    reference = masked(model, masks)
+    twin = make(reference.parameters(), **options)
+    twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    sp.remap_optimizer(optimizer, model, small)
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in small.parameters()}
+    assert {id(p) for p in optimizer.state} <= {id(p) for p in small.parameters()}
+    before = _output(small, example)
+    torch.testing.assert_close(before, _output(reference, example))
+    _descend(small, optimizer, example)
+    _descend(reference, twin, example)
+    after = _output(small, example)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, _output(reference, example))
+
+
+def test_groups_and_their_settings_stay() -> None:
+    topology = TOPOLOGIES["chain"]
+    model = randomise_(topology.build())
+    graph = trace(model, topology.example())
+    small = apply_plan(make_plan(graph, model, random_masks(graph, 1)), model)
+    biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
+    others = [p for n, p in model.named_parameters() if not n.endswith("bias")]
+    optimizer = torch.optim.SGD([{"params": others, "weight_decay": 1e-4}, {"params": biases, "lr": 0.5}], lr=0.1)
+    temperature = nn.Parameter(torch.ones(()))  # of the loss
+    optimizer.add_param_group({"params": [temperature], "lr": 0.2})
+    sp.remap_optimizer(optimizer, model, small)
+    names = {id(p): n for n, p in small.named_parameters()}
+    assert all(names[id(p)].endswith("bias") for p in optimizer.param_groups[1]["params"])
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5, 0.2]
+    assert optimizer.param_groups[2]["params"][0] is temperature
+    assert optimizer.param_groups[0]["weight_decay"] == 1e-4
+
+
+def _layers_that_share_a_bias() -> nn.Sequential:
+    layers = [nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.Conv2d(4, 4, 1)]
+    model = randomise_(nn.Sequential(*layers))
+    model[3].bias = model[4].bias
+    return model
+
+
+def test_a_bias_that_layers_share_stays_shared_and_is_stepped_once() -> None:
+    model = _layers_that_share_a_bias()
+    graph = trace(model, torch.randn(2, 3, 4, 4))
+    small = apply_plan(make_plan(graph, model, {"1": torch.arange(6) < 4}), model)
+    assert small.get_parameter("3.bias") is small.get_parameter("4.bias")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sp.remap_optimizer(optimizer, model, small)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in small.parameters()]
+
+
+def test_a_shared_bias_that_constants_fold_into_is_the_layers_own(tmp_path: Path) -> None:
+    model = _layers_that_share_a_bias()
+    model.insert(3, nn.BatchNorm2d(6))  # makes constants of what is dropped before it
+    randomise_(model)
+    example = torch.randn(2, 3, 4, 4)
+    graph = trace(model, example)
+    masks = {"1": torch.arange(6) < 4}
+    plan = make_plan(graph, model, masks)
+    assert plan.modules["4"].folded
+    small = apply_plan(plan, model)
+    sp.verify(masked(model, masks).eval(), small.eval(), example, tolerance=1e-5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sp.remap_optimizer(optimizer, model, small)
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in small.parameters()}
+    loaded = sp.load(sp.save(small, tmp_path / "small"), model)
+    torch.testing.assert_close(loaded(example), small.eval()(example))
+
+
+@pytest.mark.parametrize("alive", [(0, 2, 4), (0, 1, 2, 3)])
+def test_channels_with_one_bias_are_cut_together_and_masked_alone(tmp_path: Path, alive: tuple[int, ...]) -> None:
+    """A convolution has the bias of a BatchNorm on other channels, which is masked where the convolution is not."""
+    layers = [nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.ReLU()]
+    model = randomise_(nn.Sequential(*layers, nn.Conv2d(6, 2, 1)))
+    model[3].bias = model[1].bias
+    example = torch.randn(2, 3, 4, 4)
+    masks = {"1": torch.arange(6) % 2 == 0, "4": torch.tensor([channel in alive for channel in range(6)])}
+    plan = make_plan(trace(model, example), model, masks)
+    small = apply_plan(plan, model)
+    sp.verify(masked(model, masks).eval(), small.eval(), example, tolerance=1e-5)
+    assert plan.params == sum(parameter.numel() for parameter in small.parameters())
+    assert len(plan.modules["3"].outputs) == len(set(alive) | {0, 2, 4})
+    together = alive == (0, 2, 4)
+    assert (small.get_parameter("3.bias") is small.get_parameter("1.bias")) == together
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sp.remap_optimizer(optimizer, model, small)
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in small.parameters()}
+    loaded = sp.load(sp.save(small, tmp_path / "small"), model)
+    torch.testing.assert_close(loaded(example), small.eval()(example))
+
+
+def test_a_network_that_was_never_cut_is_refused_and_the_optimizer_left_alone() -> None:
+    model = TOPOLOGIES["chain"].build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [id(p) for p in optimizer.param_groups[0]["params"]]
+    with pytest.raises(PlanError, match="network that softprune cut"):
+        sp.remap_optimizer(optimizer, model, TOPOLOGIES["chain"].build())
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == before
+
+
+def test_state_that_cannot_be_cut_starts_anew_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
+    """Adafactor keeps factors of the second moment, and takes a state without them for a whole one."""
+    topology = TOPOLOGIES["chain"]
+    model, example = randomise_(topology.build()), topology.example()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.01)
+    _descend(model, optimizer, example)
+    graph = trace(model, example)
+    small = apply_plan(make_plan(graph, model, random_masks(graph, 5)), model)
+    with caplog.at_level(logging.WARNING):
+        sp.remap_optimizer(optimizer, model, small)
+    assert "optimizer state of 'conv2.weight' is reset, since its 'row_var' cannot be cut" in caplog.text
+    parameters = dict(small.named_parameters())
+    assert not optimizer.state.get(parameters["conv2.weight"])
+    assert optimizer.state[parameters["bn2.weight"]]["variance"].shape == parameters["bn2.weight"].shape
+    before = _output(small, example)
+    _descend(small, optimizer, example)
+    assert not torch.equal(before, _output(small, example))
+    assert optimizer.state[parameters["conv2.weight"]]["step"] == 1
+
+
+def test_lists_of_tensors_start_anew() -> None:
+    topology = TOPOLOGIES["chain"]
+    model, example = randomise_(topology.build()), topology.example()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    _descend(model, optimizer, example)
+    weight: Any = model.get_submodule("conv1").weight
+    optimizer.state[weight]["past"] = [torch.zeros_like(weight)]
+    graph = trace(model, example)
+    small = apply_plan(make_plan(graph, model, random_masks(graph, 5)), model)
+    sp.remap_optimizer(optimizer, model, small)
+    assert {name for name, p in small.named_parameters() if not optimizer.state.get(p)} == {"conv1.weight"}
+    _descend(small, optimizer, example)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_momentum_over_two_cuts_is_that_over_each(kind: str) -> None:
+    topology = TOPOLOGIES["depthwise"]
+    model, example = randomise_(topology.build()), topology.example()
+    make, options = OPTIMIZERS[kind]
+    optimizer = make(model.parameters(), **options)
+    _descend(model, optimizer, example)
+    one_by_one = make(model.parameters(), **options)
+    one_by_one.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    graph = trace(model, example)
+    middle = apply_plan(make_plan(graph, model, random_masks(graph, 5)), model)
+    graph = trace(middle, example)
+    small = apply_plan(make_plan(graph, middle, random_masks(graph, 6)), middle)
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in middle.parameters())
+
+    sp.remap_optimizer(one_by_one, model, middle)
+    sp.remap_optimizer(one_by_one, middle, small)
+    sp.remap_optimizer(optimizer, model, small)
+    compared = 0
+    for name, parameter in small.named_parameters():
+        assert optimizer.state[parameter].keys() == one_by_one.state[parameter].keys(), name
+        for key, value in optimizer.state[parameter].items():
+            torch.testing.assert_close(value, one_by_one.state[parameter][key], msg=f"{key} of {name}")
+            compared += value.numel()
+    assert compared
+    _descend(small, optimizer, example)
+
+
+@pytest.mark.parametrize("other", ["residual", "chain"])
+def test_a_network_that_compact_was_not_cut_from_is_refused(other: str) -> None:
+    topology = TOPOLOGIES["chain"]
+    model = randomise_(topology.build())
+    graph = trace(model, topology.example())
+    small = apply_plan(make_plan(graph, model, random_masks(graph, 1)), model)
+    stranger = small if other == "chain" else TOPOLOGIES[other].build()
+    optimizer = torch.optim.SGD(stranger.parameters(), lr=0.1)
+    before = [id(p) for p in optimizer.param_groups[0]["params"]]
+    with pytest.raises(PlanError, match="`dense` must be the network that `compact` was cut from"):
+        sp.remap_optimizer(optimizer, stranger, small)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == before
+
+
+def _descend(model: nn.Module, optimizer: torch.optim.Optimizer, example: Tensor) -> None:
+    optimizer.zero_grad()
+    model.eval()(example).square().mean().backward()
+    optimizer.step()
+
+
+def _output(model: nn.Module, example: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(example)
+
+
+def test_an_optimizer_with_one_memory_for_all_parameters_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(PlanError, match="make a new one for the compact network"):
+        sp.remap_optimizer(torch.optim.LBFGS(model.parameters()), model, model)
+
+
+def test_an_optimizer_of_another_network_is_refused() -> None:
+    topology = TOPOLOGIES["chain"]
+    torch.manual_seed(0)
+    model = randomise_(topology.build())
+    graph = trace(model, topology.example())
+    compact = apply_plan(make_plan(graph, model, random_masks(graph, 5)), model)
+    other = torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1)
+    before = [id(parameter) for parameter in other.param_groups[0]["params"]]
+    with pytest.raises(PlanError, match="holds none of its parameters"):
+        sp.remap_optimizer(other, model, compact)
+    assert [id(parameter) for parameter in other.param_groups[0]["params"]] == before

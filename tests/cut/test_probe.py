@@ -1,0 +1,213 @@
+"""What the trial cut says when it fails although nothing is cut: whose fault it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from topologies import Chain, PaddedStreams, Residual, conv, pooled, randomise_
+from torch import Tensor, nn
+
+import softprune
+from softprune.cut import trials
+from softprune.cut.apply import cut_
+from softprune.errors import ModelError
+from softprune.graph.builder import GraphBuilder
+from softprune.graph.ops import ChannelwiseOp
+from softprune.graph.rules.registry import RULES
+
+
+def forgets_one_side(builder: GraphBuilder, node: Any) -> Any:
+    """A rule for a sum that reads the left one only."""
+    builder.answer_for(node)
+    value = builder.value(node.args[0])
+    output = builder.followed_value(node, value.atoms)
+    builder.ops.append(ChannelwiseOp(value.atoms, output.atoms, None))
+    return output
+
+
+def test_a_wrong_rule_freezes_the_network_and_is_called_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(RULES, "arithmetic", forgets_one_side)
+    model = randomise_(Residual())
+    seen = softprune.inspect(model, torch.randn(2, 3, 8, 8))
+    assert not seen.sites
+    assert seen.floor_macs == seen.macs
+    reasons = {frozen.name: frozen.reason for frozen in seen.frozen}
+    assert "softprune misreads this network" in reasons["bn"]
+    assert "copy" not in reasons["bn"]
+    assert "softprune: Residual: softprune misreads this network" in caplog.text
+    with pytest.raises(ModelError, match=r"softprune misreads this network.*please report"):
+        softprune.SoftPruner(model, torch.randn(2, 3, 8, 8))
+
+
+class Counted(Chain):
+    """Each copy computes something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Counted:
+        twin = Counted()
+        twin.load_state_dict(self.state_dict())
+        twin.copies = self.copies + 1
+        return twin.train(self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + self.copies)
+
+
+def test_a_network_whose_copies_differ_is_called_one() -> None:
+    with pytest.raises(ModelError, match=r"Two copies of this Counted differed.*copy\.deepcopy"):
+        softprune.inspect(randomise_(Counted()), torch.randn(2, 3, 8, 8))
+
+
+def test_a_literal_size_is_found_in_a_network_that_insists_on_its_dtype() -> None:
+    class Insists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1 = conv(3, 8), nn.BatchNorm2d(8)
+            self.conv2, self.bn2 = conv(8, 6), nn.BatchNorm2d(6)
+            self.fc = nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.dtype != torch.float32:
+                raise TypeError("float32 only")
+            x = F.relu(self.bn1(self.conv1(x)))
+            x = x.view(-1, 2, 4, *x.shape[2:]).flatten(1, 2)
+            x = x.view(-1, 4, 2, *x.shape[2:]).flatten(1, 2)  # only to be tried together with the other line
+            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+    seen = softprune.inspect(randomise_(Insists()), torch.randn(2, 3, 8, 8))
+    assert [site.name for site in seen.sites] == ["bn2"]
+    assert "literal size" in seen.frozen[0].reason
+
+
+def test_rounding_freezes_nothing() -> None:
+    class Amplified(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+            return torch.sin(1e5 * self.fc(pooled(x) + 0.3))  # what is dead becomes a part of the bias
+
+    assert len(softprune.inspect(randomise_(Amplified()), torch.randn(2, 3, 8, 8)).sites) == 2
+
+
+def test_a_network_in_half_precision_with_empty_and_integer_parameters_is_tried() -> None:
+    model = randomise_(Chain())
+    model.number, model.empty = nn.Parameter(torch.zeros(2, dtype=torch.int64), False), nn.Parameter(torch.zeros(0))
+    seen = softprune.inspect(model.bfloat16(), torch.randn(2, 3, 8, 8).bfloat16())
+    assert [site.name for site in seen.sites] == ["bn1", "bn2"]
+
+
+class SplitAndViewed(nn.Module):
+    """Two branches of a split with a literal size; their outputs meet in a view whose size follows the width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = conv(3, 8)
+        self.first, self.bn1 = conv(4, 6), nn.BatchNorm2d(6)
+        self.second, self.bn2 = conv(4, 6), nn.BatchNorm2d(6)
+        self.beside, self.bn3 = conv(3, 6), nn.BatchNorm2d(6)
+        self.fc = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = F.relu(self.stem(x)).split(4, 1)
+        first, second = F.relu(self.bn1(self.first(first))), F.relu(self.bn2(self.second(second)))
+        both = torch.cat([first, second], 1)
+        both = both.view(len(x), 2, both.shape[1] // 2, *x.shape[2:]).sum(1)
+        return self.fc(torch.cat([pooled(both), pooled(F.relu(self.bn3(self.beside(x))))], 1))
+
+
+def test_a_literal_size_that_matters_only_where_sites_die_together_freezes_no_site() -> None:
+    # Without both branches nothing reads the stem; with the view frozen, no site could show that.
+    assert [site.name for site in softprune.inspect(SplitAndViewed(), torch.randn(2, 3, 8, 8)).sites] == [
+        "bn1",
+        "bn2",
+        "bn3",
+    ]
+
+
+def padded(x: Tensor) -> Tensor:
+    return F.pad(x, (0, 0, 0, 0, 0, 8 - x.shape[1]))
+
+
+def joined(x: Tensor) -> Tensor:
+    return torch.cat([x, x.new_zeros(len(x), 8 - x.shape[1], *x.shape[2:])], 1)
+
+
+@pytest.mark.parametrize(
+    ("widened", "remedy"),
+    [(padded, "F.pad(x, (0, 0, 0, 0, 0, 4))"), (joined, "x.new_zeros(x.shape[0], 4, ...)")],
+    ids=["pad", "cat"],
+)
+def test_zero_channels_that_fill_up_to_a_width_freeze_the_streams_alone(
+    monkeypatch: pytest.MonkeyPatch, widened: Callable[[Tensor], Tensor], remedy: str
+) -> None:
+    monkeypatch.setattr(PaddedStreams, "widened", lambda self, x: widened(x))
+    for kinds, streams in ([["stream"], ["bn", "bn2", "bn4", "bn6"]], [["sum"], ["bn"]]):
+        seen = softprune.inspect(PaddedStreams(0), torch.randn(2, 3, 8, 8), site_kinds=kinds)
+        assert [site.name for site in seen.sites] == ["bn1", "bn3", "bn5"]
+        reasons = [frozen.reason for frozen in seen.frozen if frozen.name in streams]
+        assert all(f"number depends on theirs; write a literal, {remedy}" in reason for reason in reasons)
+
+
+def test_sites_that_cannot_be_cut_freeze_no_channels_of_explicit_sizes() -> None:
+    class Doubled(PaddedStreams):
+        def forward(self, x: Tensor) -> Tensor:
+            whole = (len(self.bn1.weight), len(self.bn3.weight), len(self.bn5.weight)) == (3, 5, 6)
+            return super().forward(x) * (1 if whole else 2)
+
+    # Without the explicit size, which freezes bn and bn4, more sites would be left, but their cut would be wrong.
+    seen = softprune.inspect(randomise_(Doubled(0)), torch.randn(2, 3, 8, 8), site_kinds=["stream"])
+    assert [site.name for site in seen.sites] == ["bn", "bn4"]
+    assert [frozen.name for frozen in seen.frozen] == ["bn1", "bn3", "bn5"]
+
+
+def test_sites_that_cannot_be_cut_together_freeze_the_later_one() -> None:
+    class Doubled(PaddedStreams):
+        def forward(self, x: Tensor) -> Tensor:
+            both = len(self.bn1.weight) < 3 and len(self.bn5.weight) < 6
+            return super().forward(x) * (2 if both else 1)
+
+    seen = softprune.inspect(randomise_(Doubled(0)), torch.randn(2, 3, 8, 8), site_kinds=["stream"])
+    assert [site.name for site in seen.sites] == ["bn", "bn1", "bn3", "bn4"]
+    assert "a trial cut of it failed (outputs of scale" in seen.frozen[0].reason
+
+
+class LiteralViews(nn.Module):
+    """Four views, the second of which has a literal size that only a single channel does not fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(conv(3 if number == 0 else 8, 8) for number in range(5))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(5))
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, (layer, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = F.relu(norm(layer(x)))
+            x = x.view(len(x), 2, -1, *x.shape[2:]).flatten(1, 2) if number == 0 else x
+            x = x.view(len(x), 2, max(x.shape[1] // 2, 2), *x.shape[2:]).flatten(1, 2) if number == 1 else x
+            x = x.reshape(len(x), 2, x.shape[1] // 2, *x.shape[2:]).flatten(1, 2) if number == 2 else x
+            x = x.unflatten(1, (2, x.shape[1] // 2)).flatten(1, 2) if number == 3 else x
+        return self.fc(pooled(x))
+
+
+def test_a_literal_size_is_found_in_few_trials_and_without_a_wider_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def noted_cut_(plan: Any, model: nn.Module) -> None:
+        tried.append(next(model.parameters()).dtype)
+        cut_(plan, model)
+
+    monkeypatch.setattr(trials, "cut_", noted_cut_)
+    seen = softprune.inspect(randomise_(LiteralViews()), torch.randn(2, 3, 8, 8))
+    assert [site.name for site in seen.sites] == ["norms.0", "norms.2", "norms.3", "norms.4"]
+    assert set(tried) == {torch.float32}
+    # Four masks that were cut whole; all sizes, the first and the second frozen; the rest; the three other masks.
+    assert len(tried) == 4 + 3 + 1 + 3

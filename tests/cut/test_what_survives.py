@@ -1,0 +1,233 @@
+"""A cut network is an ordinary module: it has what the dense one had, which is untouched; it compiles and exports."""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from comparing import random_masks
+from topologies import TOPOLOGIES, Chain, PreActivation, randomise_
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from softprune import SoftPruner
+from softprune.cut import apply_plan, make_plan, plans_of, remap_optimizer
+from softprune.cut.selection import read_graph
+from softprune.cut.verify import mask_sites_
+from softprune.errors import PlanError
+
+
+@functools.cache
+def _compact(name: str) -> tuple[nn.Module, nn.Module, tuple[Any, ...]]:
+    """(dense, compact, arguments), which no test changes"""
+    topology = TOPOLOGIES[name]
+    torch.manual_seed(1)
+    model, example = randomise_(topology.build()), topology.example()
+    graph = read_graph(model, example)
+    compact = apply_plan(make_plan(graph, model, random_masks(graph, 1, deaths=0.3)), model)
+    return model, compact, example if isinstance(example, tuple) else (example,)
+
+
+def _close(expected: Any, got: Any) -> None:
+    for a, b in zip(pytree.tree_leaves(expected), pytree.tree_leaves(got), strict=True):
+        assert (a - b).abs().max() <= 1e-5 * a.abs().max()
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_a_compact_network_exports(name: str) -> None:
+    _, compact, arguments = _compact(name)
+    program = torch.export.export(compact, arguments, strict=False)
+    with torch.no_grad():
+        _close(compact(*arguments), program.module()(*arguments))
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_a_compact_network_compiles(name: str) -> None:
+    _, compact, arguments = _compact(name)
+    torch.compiler.reset()
+    outputs = torch.compile(compact, backend="aot_eager", fullgraph=True)(*arguments)
+    with torch.no_grad():
+        _close(compact(*arguments), outputs)
+    sum(leaf.sum() for leaf in pytree.tree_leaves(outputs)).backward()
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+def test_torchscript_takes_a_compact_network_without_gathers() -> None:
+    """What docs/export.md says of tools that do not take forward pre-hooks."""
+    topology = TOPOLOGIES["residual"]
+    model, example = randomise_(topology.build()), topology.example()
+    pruner = SoftPruner(model, example)
+    with torch.no_grad():
+        model.bn.weight[:4], model.bn.bias[:4] = 0.1, -3.0  # type: ignore[index, operator, union-attr]
+    selects, whole = pruner.compact().eval(), pruner.compact(gathers=False).eval()
+    assert isinstance(torch.jit.trace(selects, example), nn.Module)
+    with pytest.raises(torch.jit.frontend.NotSupportedError):
+        torch.jit.script(selects)
+    with torch.no_grad():
+        _close(selects(example), torch.jit.script(whole)(example))
+
+
+def test_a_compact_network_compiles_with_inductor() -> None:
+    _, compact, arguments = _compact("pre-activation")
+    torch.compiler.reset()
+    with torch.no_grad():
+        _close(compact(*arguments), torch.compile(compact, fullgraph=True)(*arguments))
+
+
+def _structure(model: nn.Module) -> list[Any]:
+    """Everything about a module tree that a cut might leave behind."""
+    return [
+        (name, type(m), m.training, sorted(m._buffers), len(m._forward_hooks), len(m._forward_pre_hooks), set(vars(m)))
+        for name, m in model.named_modules()
+    ]
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_the_dense_network_is_untouched(name: str) -> None:
+    topology = TOPOLOGIES[name]
+    model, example = randomise_(topology.build()), topology.example()
+    model.get_submodule(next(iter(topology.hand.kept))).train()  # a mode that train() or eval() would not put back
+    tensors = {key: (id(t), t.clone()) for key, t in model.state_dict(keep_vars=True).items()}
+    structure, random_state = _structure(model), torch.get_rng_state()
+    graph = read_graph(model, example)
+    apply_plan(make_plan(graph, model, random_masks(graph, 0, deaths=0.3)), model)
+    assert _structure(model) == structure
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for key, tensor in model.state_dict(keep_vars=True).items():
+        assert id(tensor) == tensors[key][0]
+        assert torch.equal(tensor, tensors[key][1])
+
+
+def test_dtype_mode_gradients_and_memory_format_survive() -> None:
+    model = randomise_(PreActivation()).to(torch.float64).to(memory_format=torch.channels_last)
+    model.fc.weight.requires_grad_(False)
+    model.train()
+    model.bn.eval()
+    graph = read_graph(model, torch.randn(2, 3, 8, 8))
+    compact = apply_plan(make_plan(graph, model, random_masks(graph, 1)), model)
+    assert isinstance(compact, PreActivation)
+    assert type(compact) is type(model)
+    for name, parameter in compact.named_parameters():
+        dense = model.get_parameter(name)
+        assert isinstance(parameter, nn.Parameter)
+        assert (parameter.dtype, parameter.requires_grad) == (dense.dtype, dense.requires_grad), name
+    wide = [p for p in compact.parameters() if p.ndim == 4 and min(p.shape[:2]) > 1]
+    assert wide
+    assert all(p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous() for p in wide)
+    for name, module in compact.named_modules():
+        if not name.endswith("select"):
+            assert module.training == model.get_submodule(name).training, name
+    assert compact.bn.num_features == len(compact.bn.weight) == len(compact.bn.running_mean)
+
+
+def test_a_compact_network_remembers_its_plan_through_copies() -> None:
+    _, compact, arguments = _compact("dense")
+    twin = copy.deepcopy(compact)
+    assert plans_of(twin) == plans_of(compact)
+    with torch.no_grad():
+        assert torch.equal(twin(*arguments), compact(*arguments))
+
+
+def test_hooks_of_the_user_survive() -> None:
+    model, calls = randomise_(Chain()), []
+    model.conv1.register_forward_hook(lambda module, args, output: calls.append(output.shape[1]))
+    graph = read_graph(model, torch.randn(2, 3, 8, 8))
+    calls.clear()
+    apply_plan(make_plan(graph, model, {"bn1": torch.arange(8) < 3}), model)(torch.randn(2, 3, 8, 8))
+    assert calls == [3]
+
+
+# --- the optimizer ---------------------------------------------------------------------------------------------------
+
+
+def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
+
+
+def _adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.01)
+
+
+@pytest.mark.parametrize("make", [_sgd, _adam])
+@pytest.mark.parametrize("named", [False, True])
+def test_training_goes_on_after_a_cut(make: Callable[[Any], torch.optim.Optimizer], named: bool) -> None:
+    """Frozen statistics and dead channels without gradients: the cut network's next steps are the masked one's."""
+    torch.manual_seed(0)
+    dense = randomise_(Chain()).double()
+    masks = {"bn1": torch.tensor([1, 0, 1, 1, 0, 1, 0, 1]).bool(), "bn2": torch.tensor([1, 1, 0, 1, 0, 1]).bool()}
+    graph = read_graph(dense, torch.randn(2, 3, 8, 8))
+    mask_sites_(dense, masks)
+    optimizer = make(dense.named_parameters() if named else dense.parameters())
+    x, y = torch.randn(4, 3, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
+
+    def step(model: nn.Module) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step(dense)
+    compact = apply_plan(make_plan(graph, dense, masks), dense)
+    masked, twin_state = copy.deepcopy(dense), copy.deepcopy(optimizer.state_dict())
+    twin = make(masked.named_parameters() if named else masked.parameters())
+    twin.load_state_dict(twin_state)
+    remap_optimizer(optimizer, dense, compact)
+    assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in compact.parameters()}
+    assert set(map(id, optimizer.state)) <= set(map(id, compact.parameters()))
+    for group in optimizer.param_groups if named else ():
+        names = {id(p): name for name, p in compact.named_parameters()}
+        assert group["param_names"] == [names[id(p)] for p in group["params"]]
+    for _ in range(3):
+        step(compact)
+        twin.zero_grad()
+        nn.functional.cross_entropy(masked(x), y).backward()
+        twin.step()
+    with torch.no_grad():
+        _close(masked(x), compact(x))
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_what_was_cut_away_leaves_the_optimizer() -> None:
+    topology = TOPOLOGIES["depthwise"]
+    model, example = randomise_(topology.build()).train(), topology.example()
+    extra = nn.Parameter(torch.zeros(3))
+    optimizer = _sgd([{"params": model.parameters()}, {"params": [extra], "lr": 0.5}])
+    (model(example).sum() + extra.sum()).backward()
+    optimizer.step()
+    model.eval()
+    graph = read_graph(model, example)
+    masks = {"bn1": torch.arange(8) < 4, "bn2": torch.arange(8) > 1}  # constants fold: pointwise gets a bias
+    compact = apply_plan(make_plan(graph, model, masks), model)
+    bias: Any = compact.get_submodule("pointwise").bias
+    assert bias is not None
+    with pytest.raises(PlanError, match="without a plan"):
+        remap_optimizer(optimizer, model, model)
+    remap_optimizer(optimizer, model, compact)
+    assert optimizer.param_groups[1]["params"] == [extra]
+    assert any(p is bias for p in optimizer.param_groups[0]["params"])
+    optimizer.zero_grad()
+    compact.train()(example).sum().backward()
+    optimizer.step()
+
+
+def test_ddp_wrapped_models_are_found_inside() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.module(x)
+
+    model = randomise_(Chain())
+    pruner = SoftPruner(model, torch.randn(2, 3, 8, 8))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    with torch.no_grad():
+        average.module.bn1.bias.fill_(-9.0)
+        average.module.bn1.bias[0] = 1.0
+    assert int(pruner.masks(average)["bn1"].sum()) == 1
+    compact = pruner.compact(model=Wrapper(average))
+    assert compact.conv1.out_channels == 1
+    assert pruner.compact().conv1.out_channels > 1

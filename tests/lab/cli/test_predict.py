@@ -1,0 +1,173 @@
+"""`predict`."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import softprune as sp
+from softprune.lab.cli.opened import open_images, open_inputs
+from softprune.lab.config.recipes import load_recipe
+from softprune.lab.data import ArrayDataset, DataBundle, load_data
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.runs.networks import build_network, inputs_of
+from softprune.lab.train.run import open_data
+
+Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
+OWN = ("--model", "tiny_networks:tiny")
+
+
+def test_predict_agrees_with_the_labels(softprune, finished: Path, tmp_path: Path) -> None:
+    test = load_data("digits").test
+    labels = []
+    for index in range(20):
+        Image.fromarray((test.images[index, 0] * (255 / 16)).byte().numpy()).save(f"{index}.png")
+        labels.append(str(int(test.labels[index])))
+    result = softprune("predict", str(finished), *OWN, *(f"{index}.png" for index in range(20)), "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    right = sum(row["classes"][0]["class"] == label for row, label in zip(found, labels, strict=True))
+    network = sp.load(finished / "compact.safetensors", build_network("tiny_networks:tiny", 10)).eval()
+    expected = network(test.batch(torch.arange(20))[0]).argmax(1)
+    assert right == int((expected == test.labels[:20]).sum())
+    table = softprune("predict", str(finished), *OWN, "0.png")
+    assert found[0]["classes"][0]["class"] in table.output
+    (tmp_path / "text.png").write_text("no image")
+    os.mkfifo("pipe.png")
+    Image.new("RGB", (8, 8)).save("page.png", format="EPS")  # whose decoder starts another program
+    Image.new("1", (9_000, 9_000)).save("large.png")
+    for name in ("text.png", "pipe.png", "page.png", "large.png"):
+        bad = softprune("predict", str(finished), *OWN, name)
+        assert bad.exit_code == 2
+        assert name in bad.stderr
+
+
+def test_images_are_evaluated_in_the_size_of_training(softprune, finished: Path, tmp_path: Path) -> None:
+    shutil.copy(finished / "compact.safetensors", tmp_path / "small.safetensors")
+    for name in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (20, 20)).save(tmp_path / name / "1.png")
+    found = softprune("evaluate", "small", *OWN, "--data", "folder", "--data-dir", ".")
+    assert "images of its own shape, 1x8x8. Got 3x8x8 from folder; if" in " ".join(found.stderr.split())
+    sp.save(sp.load("small", build_network("tiny_networks:tiny", 10)), "small")  # without its origin
+    found = softprune("evaluate", "small", *OWN, "--data", "folder", "--data-dir", ".")
+    assert "needs --input, such as --input 3x224x224." in " ".join(found.stderr.split())
+
+
+def test_names_that_are_no_utf8(softprune, finished: Path, tmp_path: Path) -> None:
+    folder = os.fsdecode(b"\xff")
+    shutil.copytree(finished, tmp_path / folder)
+    Image.new("L", (8, 8)).save(tmp_path / folder / "a.png")
+    head, row = softprune("predict", folder, *OWN, f"{folder}/a.png").output.splitlines()
+    assert row.startswith(r"\udcff/a.png")
+    assert len(head) == len(row)
+
+
+def test_predict_needs_no_data_set_and_has_the_classes_of_training(softprune, finished: Path, tmp_path: Path) -> None:
+    """A class that is added to the folder of images afterwards would move the names of all others."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace('name = "digits"', 'name = "gone:data"'))
+    record = json.loads((run / "result.json").read_text())
+    record["inputs"]["classes"] = [f"class {number}" for number in range(10)]
+    (run / "result.json").write_text(json.dumps(record))
+    Path("images/deeper").mkdir(parents=True)
+    for name in ("a.png", "deeper/b.png"):
+        Image.new("L", (9, 7), 200).save(f"images/{name}")
+    found = softprune("predict", "run", *OWN, "images", "images/a.png", "--json")
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.output)
+    assert [row["image"] for row in rows] == ["images/a.png", "images/deeper/b.png", "images/a.png"]
+    assert {row["classes"][0]["class"][:6] for row in rows} == {"class "}
+
+    record["inputs"]["classes"].pop()
+    (run / "result.json").write_text(json.dumps(record))
+    wrong = softprune("predict", "run", *OWN, "images")
+    assert wrong.exit_code == 2
+    assert "one output per class. Got (10,) for 9 classes" in " ".join(wrong.stderr.split())
+    grey = dict(record["inputs"])
+    record["inputs"] |= {"shape": [3, 8, 8], "mean": [0.0] * 3, "std": [1.0] * 3}
+    (run / "result.json").write_text(json.dumps(record))
+    wrong = softprune("predict", "run", *OWN, "images")
+    assert wrong.exit_code == 2
+    assert "inputs that its run has recorded, 3x8x8. Got" in " ".join(wrong.stderr.split())
+    record["inputs"] = grey | {"shape": [1, 1, 100_000]}
+    (run / "result.json").write_text(json.dumps(record))
+    assert "at most 4,096 pixels a side. Got a network for 1x1x100000" in " ".join(
+        softprune("predict", "run", *OWN, "images").stderr.split()
+    )
+    Path("none").mkdir()
+    assert "must hold images" in softprune("predict", str(finished), *OWN, "none").stderr
+
+
+@pytest.mark.parametrize("settings", [[], ["data.in_memory=true"]])
+def test_inputs_are_those_of_the_evaluation(tmp_path: Path, settings: list[str]) -> None:
+    chance = torch.Generator().manual_seed(0)
+    for split in ("train", "val"):
+        for name in ("ant", "b\ne\udcff"):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            pixels = torch.randint(200, (24, 32, 3), dtype=torch.uint8, generator=chance)
+            Image.fromarray(pixels.numpy()).save(folder / "0.png")
+    files = ["data.name=folder", f"data.dir={tmp_path}", "data.image_size=16", "data.workers=0"]
+    config = load_recipe("digits", [*files, *settings])
+    data = open_data(config, torch.device("cpu"))
+    inputs = inputs_of(data, config)
+    assert inputs.classes == ("ant", "b\ufffde\ufffd")  # a record has no control characters
+    if isinstance(data.test, ArrayDataset):
+        expected = data.test.batch(torch.tensor([0]))[0]
+    else:
+        mean, std = data.test.constants(torch.device("cpu"))
+        expected = (data.test[0, 0][0].float() - mean) / std
+    torch.testing.assert_close(open_images([tmp_path / "val/ant/0.png"], inputs), expected.view(1, 3, 16, 16))
+
+
+def test_inputs_of_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_images.py").write_text(
+        "import torch\nfrom PIL import Image\n"
+        "class Items(list):\n    classes = ['dark', 'light']\n"
+        "def grey():\n    return (Items([(Image.new('L', (8, 8), 90), 0)]),) * 2\n"
+        "def floats():\n    return (Items([(torch.rand(3, 8, 8), 0)]),) * 2\n"
+    )
+    Image.new("L", (8, 8), 255).save("white.png")
+    for name in ("grey", "floats"):
+        Path(name).mkdir()
+        Path(name, "config.toml").write_text(f'[data]\nname = "my_images:{name}"\n[records]\n')
+    inputs = open_inputs(RunFolder("grey"), data="my_images:grey")
+    assert torch.equal(open_images([Path("white.png")], inputs), torch.ones(1, 1, 8, 8))
+    assert inputs.classes == ("dark", "light")
+    with pytest.raises(sp.errors.DataError, match=r"with floats, made by a transform that is not known \(my_images:fl"):
+        open_inputs(RunFolder("floats"), data="my_images:floats")
+
+
+def test_arrays_are_in_memory_anyway() -> None:
+    configs = [load_recipe("digits", settings) for settings in ([], ["data.in_memory=true"])]
+    first, second = (inputs_of(open_data(config, torch.device("cpu")), config) for config in configs)
+    assert first == second
+
+
+@pytest.mark.parametrize(("low", "high", "is_known"), [(0, 1, True), (-1, 1, False), (0, 0, False)])
+def test_inputs_of_arrays(low: float, high: float, is_known: bool) -> None:
+    images = torch.linspace(low, high, 32).view(2, 1, 4, 4)
+    part = ArrayDataset.from_arrays(images, [0, 1], mean=0.5, std=0.25)
+    data = DataBundle(name="x", num_classes=2, input_shape=(1, 4, 4), train=part, test=part)
+    inputs = inputs_of(data, load_recipe("digits", []))
+    assert (inputs is not None) == is_known
+    if inputs is not None:
+        assert (inputs.crop, inputs.mean, inputs.std, inputs.classes) == (False, (127.5,), (63.75,), ("0", "1"))
+
+
+def test_evaluate_refuses_other_classes(softprune, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load_data("digits")
+    names = tuple("abcdefghij")
+    monkeypatch.setattr("softprune.lab.train.run.load_data", lambda *_, **__: replace(data, class_names=names))
+    refused = softprune("evaluate", str(finished), *OWN)
+    assert refused.exit_code == 2
+    assert "Got 10 (a, b, c ...) instead of 10 (0, 1, 2 ...)" in " ".join(refused.stderr.split())
+    monkeypatch.setattr("softprune.lab.train.run.load_data", lambda *_, **__: replace(data, class_names=()))
+    assert softprune("evaluate", str(finished), *OWN).exit_code == 0  # without names, as many classes will do

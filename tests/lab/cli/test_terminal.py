@@ -1,0 +1,68 @@
+"""Commands in a real terminal of 80 columns: nothing is wider, and the progress bar leaves a clean screen."""
+
+import io
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from terminal import ESCAPE, in_terminal, lines_of, screens_of
+from tiny import tiny_recipe
+
+from softprune.lab.cli.app import app
+from softprune.lab.cli.output import print_table
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_train_shows_a_bar_with_its_figures_and_ends_with_the_table(tmp_path: Path) -> None:
+    tiny_recipe(tmp_path)
+    code, written = in_terminal(tmp_path, "train", "tiny.toml", "--epochs", "4", "--out", "run")
+    assert code == 0, written
+    lines = lines_of(written)
+    assert max(map(len, lines)) <= 80, max(lines, key=len)
+    bars = [line for line in lines if "━" in line]
+    assert any(re.search(r"epoch \d/4 .*loss [\d.]+  top-1 [\d.]+%.*\d:\d\d", line) for line in bars), bars[-3:]
+    assert any(line.startswith("Report: run/report.html") for line in lines)
+    assert any(line.split()[:1] == ["compact"] for line in lines)
+    assert not any("━" in line for line in screens_of(written)[-1])  # the bar is gone
+
+
+def test_lists_and_tables_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "results" / "cifar10-vgg16-scp-s0", tmp_path / "runs" / "vgg16")
+    shutil.copytree(ROOT / "results" / "cifar10-resnet56-scp-s0", tmp_path / "runs" / "resnet56")
+    for command, text in (
+        (("runs",), "finished"),
+        (("compare", "runs"), "Not shown at this width: minutes"),
+        (("recipes",), "cifar10-vgg16-scp"),
+        (("methods",), "scp"),
+    ):
+        screen = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None, highlight=False)
+        monkeypatch.setattr("softprune.lab.cli.output._out", screen)
+        assert not app([*command], standalone_mode=False)
+        lines = ESCAPE.sub("", screen.file.getvalue()).splitlines()
+        assert any(text in line for line in lines), lines
+        assert max(map(len, lines)) <= 80, max(lines, key=len)
+
+
+def test_a_table_uses_the_width_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # rich takes a dumb terminal to be 80 columns wide
+    columns = ["network", "top-1", "MACs cut, ours", "minutes"]
+    rows = [["a network of a long name", "98.06%", "77.9", "0.2"], ["compact", "-", "-", "-"]]
+    for width, left_out, heads in ((80, [], 1), (36, [], 3), (29, ["minutes"], 3)):
+        screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, highlight=False)
+        monkeypatch.setattr("softprune.lab.cli.output._out", screen)
+        assert print_table("", columns, rows, ["minutes"]) == left_out
+        lines = ESCAPE.sub("", screen.file.getvalue()).splitlines()
+        assert max(map(len, lines)) <= width
+        assert next(number for number, line in enumerate(lines) if set(line) == {"─"}) == heads
+        assert any("98.06%" in line and "77.9" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", ["", "train", "sweep", "compare", "bench"])
+def test_help_fits(tmp_path: Path, command: str) -> None:
+    code, written = in_terminal(tmp_path, *command.split(), "--help")
+    assert code == 0
+    assert max(map(len, lines_of(written))) <= 80

@@ -1,0 +1,265 @@
+"""`train` and `resume`: what is printed, what exit codes mean, and which mistakes are answered."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import commands
+import pytest
+from limits import file_size_limit
+from tiny import metrics, tiny_recipe
+
+from softprune.lab.runs.folder import RunFolder
+
+OWN = ("--model", "tiny_networks:tiny")
+"""The network of the tiny run, whose folder alone may not name code."""
+
+
+def test_a_run_ends_with_the_table_and_the_report(softprune, tmp_path: Path) -> None:
+    result = softprune("train", "tiny.toml", "--set", "train.epochs=2", "--seed", "3", "--out", "run")
+    assert result.exit_code == 0, result.output
+    assert "epoch 1/2" in result.output
+    assert "epoch 2/2" in result.output
+    for variant in ("dense", "masked", "compact"):
+        assert f"\n{variant}" in result.output
+    assert "Compact network: run/compact" in result.output
+    assert "Report: run/report.html" in result.output
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    assert RunFolder("run").read_result().seed == 3
+
+
+def test_stopped_by_the_time_limit_and_resumed(softprune, tmp_path: Path) -> None:
+    stopped = softprune("train", "tiny.toml", "--out", "run", "--time-limit", "0s")
+    assert stopped.exit_code == 75
+    assert "softprune resume run --model tiny_networks:tiny" in stopped.output
+    assert not (tmp_path / "run" / "result.json").exists()
+    refused = softprune("resume", "run")
+    assert refused.exit_code == 2
+    assert "add `--model tiny_networks:tiny`" in refused.stderr
+    assert softprune("resume", "run", "--model", "digits_net").exit_code == 2
+    resumed = softprune("resume", "run", *OWN)
+    assert resumed.exit_code == 0, resumed.output
+    assert len(metrics(tmp_path / "run")) == 4
+    again = softprune("resume", "run")
+    assert again.exit_code == 0
+    assert "compact" in again.output
+
+
+@pytest.mark.filterwarnings("default")  # of the child, not of this process
+@pytest.mark.usefixtures("forking")
+def test_sigterm_saves_and_exits_with_75(tmp_path: Path) -> None:
+    tiny_recipe(tmp_path)
+    out = tmp_path / "out"
+    process = commands.begin(tmp_path, "train", "tiny.toml", "--set", "train.epochs=100000", "--out", "run", out=out)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "checkpoints").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.terminate()
+    process.join(60)
+    assert process.exitcode == 75
+    assert "Stopped by SIGTERM; everything is saved. Resume: softprune resume run" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tiny.tml",), "Did you mean 'tiny.toml'?"),
+        (("cifar10-vgg16-scpp",), "Did you mean 'cifar10-vgg16-scp'?"),
+        (("tiny.toml", "--set", "optimizer.lrr=1"), "Did you mean 'optimizer.lr'?"),
+        (("tiny.toml", "--set", "train={epochs=3}"), "such as train.epochs=... Got 'train', which is the section"),
+        (("tiny.toml", "--set", "method.target.macs=1.5"), "Got macs = 1.5, which is read as 1.5 MACs"),
+        (("tiny.toml", "--set", "optimizer.lr=-1"), "optimizer.lr must be a number, more than 0. Got -1"),
+        (("tiny.toml", "--set", "model.name=nets:none"), "must be importable"),
+        (("tiny.toml", "--set", "model.name=vgg166"), "Did you mean 'vgg16'?"),
+        (("tiny.toml", "--model", "./mine.py"), "model.name must be one of"),
+        (("tiny.toml", "--set", "data.name=cifar01"), "Did you mean 'cifar10'?"),
+        (("tiny.toml", "--set", "method.name=slimmin"), "Did you mean 'slimming'?"),
+        (("tiny.toml", "--set", "method.options.gain=1"), "method.options must be options of scp"),
+        (("tiny.toml", "--time-limit", "soon"), "--time-limit must be a number of seconds"),
+        (("tiny.toml", "--device", "gpu"), "--device must be auto, cpu, cuda"),
+        (("tiny.toml", "--device", "cuda:01"), "--device must be auto, cpu, cuda"),
+        (("tiny.toml", "--device", "cuda:256"), "--device must be auto, cpu, cuda"),
+        (("cifar10-vgg16-scp", "--data-dir", "nowhere"), "nowhere"),
+        (("imagenet-resnet50-scp",), "--data-dir"),
+    ],
+)
+def test_mistakes_end_in_one_clear_message(softprune, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = softprune("train", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_in_the_way_of_the_run_is_named(softprune, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    for out in ("taken", "taken/run"):
+        result = softprune("train", "tiny.toml", "--out", out)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("error: A new run must have a folder")
+        assert "taken is not a folder" in result.stderr
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_recipe_with_a_typo_names_the_file_and_the_key(softprune, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[train]\nepoch = 3\n")
+    result = softprune("train", "mine.toml")
+    assert result.exit_code == 2
+    assert "mine.toml" in result.stderr
+    assert "Did you mean 'train.epochs'?" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_resuming_what_is_no_run(softprune, tmp_path: Path) -> None:
+    result = softprune("resume", "nothing")
+    assert result.exit_code == 2
+    assert "config.toml" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "Delete it, and"), ('{"format": 3}', "A newer softprune wrote it")]
+)
+def test_resuming_a_run_whose_result_cannot_be_read(
+    softprune, finished: Path, tmp_path: Path, content: str, message: str
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    whole = json.loads((tmp_path / "run" / "result.json").read_text())
+    for part in ("run", "run/dense"):
+        (tmp_path / "run" / "result.json").unlink()
+        (tmp_path / part / "result.json").write_text(content)
+        result = softprune("resume", "run", *OWN)
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert "nothing to do" not in result.stderr
+        (tmp_path / part / "result.json").unlink()
+        assert softprune("resume", "run", *OWN).exit_code == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["last"] == whole["last"]
+
+
+def image_folder(root: Path) -> None:
+    """Two classes of small images, in the ImageNet layout."""
+    Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
+    for split in ("train", "val"):
+        for name, shade in (("dark", 40), ("light", 200)):
+            (root / split / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (20, 16), (shade, shade, shade + number)).save(root / split / name / f"{number}.png")
+
+
+FOLDER = ("--set", "data.name=folder", "--set", "data.image_size=16", "--set", "data.batch_size=4")
+FOLDER += ("--set", "data.workers=0", "--set", "train.epochs=2", "--set", "model.name=colour_networks:tiny")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    image_folder(tmp_path / "images")
+    module = (tmp_path / "tiny_networks.py").read_text()
+    (tmp_path / "colour_networks.py").write_text(module.replace("block(1, 8, 2)", "block(3, 8, 2)"))
+    return tmp_path / "images"
+
+
+def test_a_folder_of_images_trains(softprune, images: Path) -> None:
+    result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images), "--out", "run")
+    assert result.exit_code == 0, result.output
+    assert RunFolder("run").read_result().data == "folder"
+
+
+def test_shards_of_a_folder_resume_in_mid_epoch(softprune, images: Path, tmp_path: Path) -> None:
+    written = softprune("shards", str(images), "shards", "--per-shard", "3")
+    assert written.exit_code == 0, written.output
+    assert "6 shards in shards" in written.stdout
+    arguments = ("train", "tiny.toml", *FOLDER, "--set", "data.name=webdataset", "--data-dir", "shards")
+    assert softprune(*arguments, "--out", "whole").exit_code == 0
+    assert softprune(*arguments, "--out", "pieces", "--time-limit", "0").exit_code == 75
+    assert softprune("resume", "pieces", "--model", "colour_networks:tiny").exit_code == 0
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
+    assert RunFolder("pieces").read_result().data == "webdataset"
+    refused = softprune("shards", str(images / "train"), "shards")
+    assert refused.exit_code == 2
+    assert "each with one folder per class" in refused.stderr
+
+
+def test_a_broken_image_is_named_and_the_run_resumes_once_it_is_repaired(softprune, images: Path) -> None:
+    broken = images / "train" / "dark" / "0.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:40])
+    result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images), "--out", "run")
+    assert result.exit_code == 2
+    assert str(broken) in result.stderr
+    broken.write_bytes(whole)
+    assert softprune("resume", "run", "--model", "colour_networks:tiny").exit_code == 0
+
+
+def test_an_empty_class_and_a_missing_split_are_named(softprune, images: Path) -> None:
+    for path in (images / "val" / "dark").iterdir():
+        path.unlink()
+    result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images))
+    assert result.exit_code == 2
+    assert str(images / "val" / "dark") in result.stderr
+    (images / "val").rename(images / "validation")
+    result = softprune("train", "tiny.toml", *FOLDER, "--data-dir", str(images))
+    assert result.exit_code == 2
+    assert str(images / "val") in result.stderr
+
+
+def test_a_full_disk_ends_in_one_message_and_loses_nothing(softprune, tmp_path: Path) -> None:
+    """The kernel refuses files above a size, which a checkpoint passes and the configuration does not."""
+    with file_size_limit(12_000):
+        result = softprune("train", "tiny.toml", "--set", "train.epochs=1", "--out", "run")
+    assert result.exit_code == 2, result.output
+    assert "then run `softprune resume run --model tiny_networks:tiny`" in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_common_settings_have_flags(softprune) -> None:
+    arguments = ("--epochs", "1", "--batch-size", "32", "--lr", "0.02", "--seed", "4", "--data", "digits")
+    result = softprune("train", "tiny.toml", *arguments, "--model", "tiny_networks:tiny")
+    assert result.exit_code == 0, result.output
+    config = RunFolder("runs/digits-tiny-scp").read_config()
+    assert (config.train.epochs, config.data.batch_size, config.optimizer.lr, config.seed) == (1, 32, 0.02, 4)
+
+
+def test_one_thread_is_for_the_network_of_the_default_recipe_alone(softprune) -> None:
+    for arguments, threads in (((), 1), (("--model", "tiny_networks:tiny"), 0), (("--seed", "1"), 1)):
+        result = softprune("train", "digits", "--dry-run", "--json", *arguments)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["config"]["train"]["threads"] == threads
+
+
+@pytest.mark.quick  # the smoke test of the package
+def test_a_dry_run_checks_and_writes_nothing(softprune, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    result = softprune("train", "tiny.toml", "--dry-run", "--set", "method.target.macs=0.5")
+    assert result.exit_code == 0, result.output
+    for text in ("tiny_networks:tiny", "1,437 training", "BatchNorms", "target macs = 0.5", "runs/tiny"):
+        assert text in result.output
+    assert "epochs of 15 steps" in result.output  # 1,437 images in batches of 96
+    assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
+    Path("runs/digits-tiny-l1").mkdir(parents=True)
+    result = softprune(
+        "train", "tiny.toml", "--dry-run", "--set", "method.name=l1", "--set", "method.options.ratio=0.3"
+    )
+    assert result.output.endswith("folder    runs/digits-tiny-l1-2\n")
+    assert "method    l1, ratio = 0.3\n" in result.output  # no strength, which it does not use
+    (tmp_path / "with_heads.py").write_text(
+        "import tiny_networks, torch\n\nclass Network(torch.nn.Module):\n    def __init__(self, num_classes):\n        "
+        "super().__init__()\n        self.body = tiny_networks.tiny(num_classes)\n\n    def forward(self, x):\n        "
+        "return (self.body(x), None) if self.training else self.body(x)\n"
+    )
+    for arguments, text in (
+        (("--model", "vgg166"), "vgg16"),
+        (("--model", "resnet20"), "The network resnet20 must accept the images of the data set, of shape 1x8x8"),
+        (
+            ("--model", "with_heads:Network"),
+            "in training as in evaluation. Got tuple in training; build it without aux",
+        ),
+        (("--set", "method.target.macs=0.000001"), "target"),
+        (("--out", "tiny.toml"), "tiny.toml is not a folder"),
+    ):
+        result = softprune("train", "tiny.toml", "--dry-run", *arguments)
+        assert result.exit_code == 2
+        assert text in " ".join(result.stderr.split())

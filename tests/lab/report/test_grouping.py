@@ -1,0 +1,147 @@
+"""Which runs are repetitions of one experiment, what it is called, and its mean and spread."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softprune.lab.report import load_run
+from softprune.lab.report.grouping import distinct, group_runs, spread, with_baselines
+from softprune.lab.report.pareto import Spot, front
+from softprune.lab.runs.reading import Run
+
+Make = Callable[..., tuple[Path, dict[str, Any]]]
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_group(make_run: Make) -> None:
+    runs = [load_run(make_run(f"{level}-{seed}", seed=seed, level=level)[0]) for level in (0.6, 1.0) for seed in (0, 1)]
+    groups = group_runs(runs)
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1], [0, 1]]
+    assert [group.label for group in groups] == ["strength 6e-5", "strength 1e-4"]
+
+
+def test_a_group_is_called_by_the_name_its_runs_share(make_run: Make) -> None:
+    scp = [load_run(make_run(f"a{seed}", seed=seed)[0]) for seed in (0, 1, 2)]
+    slimming = load_run(make_run("b", method="slimming")[0])
+    assert [group.label for group in group_runs([*scp, slimming])] == ["digits_net-scp", "digits_net-slimming-seed0"]
+
+
+def test_the_same_run_twice_is_told_apart(make_run: Make) -> None:
+    one, other = load_run(make_run("a")[0]), load_run(make_run("b", "vgg16")[0])
+    labels = [group.label for group in group_runs([one, other, one])]
+    assert len(labels) == len(set(labels)) == 2
+
+
+def test_spread_is_the_sample_deviation_over_known_values() -> None:
+    found = spread([1.0, 2.0, None, 4.0])
+    assert found.mean == pytest.approx(7 / 3)
+    assert found.deviation == pytest.approx(1.5275252)
+    assert found.n == 3
+    assert spread([3.0]).deviation is None
+    assert spread([None]).mean is None
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    spots = [Spot(3, 90), Spot(1, 80), Spot(2, 85), Spot(2, 84), Spot(4, 89), Spot(1, 70)]
+    assert front(spots) == [Spot(1, 80), Spot(2, 85), Spot(3, 90)]
+
+
+def test_dense_runs_stand_in_as_the_baseline_of_runs_without_one(make_run: Make) -> None:
+    folder, record = make_run("scp")
+    record["table"] = record["table"][1:]
+    (folder / "result.json").write_text(json.dumps(record))
+    dense = load_run(make_run("dense", method="dense", level=0)[0])
+    elsewhere = load_run(make_run("vgg", "vgg16", method="dense", level=0)[0])
+    alone, beside = with_baselines([load_run(folder)]), with_baselines([load_run(folder), dense, elsewhere])
+    assert alone[0].dense_top1 is None
+    assert beside[0].dense_top1 == dense.compact_top1
+
+
+def changed(made: tuple[Path, dict[str, Any]], own_dense: float | None = None, **settings: Any) -> Run:
+    """A run that trained no dense network, or one of this accuracy; with other settings, by dotted name."""
+    folder, record = made
+    for key, value in settings.items():
+        table, _, name = key.partition("__")
+        record["config"][table][name] = value
+    record["table"][0]["top1"] = own_dense
+    (folder / "result.json").write_text(json.dumps(record))
+    return load_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "is_baseline"),
+    [
+        ("train__epochs", 3, False),
+        ("optimizer__lr", 0.01, False),
+        ("schedule__milestones", [5], False),
+        ("data__batch_size", 32, False),
+        ("train__mode", "eager", True),
+        ("train__compact_at", 5, True),
+        ("data__dir", "/elsewhere", True),
+        ("records__checkpoint_epochs", 7, True),
+        ("schedule__final", 0.1, True),  # not used by steps
+        ("train__ema", 0.0, True),  # not recorded of the dense run
+    ],
+)
+def test_a_baseline_was_trained_in_the_same_way(make_run: Make, setting: str, value: Any, is_baseline: bool) -> None:
+    folder, record = make_run("dense", method="dense", level=0)
+    record["config"] |= {"records": {"checkpoint_epochs": 1}}
+    record["config"]["schedule"]["final"] = 0.0
+    record["config"]["train"]["compact_at"] = 0
+    (folder / "result.json").write_text(json.dumps(record))
+    dense = load_run(folder)
+    pruned = make_run("scp")
+    pruned[1]["config"]["records"] = {}
+    run = with_baselines([changed(pruned, **{setting: value}), dense])[0]
+    assert run.dense_top1 == (dense.compact_top1 if is_baseline else None)
+
+
+def test_baselines_of_a_runs_own_are_not_averaged_with_others(make_run: Make) -> None:
+    dense = load_run(make_run("dense", method="dense", level=0)[0])
+    own, other = changed(make_run("own"), own_dense=97.0), changed(make_run("other", seed=1))
+    found = with_baselines([own, other, dense])
+    assert [run.dense_top1 for run in found] == [97.0, None, dense.dense_top1]
+
+
+def test_a_run_done_twice_counts_once(make_run: Make) -> None:
+    folders = [make_run(name, seed=seed) for name, seed in (("old", 0), ("new", 0), ("seed", 1))]
+    folders[1][1]["finished"] = "2025-02-01T00:00:00Z"
+    (folders[1][0] / "result.json").write_text(json.dumps(folders[1][1]))
+    old, new, seed = (load_run(folder) for folder, _ in folders)
+    kept, (repeat,) = distinct([old, new, seed])
+    assert kept == [new, seed]
+    assert repeat == f"{old.path} has the configuration and seed of {new.path}, which is newer."
+    under_way = new.model_copy(update={"in_progress": True})
+    assert distinct([under_way, old])[0] == [old]
+    (group,) = group_runs(kept)
+    assert len(group.runs) == 2
+
+
+def test_runs_of_one_name_are_told_apart_by_what_had_an_effect(make_run: Make) -> None:
+    fixed, other = load_run(make_run("fixed")[0]), load_run(make_run("vgg", "vgg16")[0])
+    folder, record = make_run("budget")
+    record["config"]["method"]["target"] = {"macs": 0.5}
+    (folder / "result.json").write_text(json.dumps(record))
+    labels = [group.label for group in group_runs([fixed, load_run(folder), other])]
+    assert labels == [f"{fixed.name} · strength 1e-4", f"{fixed.name} · macs 0.5", other.name]
+
+
+def test_a_dense_network_has_no_settings_of_a_method(make_run: Make) -> None:
+    dense = [load_run(make_run(f"d{level}", method="dense", level=level)[0]) for level in (0.5, 1.0)]
+    assert len(group_runs(dense)) == 1
+
+
+@pytest.mark.parametrize("name", ["sss", "vgg16", "cifar10-resnet56", "digits-scp"])
+def test_a_name_keeps_its_own_last_letter(name: str, make_run: Make) -> None:
+    runs = []
+    for seed in (0, 1):
+        folder, record = make_run(f"{name}{seed}", seed=seed)
+        for ending in (f"-seed{seed}", f"-s{seed}", f"_{seed}", ""):
+            record["name"] = name + ending
+            (folder / "result.json").write_text(json.dumps(record))
+            runs.append(load_run(folder))
+    for ending in range(4):
+        (group,) = group_runs([runs[ending], runs[4 + ending]])
+        assert group.label == name

@@ -1,0 +1,372 @@
+"""What stands on the pages equals what stands in the records, whatever the records are called."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from softprune.errors import ConfigError
+from softprune.lab.report import load_run, paper_rows, render_comparison, render_run, table_cells
+from softprune.target import QUANTITIES, Quantity
+
+Make = Callable[..., tuple[Path, dict[str, Any]]]
+NASTY = "<script>alert('x')</script><img src=x onerror=alert(1)>\"'&"
+
+
+class Outline(HTMLParser):
+    """Elements, their attributes, and the values that cells carry."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def values(self) -> set[float]:
+        return {float(value) for _, attributes in self.tags if (value := attributes.get("data-value")) is not None}
+
+
+def plain(page: str) -> str:
+    return page.replace("\N{NARROW NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
+
+
+def test_the_numbers_on_the_page_are_the_records(make_run: Make) -> None:
+    folder, record = make_run("run", "vgg16", epochs=20)
+    path = render_run(folder)
+    assert path == folder / "report.html"
+    page = path.read_text()
+    values = Outline(page).values()
+    for row in record["table"]:
+        assert {row[key] for key in ("top1", "top5", "params", "macs", "file_bytes", "latency_ms")} <= values
+    for site in record["sites"]:
+        assert {site["kept"], site["width"]} <= values
+    for module in record["modules"]:
+        assert {module["macs_dense"], module["macs_compact"]} <= values
+    for row in record["epochs"]:
+        assert {row["test_top1"], row["train_loss"], row["macs"], row["channels"]} <= values
+    for key in ("macs", "params", "channels"):
+        removed = 100 * (1 - record["compact"][key] / record["dense"][key])
+        assert removed in values
+        assert f"-{removed:.1f}" in plain(page)
+    paper = 100 * (1 - record["compact"]["paper_flops"] / record["dense"]["paper_flops"])
+    assert f"paper&#39;s FLOPs -{paper:.1f} %" in plain(page)
+    assert "VGG-16 on CIFAR-10" in page
+    assert record["command"] in page
+
+
+def test_names_of_folders_need_be_no_text(make_run: Make, tmp_path: Path) -> None:
+    folder, _ = make_run("caf\udce9")  # as Python reads a name in Latin-1
+    assert "caf?" in render_run(folder).read_text()
+    assert "caf%E9/report.html" in render_comparison([folder], tmp_path / "all.html").read_text()
+
+
+def test_top5_is_not_on_the_page_of_five_classes_or_fewer(make_run: Make) -> None:
+    folder, record = make_run()
+    assert "top-5" in render_run(folder).read_text().lower()
+    for row in (*record["table"], record["best"], record["last"]):
+        row["top5"] = None
+    for row in record["epochs"]:
+        row["test_top5"] = None
+    (folder / "result.json").write_text(json.dumps(record))
+    page = render_run(folder).read_text()
+    assert "top-5" not in page.lower()
+    assert "top-1" in page.lower()
+
+
+def test_sessions_of_an_interrupted_run_are_told_and_a_single_one_is_not(make_run: Make) -> None:
+    folder, record = make_run("run", "vgg16", epochs=3)
+    places = ((0, 0, "softprune train", "a first machine"), (7, 9, "softprune resume", "a second one"))
+    sessions = [
+        {
+            "started": record["started"],
+            "epoch": epoch,
+            "batch": batch,
+            "command": command,
+            "environment": record["environment"] | {"device": device},
+        }
+        for epoch, batch, command, device in places
+    ]
+    for told in (sessions, sessions[:1]):
+        (folder / "result.json").write_text(json.dumps(record | {"sessions": told}))
+        page = render_run(folder).read_text()
+        assert ("Session 2" in page and "a first machine" in page) == (len(told) > 1)
+
+
+def test_figures_of_held_out_images_are_called_so(make_run: Make) -> None:
+    folder, record = make_run("run", epochs=3)
+    config = record["config"]
+    for holdout, text, other in ((0, "test top-1", "held-out top-1"), (100, "held-out top-1", "test top-1")):
+        data = {**config["data"], "holdout": holdout}
+        (folder / "result.json").write_text(json.dumps(record | {"config": {**config, "data": data}}))
+        page = render_run(folder).read_text()
+        assert text in page
+        assert other not in page
+
+
+def test_epochs_count_from_one_as_on_the_console(make_run: Make) -> None:
+    folder, record = make_run("run", "vgg16", epochs=20)
+    page = render_run(folder).read_text()
+    best = record["best"]["epoch"] + 1
+    assert f"epoch {best}, chosen by test accuracy" in page
+    assert f"best {record['best']['top1']:.2f}, epoch {best}<" in page
+    assert "In epoch 20:" in page
+    assert not re.search(r"epoch 0\b", page)
+    for made in (page, render_comparison([folder], folder / "comparison.html").read_text()):
+        found = re.search(r'id="epochs".*?<script type="application/json">(.*?)</script>', made, re.DOTALL)
+        assert found
+        assert json.loads(found[1])["x"] == list(range(1, 21))
+    assert json.loads((folder / "result.json").read_text())["epochs"][0]["epoch"] == 0
+
+
+def test_the_channels_on_the_page_are_the_records(make_run: Make) -> None:
+    folder, record = make_run()
+    page = render_run(folder).read_text()
+    found = re.search(r'id="gaussians".*?<script type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found
+    data = json.loads(found[1])
+    for site, shown in zip(record["sites"], data["sites"], strict=True):
+        assert shown["beta"] == [round(1e4 * value) for value in site["beta"]]
+        assert shown["gamma"] == [round(1e4 * abs(value)) for value in site["gamma"]]
+        assert shown["keep"] == "".join("01"[keep] for keep in site["keep"])
+        assert [letter in "23" for letter in shown["quadrant"]] == [not keep for keep in site["keep"]]
+    kinds = "".join(site["quadrant"] for site in data["sites"])
+    tallies = re.findall(r'class="tally" data-value="(\d+)"', page)
+    # The cards stand in the order both keep, only SCP, only Slimming, both drop.
+    assert tallies == [str(kinds.count(kind)) for kind in "0213"]
+    assert kinds.count("1") == kinds.count("2")
+
+
+@pytest.mark.parametrize(("network", "limit"), [("vgg16", 500_000), ("resnet164", 1_000_000)])
+def test_pages_of_large_networks_stay_small(make_run: Make, network: str, limit: int) -> None:
+    folder, _ = make_run("run", network, epochs=160)
+    assert render_run(folder).stat().st_size < limit
+
+
+def test_whatever_a_record_says_is_text(make_run: Make) -> None:
+    folder, record = make_run()
+    record |= dict.fromkeys(("name", "command", "model", "data", "method", "finished"), NASTY)
+    record["environment"] |= dict.fromkeys(("python", "torch", "softprune", "device", "platform"), NASTY)
+    record["config"] |= {"name": NASTY, "model": {"name": NASTY}, "data": {"name": NASTY, "dir": NASTY}}
+    record["config"]["method"] |= {"name": NASTY, "include": [NASTY], "options": {NASTY: NASTY}}
+    for part in (*record["sites"], *record["modules"]):
+        part["name"] += NASTY
+    for site in record["sites"]:
+        site["activation"] = NASTY
+    (folder / "result.json").write_text(json.dumps(record))
+    for path in (render_run(folder), render_comparison([folder, folder], folder / "comparison.html")):
+        outline = Outline(path.read_text())
+        scripts = [attributes.get("type") for tag, attributes in outline.tags if tag == "script"]
+        assert scripts.count(None) == 1  # the page's own, the only one that can run
+        assert set(scripts) <= {None, "application/json"}
+        assert not [tag for tag, _ in outline.tags if tag in ("img", "iframe", "object", "embed", "link")]
+        assert not [name for _, attributes in outline.tags for name in attributes if name.startswith("on")]
+
+
+def test_a_page_is_one_file_that_fetches_nothing(make_run: Make) -> None:
+    page = render_run(make_run()[0]).read_text()
+    assert "default-src &#39;none&#39;" in page
+    assert not re.findall(r'(?:src|href)="(?!#)', page)
+    assert not re.findall(r"url\((?!#)|@import", page)
+    assert "https://" not in page
+    assert ' style="' not in page  # the policy would drop it
+
+
+def test_identifiers_are_unique_and_references_lead_somewhere(make_run: Make) -> None:
+    folders = [make_run(f"run{seed}", "vgg16", seed=seed, level=level)[0] for seed, level in ((0, 1), (1, 1), (0, 0.5))]
+    for path in (render_run(folders[0]), render_comparison(folders, folders[0] / "comparison.html")):
+        page = path.read_text()
+        ids = [attributes["id"] for _, attributes in Outline(page).tags if "id" in attributes]
+        assert len(ids) == len(set(ids)), sorted(i for i in ids if ids.count(i) > 1)
+        used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', page)) | set(
+            re.findall(r' (?:for|aria-labelledby)="([\w-]+)"', page)
+        )
+        assert used <= set(ids)
+
+
+def test_the_title_says_the_method(make_run: Make) -> None:
+    for method, title in (("scp-target", "SCP (target ratio)"), ("my-own", "my-own")):
+        assert f'<span class="by">{title}</span>' in render_run(make_run(method, method=method)[0]).read_text()
+
+
+def test_another_methods_run_shows_what_scp_would_have_done(make_run: Make) -> None:
+    page = render_run(make_run("run", method="slimming")[0]).read_text()
+    assert "rule would drop" in page
+    assert "by another rule than SCP" in page
+
+
+def test_variants_of_the_method_are_told(make_run: Make) -> None:
+    folder, record = make_run()
+    assert "then fine-tuned" not in render_run(folder).read_text()
+    record["config"]["masks"] = {"use_relu": False}
+    record["epochs"][-1]["phase"] = "finetune"
+    (folder / "result.json").write_text(json.dumps(record))
+    page = render_run(folder).read_text()
+    assert "judged without the ReLU" in page
+    assert "then fine-tuned" in page
+    assert ">fine-tuning<" in page
+
+
+def test_the_comparison_gives_mean_and_spread(make_run: Make) -> None:
+    made = [make_run(f"run{seed}", "vgg16", seed=seed, epochs=10) for seed in range(3)]
+    made.append(make_run("other", "vgg16", level=0.5, epochs=10))
+    out = made[0][0].parent / "pages" / "comparison.html"
+    render_run(made[0][0])
+    assert render_comparison([folder for folder, _ in made], out) == out
+    page = out.read_text()
+    values = Outline(page).values()
+    tops = [record["table"][2]["top1"] for _, record in made[:3]]
+    mean = sum(tops) / 3
+    assert any(abs(value - mean) < 1e-9 for value in values)
+    deviation = (sum((top - mean) ** 2 for top in tops) / 2) ** 0.5
+    assert f"\N{PLUS-MINUS SIGN} {deviation:.2f}" in page
+    assert 'href="../run0/report.html"' in page  # only the run that has a report is linked
+    assert "run1/report.html" not in page
+    for position, (name, kept) in enumerate((site["name"], site["kept"]) for site in made[3][1]["sites"]):
+        assert name in page, position
+        assert kept in values
+
+
+def test_the_comparison_has_the_papers_figures_beside_ours(make_run: Make, tmp_path: Path) -> None:
+    def named(name: str, **options: Any) -> Path:
+        folder, record = make_run(f"{name}-{options['seed']}", "vgg16", **options)
+        (folder / "result.json").write_text(json.dumps({**record, "name": name}))
+        return folder
+
+    folders = [named("cifar10-vgg16-scp", seed=seed) for seed in (0, 1)]
+    folders += [named("my-own", seed=0, level=0.5), named("cifar10-vgg16-slimming", seed=0, method="slimming")]
+    page = plain(render_comparison(folders, tmp_path / "c.html").read_text())
+    found = re.search(r'id="beside-paper">.*?</figure>', page, re.DOTALL)
+    assert found
+    rows = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
+        for row in re.findall(r"<tr>(.*?)</tr>", re.sub(r"<small>(.*?)</small>", r" \1", found[0]), re.DOTALL)
+    ]
+    heads, cells = table_cells(paper_rows([load_run(folder) for folder in folders]))
+    assert rows == [heads, *([text if text != "-" else "\N{EM DASH}" for text in line] for line in cells)]
+    best = heads.index("best, paper")
+    assert [(row[2], row[4], row[best]) for row in rows[1:]] == [
+        ("SCP", "cifar10-vgg16-scp", "93.79"),
+        ("SCP", "my-own", "\N{EM DASH}"),
+        ("Slimming", "cifar10-vgg16-slimming", "10.00"),
+    ]
+    # A table of runs that the paper knows nothing of would only say again what the first one says.
+    assert "beside-paper" not in render_comparison(folders[2:3], tmp_path / "c.html").read_text()
+
+
+def test_runs_on_different_networks_and_data_compare_with_a_warning(make_run: Make, tmp_path: Path) -> None:
+    folders = [make_run("a", "vgg16")[0], make_run("b", "digits_net")[0]]
+    page = render_comparison(folders, tmp_path / "c.html").read_text()
+    assert "cannot be compared" in page
+    assert "2 networks" in page
+    with pytest.raises(ConfigError, match="at least one run"):
+        render_comparison([], tmp_path / "c.html")
+
+
+def test_a_page_that_cannot_be_made_leaves_the_old_one(make_run: Make) -> None:
+    folder, record = make_run()
+    before = render_run(folder).read_text()
+    (folder / "result.json").write_text(json.dumps({**record, "sites": "none"}))
+    with pytest.raises(ValueError, match="must be a valid array"):
+        render_run(folder)
+    assert (folder / "report.html").read_text() == before
+    assert not list(folder.glob(".*"))
+
+
+def test_every_page_states_the_precision(make_run: Make, tmp_path: Path) -> None:
+    folder, record = make_run()
+    assert "<dt>precision</dt><dd>bfloat16</dd>" in render_run(folder).read_text()
+    other, _ = make_run("other", seed=1)
+    record["config"]["train"]["precision"] = "tf32"
+    record["environment"]["device"] = "CPU (some processor)"
+    (folder / "result.json").write_text(json.dumps(record))
+    page = render_comparison([folder, other], tmp_path / "c.html").read_text()
+    assert "<dt>precision</dt><dd>bfloat16, float32</dd>" in page
+    assert "different precisions" in page
+
+
+def test_the_target_is_shown_with_its_path(make_run: Make) -> None:
+    folder, record = make_run()
+    assert 'id="target"' not in render_run(folder).read_text()
+    limit = record["dense"]["macs"] // 2
+    record["config"]["method"]["target"] = {"macs": 0.5}
+    for position, row in enumerate(record["epochs"]):
+        row |= {"strength": 1e-5 * (1 + position), "margin": 0.01 * position - 0.05}
+    record["finalised_step"] = record["epochs"][7]["step"]
+    for macs, verdict in ((limit - 1, "meets"), (limit + 1, "exceeds")):
+        record["compact"]["macs"] = macs
+        (folder / "result.json").write_text(json.dumps(record))
+        page = plain(render_run(folder).read_text())
+        assert f"At most {limit:,} MACs, 50.0 % of the dense network." in page
+        assert f"{macs:,}, 100.0 % of the limit, and {verdict} it" in page
+        assert 'id="target"' in page
+        assert f"finalised at step {record['epochs'][7]['step']:,}, in epoch 8." in page
+        assert ">finalised<" in page
+        assert ">sparsity strength<" in page
+        assert ">margin to the target, %<" in page
+        assert "target removed" in page
+
+
+@pytest.mark.parametrize("key", [*QUANTITIES, "activations"])
+@pytest.mark.parametrize("amount", [0.5, 500.0])
+def test_a_target_of_any_quantity_has_a_page(
+    make_run: Make, monkeypatch: pytest.MonkeyPatch, key: str, amount: float
+) -> None:
+    monkeypatch.setitem(QUANTITIES, "activations", Quantity("values", 100))  # one that records do not count
+    folder, record = make_run()
+    record["config"]["method"]["target"] = {key: amount}
+    (folder / "result.json").write_text(json.dumps(record))
+    page = plain(render_run(folder).read_text())
+    counted = key not in ("latency", "activations")
+    unit = QUANTITIES[key].unit
+    assert (f" {unit}, 50.0 % of the dense network" in page) == (counted and amount == 0.5)
+    assert (f"At most 50.0 % of the dense network&#39;s {key}." in page) == (not counted and amount == 0.5)
+    assert (f"At most 500 {unit}." in page) == (amount == 500)
+    assert ("target removed" in page) == counted
+
+
+def test_the_dense_baseline_the_loss_and_the_learning_rate_are_drawn(make_run: Make) -> None:
+    folder, _ = make_run()
+    page = render_run(folder).read_text()
+    assert "dense top-1" not in page
+    assert ">loss<" in page
+    assert ">learning rate<" in page
+    make_run("run/dense", level=0, method="dense")
+    assert "dense top-1" in render_run(folder).read_text()
+
+
+def test_latency_has_its_device_and_a_remark_where_nothing_is_gained(make_run: Make) -> None:
+    folder, record = make_run()
+    page = render_run(folder).read_text()
+    assert "one forward pass of 64 images on NVIDIA H200" in page
+    assert "not faster" not in page
+    record["table"][2]["latency_ms"] = record["table"][0]["latency_ms"]
+    record["latency_batch"] = 8
+    (folder / "result.json").write_text(json.dumps(record))
+    page = render_run(folder).read_text()
+    assert "not faster" in page
+    assert "one forward pass of 8 images" in page
+
+
+def test_the_warnings_of_the_run_are_on_its_page(make_run: Make) -> None:
+    folder, _ = make_run()
+    assert "Warnings" not in render_run(folder).read_text()
+    lines = ["2026-01-01 10:00:00 INFO    epoch 1", *["2026-01-01 10:00:00 WARNING bf16 is <slow> here"] * 2]
+    lines += [f"2026-01-01 10:00:00 ERROR   problem {number}" for number in range(30)]
+    (folder / "run.log").write_text("\n".join(lines))
+    page = render_run(folder).read_text()
+    assert ">bf16 is &lt;slow&gt; here (2 times)<" in page
+    assert "epoch 1<" not in page
+    assert "problem 18<" in page
+    assert "problem 19<" not in page
+    assert ">11 more in run.log<" in page
+    (folder / "run.log").write_text("\n".join(f"a b ERROR {number}" for number in range(50_000)))
+    began = time.process_time()
+    assert ">49,980 more in run.log<" in render_run(folder).read_text().replace("49980", "49,980")
+    assert time.process_time() - began < 5, "each warning was compared with every other"

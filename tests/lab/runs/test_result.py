@@ -1,0 +1,233 @@
+"""The records of a run: what is written reads back, and damage is named with its file and field."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import synthetic_runs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from softprune.errors import FileFormatError
+from softprune.lab.report import render_run
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.runs.reading import load_run
+from softprune.lab.runs.result import Epoch, Result, SiteRecord, best_epoch, parse_result, to_line
+
+Make = Callable[..., tuple[Path, dict[str, Any]]]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Make:
+    def make(name: str = "run", **options: Any) -> tuple[Path, dict[str, Any]]:
+        return tmp_path / name, synthetic_runs.make(tmp_path / name, "digits_net", epochs=12, **options)
+
+    return make
+
+
+def rewrite(folder: Path, record: dict[str, Any], **changes: Any) -> None:
+    (folder / "result.json").write_text(json.dumps({**record, **changes}))
+
+
+def row(**changes: Any) -> Epoch:
+    values = {"epoch": 0, "step": 3, "lr": 0.1, "train_loss": 1.0, "train_top1": 50.0, "seconds": 1.0}
+    return Epoch(**{**values, "images_per_second": 9.0, "channels": 1, "params": 2, "macs": 3, **changes})
+
+
+def test_a_result_reads_back_as_it_was_written(make_run: Make) -> None:
+    folder, _ = make_run()
+    result = RunFolder(folder).read_result()
+    assert result is not None
+    text = result.to_json()
+    again = parse_result(text.encode(), "result.json", "")
+    assert again == result
+    assert again.to_json() == text
+    assert json.loads(text)["epochs"][3]["epoch"] == 3
+    # One line per site and epoch, so that files stay small.
+    assert len(text.splitlines()) < 80
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_channels_are_written_in_the_fewest_digits_of_float32(values: list[float]) -> None:
+    width = len(values)
+    site = SiteRecord(name="bn", activation="relu", width=width, kept=width, beta=tuple(values), gamma=tuple(values))
+    again = SiteRecord.model_validate_json(site.model_dump_json())
+    assert [float.hex(_float32(value)) for value in again.beta] == [float.hex(value) for value in values]
+
+
+def _float32(value: float) -> float:
+    import struct
+
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def test_a_loss_that_diverged_is_unknown() -> None:
+    line = to_line(row(train_loss=float("nan"), test_loss=float("inf")))
+    assert json.loads(line)["train_loss"] is None
+    assert Epoch.model_validate_json(line).test_loss is None
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("**/result.json")), ids=lambda p: p.parent.name)
+def test_every_record_of_the_repository_is_one(path: Path) -> None:
+    run = load_run(path.parent)
+    assert len(run.epochs) == run.config.train.epochs + run.config.finetune.epochs
+    assert (run.name, run.seed) == (run.config.name, run.config.seed)
+
+
+def test_a_run_in_training_gives_a_page_of_what_there_is(make_run: Make) -> None:
+    folder, record = make_run()
+    (folder / "result.json").unlink()
+    (folder / "config.toml").write_text('seed = 3\n[model]\nname = "digits_net"\n[method]\nname = "scp"\n[records]\n')
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 12, "lr": 0.')  # cut off by a crash
+    run = load_run(folder)
+    assert run.in_progress
+    assert (run.model, run.method, run.seed) == ("digits_net", "scp", 3)
+    assert [row.epoch for row in run.epochs] == list(range(12))
+    page = render_run(folder).read_text()
+    assert "This run has not finished" in page
+    assert "incomplete and was left out" in page
+    assert f"{record['epochs'][-1]['test_top1']:.2f}" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "best"),
+    [
+        ([{}, {}, {}], 0),
+        ([{"margin": -0.9}, {"margin": -0.1}, {"margin": 0.01}, {"margin": 0.0}], 2),
+        ([{"margin": -0.1}, {"margin": 0.0}, {"margin": -0.1}], 1),
+        ([{"margin": -0.9}, {"margin": -0.1}], 1),  # while it trains, the newest
+        ([{"decided": False}, {}, {}], 1),
+        ([{}, {"phase": "finetune"}, {"phase": "finetune"}], 1),
+        ([{}, {"phase": "finetune"}], 1),
+        ([{}, {"test_top1": None}], 0),
+        ([{"test_top1": None}], None),
+    ],
+)
+def test_the_best_epoch_is_one_of_the_final_network(changes: list[dict[str, Any]], best: int | None) -> None:
+    rows = [row(epoch=number, **{"test_top1": 90.0 - number, **change}) for number, change in enumerate(changes)]
+    found = best_epoch(rows)
+    assert (found and found.epoch) == best
+
+
+def test_a_second_line_for_an_epoch_replaces_the_first(make_run: Make) -> None:
+    folder, record = make_run()
+    (folder / "result.json").unlink()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**record["epochs"][3], "test_top1": 12.34}) + "\n")
+    run = load_run(folder)
+    assert run.epochs[3].test_top1 == 12.34
+    assert len(run.notes) == 1, "all lines are complete"
+    assert (run.name, run.dense, run.compact) == (folder.name, run.epochs[0].totals, run.epochs[-1].totals)
+    assert run.last is not None
+    assert run.best is not None
+    assert run.last.top1 == run.compact_top1 == run.epochs[-1].test_top1
+    (folder / "metrics.jsonl").write_text(json.dumps({**record["epochs"][0], "test_top1": None}) + "\n")
+    run = load_run(folder)
+    assert run.last is run.best is run.compact_top1 is None
+
+
+def test_unknown_numbers_are_unknown_not_wrong(make_run: Make) -> None:
+    folder, record = make_run()
+    rows = [{**row, "test_top1": None, "train_loss": None} for row in record["epochs"]]
+    table = [{**row, "top1": None, "latency_ms": None, "file_bytes": None} for row in record["table"]]
+    rewrite(folder, record, epochs=rows, table=table)
+    assert load_run(folder).epochs[0].train_loss is None
+    assert "None" not in render_run(folder).read_text()
+
+
+def test_a_dense_run_without_sites_has_a_page(make_run: Make) -> None:
+    folder, record = make_run()
+    rewrite(folder, record, sites=[], modules=[], method="dense", compact=record["dense"])
+    page = render_run(folder).read_text()
+    assert 'id="gaussians"' not in page
+    assert "trained without pruning" in page
+
+
+INPUTS = {"shape": [1, 8, 8], "crop": False, "mean": [0.1], "std": [0.2], "classes": ["0"]}
+SITE = {"name": "bn", "activation": "relu", "width": 2, "kept": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": 3}, r"must have format 2\. Got 3\. A newer softprune wrote it"),
+        ({"format": 1}, r"'format' is not what softprune writes: must be 2\. Got 1"),
+        ({"extra": 1}, r"'extra' is not what softprune writes"),
+        ({"wall_seconds": "long"}, r"'wall_seconds' is not .* a valid number\. Got 'long'"),
+        ({"wall_seconds": True}, r"'wall_seconds' is not .* a valid number\. Got true"),
+        ({"dense": [1]}, r"'dense' is not "),
+        ({"dense": {"channels": -1, "params": 1, "macs": 1}}, r"'dense\.channels' is not .*\. Got -1"),
+        ({"dense": {"channels": 10**30, "params": 1, "macs": 1}}, r"'dense\.channels' is not "),
+        ({"table": {}}, r"'table' is not "),
+        ({"sites": [3]}, r"'sites\.0' is not "),
+        ({"sites": [{**SITE, "kept": None}]}, r"'sites\.0\.kept' is not .*\. Got None"),
+        ({"sites": [{**SITE, "beta": [0.1]}]}, r"'sites\.0' .*beta must have one entry per channel, 2, and has 1"),
+        ({"sites": [{**SITE, "kept": 2, "keep": [True, False]}]}, r"kept must be the number of true entries"),
+        ({"sites": [{**SITE, "gamma": [0.1, "x"]}]}, r"'sites\.0\.gamma\.1' is not .*\. Got 'x'"),
+        ({"sites": [{**SITE, "keep": [True, 7]}]}, r"'sites\.0\.keep\.1' is not .*\. Got 7"),
+        ({"inputs": {**INPUTS, "mean": [0.1, 0.2]}}, r"'inputs' is not .* one number per channel, 1\."),
+        ({"inputs": {**INPUTS, "std": []}}, r"'inputs' is not .* one number per channel, 1\."),
+        ({"name": "\x1b[31mred"}, r"'name' .*no control characters\. Got '\\x1b\[31mred'"),
+        ({"model": "a\nb"}, r"'model' .*no control characters"),
+        ({"config": {"train": {"epochs": -1}}}, r"'config' .*train\.epochs must be a whole number, at least 0"),
+        ({"config": {"name": "\x1b"}}, r"'config' .*name must have no control characters"),
+        ({"sessions": [{}]}, r"'sessions\.0\.started' is not .*Field required"),
+    ],
+)
+def test_a_record_that_is_not_ours_is_refused_with_its_field(make_run: Make, change: dict[str, Any], says: str) -> None:
+    folder, record = make_run()
+    rewrite(folder, record, **change)
+    with pytest.raises(FileFormatError, match=rf"result\.json.*{says}") as caught:
+        render_run(folder)
+    assert str(caught.value).isprintable()
+    assert not (folder / "report.html").exists()
+
+
+CRAFTED = {
+    "empty": b"",
+    "cut off": b'{"format": 2, "name": "x',
+    "list": b"[]",
+    "number": b"3",
+    "deep": b"[" * 100_000 + b"]" * 100_000,
+    "deep object": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "huge number": b'{"format": ' + b"9" * 5000 + b"}",
+    "infinity": b'{"format": 2, "wall_seconds": 1e999}',
+    "not utf-8": b'{"name": "\xff"}',
+    "surrogate": b'{"name": "\\ud800"}',
+    "nul": b"\0" * 64,
+}
+
+
+@pytest.mark.parametrize("content", CRAFTED.values(), ids=CRAFTED)
+def test_crafted_files_are_format_errors(content: bytes, make_run: Make) -> None:
+    folder, _ = make_run()
+    (folder / "result.json").write_bytes(content)
+    with pytest.raises(FileFormatError, match=r"result\.json") as caught:
+        load_run(folder)
+    str(caught.value).encode()
+    (folder / "result.json").unlink()
+    lines = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(lines + content.replace(b"\n", b" ") + b"\n" + lines)
+    if content.strip():
+        with pytest.raises(FileFormatError, match=r"metrics\.jsonl, line 13"):
+            load_run(folder)
+
+
+def test_files_that_are_not_there(make_run: Make, tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"must hold result\.json, or metrics\.jsonl .* Give the folder that"):
+        load_run(tmp_path / "nothing")
+    folder, _ = make_run()
+    with pytest.raises(FileFormatError, match=r"It holds several runs: .* use `softprune compare "):
+        load_run(folder.parent)
+    (folder / "result.json").unlink()
+    (folder / "metrics.jsonl").write_text("")
+    with pytest.raises(FileFormatError, match="at least one finished epoch"):
+        load_run(folder)
+
+
+def test_the_model_is_the_schema_of_the_file() -> None:
+    assert {"format", "config", "epochs", "sites", "sessions"} <= Result.model_json_schema()["properties"].keys()

@@ -1,0 +1,295 @@
+"""Two gloo processes against one process that normalises each half of the batch by itself."""
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from forked import command_in_two, train_on_restarting_node, train_or_resume_in_two
+from killing import fork_server
+from tiny import assert_same, final_state, metrics, tiny_config, tiny_recipe
+
+from softprune import distributed
+from softprune.distributed import join_world
+from softprune.errors import ConfigError
+from softprune.lab.config.settings import RunConfig
+from softprune.lab.data import load_data
+from softprune.lab.data.batches import EpochSampler, make_batches
+from softprune.lab.runs.checkpoint import read_newest
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.runs.networks import starting_network
+from softprune.lab.train.evaluate import EvalStep
+from softprune.lab.train.optim import make_sgd
+from softprune.lab.train.pruner import make_pruner
+from softprune.lab.train.run import resume, start
+from softprune.lab.train.stage import learning_rate
+from softprune.masks import Clock
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    """One process, two halves: each normalised by itself, same noise, running statistics of the first half."""
+    data = load_data("digits")
+    model = starting_network(config.model, data.num_classes, config.seed)[0]
+    pruner = make_pruner(config, model, data.example(), total_steps=120)
+    optimizer = make_sgd(pruner.parameter_groups(weight_decay=config.optimizer.weight_decay), lr=0.1)
+    pruner.attach(optimizer)
+    sampler = EpochSampler(size=len(data.train), batch_size=config.data.batch_size, seed=config.seed)
+    batches = make_batches(data, sampler, device=torch.device("cpu"), accumulate=2)
+    rate = learning_rate(config, sampler.steps)
+    clock = Clock(config.seed)  # of the images
+    pruner.strength.fill_(config.method.strength)
+    rows = []
+    for epoch in range(config.train.epochs):
+        batches.begin(epoch, 0)
+        model.train()
+        total = 0.0
+        for position in range(sampler.steps):
+            step = epoch * sampler.steps + position
+            optimizer.param_groups[0]["lr"].fill_(rate(step))
+            optimizer.zero_grad()
+            for half, micro_batch in enumerate(batches.micro_batches(torch.tensor([position]))):
+                if half == 1:
+                    buffers = {name: value.clone() for name, value in model.named_buffers()}
+                    pruner.clock.forward.zero_()
+                images, labels = batches.batch(*micro_batch, clock)
+                task = F.cross_entropy(model(images), labels)
+                (pruner.loss(task) / 2).backward()
+                total += task.item() / 2 / sampler.steps
+            with torch.no_grad():
+                for name, value in model.named_buffers():
+                    value.copy_(buffers[name])
+            optimizer.step()
+            clock.end_step()
+        rows.append({"train_loss": total, "test_loss": EvalStep(model, data.test)().loss})
+    return rows, pruner.masks()
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_two_processes_train_like_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    config = tiny_config(tmp_path)
+    printed, port = [tmp_path / "first", tmp_path / "second"], free_port()
+    command = ("train", "tiny.toml", "--out", "two")
+    run_together([(command_in_two, (str(tmp_path), command, str(printed[rank]), rank, port)) for rank in range(2)])
+    assert ["epoch 1/4" in path.read_text() for path in printed] == [True, False], "one process speaks"
+    rows, masks = reference(config)
+    torch.set_num_threads(threads)
+    for ours, theirs in zip(metrics(tmp_path / "two"), rows, strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-5)
+        assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-5)
+    result = json.loads((tmp_path / "two" / "result.json").read_text())
+    assert {site["name"]: site["keep"] for site in result["sites"]} == {n: m.tolist() for n, m in masks.items()}
+    assert 0 < sum(site["kept"] for site in result["sites"]) < 36
+    assert result["environment"]["processes"] == 2
+
+
+ODD_NETWORK = """
+import os
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16)
+        self.again = nn.BatchNorm2d(16, momentum=1.0)
+        self.last, self.head = nn.Conv2d(16, 8, 3, 2, 1), nn.Linear(8, num_classes)
+        self.unused = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        x = self.norm(self.conv(x)).relu()
+        if self.training and os.environ["RANK"] == "1":
+            x = x - 5
+        return self.head(self.last(self.again(x).relu()).relu().mean((2, 3)))
+"""
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_processes_cut_alike_and_have_parameters_without_gradients(tmp_path: Path) -> None:
+    """Dead channels become constants whose sign depends on running statistics, which differ between processes."""
+    tiny_recipe(tmp_path)
+    (tmp_path / "odd.py").write_text(ODD_NETWORK)
+    settings = ("model.name=odd:Odd", "train.compact_at=2", "records.eval_epochs=9", 'method.exclude=["again"]')
+    command, port = ["train", "tiny.toml", "--out", "run", "--epochs", "3"], free_port()
+    for setting in (*settings, "finetune.epochs=1", "finetune.lr=0.01"):
+        command += ["--set", setting]
+    run_together(
+        [(command_in_two, (str(tmp_path), tuple(command), str(tmp_path / f"out{rank}"), rank, port)) for rank in (0, 1)]
+    )
+    assert metrics(tmp_path / "run")[-1]["phase"] == "finetune"
+    assert len(read_newest(tmp_path / "run" / "checkpoints")[1]["cuts"]) == 2
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_an_error_of_one_process_is_a_line_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    start(tiny_config(tmp_path), "run", time_limit=0.0)
+    for command in (("train", "tiny.toml", "--out", "run"), ("resume", "run", "--model", "tiny_networks:tiny")):
+        printed, port = [tmp_path / f"{command[0]}-{rank}" for rank in range(2)], free_port()
+        calls = [(command_in_two, (str(tmp_path), command, str(printed[rank]), rank, port)) for rank in range(2)]
+        with RunFolder("run").lock():  # rank 0 alone makes and locks the folder
+            run_together(calls, code=2)
+        first, second = (path.read_text().partition("error: ")[2] for path in printed)
+        assert first.startswith(("A new run must have its own folder", "Only one process may write a run at a time"))
+        assert second.startswith("All processes of a run must work until it ends. Got [")
+        assert "Traceback" not in second
+
+
+def test_only_a_run_of_the_same_settings_is_resumed_by_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tiny_config(tmp_path, "train.epochs=1")
+    assert start(config, "run", time_limit=0.0).stopped
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(ConfigError, match=r"that torchrun restarts .* Got none; name it with --out"):
+        start(config)
+    for begin in (lambda: start(config, "run", time_limit=0.0), lambda: resume("run", time_limit=0.0)):
+        with pytest.raises(ConfigError, match=r"--time-limit and torchrun's --max-restarts .* Got both: .* Leave one"):
+            begin()
+    with pytest.raises(ConfigError, match="run"):
+        start(config.replace(seed=1), "run")
+    assert start(config, "run").result is not None
+    assert len(RunFolder("run").read_result().sessions) == 2
+    monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS")
+    with pytest.raises(ConfigError, match="run"):
+        start(config, "run")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_two_processes_stop_and_go_on_together(tmp_path: Path) -> None:
+    tiny_recipe(tmp_path)
+    in_two(tmp_path, "whole")
+    in_two(tmp_path, "pieces", time_limit=0.0)
+    assert not (tmp_path / "pieces" / "result.json").exists()
+    assert read_newest(tmp_path / "pieces" / "checkpoints")[1]["batch"] == 10
+    in_two(tmp_path, "pieces")
+    assert metrics(tmp_path / "pieces") == metrics(tmp_path / "whole")
+    assert_same(final_state(tmp_path / "pieces"), final_state(tmp_path / "whole"))
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_a_node_that_does_not_see_the_checkpoint_of_rank_0_trains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node in ("first", "second"):
+        (tmp_path / node).mkdir()
+        monkeypatch.chdir(tmp_path / node)
+        start(tiny_config(tmp_path / node), "run", time_limit=0.0)
+    (path,) = (tmp_path / "second" / "run" / "checkpoints").iterdir()
+    path.rename(path.with_name("step-0000000000.ckpt"))
+    command, port = ("resume", "run", "--model", "tiny_networks:tiny"), free_port()
+    folders = tmp_path / "first", tmp_path / "second"
+    run_together(
+        [(command_in_two, (str(folders[rank]), command, str(folders[rank] / "out"), rank, port)) for rank in range(2)],
+        code=2,
+    )
+    printed = (tmp_path / "second" / "out").read_text()
+    assert "All processes must resume from the checkpoint of rank 0. Got no run/checkpoints/step-0000000001" in printed
+    assert len((tmp_path / "first" / "run" / "metrics.jsonl").read_text()) == 0
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_another_number_of_processes_keeps_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny_recipe(tmp_path)
+    in_two(tmp_path, "run", time_limit=0.0)
+    stopped = read_newest(tmp_path / "run" / "checkpoints")[1]
+    resume(tmp_path / "run", device="cpu")
+    result = RunFolder(tmp_path / "run").read_result()
+    assert [session.environment.processes for session in result.sessions] == [2, 1]
+    assert result.sessions[1].batch == stopped["batch"] == 10
+    # Neither the steps of an epoch nor the images of a step change.
+    assert [row.step for row in result.epochs] == [15, 30, 45, 60]
+    assert "processes 2 before, 1 now" in caplog.text
+    assert "The batch of all processes together stays the same" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("forking")
+def test_torchrun_restarts_a_killed_worker_and_the_result_is_the_same(tmp_path: Path) -> None:
+    tiny_recipe(tmp_path)
+    in_two(tmp_path, "whole")
+    port = free_port()
+    run_together([(train_on_restarting_node, (str(tmp_path), "killed", port)) for _ in range(2)])
+    result = RunFolder(tmp_path / "killed").read_result()
+    assert [session.environment.processes for session in result.sessions] == [2, 2]
+    assert result.sessions[1].batch > 0
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    assert_same(final_state(tmp_path / "killed"), final_state(tmp_path / "whole"))
+
+
+def test_a_world_without_ranks_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ConfigError, match=r"Got WORLD_SIZE = 2 and: .* RANK expected, but not set\. Start .* or unset"):
+        join_world("cpu")
+
+
+def test_restarted_processes_do_not_meet_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "_JOIN_SECONDS", 0.001)
+    meeting = import_module("torch.distributed.rendezvous")
+    kept = torch.distributed.HashStore()  # torchrun's, which outlives the processes
+    kept.set_timeout(timedelta(seconds=20))
+    monkeypatch.setattr(meeting, "rendezvous", lambda url: iter([(kept, ranks.pop(), 3)]))
+    for attempt in range(3):
+        ranks = [0, 1, 2]
+        with ThreadPoolExecutor() as pool:
+            early = [pool.submit(distributed._join) for _ in range(2)]
+            time.sleep(0.02)  # they find the word of the process before, if there was one
+            stores = [joined.result()[0] for joined in (*early, pool.submit(distributed._join))]
+        assert not stores[0].check(["address"]), attempt
+        stores[0].set("address", "of this attempt")
+        assert all(store.get("address") == b"of this attempt" for store in stores)
+
+
+def test_processes_that_never_come_are_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "_JOIN_SECONDS", 0.001)
+    kept = torch.distributed.HashStore()
+    kept.set_timeout(timedelta(seconds=0.05))
+    kept.set("softprune/1", "of a process before")
+    monkeypatch.setattr(import_module("torch.distributed.rendezvous"), "rendezvous", lambda url: iter([(kept, 0, 2)]))
+    with pytest.raises(torch.distributed.DistStoreError, match="fewer than 2 processes"):
+        distributed._join()
+
+
+def in_two(work: Path, name: str, time_limit: float | None = None) -> None:
+    """The tiny run in two processes. Only the first has the time limit: it must stop both."""
+    port = free_port()
+    limits = (time_limit, None)
+    run_together([(train_or_resume_in_two, (str(work), name, rank, port, limits[rank])) for rank in range(2)])
+
+
+def run_together(calls: list[tuple[Callable[..., None], tuple[Any, ...]]], code: int = 0) -> None:
+    """Run each call in a process of its own, which must exit with ``code``."""
+    server = fork_server()
+    processes = [server.Process(target=function, args=arguments) for function, arguments in calls]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == code

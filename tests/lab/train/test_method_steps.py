@@ -1,0 +1,205 @@
+"""Every method in the trainer's steps: eager, compiled, and recorded, all with the same outcome."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from softprune import hardware
+from softprune.fused import training as convolutions
+from softprune.lab.data import ArrayDataset, Augmentation, DataBundle
+from softprune.lab.data.batches import EpochSampler, make_batches
+from softprune.lab.train import capture as capture_module
+from softprune.lab.train import step as step_module
+from softprune.lab.train.optim import Schedule, make_sgd
+from softprune.lab.train.step import StepOptions, TrainStep
+from softprune.methods import REGISTRY, RandomPruner
+
+STRONG = {"scp": 0.1, "scp-target": 0.1, "slimming": 0.01, "sss": 1.0, "variational": 1e-5}
+
+
+def network() -> nn.Module:
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    )
+    # A filter that is set to zero comes out of its BatchNorm as the shift. Were that zero, too, then rounding would
+    # decide on which side of the ReLU's kink it lies.
+    for bn in (model[1], model[4]):
+        nn.init.uniform_(bn.bias, -0.5, 0.5)
+    return model
+
+
+def trained(method: str, device: torch.device, **options: Any) -> tuple[str | None, Tensor]:
+    """(how the steps ran, all numbers that two epochs leave)."""
+    images = torch.randn(28, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+    data = ArrayDataset.from_arrays(images, torch.arange(28) % 3, device=device)
+    bundle = DataBundle(
+        name="own",
+        num_classes=3,
+        input_shape=(1, 6, 6),
+        train=data,
+        test=data,
+        augmentation=Augmentation(pad=1, flip=True),
+    )
+    torch.manual_seed(0)
+    model, example = network().to(device), bundle.example(device=device)
+    settings: dict[str, Any] = {"strength": STRONG[method]} if method in STRONG else {}
+    if method == "scratch":
+        settings["plan"] = RandomPruner(network(), bundle.example(), ratio=0.5).plan()
+    if method == "scp with a target":
+        settings = {"target": {"macs": 0.5}, "total_steps": 6}
+    pruner = REGISTRY[method.partition(" ")[0]](model, example, seed=4, **settings)
+    pruner.updates_on_step = False
+    optimizer = make_sgd(pruner.parameter_groups(weight_decay=2e-4), lr=0.1)
+    pruner.attach(optimizer)
+    batches = make_batches(bundle, EpochSampler(size=28, batch_size=8, seed=3), device=device)
+    step = TrainStep(
+        model,
+        optimizer,
+        batches,
+        schedule=Schedule(base=0.1, kind="step", milestones=(5,)),
+        pruner=pruner,
+        strength=Schedule(base=STRONG[method], warmup_steps=3) if method in STRONG else None,
+        options=StepOptions(**options),
+    )
+    for epoch in range(2):
+        for position in step.epoch(epoch):
+            pruner.update_strength(epoch * step.steps + position + 1)
+        pruner.end_epoch(epoch)
+    tensors = [*model.state_dict().values(), *_tensors(pruner.state_dict()), *pruner.decide().values()]
+    return step.mode, torch.cat([tensor.detach().double().flatten().cpu() for tensor in tensors])
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    if isinstance(state, dict):
+        return [tensor for value in state.values() for tensor in _tensors(value)]
+    return [state] if isinstance(state, Tensor) else []
+
+
+# l1 stands for the methods that do nothing in a step.
+@pytest.mark.parametrize("method", [name for name in REGISTRY if name not in ("random", "scratch")])
+def test_compiled_and_recorded_steps_are_the_eager_ones(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph is played on the CPU: warm-up, undo, then replays. What the warm-up does must leave no trace."""
+
+    def capture(body: Any, device: torch.device, *, trial: Any, undo: Any) -> Any:
+        for _ in range(3):
+            trial()
+        undo()
+        return type("Graph", (), {"replay": staticmethod(body)})
+
+    monkeypatch.setattr(step_module, "capture_graph", capture)
+    monkeypatch.setattr(TrainStep, "_why_not", lambda self, mode: None)
+    fitted: list[Any] = []
+    monkeypatch.setattr(capture_module, "rewrite_graph", fitted.append)
+    cpu = torch.device("cpu")
+    _, eager = trained(method, cpu, mode="eager")
+    mode, recorded = trained(method, cpu, mode="compile+cuda_graph", compile_backend="aot_eager")
+    assert mode == "compile+cuda_graph"
+    assert not fitted  # on a CPU it is not asked for
+    if method in ("scp", "scp-target"):
+        # The gradients of masks and sparsity loss meet in another order where the masks are a graph of their own.
+        torch.testing.assert_close(recorded, eager, rtol=1e-4, atol=1e-6)
+    else:
+        assert recorded.equal(eager)
+
+
+def test_steps_with_fitted_convolutions_are_the_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "TENSOR_CORE_CHANNELS", 4)  # the network here is narrow
+    wide: list[Any] = []
+    monkeypatch.setattr(
+        capture_module, "rewrite_graph", lambda graph: wide.append(convolutions.rewrite_graph(graph)) or wide[-1]
+    )
+    cpu = torch.device("cpu")
+    _, eager = trained("scp", cpu, mode="eager")
+    mode, compiled = trained("scp", cpu, mode="compile", compile_backend="aot_eager", fit_convolutions=True)
+    assert mode == "compile"
+    assert any(graph is not None for graph in wide)
+    torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_be_fitted_is_compiled_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(graph: Any) -> Any:
+        raise RuntimeError("no room\nfor zeros")
+
+    monkeypatch.setattr(capture_module, "rewrite_graph", broken)
+    cpu = torch.device("cpu")
+    mode, compiled = trained("scp", cpu, mode="compile", compile_backend="aot_eager", fit_convolutions=True)
+    assert mode == "compile"
+    assert "convolutions are left as they are: RuntimeError: no room for zeros" in caplog.text
+    torch.testing.assert_close(compiled, trained("scp", cpu, mode="eager")[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("bf16", "cuda", "wanted"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_convolutions_are_fitted_in_bfloat16_on_cuda(bf16: bool, cuda: bool, wanted: bool) -> None:
+    device = torch.device("cuda" if cuda else "cpu")
+    assert StepOptions(bf16=bf16).fits(device) is wanted
+    assert StepOptions(bf16=bf16, fit_convolutions=not wanted).fits(device) is not wanted
+
+
+class _Reads(TorchDispatchMode):
+    """Notes which storages are read that no operation under it has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, int]] = []
+        self._made: set[int] = set()
+        self._kept_alive: list[Any] = []  # so that no address comes twice
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = self._storages((args, kwargs or {}))
+        self.found += [(str(function), storage) for storage in given if storage not in self._made]
+        result = function(*args, **(kwargs or {}))
+        self._made.update(set(self._storages(result)) - set(given))
+        return result
+
+    def _storages(self, values: Any) -> list[int]:
+        tensors = [value for value in pytree.tree_leaves(values) if isinstance(value, Tensor)]
+        self._kept_alive += [tensor.untyped_storage() for tensor in tensors]
+        return [tensor.untyped_storage()._cdata for tensor in tensors]
+
+
+@pytest.mark.parametrize("method", [*REGISTRY, "scp with a target"])
+def test_every_step_reads_the_same_memory(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph reads where the recorded step has read: nothing there may be replaced by another tensor."""
+    reads: list[_Reads] = []
+    plain_step = TrainStep._step
+
+    def watched(step: TrainStep) -> None:
+        with _Reads() as seen:
+            plain_step(step)
+        reads.append(seen)
+
+    monkeypatch.setattr(TrainStep, "_step", watched)
+    trained(method, torch.device("cpu"), mode="eager")
+    assert len(reads) >= 6
+    # What is made at first use is made in the trial steps, before anything is recorded.
+    recorded, *replayed = reads[1:]
+    assert recorded.found
+    for step in replayed:
+        assert step.found == recorded.found
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")  # Inductor's advice: TF32, split reductions
+@pytest.mark.parametrize("mode", ["cuda_graph", "compile+cuda_graph"])
+@pytest.mark.parametrize("method", REGISTRY)
+def test_a_gpu_records_the_steps_of_every_method(method: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # methods that rank filters magnify rounding
+    device = torch.device("cuda")
+    _, eager = trained(method, device, mode="eager")
+    ran, recorded = trained(method, device, mode=mode)
+    assert ran == mode
+    torch.testing.assert_close(recorded, eager, rtol=1e-3, atol=1e-3)
