@@ -14,8 +14,8 @@ from comparing import assert_exact, random_masks
 from topologies import conv, pooled, randomise_
 from torch import Tensor, nn
 
-from softprune import SoftPruner, selection
-from softprune.cut import floor_masks
+from softprune import SoftPruner
+from softprune.cut import floor_masks, selection
 from softprune.cut.selection import read_graph
 from softprune.graph import ChannelGraph
 

@@ -53,16 +53,6 @@ def test_every_network_has_its_counts_tested() -> None:
     assert not missing
 
 
-def test_what_where_to_look_names_is_there() -> None:
-    section = " ".join(TEXT.partition("Where to look:")[2].partition("\n## ")[0].split())
-    named = re.findall(r"`(\w+(?:/\w+)*\.py)`(?: \(([^)]*)\))?", section)
-    assert len(named) > 20
-    for path, functions in named:
-        code = (ROOT / "src" / "softprune" / path).read_text()
-        for name in re.findall(r"`([\w.]+)`", functions):
-            assert re.search(rf"^ *(def|class) {name.rpartition('.')[2]}\b", code, re.MULTILINE), (path, name)
-
-
 def test_the_list_of_slow_tests_names_tests() -> None:
     for line in (ROOT / "tests" / "slow.txt").read_text().splitlines():
         path, _, name = line.partition("[")[0].partition("::")

@@ -15,7 +15,7 @@ from tiny import metrics, tiny_recipe
 from softprune.lab.cli.app import app
 from softprune.lab.cli.output import begin_output, error_line, print_table, say
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TRAIN = ("train", "tiny.toml", "--device", "cpu", "--out", "run", "--set")
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

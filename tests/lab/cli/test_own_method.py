@@ -8,7 +8,7 @@ from tiny import metrics
 
 from softprune.lab.runs.folder import RunFolder
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-method.md"
+PAGE = Path(__file__).parents[3] / "docs" / "own-method.md"
 OWN = ("--model", "tiny_networks:tiny")
 METHOD = ("--method", "my_methods:TaylorPruner")
 

@@ -14,7 +14,7 @@ from softprune.lab.cli.output import print_table
 from softprune.lab.cli.reports import print_result
 from softprune.lab.runs.folder import RunFolder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_report_of_a_finished_run(softprune, finished: Path) -> None:

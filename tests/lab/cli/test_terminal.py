@@ -13,7 +13,7 @@ from tiny import tiny_recipe
 from softprune.lab.cli.app import app
 from softprune.lab.cli.output import print_table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_train_shows_a_bar_with_its_figures_and_ends_with_the_table(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from softprune.lab.data import DATASETS
 from softprune.lab.report import paper_figures
 from softprune.lab.sweep.grid import read_sweep
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", recipe_files())

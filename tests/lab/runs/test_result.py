@@ -17,7 +17,7 @@ from softprune.lab.runs.reading import load_run
 from softprune.lab.runs.result import Epoch, Result, SiteRecord, best_epoch, parse_result, to_line
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

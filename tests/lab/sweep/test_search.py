@@ -230,7 +230,7 @@ def test_a_search_ends_with_its_pareto_front(tmp_path: Path, monkeypatch: pytest
         "'optimizer.lr' = {choices = [0.1, 1e-5]}\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "src"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("softprune.lab.sweep.runner._POLL_SECONDS", 0.05)  # epochs are short
     first, again = (CliRunner().invoke(app, ["sweep", "s.toml", "--device", "cpu"]) for _ in range(2))

@@ -351,7 +351,7 @@ def test_signals_reach_the_runs_through_the_sweep(write: Any, tmp_path: Path, mo
     """The whole command: SIGTERM, exit code 75, and the same command resumes it."""
     bad = "[[run]]\nrecipe = 'tiny.toml'\nname = 'bad'\nset = {'model.name' = 'tiny_networks:gone'}"
     file = write(f"[[run]]\nrecipe = 'tiny.toml'\n{bad}")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "src"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = ["sweep", str(file), "--jobs", "1", "--device", "cpu"]
     with POPEN([sys.executable, "-m", "softprune", *command], stdout=subprocess.PIPE, text=True) as process:
