@@ -13,7 +13,7 @@ ROOT = Path(softprune.__file__).parent
 # Packages of one line do not import each other.
 ORDER = [
     {"errors", "hardware", "log", "module_state"},
-    {"distillation", "distributed", "factories", "io", "rng", "target"},
+    {"distillation", "distributed", "factories", "io", "mask_config", "rng", "target"},
     {"graph"},
     {"costs"},
     {"masks"},

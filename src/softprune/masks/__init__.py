@@ -4,7 +4,7 @@ Read `functional.py` first, the equations. A gate (`gates.py`) decides about the
 `batchnorm.py` masks, and `sampling.py` draws the masks of a whole model at once.
 """
 
-from softprune.lab.config.method import MaskConfig as MaskConfig
+from softprune.mask_config import MaskConfig as MaskConfig
 from softprune.masks.activations import dead_edges as dead_edges
 from softprune.masks.batchnorm import MaskedBatchNorm as MaskedBatchNorm
 from softprune.masks.batchnorm import is_masked as is_masked

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from softprune.errors import ConfigError
 from softprune.graph.rules.registry import Activation, activations, find_activation
-from softprune.lab.config.method import MaskConfig
+from softprune.mask_config import MaskConfig
 
 # exp(700) is still a float, and every dipping activation is zero to double precision long before -700.
 _FAR = 700.0

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from softprune.lab.config.method import MaskConfig
+from softprune.mask_config import MaskConfig
 from softprune.masks.activations import dead_edges, left_tail_dies
 
 # erfc and the normal density are 0 (or 2) in float64 beyond this many standard deviations.

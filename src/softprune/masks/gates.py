@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ConfigError, ModelError, is_integer
-from softprune.lab.config.method import GateStatistics, MaskConfig
+from softprune.mask_config import GateStatistics, MaskConfig
 from softprune.masks.activations import dead_edges
 from softprune.masks.functional import alive_probability, dead_probability, hard_mask, relaxed_sample
 from softprune.masks.sites import dead_at_every_point, site_affine, steepness

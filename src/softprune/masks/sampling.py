@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from softprune.errors import ModelError
 from softprune.graph import check_is_module
-from softprune.lab.config.method import MaskConfig
+from softprune.mask_config import MaskConfig
 from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold, is_masked, uncounted, unmask_
 from softprune.masks.functional import dead_probability, relaxed_sample, sparsity_loss, sparsity_terms
 from softprune.masks.gates import MaskDecision, SoftGate

@@ -11,21 +11,12 @@ from softprune.budget import TableLike
 from softprune.cut.selection import Globs
 from softprune.errors import CheckpointError, ConfigError, ModelError, is_bool, is_number, nearest
 from softprune.graph import ChannelGraph, check_is_module
-from softprune.lab.config.method import MethodConfig
 from softprune.masks.gates import check_rounding
 from softprune.module_state import first_uninitialised, non_finite
 from softprune.target import TargetLike
 
 RoundTo = int | Literal["auto"]
 """A multiple of channels, or "auto" for the multiple that is fastest on this machine."""
-RECIPE_KEYS = {
-    **{name: f"method.{name}" for name in MethodConfig.model_fields},
-    "masks": "the table [masks], as in masks.delta",
-    "seed": "seed",
-    "total_steps": "train.epochs",
-}
-"""Keyword of a pruner -> its key in recipes, where it has one; all others are a method's options."""
-
 _OTHER_PACKAGES = {
     **dict.fromkeys(("example_inputs", "dummy_input"), "`example`, the second argument"),
     **dict.fromkeys(
@@ -96,11 +87,6 @@ def check_keywords(pruner: type, given: Mapping[str, Any]) -> None:
         if unknown in _OTHER_PACKAGES:
             hint = f" In softprune it is {_OTHER_PACKAGES[unknown]}."
         raise TypeError(f"{pruner.__name__} got an unexpected keyword argument {unknown!r}.{hint}")
-
-
-def options_of(pruner: type) -> tuple[str, ...]:
-    """Return the names of the settings that only this method has: `method.options` of a recipe."""
-    return tuple(name for name in keywords_of(pruner) if name not in RECIPE_KEYS)
 
 
 def check_strength(strength: float | Tensor) -> None:

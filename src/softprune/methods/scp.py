@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -239,7 +240,7 @@ class SoftPruner(Pruner):
         return compact
 
     def _made_with(self) -> dict[str, Any]:
-        return {**super()._made_with(), "masks": self.mask_config.model_dump()}
+        return {**super()._made_with(), "masks": asdict(self.mask_config)}
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()

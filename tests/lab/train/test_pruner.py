@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from softprune.errors import ConfigError
 from softprune.lab.config.method import MethodConfig
 from softprune.lab.config.recipes import load_recipe, recipe_files
-from softprune.lab.train.pruner import check_latency_table, check_method
+from softprune.lab.train.pruner import RECIPE_KEYS, check_latency_table, check_method, options_of
 from softprune.lab.train.run import check
 from softprune.methods import REGISTRY, LayerwisePruner
-from softprune.methods.options import RECIPE_KEYS, keywords_of, options_of
+from softprune.methods.options import keywords_of
 
 
 @pytest.mark.parametrize("method", sorted(REGISTRY))

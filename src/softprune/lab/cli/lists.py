@@ -111,8 +111,8 @@ def _show_recipe(name: str, copy: Path | None) -> None:
 @command
 def methods(as_json: Json = False) -> None:
     """List the pruning methods (`method.name` in a recipe)."""
+    from softprune.lab.train.pruner import options_of
     from softprune.methods import REGISTRY
-    from softprune.methods.options import options_of
 
     rows = [[name, pruner.description, ", ".join(options_of(pruner))] for name, pruner in REGISTRY.items()]
     rows.append(["dense", "no pruning: the baseline", ""])

@@ -1,15 +1,17 @@
 """The sections [method] and [masks] of a recipe: what prunes the network, and the constants of SCP's masks."""
 
-from typing import Annotated, Literal, Self
+import ast
+import dataclasses
+import inspect
+import itertools
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from softprune.lab.config.schema import Amount, Count, Globs, Options, PositiveCount, Section
+from softprune.mask_config import MaskConfig
 from softprune.target import FINAL_AT, read_target
-
-GateStatistics = Literal["both", "mean", "none"]
-_Probability = Annotated[float, Gt(0), Lt(1)]
 
 TITLES = {
     "scp": "SCP",
@@ -26,34 +28,36 @@ TITLES = {
 """The names of the methods in tables. They stand here, not at the methods, since a report is written without torch."""
 
 
-class MaskConfig(Section, section="masks"):
-    """Constants of SCP's masks and of its sparsity loss (section 3 of the paper).
+def _docstrings(cls: type) -> dict[str, str]:
+    """Return the docstring under each field of a dataclass."""
+    (tree,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(below.value.value)
+        for field, below in itertools.pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+    }
 
-    ``delta`` and ``tau`` are the paper's. ``k``, ``c`` and ``s`` are absent from it and come from the authors' code.
-    """
 
-    delta: _Probability = 0.05
-    """A channel counts as dead where the output of the activation stays within ``delta`` of zero."""
-    delta_two_sided: _Probability = 0.05
-    """The same threshold where both tails of the channel reach the next layer: activations such as LeakyReLU or
-    none at all, and every site when ``use_relu`` is off. The paper does not give its value."""
-    tau: Annotated[float, Gt(0)] = 0.5
-    """Temperature of the relaxed Bernoulli sample; towards 0 the sample becomes binary."""
-    k: Annotated[float, Gt(0)] = 20.0
-    """Slope of the drop probability around ``c``."""
-    c: _Probability = 0.95
-    """Dead probability above which a channel is pruned."""
-    s: Annotated[float, Ge(0)] = 2.0
-    """Weight of ``|gamma|`` beside ``beta`` in the sparsity loss: how many standard deviations of the channel should
-    lie below the threshold. The paper's CIFAR-100 runs used 3."""
-    # Below 1e-12 the density of an almost constant channel can overflow float32 in the gradient of gamma.
-    eps: Annotated[float, Ge(1e-12)] = 1e-8
-    """Added to ``|gamma|``, so that a constant channel has a dead probability."""
-    gate_statistics: GateStatistics = "both"
-    """Which running statistics are not updated in a channel whose sample is off: ``"both"``; ``"mean"``, as in the
-    authors' VGG networks, whose running variance is updated in every step; or ``"none"``, as in plain BatchNorm."""
-    use_relu: bool = True
-    """False is the paper's ablation "SCP without ReLU": decide from BatchNorm alone, two-sided everywhere."""
+if TYPE_CHECKING:
+    MaskSection = MaskConfig
+else:
+
+    class _Masks(Section, section="masks"):
+        __doc__ = MaskConfig.__doc__
+
+    MaskSection = create_model(
+        "MaskSection",
+        __base__=_Masks,
+        __doc__=MaskConfig.__doc__,
+        __cls_kwargs__={"section": "masks"},
+        **{
+            each.name: (each.type, Field(each.default, description=_docstrings(MaskConfig)[each.name], **each.metadata))
+            for each in dataclasses.fields(MaskConfig)
+        },
+    )
+    """The section [masks]: the fields of MaskConfig with its rules."""
 
 
 class MethodConfig(Section, section="method"):

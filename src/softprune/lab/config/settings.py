@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, model_validator
 
 from softprune.errors import ConfigError, show
-from softprune.lab.config.method import MaskConfig, MethodConfig
+from softprune.lab.config.method import MaskSection, MethodConfig
 from softprune.lab.config.schema import (
     Amount,
     Count,
@@ -263,7 +263,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     method: MethodConfig = MethodConfig()
-    masks: MaskConfig = MaskConfig()
+    masks: MaskSection = MaskSection()
     distill: DistillConfig = DistillConfig()
     finetune: FinetuneConfig = FinetuneConfig()
     records: RecordConfig = RecordConfig()

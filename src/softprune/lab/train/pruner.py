@@ -11,8 +11,22 @@ from softprune.errors import ConfigError, nearest, show
 from softprune.factories import check_name, import_factory
 from softprune.lab.config.method import MethodConfig
 from softprune.lab.config.settings import RunConfig
+from softprune.masks import MaskConfig
 from softprune.methods import REGISTRY, OneShotPruner, Pruner
-from softprune.methods.options import RECIPE_KEYS, keywords_of, options_of
+from softprune.methods.options import keywords_of
+
+RECIPE_KEYS = {
+    **{name: f"method.{name}" for name in MethodConfig.model_fields},
+    "masks": "the table [masks], as in masks.delta",
+    "seed": "seed",
+    "total_steps": "train.epochs",
+}
+"""Keyword of a pruner -> its key in recipes, where it has one; all others are a method's options."""
+
+
+def options_of(pruner: type[Pruner]) -> tuple[str, ...]:
+    """Return the names of the settings that only this method has: `method.options` of a recipe."""
+    return tuple(name for name in keywords_of(pruner) if name not in RECIPE_KEYS)
 
 
 def find_method(name: str) -> type[Pruner]:
@@ -121,7 +135,7 @@ def make_pruner(
         **(budget if config.target else {}),
         **({} if adjusts else {"strength": config.strength}),
         "cost_weighting": config.cost_weighting,
-        "masks": run.masks,
+        "masks": MaskConfig(**vars(run.masks)),
         "include": config.include or None,
         "exclude": config.exclude or None,
         "round_to": config.round_to,
