@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from method_networks import Chain, batch, sgd, train
 from torch import Tensor
 
-from softprune.errors import ConfigError
 from softprune.methods import REGISTRY, Pruner, SoftPruner
 
 
@@ -64,25 +63,3 @@ def test_a_closure_may_take_arguments() -> None:
     optimizer = _Asking(pruner.parameter_groups(), lr=0.1)
     pruner.attach(optimizer)
     assert optimizer.step(lambda number, ascend: gradients(pruner, number)).isfinite()
-
-
-@pytest.mark.parametrize("with_closure", [True, False])
-def test_a_step_that_raises_does_not_hide_another_optimizer(with_closure: bool) -> None:
-    pruner = SoftPruner(Chain(), batch()[0])
-    optimizer = sgd(pruner)
-    train(pruner, optimizer, 1)
-
-    def closure() -> float:
-        raise RuntimeError("out of memory")
-
-    if with_closure:
-        with pytest.raises(RuntimeError, match="out of memory"):
-            optimizer.step(closure)
-    else:
-        optimizer.param_groups[0]["lr"] = "0.1"
-        gradients(pruner)
-        with pytest.raises(TypeError):
-            optimizer.step()
-    other = torch.optim.SGD(pruner.parameter_groups(), lr=0.1)
-    with pytest.raises(ConfigError, match=r"after replacing the optimizer call pruner.release"):
-        train(pruner, other, 20)

@@ -32,34 +32,6 @@ def test_a_forgotten_optimizer_is_said_once(attached: bool, caplog: pytest.LogCa
     assert caplog.text.count("call pruner.attach(optimizer)") == (not attached)
 
 
-@pytest.mark.parametrize("dropped", [False, True])
-def test_a_loss_that_is_not_differentiated_is_said_once(dropped: bool, caplog: pytest.LogCaptureFixture) -> None:
-    model = Chain()
-    images, _ = batch()
-    pruner = SoftPruner(model, images)
-    optimizer = sgd(pruner)
-    pruner.attach(optimizer)
-    for _ in range(3):
-        task = model(images).square().mean()
-        total = pruner.loss(task)
-        (task if dropped else 0.5 * total).backward()
-        pruner.loss(task.detach() + model(images).mean())  # for a log
-        optimizer.step()
-        optimizer.zero_grad()
-    assert caplog.text.count("returns the loss to differentiate") == dropped
-
-
-def test_steps_of_the_old_optimizer_for_the_compact_network_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    pruner = SoftPruner(Chain(), batch()[0])
-    optimizer = sgd(pruner)
-    pruner.attach(optimizer)
-    compact = pruner.compact()
-    compact(batch()[0]).sum().backward()
-    optimizer.step()
-    assert "or after softprune.remap_optimizer" in caplog.text
-    assert "without pruner.loss" not in caplog.text
-
-
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [

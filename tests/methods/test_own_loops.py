@@ -6,7 +6,6 @@ import copy
 import gc
 import math
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,79 +67,6 @@ class Sam(torch.optim.Optimizer):
         self.ascend()
         closure()
         self.second_step()
-
-
-@pytest.mark.parametrize("ascents", [1, 3])
-def test_steps_of_sam_are_counted_however_it_is_called(ascents: int) -> None:
-    weights = []
-    for closure in (False, True):
-        pruner = made(strength=1e-2)
-        sam = Sam(pruner.parameter_groups(), lr=0.1)
-        pruner.attach(sam)
-        for step in range(4):
-            for _ in range(ascents - closure):
-                backward(pruner, step)
-                sam.ascend()
-            if closure:
-                backward(pruner, step)
-                sam.step(lambda pruner=pruner, step=step: backward(pruner, step))
-            else:
-                backward(pruner, step)
-                sam.second_step()
-        assert int(pruner.clock.step) == 4
-        weights.append(pruner.detach().state_dict())
-    for one, other in zip(*(state.values() for state in weights), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_an_optimizer_inside_may_know_its_wrapper() -> None:
-    pruner = made()
-    sam = Sam(pruner.parameter_groups(), lr=0.1)
-    sam.base_optimizer.wrapper = sam  # type: ignore[attr-defined]
-    pruner.attach(sam)
-    train(pruner, sam.base_optimizer, 3)
-    assert int(pruner.clock.step) == 3
-
-
-def test_steps_of_lookahead_are_counted() -> None:
-    optim = pytest.importorskip("timm.optim", reason='the "timm" extra is not installed')
-    pruner = made()
-    optimizer = optim.Lookahead(torch.optim.SGD(pruner.parameter_groups(), lr=0.1), k=2)
-    pruner.attach(optimizer)
-    train(pruner, optimizer, 5)
-    assert int(pruner.clock.step) == 5
-
-
-def test_steps_of_an_optimizer_that_was_not_initialised_are_counted() -> None:
-    class Outer(torch.optim.Optimizer):  # as timm's Lookahead
-        def __init__(self, inner: torch.optim.Optimizer) -> None:
-            self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-            self._inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
-
-        def step(self) -> None:  # type: ignore[override]
-            self._inner.step()
-
-    pruner = made()
-    optimizer = Outer(torch.optim.SGD(pruner.parameter_groups(), lr=0.1))
-    pruner.attach(optimizer)
-    for _ in range(3):
-        pruner.loss(F.cross_entropy(pruner.model(batch()[0]), batch()[1])).backward()
-        optimizer.step()
-        pruner.model.zero_grad()
-    assert int(pruner.clock.step) == 3
-
-
-def test_an_optimizer_that_steps_another_for_a_part_is_no_wrapper() -> None:
-    class Both(torch.optim.SGD):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__(model.parameters(), lr=0.1)
-            self.biases = torch.optim.SGD([each for each in model.parameters() if each.ndim == 1], lr=0.1)
-
-    pruner = made()
-    optimizer = Both(pruner.model)
-    pruner.attach(optimizer)
-    train(pruner, optimizer, 3)
-    assert int(pruner.clock.step) == 3
 
 
 @pytest.mark.parametrize("method", ["sss", "variational"])

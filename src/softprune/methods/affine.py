@@ -85,12 +85,6 @@ class AffinePruner(Pruner):
             self._step_vector(extra, gradient, rate, momentum)
 
     def loss(self, task: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() and _autocast_float16():
-            self._checks.warn_once(
-                "float16 is usually trained with a GradScaler, which does not unscale the gradients of what method %r "
-                "learns beside the network. Train in float32 or bfloat16",
-                self.name,
-            )
         if not torch.compiler.is_compiling() and all(bn.weight.grad is None for bn in self.norms.values()):
             # The loop has reset its gradients, perhaps without a step: of a batch with NaN, or between SAM's passes.
             for extra in self.extras.values():
@@ -120,11 +114,6 @@ class AffinePruner(Pruner):
         super().load_state_dict(state)
         for name, extra in self.extras.items():
             extra.load_state_dict(state["extras"][name])
-
-
-def _autocast_float16() -> bool:
-    kinds = ("cpu", "cuda")
-    return any(torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16 for kind in kinds)
 
 
 @torch.no_grad()

@@ -19,9 +19,8 @@ from softprune.log import get_logger
 from softprune.masks import Chain, Clock, Gate, draw_chain
 from softprune.masks.gates import check_rounding
 from softprune.methods.cutting import CuttableModel
-from softprune.methods.loop_checks import LoopChecks, last_operations
 from softprune.methods.masked_model import MaskedModel
-from softprune.methods.optimizer_hooks import OptimizerHooks, check_trains, countable, undecayed_biases, warn_of_decay
+from softprune.methods.optimizer_hooks import OptimizerHooks, check_trains, undecayed_biases, warn_of_decay
 from softprune.methods.options import (
     PrunerOptions,
     check_keywords,
@@ -105,7 +104,8 @@ class Pruner(CuttableModel):
         self._strength = torch.tensor(self._given_strength, device=device)
         self._optimizer_hooks: OptimizerHooks | None = None
         self._begun = False
-        self._checks = LoopChecks(model)
+        self._loss_called = False
+        self._said: set[str] = set()
         self._masked_model = MaskedModel(
             model,
             {site: self._gate(number, site) for number, site in enumerate(self.graph.sites)},
@@ -227,23 +227,14 @@ class Pruner(CuttableModel):
         check_loss(task)
         if not self.model.training or not torch.is_grad_enabled():
             return task
-        self._checks.loss_called = True
-        if torch.compiler.is_compiling():
-            self._checks.loss_compiled = True
-            return self._total_loss(task)
-        self._masked_model.check_in_place()
-        if self.updates_on_step:
-            self._checks.before_loss(self._optimizer_hooks)
-        last = last_operations(task)
-        if self._checks.contains_loss(last):
-            return task
-        total = self._total_loss(task)
-        if total is not task:
-            self._checks.check_task(task, last)
-            if self.shifts_decide:
-                self._checks.check_norms(self._masked_model.members)
-            self._checks.mark_loss(total)
-        return total
+        if not torch.compiler.is_compiling():
+            self._masked_model.check_in_place()
+        if self._loss_called and self._optimizer_hooks is None and self.updates_on_step:
+            self._warn_once(
+                "no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before the first step"
+            )
+        self._loss_called = True
+        return self._total_loss(task)
 
     def _total_loss(self, task: Tensor) -> Tensor:
         """Return the task loss together with the method's own."""
@@ -252,7 +243,11 @@ class Pruner(CuttableModel):
 
     def attach(self, optimizer: Optimizer) -> None:
         """Count the optimizer's steps, and run the method's work around each of them, through its hooks."""
-        optimizer = countable(optimizer)
+        if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_post_hooks"):
+            raise ConfigError(
+                f"a pruner is attached to a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach the one that "
+                "steps the weights (of a wrapper, the optimizer inside)."
+            )
         self._masked_model.check_in_place()
         if self._optimizer_hooks is not None:
             if self._optimizer_hooks.optimizer is optimizer:
@@ -291,7 +286,12 @@ class Pruner(CuttableModel):
         return undecayed_biases(self.model, weight_decay)
 
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._checks.after_step(penalised=self.penalised and self.updates_on_step, training=self.model.training)
+        if self.penalised and self.updates_on_step and not self._loss_called:
+            self._warn_once(
+                "an optimizer step ran without pruner.loss(...), so nothing was added to the task loss: call "
+                "loss = pruner.loss(task_loss) before loss.backward(), with the model in training mode"
+            )
+        self._loss_called = False
         # GradScaler calls a fused optimizer even when it skips the step; the flag is then on the optimizer.
         skipped = getattr(optimizer, "found_inf", None)
         self.after_step()
@@ -299,6 +299,11 @@ class Pruner(CuttableModel):
             self.clock.end_step()
         else:
             self.clock.end_step_unless(skipped)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            logger.warning("softprune: %s", message)
 
     # --- the end of the pruner, and its state ---------------------------------------------------------------------
 

@@ -31,11 +31,7 @@ class OptimizerHooks:
     ) -> None:
         self.optimizer = optimizer
         self._trained = trained
-        self._version = trained._version
-        self._stepping = False
         self._before, self._after = before, after
-        # Only this makes step() call hooks. Optimizer.__init__ does it, which timm's Lookahead does not call.
-        optimizer._patch_step_function()  # type: ignore[no-untyped-call]
         self._handles = [
             optimizer.register_step_pre_hook(self._hook(self._before_step)),
             optimizer.register_step_post_hook(self._hook(self._after_step)),
@@ -54,25 +50,12 @@ class OptimizerHooks:
         return None
 
     def _call(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._stepping = True
-        try:
-            result = closure(*args, **kwargs)
-        finally:
-            self._stepping = False
+        result = closure(*args, **kwargs)
         self._before()
         return result
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._after(optimizer)
-        self._version = self._trained._version
-
-    def stepped_by_another(self) -> bool:
-        """Return whether the weights have changed since the last call other than in a step of the optimizer.
-
-        In a closure they are in a step: LBFGS computes several losses in one.
-        """
-        before, self._version = self._version, self._trained._version
-        return before != self._version and not self._stepping
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -89,40 +72,9 @@ class OptimizerHooks:
         return hook
 
 
-def countable(optimizer: Any) -> Optimizer:
-    """Return the optimizer whose steps can be counted: of a wrapper such as Accelerate's or SAM, the one inside."""
-    inner = optimizer if isinstance(optimizer, Optimizer) else None  # a scheduler has an optimizer too, but is none
-    passed: set[int] = set()
-    while (found := _inside(inner)) is not None and id(found) not in passed:  # one inside may know its wrapper
-        passed.add(id(inner))
-        inner = found
-    if not hasattr(inner, "_optimizer_step_post_hooks"):
-        raise ConfigError(
-            f"a pruner is attached to a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach what calls "
-            "step() on the weights (of a wrapper, the optimizer inside)."
-        )
-    return inner  # type: ignore[return-value]
-
-
-def _inside(optimizer: Optimizer | None) -> Optimizer | None:
-    """Return the optimizer of the same parameters that a wrapper has as an attribute, and steps by any method.
-
-    One in a private attribute is the wrapper's own affair: timm's Lookahead changes the weights after it.
-    """
-    held = {} if optimizer is None else vars(optimizer)
-    found = [each for name, each in held.items() if isinstance(each, Optimizer) and not name.startswith("_")]
-    return next((each for each in found if each is not optimizer and _parameters(optimizer) <= _parameters(each)), None)
-
-
-def _parameters(optimizer: Optimizer | None) -> set[int]:
-    """Return the ids of an optimizer's parameters; wrappers may have none of their own."""
-    groups = getattr(optimizer, "param_groups", ())
-    return {id(parameter) for group in groups for parameter in group["params"]}
-
-
 def check_trains(optimizer: Optimizer, sites: Mapping[str, MaskedBatchNorm]) -> None:
     """Raise a ConfigError unless the optimizer trains scale and shift of every site."""
-    owned = _parameters(optimizer)
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     missing = [name for name, bn in sites.items() if id(bn.bias) not in owned or id(bn.weight) not in owned]
     if missing:
         remedy = "make it from pruner.parameter_groups(), or let one of your optimizers train all BatchNorms"
