@@ -139,3 +139,58 @@ def test_networks_are_given_as_modules() -> None:
     for networks in ((Net, Net()), (Net(), Net)):
         with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module\. Got the class Net"):
             sp.verify(*networks, IMAGES)  # type: ignore[arg-type]
+
+
+# --- the network that is returned, in its own precision --------------------------------------------------------------
+
+
+class Folding(nn.Module):
+    """Dropped channels become `constant` at the last layer, whose bias cancels their sum."""
+
+    def __init__(self, constant: float) -> None:
+        super().__init__()
+        self.conv, self.bn, self.second = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.last = nn.Conv2d(8, 4, 1)
+        with torch.no_grad():
+            self.bn.bias[4:], self.second.bias[4:], self.last.weight[:, 4:] = -9.0, constant, 1.0
+            self.last.bias[:] = -4 * constant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(F.relu(self.bn(self.conv(x)))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("constant", [0.0, 2e3])
+def test_the_certificate_holds_the_difference_in_the_own_precision(dtype: torch.dtype, constant: float) -> None:
+    torch.manual_seed(0)
+    model = Folding(constant).to(dtype)
+    pruner = sp.SoftPruner(model, IMAGES)
+    compact, found = pruner.compact(), pruner.certificate
+    assert found is not None
+    assert found.own_difference is not None
+    assert found.own_masked is not None
+    assert (found.dtype, found.own_dtype) == ("float64", str(dtype).removeprefix("torch."))
+    assert found.max_difference <= 1e-10 * found.scale
+    assert found.own_difference <= 8 * max(torch.finfo(dtype).eps, found.own_masked)
+    assert {p.dtype for p in compact.parameters()} == {dtype}
+    assert compact.training
+    assert compact.last.bias.requires_grad
+    assert not any(p.data_ptr() == q.data_ptr() for p in compact.parameters() for q in model.parameters())
+
+
+def test_a_bias_beyond_the_range_of_its_precision_is_refused() -> None:
+    torch.manual_seed(0)
+    model = Folding(0.0).half()
+    pruner = sp.SoftPruner(model, IMAGES)
+    with torch.no_grad():
+        model.second.bias[4:], model.second.bias[0], model.last.weight[:, 0] = 3e4, -6e4, 2.0
+    with pytest.raises(VerificationError, match="must be as close to the outputs in float64 as the masked one"):
+        pruner.compact()
+
+
+def test_outputs_without_a_finite_number_prove_nothing() -> None:
+    plan, masks = cut(Net(), 2)
+    broken = Net()
+    broken.bn.running_var.fill_(-1.0)
+    with pytest.raises(VerificationError, match="finite outputs"):
+        verify_plan(plan, broken, masks, IMAGES)

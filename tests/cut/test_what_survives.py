@@ -10,6 +10,7 @@ import torch
 from comparing import random_masks
 from topologies import TOPOLOGIES, Chain, PreActivation, randomise_
 from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils import _pytree as pytree
 
 from softprune import SoftPruner
@@ -17,6 +18,7 @@ from softprune.cut import apply_plan, make_plan, plans_of, remap_optimizer
 from softprune.cut.selection import read_graph
 from softprune.cut.verify import mask_sites_
 from softprune.errors import PlanError
+from softprune.graph import ConstantOutput
 
 
 @functools.cache
@@ -231,3 +233,13 @@ def test_ddp_wrapped_models_are_found_inside() -> None:
     compact = pruner.compact(model=Wrapper(average))
     assert compact.conv1.out_channels == 1
     assert pruner.compact().conv1.out_channels > 1
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ConvTranspose2d(4, 6, 3)], ids=str)
+def test_tools_that_fold_batchnorms_take_what_stands_in_place_of_a_layer(layer: nn.Module) -> None:
+    constant = ConstantOutput(layer, torch.randn(6)).eval()
+    bn = randomise_(nn.Sequential(nn.BatchNorm2d(6)))[0]  # type: ignore[index]
+    fused = fuse_conv_bn_eval(constant, bn, transpose=isinstance(layer, nn.ConvTranspose2d))  # type: ignore[type-var]
+    x = torch.randn(2, 4, 9, 9)
+    torch.testing.assert_close(fused(x), bn(constant(x)))
+    assert list(fused.state_dict()) == ["value"]

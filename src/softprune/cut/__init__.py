@@ -28,5 +28,6 @@ from softprune.cut.saved import read_plans as read_plans
 from softprune.cut.saved import save as save
 from softprune.cut.saved import saved_path as saved_path
 from softprune.cut.verify import Certificate as Certificate
+from softprune.cut.verify import cut_and_verify as cut_and_verify
 from softprune.cut.verify import verify as verify
 from softprune.cut.verify import verify_plan as verify_plan

@@ -1,8 +1,9 @@
-"""Verify a cut: the compact network computes what the masked network computes, in float64."""
+"""Verify a cut: the compact network computes what the masked network computes, in float64 and in its own precision."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from softprune.cut.comparison import (
     compare,
     one_thread,
     outputs_and_foreign,
+    outputs_of,
     quick_outputs_of,
     random_inputs,
     shapes_of,
@@ -23,11 +25,15 @@ from softprune.errors import ModelError, VerificationError, check_types, few_of
 from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.masks import FixedGate, mask_
 from softprune.masks.sampling import unmask_model_
+from softprune.module_state import state_kept
 
 TOLERANCE = 1e-10
 """Largest difference allowed in float64, relative to the largest output."""
 OWN_TOLERANCE = 1e-5
 """The same for networks that run in their own dtype only."""
+ROUNDINGS, TIMES_MASKED = 8, 8
+"""In its own precision a compact network may be off by this many units of rounding, or by this multiple of what the
+masked network is off by in the same precision."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,22 @@ class Certificate(Comparison):
 
     tolerance: float = TOLERANCE
     dtype: str = "float64"
+    own_dtype: str | None = None
+    """The network's own precision; None where it is `dtype`, or where the masked network does not run in it."""
+    own_difference: float | None = None
+    """Largest difference between the compact network in its own precision and the float64 outputs, by their scale."""
+    own_masked: float | None = None
+    """The same of the masked network: what the precision itself costs."""
 
     def __str__(self) -> str:
+        own = (
+            f"; in {self.own_dtype} {self.own_difference:.1e} of the scale from it, masked {self.own_masked:.1e}"
+            if self.own_dtype
+            else ""
+        )
         return (
             f"masked == compact: largest difference {self.max_difference:.1e} at output scale {self.scale:.1e} "
-            f"({self.dtype}, inputs {'; '.join(self.inputs)})"
+            f"({self.dtype}, inputs {'; '.join(self.inputs)}){own}"
         )
 
 
@@ -61,46 +78,54 @@ class Certificate(Comparison):
 def verify(
     masked: nn.Module, compact: nn.Module, example: ExampleLike, *, tolerance: float = TOLERANCE, seed: int = 0
 ) -> Certificate:
-    """Compare both networks in float64 and eval mode on `example` and on a random input of another size.
+    """Compare both networks in eval mode on `example` and on a random input of another size.
 
-    The random input also has another batch size, and samples of several scales. A network whose forward() runs in its
-    own dtype only is compared in that dtype, to `OWN_TOLERANCE`. Raise a VerificationError that names the first module
-    that differs. Neither network is changed.
+    They are compared in float64, and then each in its own precision with the outputs in float64. The random input also
+    has another batch size, and samples of several scales. A network whose forward() runs in its own dtype only is
+    compared in that dtype, to `OWN_TOLERANCE`. Raise a VerificationError that names the first module that differs.
+    Neither network is changed.
     """
     for network in (masked, compact):
         check_is_module(network)
-
-    def pair(dtype: torch.dtype | None) -> _Pair:
-        return _Pair(
-            lambda: duplicated(masked, lambda copy: _prepare_(copy, dtype)),
-            lambda reference: duplicated(compact, lambda copy: _prepare_(copy, dtype)),
-            (masked, compact),
-        )
-
-    return _certify_wide(pair, example, tolerance, seed)
+    proof = _Proof(lambda change_, share: duplicated(masked, change_, share=share), example, tolerance, seed)
+    found = proof.compare(duplicated(compact, proof.widen_), (masked, compact))
+    return proof.compare_rounded(duplicated(compact, share=True), found)
 
 
 @one_thread()
-def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike) -> Certificate:
-    """Verify that `network` with hard `masks` equals `network` cut by `plan`, as :func:`verify` does.
+def cut_and_verify(
+    plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike
+) -> tuple[nn.Module, Certificate]:
+    """Return `network` cut by `plan`, with the certificate that it equals `network` with hard `masks`.
 
-    Constants that fold into a float32 bias are rounded there, so that a float64 network is cut.
+    One copy is cut in float64, where constants fold without rounding, and compared; that copy is converted to the
+    network's own dtypes, compared again and returned.
     """
+    plan.check_fits(network)
 
-    def pair(dtype: torch.dtype | None) -> _Pair:
-        def reference() -> nn.Module:
-            copy = plain_copy(network, lambda copy: _prepare_(copy, dtype))
+    def masked(change_: Change, share: bool) -> nn.Module:
+        def mask_and_change_(copy: nn.Module) -> None:
+            change_(copy)
             mask_sites_(copy, {**plan.masks(), **masks})  # a site's mask holds for all of its BatchNorms
-            return copy
 
-        def cut_checked_(copy: nn.Module) -> None:
-            _prepare_(copy, dtype)  # a __deepcopy__ of the network's own may have built another network
-            plan.check_fits(copy)
-            cut_(plan, copy)
+        return plain_copy(network, mask_and_change_, share=share)
 
-        return _Pair(reference, lambda masked: plain_copy(masked, share=True), (network,), cut_checked_)
+    proof = _Proof(masked, example, TOLERANCE, 0)
 
-    return _certify_wide(pair, example, TOLERANCE, 0)
+    def widen_and_cut_(copy: nn.Module) -> None:
+        proof.widen_(copy)
+        plan.check_fits(copy)  # a __deepcopy__ of the network's own may have built another network
+        cut_(plan, copy)
+
+    compact = plain_copy(network, widen_and_cut_)
+    found = proof.compare(compact, (network,))
+    _narrow_(compact, network)
+    return compact, proof.compare_rounded(compact, found)
+
+
+def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike) -> Certificate:
+    """Verify that `network` with hard `masks` equals `network` cut by `plan`."""
+    return cut_and_verify(plan, network, masks, example)[1]
 
 
 def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
@@ -119,121 +144,192 @@ def masks_on(model: nn.Module, masks: Mapping[str, Tensor]) -> Iterator[None]:
         unmask_model_(model)
 
 
-def _prepare_(copy: nn.Module, dtype: torch.dtype | None) -> None:
-    """Put a copy of a network into eval mode and, unless it is None, into `dtype`."""
-    (copy if dtype is None else copy.to(dtype)).eval()
+def _narrow_(compact: nn.Module, network: nn.Module) -> None:
+    """Convert the floating tensors of `compact`, which was cut in float64, to the dtypes that `network` has them in.
+
+    What a cut adds (biases, outputs of removed layers) has the dtype of the layer's weight.
+    """
+    dtypes = {name: tensor.dtype for name, tensor in (*network.named_parameters(), *network.named_buffers())}
+    dtypes |= {name: tensor.dtype for name, tensor in network.named_parameters(remove_duplicate=False)}
+
+    def own(path: str, name: str, tensor: Tensor) -> Tensor:
+        prefix = f"{path}." if path else ""
+        dtype = dtypes.get(prefix + name) or dtypes.get(f"{prefix}weight", tensor.dtype)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    for path, module in compact.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                parameter.data = own(path, name, parameter.data)  # stays one where modules share it
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = own(path, name, buffer)
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Two networks to compare, neither of which may read a parameter of the `originals`."""
-
-    reference: Callable[[], nn.Module]
-    candidate: Callable[[nn.Module], nn.Module]
-    """Makes the second network, of the first one before that is called: what forward() remembers proves nothing."""
-    originals: tuple[nn.Module, ...]
-    finish_: Change = lambda candidate: None
-    """Completes the second network when the first one is gone. A large network needs its memory for the cut."""
+def _are_finite(outputs: Iterable[Tensor]) -> bool:
+    return any(bool(output.isfinite().any()) for output in outputs)
 
 
-class _WrongDtype(Exception):
-    """The network does not run in the dtype that was tried first."""
+class _Proof:
+    """What a masked network gives in float64, or in its own dtype where it runs in no other.
 
+    Args:
+        masked: Returns a copy of the network, changed as its first argument says; its second one is whether the copy
+            is only called, and may share the memory of the original.
+    """
 
-def _certify_wide(
-    pair: Callable[[torch.dtype | None], _Pair], example: ExampleLike, tolerance: float, seed: int
-) -> Certificate:
-    """Compare in float64, or in the networks' own dtype where they run in no other."""
-    try:
-        return _certify(pair(torch.float64), example, tolerance, seed)
-    except _WrongDtype:
-        return _certify(pair(None), example, max(tolerance, OWN_TOLERANCE), seed)
-
-
-def _certify(pair: _Pair, example: ExampleLike, tolerance: float, seed: int) -> Certificate:
-    """Compare the two networks of `pair`."""
-    reference = pair.reference()
-    candidate = pair.candidate(reference)
-    accepted = _accepted(reference, Example.of(example).to_model(reference), seed)
-    del reference
-    pair.finish_(candidate)
-    worst, scale, tried = 0.0, 0.0, []
-    for attempt, expected in accepted:
-        shape = shapes_of(attempt)
+    def __init__(
+        self, masked: Callable[[Change, bool], nn.Module], example: ExampleLike, tolerance: float, seed: int
+    ) -> None:
+        self._masked, self._tolerance, self._wide = masked, tolerance, True
+        self._own = masked(nn.Module.eval, True)
+        # Inputs that the own precision holds without rounding.
+        given = Example.of(example).to_model(self._own)
         try:
-            got, foreign = outputs_and_foreign(candidate, attempt, *pair.originals)
-        except Exception as error:
+            self._expected = self._outputs(given, seed)
+        except ModelError:
+            if next((p.dtype for p in self._own.parameters()), None) is torch.float64:
+                raise
+            self._wide, self._tolerance = False, max(tolerance, OWN_TOLERANCE)
+            self._expected = self._outputs(given, seed)
+
+    def widen_(self, copy: nn.Module) -> None:
+        """Convert a copy of the network to the precision in which it is compared."""
+        if self._wide:
+            copy.double()
+
+    def _reference(self) -> nn.Module:
+        return self._masked(self.widen_, False).eval()
+
+    def _outputs(self, given: Example, seed: int) -> list[tuple[Example, list[Tensor]]]:
+        """Return the example and the first random input that the masked network takes, with its outputs."""
+        reference = self._reference()
+
+        def first(attempts: Iterable[Example]) -> tuple[Example, list[Tensor]] | Exception:
+            failure: Exception = ModelError("no input")
+            for attempt in attempts:
+                try:
+                    outputs = quick_outputs_of(reference, attempt.to_model(reference))
+                except Exception as error:
+                    failure = error  # it does not take this size
+                    continue
+                if _are_finite(outputs):
+                    return attempt, outputs
+                failure = VerificationError(
+                    "a network must give finite outputs for a cut to be verified. Got only infinity and NaN on input "
+                    f"{shapes_of(attempt)}. Look at its BatchNorm statistics (a negative running variance?) and at its "
+                    "weights."
+                )
+            return failure
+
+        # More than two samples take time and show nothing new, but some networks take one batch size only.
+        found = first((given.first(2), given))
+        if isinstance(found, VerificationError):
+            raise found
+        if isinstance(found, Exception):
+            raise ModelError(
+                f"a network must run on its example for a cut to be verified. Got {type(found).__name__}: {found}. "
+                "Pass an example that model.eval()(example) accepts."
+            ) from found
+        random = first(random_inputs(found[0], seed))
+        return [found] if isinstance(random, Exception) else [found, random]
+
+    def compare(self, compact: nn.Module, originals: Sequence[nn.Module]) -> Certificate:
+        """Compare `compact`, which may read no parameter of the `originals`, with the masked network."""
+        worst, scale = 0.0, 0.0
+        for example, expected in self._expected:
+            shape = shapes_of(example)
+            try:
+                with state_kept(compact):
+                    got, foreign = outputs_and_foreign(compact.eval(), example.to_model(compact), *originals)
+            except Exception as error:
+                raise VerificationError(
+                    f"a compact network must run wherever the masked one does. Got {type(error).__name__} on input "
+                    f"{shape}: {error}. Nothing was changed; please report the network."
+                ) from error
+            if foreign:
+                raise VerificationError(
+                    "a compact network must compute with its own parameters. Got one that reads "
+                    f"{few_of('', foreign)} of the original: a function in its forward() keeps the original's modules, "
+                    "such as `model.forward = lambda x: ...`. Nothing was changed; write it as a method of a module."
+                )
+            difference, size = compare(by_sample(expected, example), by_sample(got, example))
+            if not difference <= self._tolerance * size:
+                culprit = self._first_difference(compact, example)
+                raise VerificationError(
+                    f"a compact network must equal the masked one to {self._tolerance:g} of its output. Got a "
+                    f"difference of {difference:.3g} at output scale {size:.3g} on input {shape}, first seen at "
+                    f"'{culprit}'. Nothing was changed; exclude that module, and please report the network."
+                )
+            if difference * scale >= worst * size:
+                worst, scale = difference, size
+        dtype = next((p.dtype for p in compact.parameters()), torch.float64)
+        shapes = tuple(shapes_of(example) for example, _ in self._expected)
+        return Certificate(worst, scale, shapes, self._tolerance, str(dtype).removeprefix("torch."))
+
+    def compare_rounded(self, compact: nn.Module, found: Certificate) -> Certificate:
+        """Compare `compact` in its own precision with the outputs in float64, and return the completed certificate.
+
+        Precision limits the masked network as well: what it is off by is the measure. Samples of which it gives
+        infinity or NaN, where float64 does not, are left out.
+        """
+        dtypes = [p.dtype for p in self._own.parameters() if p.is_floating_point()]
+        lowest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
+        if not self._wide or lowest is torch.float64:
+            return found
+        errors = {"masked": 0.0, "compact": 0.0}
+        for example, outputs in self._expected:
+            call, expected = example.to_model(self._own), by_sample(outputs, example)
+            try:
+                masked = by_sample(outputs_of(self._own, call), example)
+            except Exception:
+                return found  # no kernel of this device takes the dtype
+            with state_kept(compact):
+                got = by_sample(outputs_of(compact.eval(), call), example)
+            finite = [compare([a], [b])[0] < math.inf for a, b in zip(expected, masked, strict=True)]
+            if not any(finite):
+                raise VerificationError(
+                    f"a network must give finite outputs in its own precision. Got infinity or NaN in {lowest} on "
+                    f"input {shapes_of(example)}, but not in float64. Prune it in float32: model.float()."
+                )
+            for name, other in (("masked", masked), ("compact", got)):
+                chosen = zip(*((a, b) for a, b, use in zip(expected, other, finite, strict=True) if use), strict=True)
+                difference, scale = compare(*map(list, chosen))
+                errors[name] = max(errors[name], difference / max(scale, 1e-30))
+        bound = max(self._tolerance, ROUNDINGS * torch.finfo(lowest).eps, TIMES_MASKED * errors["masked"])
+        if not errors["compact"] <= bound:
             raise VerificationError(
-                f"a compact network must run wherever the masked one does. Got {type(error).__name__} on input "
-                f"{shape}: {error}. Nothing was changed; please report the network."
-            ) from error
-        if foreign:
-            raise VerificationError(
-                "a compact network must compute with its own parameters. Got one that reads "
-                f"{few_of('', foreign)} of the original: a function in its forward() keeps the original's modules, "
-                "such as `model.forward = lambda x: ...`. Nothing was changed; write it as a method of a module."
+                f"a compact network in {lowest} must be as close to the outputs in float64 as the masked one, which is "
+                f"{errors['masked']:.1e} of their scale off. Got {errors['compact']:.1e}: constants that fold into "
+                f"biases need more precision, or are beyond its range. Nothing was changed; prune it in float32, "
+                "model.float(), and keep the compact network there."
             )
-        difference, size = compare(by_sample(expected, attempt), by_sample(got, attempt))
-        if not difference <= tolerance * size:
-            culprit = _first_difference(pair.reference(), candidate, attempt, tolerance)
-            raise VerificationError(
-                f"a compact network must equal the masked one to {tolerance:g} of its output. Got a difference of "
-                f"{difference:.3g} at output scale {size:.3g} on input {shape}, first seen at '{culprit}'. Nothing was "
-                "changed; exclude that module from pruning, and please report the network."
-            )
-        if difference * scale >= worst * size:
-            worst, scale = difference, size
-        tried.append(shape)
-    dtype = next((p.dtype for p in candidate.parameters()), torch.float64)
-    return Certificate(worst, scale, tuple(tried), tolerance, str(dtype).removeprefix("torch."))
+        own = str(lowest).removeprefix("torch.")
+        return replace(found, own_dtype=own, own_difference=errors["compact"], own_masked=errors["masked"])
 
-
-def _accepted(reference: nn.Module, given: Example, seed: int) -> list[tuple[Example, list[Tensor]]]:
-    """Return the example and the first random input that the reference takes, with its outputs."""
-    # More than two samples take time and show nothing new, but some networks take one batch size only.
-    for example in (given.first(2), given):
-        try:
-            found = [(example, quick_outputs_of(reference, example))]
-            break
-        except Exception as error:
-            failure = error
-    else:
-        if any(parameter.dtype == torch.float64 for parameter in reference.parameters()):
-            raise _WrongDtype from failure
-        raise ModelError(
-            "a network must run on its example for a cut to be verified. Got "
-            f"{type(failure).__name__}: {failure}. Pass an example that model.eval()(example) accepts."
-        ) from failure
-    for attempt in random_inputs(found[0][0], seed):
-        try:
-            return [*found, (attempt, quick_outputs_of(reference, attempt))]
-        except Exception:
-            continue  # the dense network itself does not take this size
-    return found
-
-
-def _first_difference(reference: nn.Module, candidate: nn.Module, example: Example, tolerance: float) -> str:
-    """Return the first cut module, in order of execution, whose kept outputs differ."""
-    if not plans_of(candidate):
+    def _first_difference(self, compact: nn.Module, example: Example) -> str:
+        """Return the first cut module, in order of execution, whose kept outputs differ."""
+        if not plans_of(compact):
+            return "the model's own forward"
+        plan = plans_of(compact)[-1]
+        names = [name for name, cut in plan.modules.items() if not cut.void and name not in plan.floored]
+        compact.eval()
+        expected, got = (_outputs_by_module(network, names, example) for network in (self._reference(), compact))
+        for name, dense in expected.items():
+            small = got.get(name)
+            if not isinstance(dense, Tensor) or not isinstance(small, Tensor):
+                continue
+            dim = -1 if plan.modules[name].kind == "linear" else 1
+            if dense.shape[dim] != plan.modules[name].width_out:
+                continue  # the reference is not what the network was cut from
+            kept = dense.index_select(dim, torch.tensor(plan.modules[name].outputs, device=dense.device))
+            difference, size = compare([kept], [small])
+            if not difference <= self._tolerance * size:
+                return name
         return "the model's own forward"
-    plan = plans_of(candidate)[-1]
-    names = [name for name, cut in plan.modules.items() if not cut.void and name not in plan.floored]
-    expected, got = _outputs(reference, names, example), _outputs(candidate, names, example)
-    for name, dense in expected.items():
-        small = got.get(name)
-        if not isinstance(dense, Tensor) or not isinstance(small, Tensor):
-            continue
-        dim = -1 if plan.modules[name].kind == "linear" else 1
-        if dense.shape[dim] != plan.modules[name].width_out:
-            continue  # the reference is not what the candidate was cut from
-        kept = dense.index_select(dim, torch.tensor(plan.modules[name].outputs, device=dense.device))
-        difference, size = compare([kept], [small])
-        if not difference <= tolerance * size:
-            return name
-    return "the model's own forward"
 
 
-def _outputs(model: nn.Module, names: Sequence[str], example: Example) -> dict[str, Any]:
+def _outputs_by_module(model: nn.Module, names: Sequence[str], example: Example) -> dict[str, Any]:
     """Return the output of each module's first call, in order of the calls. `model` is a copy and keeps the hooks."""
     outputs: dict[str, Any] = {}
 
@@ -242,5 +338,5 @@ def _outputs(model: nn.Module, names: Sequence[str], example: Example) -> dict[s
 
     for name in names:
         model.get_submodule(name).register_forward_hook(remember(name))
-    quick_outputs_of(model, example)
+    quick_outputs_of(model, example.to_model(model))
     return outputs

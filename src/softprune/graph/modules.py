@@ -92,11 +92,31 @@ class ConstantOutput(nn.Module):
         self.register_buffer("value", value)
         self.transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
         self.geometry: tuple[tuple[int, int, int, int], ...] = ()
+        self.groups = 1
         if isinstance(layer, nn.modules.conv._ConvNd):
             self.geometry = tuple(_axis(layer, axis) for axis in range(len(layer.kernel_size)))
             # forward() may read them, for example to pad as TensorFlow does.
             for name in ("kernel_size", "stride", "padding", "dilation", "output_padding"):
                 setattr(self, name, getattr(layer, name))
+
+    # Tools that fold a BatchNorm into the layer before it read these two and set them.
+
+    @property
+    def weight(self) -> Tensor:
+        """A weight that reads no input channel, and so has no elements."""
+        channels = (0, len(self.value)) if self.transposed else (len(self.value), 0)
+        return self.value.new_zeros(*channels, *getattr(self, "kernel_size", ()))
+
+    @property
+    def bias(self) -> Tensor:
+        """The constant of each channel."""
+        return self.value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "bias":
+            name, value = "value", value.detach()
+        if name != "weight":
+            super().__setattr__(name, value)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         if not self.geometry:

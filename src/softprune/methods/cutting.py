@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.budget import PrunableNetwork
-from softprune.cut import Certificate, PrunePlan, apply_plan, make_plan, verify_plan, without_gc
+from softprune.cut import Certificate, PrunePlan, cut_and_verify, make_plan, without_gc
 from softprune.graph import ChannelGraph, Site
 from softprune.graph.example import Example
 from softprune.log import get_logger
@@ -212,9 +212,8 @@ class CuttableModel(HookOwner):
                 "compact network, or copy the network (for an EMA) after the pruner is made"
             )
         plan, network, masks = self._plan_cut(model, round_to, gathers)
-        self.certificate = verify_plan(plan, network, masks, self.example)
+        compact, self.certificate = cut_and_verify(plan, network, masks, self.example)
         logger.info("%s", self.certificate)
-        compact = apply_plan(plan, network)
         if plan.macs == 0:
             logger.warning(
                 "softprune: every path to an output is dead and the network is a constant; %s",
