@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
-from softprune.cut import ModuleCut, PrunePlan
 from softprune.cut.comparison import one_thread
 from softprune.cut.constants import FloatArray, constant_contribution
-from softprune.cut.plan import model_shapes
+from softprune.cut.cuts import ModuleCut
+from softprune.cut.plan import PrunePlan, model_shapes
 from softprune.errors import ModelError, PlanError
 from softprune.graph.modules import ConstantOutput, Select, select_input
 from softprune.masks.sampling import unmask_model_

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from softprune.cut import PrunePlan
 from softprune.cut.apply import plans_of, slice_named
+from softprune.cut.plan import PrunePlan
 from softprune.errors import PlanError
 from softprune.log import get_logger
 

@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from softprune.cut import PrunePlan
 from softprune.cut.apply import apply_plan, changed_since_the_cut, plans_of
+from softprune.cut.plan import PrunePlan
 from softprune.errors import ConfigError, FileFormatError, ModelError, PlanError
 from softprune.graph import check_is_bare, check_is_module
 from softprune.io import write_atomically

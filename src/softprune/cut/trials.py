@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.cut import make_plan, required_sites
 from softprune.cut.apply import cut_, plain_copy
+from softprune.cut.build import make_plan
 from softprune.cut.comparison import by_sample, compare, noise, outputs_and_foreign, quick_outputs_of, smallest
+from softprune.cut.coupling import required_sites
 from softprune.cut.verify import mask_sites_, masks_on
 from softprune.errors import ModelError, few_of, first_line
 from softprune.graph import ChannelGraph, Example

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from softprune.cut import PrunePlan
 from softprune.cut.apply import Change, cut_, duplicated, plain_copy, plans_of
 from softprune.cut.comparison import (
     by_sample,
@@ -21,6 +20,7 @@ from softprune.cut.comparison import (
     random_inputs,
     shapes_of,
 )
+from softprune.cut.plan import PrunePlan
 from softprune.errors import ModelError, VerificationError, check_types, few_of
 from softprune.graph import Example, ExampleLike, check_is_module
 from softprune.masks import FixedGate, mask_
