@@ -1,9 +1,9 @@
-"""Rows of the paper without a record, and the queue of runs for the next GPU hours.
+"""Rows of the paper without a record, with their prices in GPU minutes.
 
     python benchmarks/missing.py
 
 Compares the rows of the paper's tables, and the runs that are wanted besides, with the records under results/. Writes
-results/MISSING.md and results/QUEUE.md.
+results/MISSING.md.
 """
 
 import shlex
@@ -153,15 +153,6 @@ QUEUE = (
 """Most wanted first: what adds most rows of the paper's tables in a GPU minute. DenseNet-40, which can be resumed,
 comes after networks that cannot, and so fills the ends of sessions."""
 
-NEXT = (
-    "--runs gpu-runs --first cifar100-densenet40-scp-s2 cifar100-densenet40-scp-s1 --only 'cifar100-densenet40-*' "
-    "--most 2 --seconds 1560",
-    "--first tinyimagenet-resnet50-scp-ft-strength4.48e-5 --only 'tinyimagenet-*'",
-)
-"""Options of prepare.py for the next sessions: DenseNet-40, with two minutes for `tests.sh -n 8 -m gpu`; ResNet-50.
-
-DenseNet-40 two at a time: six runs side by side gained little (the eighteenth session), and all end late."""
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -265,30 +256,6 @@ def _command_of(row: PaperFigures) -> str:
     return f"{name}-ft" if f"{name}-ft" in planned() and not name.endswith("-fpgm") else name
 
 
-def queue_page(there: set[tuple[str, int]]) -> str:
-    """The wanted runs without a record, most wanted first, as Markdown."""
-    lines = [
-        "# Queue of GPU runs",
-        "",
-        "Runs that are wanted and have no record, most wanted first, with prices in GPU minutes (one H200, alone) and",
-        "the rows of the paper's tables that each adds. `benchmarks/gpu/` runs them side by side, resumes those that",
-        "were cut off, and brings the records to `results/NAME-sSEED/`. Then run `python benchmarks/missing.py`, which",
-        "writes this page. Proposed for the next sessions of 1,690 s (add `--plan 1` to see which runs would end):",
-        "",
-        *(f"{number}. `python benchmarks/gpu/prepare.py {options}`" for number, options in enumerate(NEXT, start=1)),
-    ]
-    rows = new_rows(there)
-    for wanted in QUEUE:
-        open_runs = [(name, seed) for name, seeds in wanted.runs for seed in seeds if (name, seed) not in there]
-        if not open_runs:
-            continue
-        total = sum(planned()[name].price.work for name, _ in open_runs) / 60
-        lines += ["", f"## {wanted.title}", "", f"{wanted.goal} {len(open_runs)} runs, {total:.0f} minutes.", ""]
-        lines += ["| run | rows | minutes | command |", "|---|---:|---:|---|"]
-        lines += [_line(f"{name}, seed {seed} | {rows[name]}", name, seed) for name, seed in open_runs]
-    return "\n".join(lines) + "\n"
-
-
 def _line(title: str, name: str, seed: int = 0) -> str:
     run = planned()[name]
     return f"| {title} | {run.price.work / 60:.1f} | `{run.command} --seed {seed} --data-dir data` |"
@@ -296,4 +263,3 @@ def _line(title: str, name: str, seed: int = 0) -> str:
 
 if __name__ == "__main__":
     (RESULTS / "MISSING.md").write_text(missing_page(measured()), encoding="utf-8")
-    (RESULTS / "QUEUE.md").write_text(queue_page(measured()), encoding="utf-8")

@@ -47,7 +47,7 @@ def wanted_runs(only: list[str], first: list[str]) -> list[tuple[str, int]]:
     found = missing.wanted_runs(missing.measured())
     unknown = sorted(set(first) - {name for name, _ in found})
     if unknown:
-        raise SystemExit(f"--first must name runs of results/QUEUE.md. Got {', '.join(unknown)}.")
+        raise SystemExit(f"--first must name runs that benchmarks/missing.py wants. Got {', '.join(unknown)}.")
     found = [run for run in found if run[0] in first or any(fnmatch.fnmatch(run[0], each) for each in only or ["*"])]
     return sorted(found, key=lambda run: first.index(run[0]) if run[0] in first else len(first))
 
@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> None:
         return
     found, sets = select(jobs(wanted, options.runs), plans[0])
     if not sets:
-        raise SystemExit(f"No run of results/QUEUE.md would end in {options.seconds} s. Change --seconds or --only.")
+        raise SystemExit(f"No wanted run would end in {options.seconds} s. Change --seconds or --only.")
     get_packages(REPOSITORY / "gpu-wheels")
     job = REPOSITORY / "gpu-job"
     job.mkdir(exist_ok=True)

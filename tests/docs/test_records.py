@@ -2,14 +2,12 @@
 
 import importlib.util
 import json
-import shlex
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from softprune.lab.cli import main
-from softprune.lab.config.recipes import load_recipe
 from softprune.lab.report import paper_table_rows
 
 ROOT = Path(__file__).parents[2]
@@ -63,20 +61,6 @@ def test_what_is_missing_is_listed() -> None:
     names = {name for name, _ in there}
     for row in paper_table_rows():
         assert (f"| {row.recipe} |" in page) == (row.recipe not in names and row.stand_in not in names)
-
-
-def test_the_queue_lists_what_has_no_record() -> None:
-    module = script("missing")
-    there = module.measured()
-    page = (module.RESULTS / "QUEUE.md").read_text()
-    assert page == module.queue_page(there), "run python benchmarks/missing.py"
-    for name, seed in there:
-        assert f"| {name}, seed {seed} |" not in page
-    commands = [line.split("`")[1] for line in page.splitlines() if "`softprune train" in line]
-    assert commands
-    for command in commands:
-        words = shlex.split(command)
-        load_recipe(words[2], [words[i + 1] for i, word in enumerate(words) if word == "--set"])
 
 
 def test_figure_4_is_drawn_from_the_records() -> None:

@@ -73,7 +73,7 @@ def test_a_loss_that_diverged_is_unknown() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("**/result.json")), ids=lambda p: p.parent.name)
 def test_every_record_of_the_repository_is_one(path: Path) -> None:
     run = load_run(path.parent)
-    assert len(run.epochs) == run.config.train.epochs + run.config.finetune.epochs
+    assert run.epochs[-1].number == run.config.train.epochs + run.config.finetune.epochs
     assert (run.name, run.seed) == (run.config.name, run.config.seed)
 
 

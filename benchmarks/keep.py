@@ -1,0 +1,185 @@
+"""Keep the record of a finished run under results/, slim, and list it in results/runs.csv.
+
+    python benchmarks/keep.py RUN ... [--network] [--name NAME]
+
+A kept record has what tables and figures need: configuration, environment, cost, final metrics and a line per epoch.
+Channels' histories, layers and sessions stay in the folder of the run. `--network` keeps the compact network as well
+(of a dense run its weights), convolutions and linear layers in float16. Without a RUN the list is written again.
+"""
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from softprune.cut.saved import DOCUMENT, signed
+from softprune.io import write_atomically
+from softprune.lab.config.settings import RunConfig
+from softprune.lab.runs.folder import RunFolder
+from softprune.lab.runs.reading import Run, load_run
+from softprune.lab.runs.result import Result
+
+RESULTS = Path(__file__).parents[1] / "results"
+LARGEST = 60_000
+"""Bytes of a kept record."""
+DROPPED = ("modules", "sessions")
+PER_CHANNEL = ("beta", "gamma", "keep")
+EPOCH = (
+    *("epoch", "phase", "decided", "step", "lr", "strength", "margin", "channels", "params", "macs"),
+    *("train_loss", "train_top1", "test_loss", "test_top1", "test_top5", "seconds", "images_per_second"),
+)
+"""Kept of an epoch, in this order."""
+COLUMNS = (
+    *("folder", "name", "recipe", "network", "data", "method", "strength", "target", "seed", "epochs"),
+    *("finetune_epochs", "dense_top1", "best_top1", "last_top1", "compact_top1", "macs_kept", "paper_flops_cut"),
+    *("params_kept", "channels_kept", "minutes", "device", "precision", "commit", "clean", "finished", "note"),
+)
+
+
+def slim(record: Result) -> dict[str, Any]:
+    """Return the content of a kept result.json. It reads back as a `Result`."""
+    values = record.model_dump(mode="json", exclude=set(DROPPED))
+    if record.inputs and len(record.inputs.classes) > 10:
+        del values["inputs"]
+    values["config"] = _differences(values["config"], RunConfig().model_dump(mode="json"))
+    values["sites"] = [
+        {key: value for key, value in site.items() if key not in PER_CHANNEL} for site in values["sites"]
+    ]
+    values["epochs"] = [_epoch(row) for row in values["epochs"]]
+    return values
+
+
+def _differences(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from the defaults."""
+    found = {}
+    for key, value in values.items():
+        default = defaults.get(key)
+        if isinstance(value, dict) and isinstance(default, dict) and default:
+            value, default = _differences(value, default), {}
+        if value != default:
+            found[key] = value
+    return found
+
+
+def _epoch(row: dict[str, Any]) -> dict[str, Any]:
+    values = {key: row[key] for key in EPOCH if row[key] is not None and row[key] is not True and row[key] != "train"}
+    return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in values.items()}
+
+
+def text_of(record: Result) -> str:
+    """Return a kept result.json: a line per entry, and per epoch and site. A long training keeps every second epoch."""
+    values = slim(record)
+    while len(text := _lines(values)) > LARGEST:
+        values["epochs"] = [*values["epochs"][:-1:2], values["epochs"][-1]]
+    return text
+
+
+def _lines(values: dict[str, Any]) -> str:
+    lines = []
+    for key, value in values.items():
+        if isinstance(value, list):
+            rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in value)
+            lines.append(f"{json.dumps(key)}: [\n{rows}\n]")
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def halved(content: bytes) -> bytes:
+    """Return a safetensors file with its convolutions and linear layers in float16."""
+    tensors = {
+        name: tensor.half() if tensor.is_floating_point() and tensor.dim() > 1 else tensor
+        for name, tensor in safetensors.torch.load(content).items()
+    }
+    size = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+    if DOCUMENT in metadata:  # a compact network: its plans stay
+        return signed(tensors, json.loads(metadata[DOCUMENT]))
+    return safetensors.torch.save(tensors, metadata=metadata)
+
+
+def keep(run: Path, *, name: str = "", network: bool = False, results: Path = RESULTS) -> Path:
+    """Write the record of a finished run to results/NAME-sSEED and return that folder."""
+    record = RunFolder(run).read_result()
+    if name:
+        record = record.model_copy(update={"name": name, "config": record.config.replace(name=name)})
+    folder = results / f"{record.name}-s{record.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(text_of(record), encoding="utf-8")
+    if network:
+        file = "dense.safetensors" if record.method == "dense" else "compact.safetensors"
+        write_atomically(folder / file, halved((run / file).read_bytes()), then="keep the run again")
+    return folder
+
+
+def row_of(run: Run, folder: str) -> dict[str, Any]:
+    """Return the row of a run in runs.csv."""
+    method, train = run.config.method, run.config.train
+    environment = run.environment
+    revision = environment.git if environment else None
+    flops = None
+    if run.dense.paper_flops and run.compact.paper_flops:
+        flops = f"{100 - 100 * run.compact.paper_flops / run.dense.paper_flops:.2f}"
+    words = run.command.split()
+    return {
+        "folder": folder,
+        "name": run.name,
+        "recipe": words[2] if words[:2] == ["softprune", "train"] and len(words) > 2 else "",
+        "network": run.model,
+        "data": run.data,
+        "method": run.method,
+        "strength": "" if method.target or run.method == "dense" else f"{method.strength:g}",
+        "target": " ".join(f"{key}={value:g}" for key, value in method.target.items()),
+        "seed": run.seed,
+        "epochs": train.epochs,
+        "finetune_epochs": run.config.finetune.epochs,
+        "dense_top1": _number(run.dense_top1),
+        "best_top1": _number(run.best.top1 if run.best else None),
+        "last_top1": _number(run.last.top1 if run.last else None),
+        "compact_top1": _number(run.compact_top1),
+        "macs_kept": f"{run.compact.macs / run.dense.macs:.4f}",
+        "paper_flops_cut": flops or "",
+        "params_kept": f"{run.compact.params / run.dense.params:.4f}",
+        "channels_kept": f"{run.compact.channels / run.dense.channels:.4f}",
+        "minutes": f"{(run.wall_seconds or 0) / 60:.1f}",
+        "device": environment.device if environment else "",
+        "precision": train.precision,
+        "commit": revision.commit[:12] if revision else "",
+        "clean": "" if revision is None else "no" if revision.changed else "yes",
+        "finished": run.finished[:10],
+        "note": "",
+    }
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def write_list(results: Path = RESULTS) -> None:
+    """Write runs.csv: a row per kept record, and the earlier rows of runs without one."""
+    file = results / "runs.csv"
+    earlier = list(csv.DictReader(file.open(encoding="utf-8"))) if file.is_file() else []
+    notes = {row["folder"]: row["note"] for row in earlier if row["folder"]}
+    rows = [row for row in earlier if not row["folder"]]
+    for path in results.glob("**/result.json"):
+        folder = path.parent.relative_to(results).as_posix()
+        rows.append({**row_of(load_run(path.parent), folder), "note": notes.get(folder, "")})
+    rows.sort(key=lambda row: (row["data"], row["network"], row["name"], int(row["seed"]), row["finished"]))
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--network", action="store_true")
+    parser.add_argument("--name", default="")
+    given = parser.parse_args()
+    for each in given.runs:
+        print(keep(each, name=given.name, network=given.network))
+    write_list()
