@@ -27,7 +27,7 @@ from softprune.lab.data.registry import DATASETS
 from softprune.lab.runs.folder import RunFolder, check_folder_name, check_not_url, own_code
 from softprune.lab.runs.weights import check_weights_exist
 from softprune.lab.sweep.search import Search, read_search
-from softprune.lab.train.pruner import check_latency_table, check_method
+from softprune.lab.train.pruner import check_method
 from softprune.lab.train.run import absolute_paths
 
 _TOP = ("name", "grid", "run", "search")
@@ -194,7 +194,6 @@ def _cells_of(
 def _check_config(config: RunConfig, search: Search | None, after: Cell | None) -> None:
     """Raise what the run itself would raise before training, apart from what the data shows."""
     check_method(config.method, compact_at=config.train.compact_at)
-    check_latency_table(config.method)
     check_name("model.name", config.model.name, models.REGISTRY, options=config.model.options)
     check_name("data.name", config.data.name, DATASETS, options=config.data.options)
     if after is None and config.model.weights not in ("", BASELINE):
