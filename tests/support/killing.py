@@ -49,7 +49,7 @@ seed = [0, 1]
 [[run]]
 name = "scp"
 recipe = "tiny.toml"
-set = { "train.epochs" = 2, "records.checkpoint_steps" = 7 }
+set = { "train.epochs" = 2, "records.checkpoint_epochs" = 1 }
 """
 
 

@@ -243,7 +243,7 @@ def test_a_stop_lets_runs_on_ray_save(cluster: Any, tmp_path: Path, monkeypatch:
     tiny_recipe(tmp_path)
     (tmp_path / "s.toml").write_text(
         "[grid]\nseed = [0, 1, 2]\n[[run]]\nrecipe = 'tiny.toml'\n"
-        "set = { 'train.epochs' = 2000, 'records.checkpoint_steps' = 5 }"
+        "set = { 'train.epochs' = 2000, 'records.checkpoint_epochs' = 1 }"
     )
     sweep = read_sweep("s.toml")
     runner = SweepRunner(sweep, RayExecutor(RayOptions(address=cluster[0]), sweep.folder))

@@ -80,7 +80,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     length = comment.start() - 2
     digest = hashlib.sha256(memoryview(content)[:length])
     digest.update(b"\0\0")
-    if digest.hexdigest().encode() != comment[2]:
+    right_length = content[length : comment.start()] == len(comment[0]).to_bytes(2, "little")
+    if not right_length or digest.hexdigest().encode() != comment[2]:
         raise _DamagedError(f"A checkpoint must match its checksum. Got a damaged file at {path}.")
     try:
         state = load_tensors(io.BytesIO(content))
