@@ -26,7 +26,7 @@ help:
 	@echo "make lint      lint and format only"
 	@echo "make property  1,000 random networks: cuts exact, targets met or refused; resumes where it was stopped"
 	@echo "make fuzz      10,000 mutated inputs over every file format and option; resumes where it was stopped"
-	@echo "make kill      200 kills of training, save, export, report and sweep: the same bits afterwards"
+	@echo "make kill      200 kills of training, save, export and report: the same bits afterwards"
 	@echo "make zoo       every torchvision CNN and timm family: channels cut at random, verified exact; writes benchmarks/records/zoo.md (an hour)"
 	@echo "make packages  80 networks of pytorchcv, MONAI, ultralytics and others: exact, refused or failed (half an hour)"
 	@echo "make docs      the documentation site in build/site; broken links fail"

@@ -1,4 +1,4 @@
-"""Kill training, fine-tuning, save, export, report and sweep with SIGKILL, repeat them, and compare bit for bit.
+"""Kill training, fine-tuning, save, export and report with SIGKILL, repeat them, and compare bit for bit.
 
     python benchmarks/kill.py [--kills 200] [--seed 0] [--actions train,save] [--set train.deterministic=true ...]
 
@@ -9,7 +9,6 @@ commit continue. Writes benchmarks/records/kill.json.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
@@ -27,9 +26,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent / "tests" / "support")
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-SHARES = {
-    "train": 0.34, "finetune": 0.2, "save": 0.12, "export": 0.1, "report": 0.12, "sweep": 0.08, "sweep on ray": 0.04,
-}  # fmt: skip
+SHARES = {"train": 0.4, "finetune": 0.24, "save": 0.12, "export": 0.12, "report": 0.12}
 _PART = 14
 
 
@@ -45,14 +42,12 @@ def main() -> None:
     parser.add_argument("--record", type=Path, default=HERE / "records" / "kill.json")
     options = parser.parse_args()
 
-    from killing import kill_and_repeat, kill_sweep
+    from killing import kill_and_repeat
 
     from softprune.distributed import pick_device
     from softprune.lab.runs.environment import describe_environment
 
     names = options.actions.split(",")
-    if importlib.util.find_spec("ray") is None:
-        names = [name for name in names if name != "sweep on ray"]
     began, code = time.monotonic(), revision("src", "benchmarks", "tests/support")
     done = _read_state(options.state, code)
     for name, part, kills in (parts := _parts(names, options.kills)):
@@ -63,10 +58,7 @@ def main() -> None:
             sys.exit(75)
         started, seed = time.monotonic(), 1000 * options.seed + part
         with tempfile.TemporaryDirectory() as folder:
-            if name.startswith("sweep"):
-                tally = kill_sweep(Path(folder), kills, seed, "ray" if name.endswith("ray") else "local")
-            else:
-                tally = kill_and_repeat(name, Path(folder), kills, seed, tuple(options.overrides))
+            tally = kill_and_repeat(name, Path(folder), kills, seed, tuple(options.overrides))
         row = done[f"{name}/{part}"] = {
             "kills": tally.kills,
             "half_written": tally.half_written,

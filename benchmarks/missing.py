@@ -21,7 +21,7 @@ from softprune.lab.config.recipes import load_recipe, recipe_files
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.report import PaperFigures, paper_table_rows
 from softprune.lab.runs.folder import RunFolder
-from softprune.lab.sweep.grid import read_sweep
+from softprune.lab.sweep import read_sweep
 
 RESULTS = Path(__file__).parents[1] / "results"
 SETTINGS = ("train.precision=bf16", "train.channels_last=true")

@@ -80,27 +80,6 @@ def waiting() -> str:
     return "\n".join([*lines, "", textwrap.fill(remarks, 120)])
 
 
-def sweep() -> str:
-    """Return the wall time of a sweep on Ray and on the local pool, and what they add to a run."""
-    record = _record("ray_sweep")
-    wall, each = record["seconds"], record["seconds_per_run"]
-    titles = {
-        "one_after_another": "one after another",
-        "pool_of_2": "local pool, `--jobs 2`",
-        "ray_2_nodes": "Ray, two nodes with one core each",
-        "ray_node_killed": "Ray, one of the nodes killed with SIGKILL in mid-run",
-        "second_call": "the same command again, on Ray",
-    }
-    lines = [f"| {record['runs']} runs of {record['epochs']} epochs | wall time |", "|---|---:|"]
-    lines += [f"| {title} | {wall[key]:.1f} s |" for key, title in titles.items()]
-    noise = " A value below zero is within the noise." if min(each.values()) < 0 else ""
-    remarks = (
-        f"A process that does nothing takes {each['process']:.2f} s. The pool adds {each['pool']:.2f} s to it, Ray "
-        f"{each['ray']:.2f} s.{noise} Joining the cluster takes {each['ray_join']:.1f} s, once."
-    )
-    return "\n".join([*lines, "", textwrap.fill(remarks, 120)])
-
-
 def imagenet() -> str:
     """Return the plan for ResNet-50 on ImageNet."""
     rows = _record("latency-h200")["rows"]
@@ -149,13 +128,7 @@ def runs() -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "loaders": loaders,
-    "waiting": waiting,
-    "sweep": sweep,
-    "imagenet": imagenet,
-    "runs": runs,
-}
+TABLES: dict[str, Callable[[], str]] = {"loaders": loaders, "waiting": waiting, "imagenet": imagenet, "runs": runs}
 
 
 def with_tables(text: str) -> str:

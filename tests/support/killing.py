@@ -12,15 +12,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 from dying import KINDS, WAYS, Death
 from forked import perform
@@ -38,19 +35,10 @@ SETTINGS = {
 """The actions, and the settings of their runs."""
 _LARGEST_NUMBER = 8
 """Of an operation of one kind: after a few kills a run has not many left."""
-_KILLS_IN_A_ROW = {"train": 10, "finetune": 10, "save": 3, "export": 5, "report": 3, "sweep": 4}
+_KILLS_IN_A_ROW = {"train": 10, "finetune": 10, "save": 3, "export": 5, "report": 3}
 """Kills before an action is left to end. A single file is checked after every one of them."""
 WHOLE, KILLED = "undisturbed-run", "killed-run"
 """Folders. Pages show their names, which no page has otherwise."""
-
-SWEEP = """
-[grid]
-seed = [0, 1]
-[[run]]
-name = "scp"
-recipe = "tiny.toml"
-set = { "train.epochs" = 2, "records.checkpoint_epochs" = 1 }
-"""
 
 
 @dataclass
@@ -182,117 +170,6 @@ def compare_runs(whole: Path, killed: Path) -> None:
     assert first.compact.read_bytes() == second.compact.read_bytes()
     leftovers = [str(path.relative_to(killed)) for path in killed.rglob(".*.tmp")]
     assert not leftovers, leftovers
-
-
-def kill_sweep(work: Path, kills: int, seed: int = 0, on: str = "local") -> Tally:
-    """Kill a sweep at random times: the sweep, its runs, both, or on Ray a worker or a node. Repeat and compare."""
-    tiny_recipe(work)
-    (work / "sweep.toml").write_text(SWEEP)
-    rng, tally = random.Random(f"{seed}/sweep/{on}"), Tally()
-    with _cluster(on) as cluster:
-        options = ["--on", "ray", "--address", cluster.address] if cluster is not None else []
-        began = time.monotonic()
-        assert _sweep(work, "whole", []).wait() == 0
-        duration = time.monotonic() - began
-        kinds = ("the sweep", "a run", "the sweep and its runs", *(("a worker", "a node") if cluster else ()))
-        victims = itertools.cycle(kinds)
-        while tally.kills < kills:
-            shutil.rmtree(work / "killed", ignore_errors=True)
-            for _ in range(min(_KILLS_IN_A_ROW["sweep"], kills - tally.kills)):
-                process, victim = _sweep(work, "killed", options), next(victims)
-                deadline = time.monotonic() + 4 * duration + 60
-                while not (runs := _runs_in(work)) and process.poll() is None and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(rng.uniform(0, 0.4) * duration)
-                    break  # done before the kill
-                tally.points[f"random time, {victim}"] += _kill(victim, process, _runs_in(work) or runs, cluster)
-                if victim not in ("a worker", "a node"):
-                    process.wait()
-                else:  # the sweep itself resumes the run elsewhere
-                    with tally.noting(f"sweep after the kill of {victim}"):
-                        _wait(process, 10 * duration + 120)
-            with tally.noting(f"sweep on {on}"):
-                # A run that failed by a kill makes the exit code 1; the next call resumes it.
-                codes = [1]
-                while codes[-1] and len(codes) < 5:
-                    codes.append(_sweep(work, "killed", options).wait())
-                assert not codes[-1], f"exit codes {codes[1:]}"
-                for path in sorted((work / "whole").glob("scp-*")):
-                    compare_runs(path, work / "killed" / path.name)
-                    tally.compared += 1
-    return tally
-
-
-@contextlib.contextmanager
-def _cluster(on: str) -> Iterator[Any]:
-    """Yield a Ray cluster on this machine with one node that can run something, or None."""
-    if on == "local":
-        yield None
-        return
-    import ray
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        cluster.add_node(num_cpus=1)
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-
-
-def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        raise AssertionError(f"it did not end in {seconds:.0f} s") from None
-
-
-def _kill(victim: str, process: "subprocess.Popen[bytes]", runs: list[int], cluster: Any) -> bool:
-    """Kill a victim with SIGKILL; return whether there was one."""
-    if victim == "a node":
-        lost = next(iter(cluster.worker_nodes))
-        cluster.add_node(num_cpus=1)
-        cluster.remove_node(lost, allow_graceful=False)
-        return True
-    targets = {
-        "the sweep": [process.pid],
-        "a run": runs[:1],
-        "the sweep and its runs": [process.pid, *runs],
-        "a worker": [parent for run in runs[:1] if (parent := _parent(run)) is not None],
-    }[victim]
-    for target in targets:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(target, signal.SIGKILL)
-    return bool(targets)
-
-
-def _sweep(work: Path, out: str, options: list[str]) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "softprune", "sweep", "sweep.toml", "--out", out, "--device", "cpu", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{work}"}
-    return subprocess.Popen(command, cwd=work, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def _runs_in(work: Path) -> list[int]:
-    """Return the processes that train in the folder ``work``, whoever started them."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and os.readlink(entry / "cwd") == str(work.resolve()):
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                if b"softprune" in words and (b"train" in words or b"resume" in words):
-                    found.append(int(entry.name))
-    return found
-
-
-def _parent(process: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
 
 
 def fork_server() -> ForkServerContext:

@@ -11,7 +11,6 @@ import torch
 
 from softprune.lab.cli.output import error_line, print_table
 from softprune.lab.runs.checkpoint import read_newest, save_checkpoint
-from softprune.lab.sweep.grid import LARGEST, read_sweep
 
 OWN = ("--model", "tiny_networks:tiny")
 
@@ -121,15 +120,6 @@ def test_weights_of_another_kind(softprune, tmp_path: Path) -> None:
         assert "of another dtype" in result.stderr
     torch.save({1: state[name]}, tmp_path / "weights.pt")
     assert "must hold one state_dict" in softprune("train", "--dry-run", "--set", "model.weights=weights.pt").stderr
-
-
-def test_a_sweep_has_a_largest_size(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.toml"
-    numbers = list(range(1000))
-    grid = "".join(f'"{key}" = {numbers}\n' for key in ("seed", "train.epochs", "optimizer.lr"))
-    path.write_text(f'[grid]\n{grid}[[run]]\nrecipe = "digits"\n')
-    with pytest.raises(ValueError, match=f"at most {LARGEST:,} runs. Got 1,000,000,000"):
-        read_sweep(path)
 
 
 @pytest.mark.parametrize("shape", ["3x200000x200000", "1x8x" + "9" * 5000, "1x8x²", "1x8x0"])

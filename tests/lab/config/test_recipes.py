@@ -20,7 +20,7 @@ from softprune.lab.config.recipes import (
 from softprune.lab.config.settings import RunConfig, TrainConfig
 from softprune.lab.data import DATASETS
 from softprune.lab.report import paper_figures
-from softprune.lab.sweep.grid import read_sweep
+from softprune.lab.sweep import read_sweep
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -95,6 +95,7 @@ def test_overrides_are_applied_in_order_and_typed() -> None:
         ("masks.delta=3", r"masks\.delta must be a number, more than 0"),
         ("masks.gate_statistics=men", "Did you mean 'mean'"),
         ("train.compact_at=1000", "train.compact_at must be an epoch before"),
+        ("train.accumulate=7", "train.accumulate must divide"),
         ("optimizer.momentum=0", "optimizer.nesterov needs"),
     ],
 )

@@ -1,23 +1,12 @@
-"""The progress of a run or a sweep: a live display in a terminal, lines in a pipe."""
+"""The progress of a run: a live display in a terminal, lines in a pipe."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from softprune.lab.cli.output import (
-    console,
-    format_count,
-    format_cut,
-    format_percent,
-    live_output,
-    may_lose_output,
-    say,
-)
+from softprune.lab.cli.output import console, format_cut, format_percent, live_output, may_lose_output, say
 from softprune.lab.runs.result import Epoch, Totals
-from softprune.lab.sweep.runner import Job, SweepListener
 from softprune.lab.train.control import Listener
 from softprune.log import is_rank_0
 
@@ -103,47 +92,3 @@ def run_progress() -> Iterator[Listener]:
     )
     with live_output() as out, Progress(*columns, console=out, transient=True) as progress:
         yield _EpochBar(progress)
-
-
-class _JobLines(SweepListener):
-    def on_change(self, job: Job) -> None:
-        facts = []
-        if job.state != "running":
-            epoch, top1, macs, time = _job_cells(job)
-            facts = [f"epoch {epoch}", f"top-1 {top1}%", f"{macs} MACs", time]
-        if job.state not in ("running", "done"):
-            facts += job.last_lines(1)
-        say("  ".join([f"{job.state:<8}", job.cell.name, *facts]))
-
-
-class _JobTable(SweepListener):
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def on_poll(self, jobs: Sequence[Job]) -> None:
-        table = Table(title_justify="left")
-        for column in ("run", "state", "epoch", "top-1 %", "MACs", "time"):
-            table.add_column(column, justify="left" if column in ("run", "state") else "right")
-        for job in jobs:
-            table.add_row(job.cell.name, job.state, *_job_cells(job))
-        self._live.update(table)
-
-
-@contextmanager
-def sweep_progress() -> Iterator[SweepListener]:
-    """Yield the listener for this output."""
-    may_lose_output()
-    if not console().is_terminal:
-        yield _JobLines()
-        return
-    with live_output() as out, Live(console=out, refresh_per_second=2) as live:
-        yield _JobTable(live)
-
-
-def _job_cells(job: Job) -> list[str]:
-    row = job.last_row() if job.state != "waiting" else None
-    time = f"{job.seconds:,.0f} s" if job.seconds else "-"
-    if row is None:
-        return ["-", "-", "-", time]
-    epochs = job.cell.config.train.epochs + job.cell.config.finetune.epochs
-    return [f"{row.number}/{epochs}", format_percent(row.test_top1), format_count(row.macs), time]

@@ -1,0 +1,350 @@
+"""Sweeps: recipes and a grid of settings in a TOML file, trained one after another or side by side on Ray."""
+
+import copy
+import itertools
+import math
+import os
+import re
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from softprune import models
+from softprune.errors import ConfigError, DataError, SoftpruneError, first_line, nearest
+from softprune.factories import check_name, import_optional
+from softprune.lab.config.recipes import (
+    changed_settings,
+    find_recipe,
+    read_toml,
+    resolve_recipe,
+    show_changes,
+    sweep_files,
+)
+from softprune.lab.config.schema import Section
+from softprune.lab.config.settings import BASELINE, RunConfig
+from softprune.lab.data.registry import DATASETS
+from softprune.lab.report import render_run
+from softprune.lab.runs.folder import RunFolder, check_folder_name, check_not_url
+from softprune.lab.runs.weights import check_weights_exist
+from softprune.lab.train.control import Listener, StopSignal
+from softprune.lab.train.pruner import check_latency_table, check_method
+from softprune.lab.train.run import absolute_paths, resume, start
+
+_AFTER = "{after}"
+"""In a value of `set`, the folder of the run named by `after`."""
+_MOST_RESUMED = 3
+"""How often Ray resumes a run after its worker or node was lost."""
+_FREE_SECONDS = 60.0
+"""How long the lock of a lost process may stay on shared storage."""
+_CONNECT_SECONDS = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of a sweep."""
+
+    name: str
+    """Unique in the sweep; also the name of the run's folder."""
+    folder: RunFolder
+    config: RunConfig
+    run: str
+    """Name of its [[run]]."""
+    point: dict[str, Any]
+    """One value for each key of the grid."""
+    after: str | None = None
+    """The cell that must have finished before. It stands earlier in the sweep."""
+    data_dir: str | None = None
+    """Folder of the images, in place of the recipe's."""
+
+    def state(self) -> str:
+        return "done" if self.folder.result.is_file() else "started" if self.folder.config.is_file() else "new"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a sweep and their folder."""
+
+    folder: Path
+    cells: tuple[Cell, ...]
+
+
+class _Run(Section, section="run"):
+    """A [[run]] of a sweep file."""
+
+    recipe: str
+    """Its name, or a TOML file."""
+    name: str = ""
+    """The recipe's by default."""
+    set: dict[str, Any] = Field({})
+    grid: dict[str, list[Any]] = Field({})
+    after: str = ""
+    """Name of an earlier [[run]]: each cell waits for the cell of that run with the same values in the grid."""
+
+
+class _File(Section):
+    """A sweep file."""
+
+    name: str = ""
+    """The file's by default."""
+    grid: dict[str, list[Any]] = Field({})
+    """Added to the grid of every run."""
+    run: list[dict[str, Any]] = Field([])
+
+
+_Run.root, _File.root = _Run, _File  # a misspelled key is looked for here, not among the settings of a recipe
+
+
+def read_sweep(sweep: Path | str, out: Path | str | None = None, *, data_dir: str | None = None) -> Sweep:
+    """Return the runs of a sweep (a TOML file, or the name of a built-in one). Check all of them; write nothing."""
+    path, built_in = Path(sweep), sweep_files()
+    if not path.is_file():
+        if str(sweep) not in built_in:
+            raise ConfigError(
+                f"A sweep must be a TOML file or one of {', '.join(built_in)}. Got {str(sweep)!r}, which is neither."
+                f"{nearest(str(sweep), built_in)}"
+            )
+        path = built_in[str(sweep)]
+    values = read_toml(path)
+    try:
+        file = _File(**values)
+        name = check_folder_name(file.name or path.stem, "A sweep's name")
+        folder = (Path("runs") / name if out is None else check_not_url(out)).absolute()
+        cells: dict[str, Cell] = {}
+        for run in (_Run(**table) for table in file.run):
+            for cell in _cells(run, file.grid, path.parent, folder, data_dir, tuple(cells.values())):
+                if cell.name in cells:
+                    raise ConfigError(f"Runs must have different names. Got {cell.name!r} twice; set `name` of one.")
+                _check_started(cell)
+                cells[cell.name] = cell
+        if not cells:
+            raise ConfigError("A sweep must have at least one [[run]] with a recipe. Got none.")
+    except (ConfigError, DataError) as error:
+        raise ConfigError(f"{path.name}: {error}") from error
+    return Sweep(folder, tuple(cells.values()))
+
+
+def _cells(
+    run: _Run, shared: dict[str, list[Any]], base: Path, folder: Path, data_dir: str | None, earlier: tuple[Cell, ...]
+) -> Iterator[Cell]:
+    """Yield a cell for each point of the grid of ``run``, which includes the ``shared`` one of the file."""
+    beside = base / run.recipe
+    recipe = find_recipe(str(beside) if beside.suffix == ".toml" and beside.is_file() else run.recipe)
+    label = check_folder_name(run.name or recipe.stem, "A run's name")
+    axes, content = {**shared, **run.grid}, read_toml(recipe)
+    for chosen in itertools.product(*axes.values()):
+        point = dict(zip(axes, chosen, strict=True))
+        after = _predecessor(run.after, point, earlier) if run.after else None
+        values = {key: _filled_in(key, value, after) for key, value in {**run.set, **point}.items()}
+        # Runs that differ only in their seed are repetitions and share a name.
+        values["name"] = label + _suffix({key: value for key, value in point.items() if key != "seed"})
+        if data_dir is not None:
+            values["data.dir"] = data_dir
+        config, name = resolve_recipe(recipe, copy.deepcopy(content), values.items()), label + _suffix(point)
+        # What the run itself would raise before training, apart from what network and data show.
+        check_method(config.method, compact_at=config.train.compact_at)
+        check_latency_table(config.method)
+        check_name("model.name", config.model.name, models.REGISTRY, options=config.model.options)
+        check_name("data.name", config.data.name, DATASETS, options=config.data.options)
+        if after is None and config.model.weights not in ("", BASELINE):
+            check_weights_exist(Path(config.model.weights).expanduser())
+        yield Cell(
+            name=name,
+            folder=RunFolder(folder / name),
+            config=absolute_paths(config),
+            run=label,
+            point=point,
+            after=None if after is None else after.name,
+            data_dir=data_dir,
+        )
+
+
+def _predecessor(label: str, point: Mapping[str, Any], earlier: tuple[Cell, ...]) -> Cell:
+    """Return the cell that a run waits for: the one of run ``label`` with the same values in the grid."""
+    fitting = [
+        cell
+        for cell in earlier
+        if cell.run == label and all(cell.point[key] == point[key] for key in cell.point.keys() & point.keys())
+    ]
+    if len(fitting) != 1:
+        raise ConfigError(
+            "`after` must name an earlier [[run]], which has no setting in its grid that this one lacks. Got "
+            f"{label!r}, which fits {len(fitting)} of {', '.join(sorted({cell.run for cell in earlier})) or 'none'}."
+        )
+    return fitting[0]
+
+
+def _filled_in(key: str, value: Any, after: Cell | None) -> Any:
+    """Return a setting with the folder of the run that `after` names."""
+    if not isinstance(value, str) or _AFTER not in value:
+        return value
+    if after is None:
+        raise ConfigError(f"{_AFTER} is the folder of the run that `after` names. Got none for {key}.")
+    return value.replace(_AFTER, str(after.folder.path))
+
+
+def _suffix(point: Mapping[str, Any]) -> str:
+    """Return the last part of each key with its value, such as `-strength0.0001-seed2`."""
+    text = ""
+    for key, value in point.items():
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        text += f"-{key.rpartition('.')[2]}" + re.sub(r"[^A-Za-z0-9._-]+", "_", shown)
+    return text
+
+
+def _check_started(cell: Cell) -> None:
+    """Raise a ConfigError if the folder of a cell holds a run with other settings."""
+    if not cell.folder.config.is_file():
+        return
+    changed = changed_settings(cell.config, cell.folder.read_config())
+    for key, (now, before) in tuple(changed.items()):
+        # The images may be elsewhere, and so may a run of this sweep, if the folder was moved.
+        moved = str(now).startswith(str(cell.folder.path.parent)) and Path(now).name == Path(str(before)).name
+        if key == "data.dir" or moved:
+            del changed[key]
+    if changed:
+        raise ConfigError(
+            f"{cell.folder.path} must hold the run {cell.name!r} with the settings that it has now. Got a changed "
+            f"sweep or recipe, {show_changes(changed)}; give the run another name, the sweep another folder (--out), "
+            "or remove the old run."
+        )
+
+
+Progress = Callable[[], AbstractContextManager[Listener]]
+"""Returns a context with the listener of a run."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of a sweep ended."""
+
+    cell: Cell
+    state: Literal["done", "failed", "stopped", "blocked", "elsewhere"]
+    """`blocked`: the run that it comes after has no result. `elsewhere`: another process trains it."""
+    message: str = ""
+
+
+def run_here(sweep: Sweep, progress: Progress, *, device: str, time_limit: float | None) -> Iterator[Ended]:
+    """Train the runs one after another in this process. Yield each when it ends; stop after one that was stopped."""
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    deadline = math.inf if time_limit is None else time.monotonic() + time_limit
+    ended: dict[str | None, Ended] = {}
+    for cell in sweep.cells:
+        left = None if time_limit is None else max(0.0, deadline - time.monotonic())
+        ended[cell.name] = _train(cell, ended.get(cell.after), progress, device, left)
+        yield ended[cell.name]
+        if ended[cell.name].state == "stopped":
+            return
+
+
+def run_on_ray(
+    sweep: Sweep,
+    progress: Progress,
+    *,
+    jobs: int,
+    address: str | None,
+    cpus: float,
+    gpus: float | None,
+    device: str,
+    time_limit: float | None,
+) -> Iterator[Ended]:
+    """Train the runs as Ray tasks: ``jobs`` at a time on this machine, or on the cluster at ``address`` as many as fit.
+
+    Yield each when it ends. A task that loses its worker or node is repeated on another one, and resumes the run. A
+    signal or the time limit cancels the tasks: Ray interrupts each run as Ctrl-C does, so that it saves.
+    """
+    ray = import_optional("ray", "A sweep with --jobs above 1 or --address", otherwise=", or leave them out")
+    _connect(ray, address, jobs)
+    try:
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        task = ray.remote(max_retries=_MOST_RESUMED, **_request(ray, 1 if address else jobs, cpus, gpus))
+        references: dict[str | None, Any] = {None: None}
+        for cell in sweep.cells:
+            arguments = (cell, references[cell.after], progress, device, None, _FREE_SECONDS)
+            references[cell.name] = task(_train).options(name=cell.name).remote(*arguments)
+        pending = {references[cell.name]: cell for cell in sweep.cells}
+        cancelled = False
+        with StopSignal(time_limit) as stop:
+            while pending:
+                for reference in ray.wait(list(pending), timeout=0.5)[0]:
+                    cell = pending.pop(reference)
+                    try:
+                        yield ray.get(reference)
+                    except ray.exceptions.RayError as error:  # cancelled before it could save, or lost too often
+                        yield Ended(cell, "stopped") if cancelled else Ended(cell, "failed", first_line(error))
+                if stop.reason() and not cancelled:
+                    cancelled = True
+                    for reference in pending:
+                        ray.cancel(reference)
+    finally:
+        ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None, jobs: int) -> None:
+    """Join the cluster at ``address``, or start Ray on this machine with a slot for each of ``jobs`` runs."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is None:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+        ray.init(address="local", num_cpus=jobs, include_dashboard=False, logging_level="ERROR")
+        return
+    try:
+        host, separator, port = address.rpartition("://")[2].rpartition(":")
+        if separator:  # Ray itself would try for several minutes
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+        ray.init(address=address, logging_level="ERROR")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"--address must be that of a running Ray cluster. Got {address!r}: {first_line(error)}. Start one with "
+            "`ray start --head`, or leave --address out to use this machine."
+        ) from error
+
+
+def _request(ray: Any, jobs: int, cpus: float, gpus: float | None) -> dict[str, float]:
+    """Return what a run requests. By default a GPU, where there are some, or the share of it that lets ``jobs`` fit."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    most = max(node.get("GPU", 0.0) for node in nodes)
+    if gpus is None:
+        gpus = 1 / math.ceil(jobs / most) if most else 0.0
+    if not any(node.get("CPU", 0.0) >= cpus and node.get("GPU", 0.0) >= gpus for node in nodes):
+        raise ConfigError(
+            f"A node must have what a run requests. Got {cpus:g} CPU cores and {gpus:g} GPUs per run, and no node has "
+            "both; lower --cpus-per-run or --gpus-per-run."
+        )
+    return {"num_cpus": cpus, "num_gpus": gpus}
+
+
+def _train(
+    cell: Cell, before: Ended | None, progress: Progress, device: str, time_limit: float | None, patience: float = 0.0
+) -> Ended:
+    """Start or resume a run, after the one ``before``. Wait ``patience`` seconds while another process holds it."""
+    folder = cell.folder
+    if cell.state() == "done":
+        return Ended(cell, "done")
+    if before is not None and before.state != "done":
+        return Ended(cell, "blocked", f"it needs {cell.after}, which has no result")
+    if not folder.path.parent.is_dir():
+        return Ended(cell, "failed", f"{folder.path.parent} is not on this node; choose shared storage with --out")
+    given_up = time.monotonic() + patience
+    while folder.is_locked() and time.monotonic() < given_up:
+        time.sleep(1)
+    try:
+        with progress() as listener:
+            options: dict[str, Any] = {"device": device, "time_limit": time_limit, "listener": listener}
+            if folder.config.is_file():
+                outcome = resume(folder.path, data_dir=cell.data_dir, **options)
+            else:
+                outcome = start(cell.config, folder.path, **options)
+        if outcome.stopped:
+            return Ended(cell, "stopped", outcome.stopped)
+        render_run(folder.path)
+        return Ended(cell, "done")
+    except (SoftpruneError, OSError) as error:
+        return Ended(cell, "elsewhere") if folder.is_locked() else Ended(cell, "failed", str(error))
+    except Exception:  # a defect in one run must not end the others
+        return Ended(cell, "failed", traceback.format_exc())
