@@ -57,7 +57,7 @@ name = "scp"
 target = { macs = 0.5 }               # at most half of the MACs; also params, channels, latency
 
 [records]
-trackers = ["tensorboard"]            # also "wandb", "mlflow"
+tensorboard = true
 ```
 
 `softprune train flowers.toml --dry-run` checks it, `softprune train flowers.toml` trains it.

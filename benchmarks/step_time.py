@@ -46,7 +46,7 @@ from softprune.methods import SoftPruner
 from softprune.methods.optimizer_hooks import undecayed_biases
 
 MODELS = ("vgg16", "resnet56", "vgg19", "densenet40", "resnet164")
-MODES = {"eager": "eager", "graph": "cuda_graph", "fast": "auto"}
+MODES = {"eager": "eager", "fast": "auto"}
 VARIANTS = ("fast", "eager", "plain")
 
 
@@ -97,9 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=8, help="loader processes of the plain loop")
     parser.add_argument("--time-limit", type=float, default=540.0, help="start nothing new after this many seconds")
     parser.add_argument(
-        "--compile-option", nargs=2, action="append", default=[], metavar=("NAME", "JSON"), help="for Inductor"
-    )
-    parser.add_argument(
         "--together", nargs=2, metavar=("FOLDER", "COUNT"), help="compile beside others, time one by one"
     )
     parser.add_argument("--merge", nargs="+", type=Path, default=[], help="records to take rows from")
@@ -118,8 +115,7 @@ def _open_record(options: argparse.Namespace) -> dict[str, Any]:
         "cores": os.cpu_count(),
     }
     settings = {
-        name: getattr(options, name)
-        for name in ("batch", "images", "steps", "repeats", "workers", "contiguous", "compile_option")
+        name: getattr(options, name) for name in ("batch", "images", "steps", "repeats", "workers", "contiguous")
     }
     if options.out.exists():
         record = json.loads(options.out.read_text(encoding="utf-8"))
@@ -269,12 +265,7 @@ def our_steps(
         schedule=Schedule(base=0.1),
         pruner=pruner,
         teacher=_teacher(key["model"], options) if key.get("teacher") else None,
-        options=StepOptions(
-            mode=MODES[key["variant"]],
-            bf16=bf16,
-            channels_last=bf16 and not options.contiguous,
-            compile_options=tuple((name, json.loads(value)) for name, value in options.compile_option),
-        ),
+        options=StepOptions(mode=MODES[key["variant"]], bf16=bf16, channels_last=bf16 and not options.contiguous),
     )
     steps = itertools.chain.from_iterable(step.epoch(number) for number in itertools.count())
     return steps, lambda: {"mode": step.mode, "prepare_seconds": round(step.startup_seconds, 2)}

@@ -86,7 +86,7 @@ def test_a_run_with_a_latency_target_goes_on_where_it_would_be_refused(config, t
 
 
 def test_a_recipes_target_is_met_and_a_stopped_run_ends_the_same(config, tmp_path, monkeypatch):
-    settings = config("method.target.macs=50%", "train.ema=0.9")
+    settings = config("method.target.macs=50%")
     assert settings.method.target == {"macs": "50%"}
     start(settings, tmp_path / "whole", device="cpu")
     result, rows = figures(tmp_path / "whole")

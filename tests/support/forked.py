@@ -17,13 +17,10 @@ import softprune
 from softprune.export import to_torch_export
 from softprune.lab.cli import main
 from softprune.lab.config.recipes import load_recipe
-from softprune.lab.data import load_data
-from softprune.lab.data.batches import EpochSampler, make_batches
 from softprune.lab.report import render_run
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.train import evaluate
 from softprune.lab.train.run import resume, start
-from softprune.lab.train.stage import recalibrate
 
 # Tracing imports a thousand modules when it is first used: once here, in the server, not in every child.
 torch.export.export(nn.Identity(), (torch.zeros(1),))
@@ -87,29 +84,13 @@ def _train_and_die_once(work: str, name: str) -> None:
     path = Path(name)
     if os.environ["RANK"] == "1" and not path.exists():
         threading.Thread(target=_die_at_checkpoint, args=(path,), daemon=True).start()
-    start(load_recipe("tiny.toml", ["records.checkpoint_steps=5"]), path)
+    start(load_recipe("tiny.toml", ["records.checkpoint_epochs=1"]), path)
 
 
 def _die_at_checkpoint(run: Path) -> None:
     while not list(run.glob("checkpoints/*.ckpt")):
         time.sleep(0.002)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def recalibrate_in_two(folder: str, rank: int) -> None:
-    """One of two processes that recalibrate a BatchNorm on their halves of the digits, and save it."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    norm = nn.BatchNorm2d(1)
-    recalibrate_on_a_half(norm, rank)
-    torch.save(norm.state_dict(), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def recalibrate_on_a_half(norm: nn.Module, rank: int) -> None:
-    """Recalibrate on three batches of the share of one of two processes."""
-    data = load_data("digits")
-    sampler = EpochSampler(size=len(data.train), batch_size=200, rank=rank, world_size=2)
-    recalibrate(norm, make_batches(data, sampler, device=torch.device("cpu")), 3)
 
 
 def perform(action: str, work: str, name: str, death: Death | None, counts: str, overrides: tuple[str, ...]) -> None:
@@ -129,7 +110,7 @@ def _train(path: Path, overrides: tuple[str, ...]) -> None:
     if (path / "config.toml").exists():
         resume(path)
     else:
-        settings = ("train.epochs=4", "records.checkpoint_steps=4", *overrides)
+        settings = ("train.epochs=4", "records.checkpoint_epochs=1", *overrides)
         start(tiny_config(Path(), *settings), path)
 
 

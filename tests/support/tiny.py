@@ -70,7 +70,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def final_state(run: Path) -> dict[str, Any]:
     """What the last checkpoint holds of the training itself."""
     state = read_newest(run / "checkpoints")[1]
-    return {key: state[key] for key in ("model", "stage", "epoch", "batch", "cuts", "sites")}
+    history = {key: state["history"][key] for key in ("epoch", "batch", "cuts", "sites", "alive")}
+    return {"model": state["model"], "stage": state["stage"], **history}
 
 
 def assert_same(first: Any, second: Any, where: str = "") -> None:

@@ -95,7 +95,6 @@ def test_overrides_are_applied_in_order_and_typed() -> None:
         ("masks.delta=3", r"masks\.delta must be a number, more than 0"),
         ("masks.gate_statistics=men", "Did you mean 'mean'"),
         ("train.compact_at=1000", "train.compact_at must be an epoch before"),
-        ("train.accumulate=7", "train.accumulate must divide"),
         ("optimizer.momentum=0", "optimizer.nesterov needs"),
     ],
 )

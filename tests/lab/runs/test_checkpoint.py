@@ -1,11 +1,8 @@
 """Checkpoints: whole or absent, checked on reading, the one before kept."""
 
-import argparse
 import errno
 import logging
-import os
 import random
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +10,7 @@ import pytest
 import torch
 from limits import file_size_limit
 
-from softprune import io
-from softprune.errors import CheckpointError, ConfigError
+from softprune.errors import CheckpointError
 from softprune.lab.runs import checkpoint
 
 
@@ -39,7 +35,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, damage: str, ca
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     damaged = {"flip": bytes(content), "truncate": bytes(content[:-7]), "empty": b"", "foreign": b"PK\x03\x04" * 99}
-    damaged["version"] = newest.read_bytes().replace(b"softprune checkpoint 2 ", b"softprune checkpoint 0 ")
+    damaged["version"] = newest.read_bytes().replace(b"softprune checkpoint 3 ", b"softprune checkpoint x ")
     newest.write_bytes(damaged[damage])
     with caplog.at_level(logging.WARNING):
         assert checkpoint.read_newest(tmp_path)[0].name == "step-0000000001.ckpt"
@@ -48,28 +44,26 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, damage: str, ca
     with caplog.at_level(logging.WARNING):
         path, state = checkpoint.read_newest(tmp_path, repair=True)
     assert (path.name, state["step"]) == ("step-0000000001.ckpt", 1)
-    assert "step-0000000002.damaged" in caplog.text
+    assert newest.with_suffix(".damaged").exists()
     # The damaged file must not count as one of the two kept: the good one survives the next save.
     checkpoint.save_checkpoint(tmp_path, 2, _state(2))
     assert path.exists()
 
 
 def test_nothing_whole_is_an_error_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"stopped before its first one\. `softprune resume .*` trains it"):
+    with pytest.raises(CheckpointError, match="Got none in"):
         checkpoint.read_newest(tmp_path)
     checkpoint.save_checkpoint(tmp_path, 1, _state(1)).write_bytes(b"")
-    with pytest.raises(CheckpointError, match="1 damaged"):
+    with pytest.raises(CheckpointError, match=r"Got 1 in .* none of which is complete"):
         checkpoint.read_newest(tmp_path)
 
 
-def test_a_checkpoint_of_a_newer_softprune_is_left_alone(tmp_path: Path) -> None:
-    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
-    newest = checkpoint.save_checkpoint(tmp_path, 2, _state(2))
-    newest.write_bytes(newest.read_bytes().replace(b"softprune checkpoint 2 ", b"softprune checkpoint 3 "))
-    for repair in (False, True):
-        with pytest.raises(CheckpointError, match="newer softprune wrote"):
-            checkpoint.read_newest(tmp_path, repair=repair)
-    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+def test_a_checkpoint_of_another_version_is_left_alone(tmp_path: Path) -> None:
+    path = checkpoint.save_checkpoint(tmp_path, 1, _state(1))
+    path.write_bytes(path.read_bytes().replace(b"softprune checkpoint 3 ", b"softprune checkpoint 2 "))
+    with pytest.raises(CheckpointError, match="Got version 2"):
+        checkpoint.read_newest(tmp_path, repair=True)
+    assert path.exists()
 
 
 def test_a_checkpoint_that_may_not_be_read_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,28 +82,6 @@ def test_a_checkpoint_that_may_not_be_read_is_left_alone(tmp_path: Path, monkeyp
     assert len(list(tmp_path.glob("*.ckpt"))) == 2
 
 
-def test_a_checkpoint_that_is_set_aside_meanwhile_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
-    gone = checkpoint.checkpoint_path(tmp_path, 2)
-    listed = [gone, checkpoint.checkpoint_path(tmp_path, 1)]
-    monkeypatch.setattr(checkpoint, "_newest_first", lambda folder: listed)
-    assert checkpoint.read_newest(tmp_path)[1]["step"] == 1
-    assert not caplog.records, "it is not damaged"
-
-
-def test_nothing_whole_is_the_same_error_every_time(tmp_path: Path) -> None:
-    for step in (1, 2):
-        checkpoint.save_checkpoint(tmp_path, step, _state(step))
-    for path in tmp_path.iterdir():
-        path.write_bytes(b"")
-    for _ in range(2):
-        with pytest.raises(CheckpointError, match="Got 2 damaged ones"):
-            checkpoint.read_newest(tmp_path, repair=True)
-    assert checkpoint.damaged_files(tmp_path)
-
-
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     checkpoint.save_checkpoint(tmp_path, 1, _state(1))
     size = (tmp_path / "step-0000000001.ckpt").stat().st_size
@@ -118,39 +90,6 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
         checkpoint.save_checkpoint(tmp_path, 2, _state(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.ckpt"]
     assert checkpoint.read_newest(tmp_path)[1]["step"] == 1
-
-
-def test_reading_leaves_what_a_writer_is_about_to_rename(tmp_path: Path) -> None:
-    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
-    (tmp_path / ".step-0000000002.ckpt.123.tmp").write_bytes(b"half")
-    checkpoint.read_newest(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2, "the writer may be alive: only who holds the lock deletes"
-
-
-def test_an_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with pytest.raises(CheckpointError, match="must be writable"):
-        io.write_atomically(blocked / "x", b"1", then="try again")
-
-
-def test_pytorch_opens_a_checkpoint(tmp_path: Path) -> None:
-    path = checkpoint.save_checkpoint(tmp_path, 7, _state(7))
-    state = torch.load(path, weights_only=True)
-    assert state["step"] == 7
-    assert torch.equal(state["weights"]["a"], torch.full((50,), 7.0))
-    assert zipfile.ZipFile(path).testzip() is None
-
-
-def test_what_the_process_lets_torch_load_stays_as_it_was(tmp_path: Path) -> None:
-    file = tmp_path / "weights.pt"
-    torch.save({"args": argparse.Namespace(lr=0.1)}, file)
-    known = set(torch.serialization.get_safe_globals())  # a list in the order of a set, which adding changes
-    assert checkpoint.load_tensors(file)["args"].lr == 0.1
-    assert set(torch.serialization.get_safe_globals()) == known
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        assert checkpoint.load_tensors(file)["args"].lr == 0.1
-        assert argparse.Namespace in torch.serialization.get_safe_globals()
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
@@ -186,24 +125,3 @@ def test_random_states_go_back(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(3), expected[0])
     assert random.random() == expected[1]
     assert numpy_draw() == expected[2]
-
-
-@pytest.mark.parametrize("kind", ["fifo", "device"])
-def test_what_is_no_regular_file_is_not_opened(kind: str, tmp_path: Path) -> None:
-    checkpoint.save_checkpoint(tmp_path, 1, _state(1))
-    path = checkpoint.checkpoint_path(tmp_path, 2)
-    if kind == "fifo":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("/dev/zero")
-    assert checkpoint.read_newest(tmp_path)[1]["step"] == 1
-
-
-def test_a_lack_of_memory_or_a_refusal_is_no_fault_of_the_checkpoint_and_all_else_is() -> None:
-    for error in (torch.OutOfMemoryError, ConfigError):
-        with pytest.raises(error), checkpoint.restoring():
-            raise error
-    for other in (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError):
-        refused = pytest.raises(CheckpointError, match=f"Got {other.__name__}: '?no such part'?. The file")
-        with refused, checkpoint.restoring():
-            raise other("no such part")

@@ -36,13 +36,6 @@ def test_a_processor_has_the_name_that_the_system_knows(cpuinfo: Path, monkeypat
     assert (found.torch, found.threads) == (torch.__version__, torch.get_num_threads())
 
 
-def test_a_gpu_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 90000)
-    found = describe_environment(torch.device("cuda:1"), 2)
-    assert (found.device, found.cudnn, found.processes) == ("GPU of cuda:1", 90000, 2)
-
-
 def test_the_revision_is_that_of_softprunes_own_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def revision(folder: Path) -> object:
         monkeypatch.setattr(softprune, "__file__", str(folder / "__init__.py"))

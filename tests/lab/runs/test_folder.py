@@ -1,6 +1,5 @@
 """The files of a run's folder, and what is said when one is missing or of another kind."""
 
-import errno
 import os
 import signal
 from pathlib import Path
@@ -61,19 +60,6 @@ def test_a_damaged_session_is_left_out_and_spoils_no_other(tmp_path: Path, caplo
     assert folder.read_sessions() == []
 
 
-def test_a_full_disk_under_the_metrics_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder.create(tmp_path / "run", RunConfig())
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("softprune.lab.runs.folder.open", full, raising=False)
-    with pytest.raises(
-        CheckpointError, match=r"room for metrics\.jsonl.*make room, then run `softprune resume /.*/run`"
-    ):
-        folder.append_metrics(row(0, 1.0))
-
-
 def test_the_command_that_resumes_names_the_code_of_ones_own(tmp_path: Path) -> None:
     own = RunConfig(model=ModelConfig(name="my_nets:net"), data=DataConfig(name="my_data:load"))
     folder = RunFolder.create(tmp_path / "a run", own)
@@ -87,19 +73,6 @@ def test_the_command_that_resumes_names_the_code_of_ones_own(tmp_path: Path) -> 
     assert folder.resume_command == f"softprune resume '{folder.path}'"
 
 
-def test_only_the_folder_dense_of_a_run_is_its_baseline(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run", RunConfig())
-    assert RunFolder.create(run.dense, RunConfig()).whole.path == run.path
-    for path in (run.path / "other", tmp_path / "dense"):
-        assert RunFolder.create(path, RunConfig()).whole.path == path
-
-
-def test_a_folder_without_a_run_is_refused_and_one_without_sessions_has_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"with a config.toml in it. Got {tmp_path}"):
-        RunFolder.open(tmp_path)
-    assert RunFolder(tmp_path).read_sessions() == []
-
-
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "a" / "b" / "run", RunConfig(name="first"))
     with pytest.raises(ConfigError, match="holds a run already"):
@@ -111,17 +84,6 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     assert [path.name for path in folder.path.iterdir()] == ["config.toml"]
 
 
-def test_a_configuration_is_new_also_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr("softprune.io.os.link", refuse)
-    folder = RunFolder.create(tmp_path / "run", RunConfig(name="first"))
-    with pytest.raises(ConfigError, match="holds a run already"):
-        RunFolder.create(folder.path, RunConfig(name="second"))
-    assert folder.read_config().name == "first"
-
-
 @pytest.mark.parametrize("where", ["file", "file/run", "file/deep/run", "nowhere"])
 def test_no_run_begins_where_a_file_is_in_the_way(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").write_text("mine")
@@ -131,34 +93,6 @@ def test_no_run_begins_where_a_file_is_in_the_way(tmp_path: Path, where: str) ->
             begin(tmp_path / where)
         assert "resume" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "nowhere"]
-
-
-@pytest.mark.parametrize("missing", [(), ("new",), ("new", "deep")], ids=["there", "new", "deep"])
-def test_no_run_begins_where_nothing_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]
-) -> None:
-    def read_only(*_: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr("softprune.io.os.fsync", read_only)
-    with pytest.raises(ConfigError, match=r"can be made and written to.*Read-only.*--out") as caught:
-        RunFolder.create(tmp_path.joinpath(*missing), RunConfig())
-    assert "resume" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_is_told_without_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("softprune.lab.runs.folder.os.access", lambda *_: False)  # root may write anywhere
-    with pytest.raises(ConfigError, match=rf"Got {tmp_path}/new/run: {tmp_path} is not writable.*--out"):
-        RunFolder.check_new(tmp_path / "new" / "run")
-
-
-def test_no_run_begins_below_a_parent_that_cannot_be_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"too long.*--out"):
-        RunFolder.create(tmp_path / "new" / ("x" * 300) / "run", RunConfig())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_process_works_on_a_run(tmp_path: Path) -> None:
@@ -195,13 +129,6 @@ def test_a_lock_ends_with_its_process_also_if_that_has_children(tmp_path: Path) 
         os.close(descriptor)
 
 
-def test_a_lock_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", RunConfig())
-    folder.lock_file.mkdir()
-    with pytest.raises(CheckpointError, match="which is a folder"):
-        folder.lock().__enter__()
-
-
 @pytest.mark.parametrize("name", [".lock", "run.log", "metrics.jsonl", "compact.safetensors", "checkpoints"])
 def test_a_link_in_a_run_leads_to_no_file_elsewhere(tmp_path: Path, name: str) -> None:
     folder = RunFolder.create(tmp_path / "run", RunConfig())
@@ -212,29 +139,6 @@ def test_a_link_in_a_run_leads_to_no_file_elsewhere(tmp_path: Path, name: str) -
     write_atomically(folder.path / name, b"theirs", then="")
     assert (tmp_path / "mine").read_text() == "mine"
     assert (folder.path / name).read_bytes() == b"theirs"
-
-
-def test_a_fifo_in_a_run_does_not_block(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", RunConfig())
-    os.mkfifo(folder.log)
-    with pytest.raises(CheckpointError, match="plain files"), folder.lock():
-        pass
-
-
-def test_whether_a_run_is_locked_is_asked_without_a_change(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", RunConfig())
-    assert not folder.is_locked()
-    assert not folder.lock_file.exists()
-    with folder.lock():
-        assert folder.is_locked()
-        content = folder.lock_file.read_text()
-    assert not folder.is_locked()
-    (tmp_path / "mine").write_text("mine")
-    folder.lock_file.unlink(missing_ok=True)
-    folder.lock_file.symlink_to(tmp_path / "mine")
-    assert not folder.is_locked()
-    assert content.startswith("process")
-    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_the_lock_removes_what_a_killed_process_left(tmp_path: Path) -> None:
@@ -267,14 +171,6 @@ def test_a_broken_configuration_is_named_once_with_a_way_out(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match="Restore the file") as caught:
             folder.read_config()
         assert str(caught.value).count(str(folder.config)) == 1
-
-
-@pytest.mark.parametrize("path", ["/", "."])
-def test_a_path_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=f"must be that of a file. Got {path}, which is a folder; name a file"):
-        write_atomically(Path(path), b"", then="")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/run", Path("gs://bucket/run")])

@@ -38,7 +38,7 @@ class StopAt(Listener):
 def test_a_run_learns_from_its_baseline_and_resumes_exactly(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny("train.dense_baseline=true", "distill.teacher=baseline", "train.ema=0.9", "finetune.epochs=1")
+    config = tiny("train.dense_baseline=true", "distill.teacher=baseline", "finetune.epochs=1")
     whole = start(config, tmp_path / "whole")
     assert whole.result is not None
     with monkeypatch.context() as patch:  # in training, after 30 steps of the baseline
@@ -48,7 +48,7 @@ def test_a_run_learns_from_its_baseline_and_resumes_exactly(
     resume(tmp_path / "parts")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
     assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "parts"))
-    start(tiny("train.ema=0.9", "finetune.epochs=1"), tmp_path / "plain")
+    start(tiny("finetune.epochs=1"), tmp_path / "plain")
     assert metrics(tmp_path / "plain") != metrics(tmp_path / "whole")
     # The baseline itself has no teacher.
     assert read_newest(tmp_path / "whole" / "dense" / "checkpoints")[1]["teacher"] is None

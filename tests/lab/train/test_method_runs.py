@@ -77,9 +77,3 @@ def test_the_plan_of_a_stopped_run_may_be_moved_but_not_changed(tiny: Tiny, tmp_
         resume(tmp_path / "run")
     path.write_text(text.replace(str(tmp_path / "plan"), str(tmp_path / "moved")))
     assert resume(tmp_path / "run").result is not None
-
-
-def test_a_cut_on_the_way_needs_a_method_that_goes_on(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train.compact_at needs a method .*: scp, scratch. Got slimming"):
-        start(tiny("method.name=slimming", "train.compact_at=1"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()

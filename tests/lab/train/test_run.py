@@ -1,41 +1,46 @@
-"""The whole run: what it leaves behind, and that stopping and going on changes nothing."""
+"""The whole run: what it leaves behind, what it refuses, and that stopping and resuming changes nothing."""
 
 import dataclasses
+import errno
 import json
 import logging
 import math
-import re
-import shutil
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tiny import assert_same, final_state, metrics
 
 import softprune
-from softprune.errors import CheckpointError, ConfigError, SoftpruneError
-from softprune.lab.config.recipes import load_recipe
+from softprune.errors import CheckpointError, ConfigError, ModelError, SoftpruneError
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import ArrayDataset, load_data
+from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import build_network
+from softprune.lab.runs.result import Epoch, Totals
 from softprune.lab.train.control import Listener
-from softprune.lab.train.run import Outcome, absolute_paths, dense_config, open_data, resume, set_arithmetic, start
+from softprune.lab.train.from_checkpoint import compact_run
+from softprune.lab.train.run import Outcome, absolute_paths, check, dense_config, resume, start
 from softprune.lab.train.trainer import Trainer
+from softprune.methods import SoftPruner
 
 Tiny = Callable[..., RunConfig]
+FEW = "data.batch_size=720"  # two steps an epoch
+ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.01")
 
 
 class StopAt(Listener):
-    """Asks for a stop as SIGTERM would, after given numbers of steps."""
+    """Asks for a stop as SIGTERM would, after a number of steps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
         self.left = after
-        monkeypatch.setattr("softprune.lab.train.control.StopSignal.reason", lambda _: self.reason())
-
-    def reason(self) -> str | None:
-        return "a test" if self.left <= 0 else None
+        monkeypatch.setattr(
+            "softprune.lab.train.control.StopSignal.reason", lambda _: "a test" if self.left <= 0 else None
+        )
 
     def on_step(self, done: int) -> None:
         self.left -= 1
@@ -43,31 +48,26 @@ class StopAt(Listener):
 
 def run_in_pieces(config: RunConfig, out: Path, pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> Outcome:
     """The run, stopped after each of the given numbers of steps."""
-    with monkeypatch.context() as patch:
-        outcome = start(config, out, listener=StopAt(patch, pieces[0]))
-    for piece in pieces[1:]:
-        assert outcome.stopped == "a test"
+    for number, piece in enumerate(pieces):
         with monkeypatch.context() as patch:
-            outcome = resume(out, listener=StopAt(patch, piece))
-    assert outcome.stopped == "a test"
+            stop = StopAt(patch, piece)
+            outcome = resume(out, listener=stop) if number else start(config, out, listener=stop)
+        assert outcome.stopped == "a test"
     return resume(out)
 
 
 @pytest.mark.quick  # the smoke test of the package
 def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny()
-    outcome = start(config, tmp_path / "run")
-    assert outcome.stopped is None
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert outcome.result is not None
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["epoch"] for row in rows] == [0, 1, 2, 3]
+    config = tiny("records.channels=true")
+    run = tmp_path / "run"
+    assert start(config, run).stopped is None
+    result = json.loads((run / "result.json").read_text())
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rows == result["epochs"]
-    assert rows[-1]["step"] == 4 * 15
+    assert [(row["epoch"], row["step"]) for row in rows] == [(0, 15), (1, 30), (2, 45), (3, 60)]
+    assert rows[-1]["penalty"] < rows[0]["penalty"], "shifts and scales fall"
     assert result["best"]["top1"] == max(row["test_top1"] for row in rows)
     assert result["last"]["top1"] == rows[-1]["test_top1"]
-    assert result["environment"]["torch"] == torch.__version__
-    assert result["config"]["optimizer"]["lr"] == 0.1
     dense, masked, compact = result["table"]
     assert [row["name"] for row in result["table"]] == ["dense", "masked", "compact"]
     assert dense["top1"] is None, "no baseline was asked for, so no accuracy is claimed"
@@ -77,49 +77,37 @@ def test_a_run_leaves_its_records(tiny: Tiny, tmp_path: Path) -> None:
     assert compact["file_bytes"] < dense["file_bytes"] == masked["file_bytes"]
     assert all(row["latency_ms"] > 0 for row in result["table"])
     assert (result["inputs"]["shape"], result["inputs"]["classes"]) == ([1, 8, 8], [*"0123456789"])
-    assert [site["name"] for site in result["sites"]] == ["1", "4", "7"]
+    assert [(site["name"], site["width"]) for site in result["sites"]] == [("1", 8), ("4", 12), ("7", 16)]
     assert all(site["kept"] == sum(site["keep"]) for site in result["sites"])
     assert sum(site["kept"] for site in result["sites"]) == rows[-1]["channels"] < 8 + 12 + 16
+    assert all(all(site["gamma"]) for site in result["sites"])
     assert [module["name"] for module in result["modules"]] == ["0", "3", "6", "11"], "what multiplies"
     assert sum(module["macs_compact"] for module in result["modules"]) == compact["macs"]
-    small = softprune.load(tmp_path / "run" / "compact.safetensors", build_network(config.model.name, 10))
+    small = softprune.load(run / "compact.safetensors", build_network(config.model.name, 10))
     assert sum(p.numel() for p in small.parameters()) == compact["params"]
-    # Who may read the run may read its network.
-    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-    assert len({path.stat().st_mode for path in files}) == 1
-
-
-def test_the_folder_of_another_run_is_never_overwritten(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny("train.epochs=1")
-    start(config, tmp_path / "run")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert len({path.stat().st_mode for path in run.rglob("*") if path.is_file()}) == 1
+    # A finished run is neither trained nor overwritten.
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match="softprune resume"):
-        start(config, tmp_path / "run")
-    assert resume(tmp_path / "run").result is not None  # finished: nothing to do
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    first, second = start(config), start(config)
-    assert (first.folder.path, second.folder.path) == (Path("runs/tiny"), Path("runs/tiny-2"))
-
-
-ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.01")
+        start(config, run)
+    assert resume(run).result is not None
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
-        ("train.compact_at=2", "train.accumulate=2"),
-        ("finetune.epochs=2", "train.recalibrate=3", "train.label_smoothing=0.1"),
-        ("train.ema=0.9", "method.strength_warmup_epochs=2", "schedule.warmup_epochs=1"),
+        ("train.compact_at=2",),
+        ("finetune.epochs=2", "train.label_smoothing=0.1", "schedule.warmup_epochs=1"),
         ("method.name=dense",),
-        (*ADAMW, "data.mixup=0.2", "data.cutmix=1", "data.holdout=45", "train.compact_at=2"),
+        (*ADAMW, "data.mixup=0.2", "data.cutmix=1", "data.holdout=45", "method.target.macs=0.5"),
     ],
-    ids=["plain", "compact_at", "finetune", "ema", "dense", "adamw"],
+    ids=["compact_at", "finetune", "dense", "adamw"],
 )
-def test_stopping_and_going_on_changes_nothing(
+def test_stopping_and_resuming_changes_nothing(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
-    config = tiny(*overrides)
+    config = tiny("train.epochs=3", *overrides)
     whole = start(config, tmp_path / "whole")
     # Within an epoch, at the end of the second (where compact_at = 2 is due), and within the last.
     steps = 15 * (config.train.epochs + config.finetune.epochs)
@@ -130,100 +118,37 @@ def test_stopping_and_going_on_changes_nothing(
     assert pieces.result is not None
     for key in ("best", "last", "compact", "sites", "modules"):
         assert getattr(whole.result, key) == getattr(pieces.result, key)
-    for ours, theirs in zip(whole.result.table, pieces.result.table, strict=True):
-        assert ours.model_copy(update={"latency_ms": 0.0}) == theirs.model_copy(update={"latency_ms": 0.0})
+    sessions = pieces.result.sessions
+    assert [(each.epoch, each.batch) for each in sessions[:2]] == [(0, 0), (0, 4)]
+    assert len(sessions) == 4
 
 
-STATEFUL = """
-import numpy as np
-import torch
-from torch import nn
-from tiny_networks import tiny
-
-class Noisy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()), persistent=False)
-
-    def forward(self, x):
-        if not self.training:
-            return x
-        with torch.no_grad():
-            self.calls += 1
-        return x + 0.01 * self.calls + 0.1 * float(np.random.standard_normal())
-
-def noisy(num_classes):
-    return nn.Sequential(Noisy(), tiny(num_classes))
-"""
-
-
-def test_state_outside_the_state_dict_survives_a_stop(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A buffer that is not persistent, and NumPy's generator in the forward pass."""
-    (tmp_path / "stateful_networks.py").write_text(STATEFUL)
-    config = tiny("train.epochs=2", "model.name=stateful_networks:noisy")
-    np.random.seed(0)  # noqa: NPY002
-    start(config, tmp_path / "whole")
-    np.random.seed(0)  # noqa: NPY002
-    with monkeypatch.context() as patch:
-        assert start(config, tmp_path / "pieces", listener=StopAt(patch, 19)).stopped
-    np.random.seed(1)  # noqa: NPY002  (another process)
-    resume(tmp_path / "pieces")
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
-    assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "pieces"))
-
-
-def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp_path: Path) -> None:
-    short = ("train.epochs=1", "data.holdout=237")
-    dense = start(tiny(*short, "method.name=dense"), tmp_path / "dense").result
-    result = start(tiny(*short, f"model.weights={tmp_path / 'dense'}"), tmp_path / "run").result
-    assert dense is not None
+def test_cuts_on_the_way_and_fine_tuning(tiny: Tiny, tmp_path: Path) -> None:
+    settings = (
+        "train.compact_at=2",
+        "train.epochs=3",
+        "finetune.epochs=1",
+        "finetune.lr=0.02",
+        "records.channels=true",
+    )
+    result = start(tiny(*settings, "method.strength=0.05"), tmp_path / "run").result
     assert result is not None
-    rows = metrics(tmp_path / "run")
-    # 237 and 360 images: their percentages are different fractions.
-    assert all((row["test_top1"] * 237 / 100) == pytest.approx(round(row["test_top1"] * 2.37)) for row in rows)
-    assert all(row.top1 * 3.6 == pytest.approx(round(row.top1 * 3.6)) for row in result.table)
-    assert result.table[0].top1 == dense.table[0].top1, "of the weights that the run began with"
-    assert result.best.top1 == max(row["test_top1"] for row in rows)
-    assert result.config.data.holdout == 237
-
-
-def test_every_session_of_a_run_is_in_its_record(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny()
-    commands = iter(["softprune train", "softprune resume", "softprune resume --time-limit 9"])
-    monkeypatch.setattr("softprune.lab.runs.environment.command_line", lambda: next(commands))
-    outcome = run_in_pieces(config, tmp_path / "run", [5, 15], monkeypatch)
-    assert outcome.result is not None
-    sessions = outcome.result.sessions
-    # 15 steps an epoch: stopped after 5, then after 15 more.
-    assert [(each.epoch, each.batch) for each in sessions] == [(0, 0), (0, 5), (1, 5)]
-    assert [each.command.split()[1] for each in sessions] == ["train", "resume", "resume"]
-    assert outcome.result.command == "softprune train"
-    assert outcome.result.environment == sessions[-1].environment
-    assert all(each.environment.torch == torch.__version__ for each in sessions)
-    assert sessions[0].started <= sessions[-1].started <= outcome.result.finished
-
-
-def test_a_cut_in_mid_training_shrinks_what_is_trained(tiny: Tiny, tmp_path: Path) -> None:
-    outcome = start(tiny("train.compact_at=3", "method.strength=0.018"), tmp_path / "run")
-    state = final_state(tmp_path / "run")
-    first_cut = outcome.result.epochs[2]
-    trained = sum(
-        value.numel() for name, value in state["model"].items() if "running" not in name and "num" not in name
-    )
-    assert trained == first_cut.params
-    assert len(state["cuts"]) == 1
-    assert all(
-        state["stage"]["optimizer"][name]["momentum_buffer"].shape == state["model"][name].shape
-        for name in state["stage"]["optimizer"]
-    )
-    # What was cut at epoch 3 is still accounted for, at the dense network's widths.
-    assert [site.width for site in outcome.result.sites] == [8, 12, 16]
-    assert outcome.result.compact.params <= first_cut.params < outcome.result.dense.params
-    for site in outcome.result.sites:
-        assert set(state["model"][f"{site.name}.weight"].tolist()) <= set(site.gamma)
-        assert all(site.gamma), "also of the channels that were cut at epoch 3"
+    rows, state = result.epochs, final_state(tmp_path / "run")
+    weights = [value for name, value in state["model"].items() if "running" not in name and "num" not in name]
+    assert sum(map(torch.numel, weights)) == result.compact.params <= rows[1].params < result.dense.params
+    assert len(state["cuts"]) == 2
+    for name, each in state["stage"]["optimizer"].items():
+        assert each["momentum_buffer"].shape == state["model"][name].shape
+    # What was cut at first is still accounted for, at the dense network's widths.
+    assert [site.width for site in result.sites] == [8, 12, 16]
+    assert all(len(site.gamma) == site.width and all(site.gamma) for site in result.sites)
+    assert [row.phase for row in rows] == ["train"] * 3 + ["finetune"]
+    assert rows[3].macs == rows[2].macs
+    assert (rows[3].strength, rows[3].penalty) == (None, None)
+    assert rows[3].lr == pytest.approx(0.01 * (1 + math.cos(math.pi * 14 / 15)))  # of the last of 15 steps
+    assert result.best.epoch == 3  # of what is shipped
+    assert [row.latency_ms is None for row in result.table] == [False, True, False], "no masked network is left"
+    assert result.table[2].top1 == rows[-1].test_top1
 
 
 @pytest.mark.parametrize("optimizer", [(), ADAMW], ids=["sgd", "adamw"])
@@ -236,312 +161,275 @@ def test_a_cut_that_removes_nothing_changes_nothing(tiny: Tiny, tmp_path: Path, 
     assert len(final_state(tmp_path / "cut")["cuts"]) == 1
 
 
-def test_an_export_of_an_earlier_cut_is_named(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with monkeypatch.context() as patch:
-        start(tiny(), tmp_path / "run", listener=StopAt(patch, 20))
-    (tmp_path / "run" / "compact.onnx").write_text("of a trial cut")
-    with caplog.at_level("WARNING", "softprune"):
-        assert resume(tmp_path / "run").result is not None
-    assert "compact.onnx is an export of an earlier cut" in caplog.text
-    assert caplog.text.count("is an export of an earlier cut") == 1
-
-
-def test_fine_tuning_trains_the_compact_network(tiny: Tiny, tmp_path: Path) -> None:
-    outcome = start(tiny("finetune.epochs=2", "finetune.lr=0.02"), tmp_path / "run")
-    rows = outcome.result.epochs
-    assert [row.phase for row in rows] == ["train"] * 4 + ["finetune"] * 2
-    assert [row.macs for row in rows[3:]] == [rows[3].macs] * 3
-    assert rows[4].strength is None
-    assert rows[4].lr == pytest.approx(0.01 * (1 + math.cos(math.pi * 14 / 30)))  # of the last of 15 steps
-    assert outcome.result.best.epoch >= 4  # of what is shipped
-    assert [row.name for row in outcome.result.table] == ["dense", "masked", "compact"]
-    assert [row.latency_ms is None for row in outcome.result.table] == [False, True, False], "no masked network is left"
-    assert outcome.result.table[2].top1 == rows[-1].test_top1
-
-
-def test_the_dense_baseline_comes_first_and_gives_the_dense_row(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny("train.dense_baseline=true", "train.epochs=2")
-    outcome = start(config, tmp_path / "run")
-    alone = start(dense_config(config), tmp_path / "alone")
-    assert metrics(tmp_path / "run" / "dense") == metrics(tmp_path / "alone")
-    assert outcome.result.table[0].top1 == alone.result.last.top1
-
-
 def test_a_run_starts_from_its_own_baseline(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tiny("train.dense_baseline=true", "train.dense_epochs=1", "model.weights=baseline", "train.epochs=2")
+    short = ("train.epochs=2", "train.dense_baseline=true", "train.dense_epochs=1")
+    own = tiny(*short, "model.weights=baseline", "distill.teacher=baseline")
     outcome = start(own, tmp_path / "own")
-    start(tiny("train.epochs=2", f"model.weights={tmp_path}/own/dense"), tmp_path / "named")
+    alone = start(dense_config(own), tmp_path / "alone").result
+    assert metrics(tmp_path / "own" / "dense") == metrics(tmp_path / "alone")
+    dense = tmp_path / "own" / "dense"
+    start(tiny("train.epochs=2", f"model.weights={dense}", "distill.teacher=start"), tmp_path / "named")
     assert metrics(tmp_path / "own") == metrics(tmp_path / "named")
-    assert outcome.folder.read_config().model.weights == "baseline"
+    assert outcome.result is not None
+    assert alone is not None
+    assert outcome.result.table[0].top1 == alone.last.top1
     with monkeypatch.context() as patch:
-        assert start(own, tmp_path / "parts", listener=StopAt(patch, 15)).stopped
-    assert (tmp_path / "parts" / "dense" / "result.json").is_file(), "nothing is left to stop"
+        assert start(own, tmp_path / "parts", listener=StopAt(patch, 20)).stopped
     resume(tmp_path / "parts")
     assert metrics(tmp_path / "own") == metrics(tmp_path / "parts")
 
 
-def test_a_baseline_may_start_from_pretrained_weights(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "pretrained_tiny.py").write_text(
-        "import torch\nfrom tiny_networks import tiny\n"
-        "def net(num_classes=10, pretrained=False):\n"
-        "    with torch.random.fork_rng():\n"
-        "        torch.manual_seed(1 if pretrained else 2)\n"
-        "        return tiny(num_classes)\n"
-    )
-    net = "model.name=pretrained_tiny:net"
-    short = (net, "train.epochs=1", "method.target.macs=0.5", "distill.teacher=baseline", "train.dense_baseline=true")
-    own = tiny(*short, "model.weights=baseline", "model.pretrained=true")
-    start(own, tmp_path / "own")
-    baseline = tiny(net, "train.epochs=1", "method.name=dense", "model.pretrained=true")
-    start(baseline, tmp_path / "baseline")
-    assert metrics(tmp_path / "own" / "dense") == metrics(tmp_path / "baseline")
-    named = tiny(*short[:3], f"distill.teacher={tmp_path}/baseline", f"model.weights={tmp_path}/baseline")
-    start(named, tmp_path / "named")
-    assert metrics(tmp_path / "own") == metrics(tmp_path / "named")
+def test_held_out_images_judge_epochs_and_test_images_the_result(tiny: Tiny, tmp_path: Path) -> None:
+    short = ("train.epochs=1", "data.holdout=237")
+    dense = start(tiny(*short, "method.name=dense"), tmp_path / "dense").result
+    result = start(tiny(*short, f"model.weights={tmp_path / 'dense'}"), tmp_path / "run").result
+    assert dense is not None
+    assert result is not None
+    # 237 and 360 images: their percentages are different fractions.
+    for row in metrics(tmp_path / "run"):
+        assert row["test_top1"] * 2.37 == pytest.approx(round(row["test_top1"] * 2.37))
+    assert all(row.top1 * 3.6 == pytest.approx(round(row.top1 * 3.6)) for row in result.table if row.top1)
+    assert result.table[0].top1 == dense.table[0].top1, "of the weights that the run began with"
 
 
-def test_a_damaged_checkpoint_costs_only_the_way_back(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("spoilt", ["newest", "disk"])
+def test_a_damaged_checkpoint_and_a_full_disk_lose_nothing(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spoilt: str
 ) -> None:
-    config = tiny("records.checkpoint_steps=9")
+    config, run = tiny(), tmp_path / "run"
     start(config, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        start(config, tmp_path / "run", listener=StopAt(patch, 35))
-    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
-    newest.write_bytes(newest.read_bytes()[:-100])
+    if spoilt == "newest":
+        with monkeypatch.context() as patch:
+            start(config, run, listener=StopAt(patch, 35))
+        newest = sorted((run / "checkpoints").iterdir())[-1]
+        newest.write_bytes(newest.read_bytes()[:-100])
+    else:
+        replace, left = os.replace, [2]
+
+        def full(source: Path, target: Path) -> None:
+            left[0] -= str(target).endswith(".ckpt")
+            if left[0] < 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            replace(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("softprune.io.os.replace", full)
+            with pytest.raises(CheckpointError, match="make room"):
+                start(config, run)
     with caplog.at_level(logging.WARNING):
-        resume(tmp_path / "run")
-    assert "resuming from the checkpoint before" in caplog.text
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
-    assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "run"))
+        assert resume(run).result is not None
+    assert ("Reading the checkpoint before it" in caplog.text) == (spoilt == "newest")
+    assert metrics(tmp_path / "whole") == metrics(run)
+    assert_same(final_state(tmp_path / "whole"), final_state(run))
 
 
 def test_a_run_that_died_before_its_first_checkpoint_starts_again(tiny: Tiny, tmp_path: Path) -> None:
-    from softprune.lab.runs.folder import RunFolder
-
-    config = tiny("train.epochs=1")
-    RunFolder.create(tmp_path / "run", config)
+    RunFolder.create(tmp_path / "run", tiny("train.epochs=1", FEW))
     (tmp_path / "run" / "metrics.jsonl").write_text('{"epoch": 0, "torn')
     assert resume(tmp_path / "run").result is not None
     assert len(metrics(tmp_path / "run")) == 1
 
 
-def test_a_run_without_a_whole_checkpoint_is_refused_every_time(tiny: Tiny, tmp_path: Path) -> None:
-    start(tiny(), tmp_path / "run", time_limit=0)
-    for path in (tmp_path / "run" / "checkpoints").iterdir():
-        path.write_bytes(b"")
-    for _ in range(3):
-        with pytest.raises(CheckpointError, match="At least one checkpoint must be complete"):
-            resume(tmp_path / "run")
-    for path in (tmp_path / "run" / "checkpoints").iterdir():
-        path.unlink()
-    assert resume(tmp_path / "run").result is not None
-
-
-def test_a_session_that_saved_nothing_is_in_the_record_too(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    commands = iter(["softprune train tiny", "softprune resume run"])
-    monkeypatch.setattr("softprune.lab.runs.environment.command_line", lambda: next(commands))
-    caplog.set_level("INFO", "softprune")
-    with monkeypatch.context() as patch:
-        patch.setattr("softprune.lab.train.trainer.Trainer._run_epoch", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            start(tiny(), tmp_path / "run")
-    assert "from the beginning" not in caplog.text
-    result = resume(tmp_path / "run").result
-    assert "training starts from the beginning" in caplog.text
-    assert result is not None
-    assert [each.command for each in result.sessions] == ["softprune train tiny", "softprune resume run"]
-    assert result.command == "softprune train tiny"
-
-
-def test_a_full_disk_stops_the_run_and_loses_nothing(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import errno
-    import os
-
-    config = tiny("records.checkpoint_steps=9")
-    start(config, tmp_path / "whole")
-    replace, left = os.replace, [4]
-
-    def full(source: Path, target: Path) -> None:
-        if str(target).endswith(".ckpt"):
-            left[0] -= 1
-        if left[0] < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        replace(source, target)
-
-    monkeypatch.setattr("softprune.io.os.replace", full)
-    with pytest.raises(CheckpointError, match="make room"):
+def test_a_loss_that_is_not_finite_names_step_and_images(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny("schedule.kind=step", "schedule.milestones=[1]", "schedule.factor=1e30")
+    with pytest.raises(SoftpruneError, match=r"in step 1[5-9] \(epoch 1, batch [0-4]\).*indices \[.*optimizer\.lr="):
         start(config, tmp_path / "run")
-    monkeypatch.setattr("softprune.io.os.replace", replace)
-    assert resume(tmp_path / "run").result is not None
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
-    assert_same(final_state(tmp_path / "whole"), final_state(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("settings", [[], ["method.target.macs=0.5", "method.final_at=0.9"]])
-def test_a_loss_that_is_not_finite_names_the_step_the_images_and_the_checkpoint(
-    tiny: Tiny, tmp_path: Path, settings: list[str]
+@pytest.mark.parametrize(("name", "bad"), [("3.weight", math.inf), ("1.running_var", math.nan)])
+def test_weights_that_are_not_finite_are_never_saved(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, bad: float
 ) -> None:
-    config = tiny("schedule.kind=step", "schedule.milestones=[2]", "schedule.factor=1e30", *settings)
-    with pytest.raises(SoftpruneError) as caught:
-        start(config, tmp_path / "run")
-    message = str(caught.value)
-    assert re.search(r"in step 3[0-9] \(epoch 2, batch [0-9]\)", message)
-    assert "indices [" in message
-    assert re.search(r"The last checkpoint with finite weights is \S*step-0000000030\.ckpt", message)
-    # What it says to do can be done.
-    recipe, weights = re.findall(r"softprune train (\S+) --set optimizer\.lr=\.\.\. --set (\S+)`", message)[0]
-    again = load_recipe(recipe, ("optimizer.lr=1e-6", weights, "schedule.factor=1", "train.epochs=1"))
-    assert start(again, tmp_path / "again").result is not None
+    original = Trainer.save
 
-
-@pytest.mark.parametrize("name", ["3.weight", "1.running_var"])
-@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_weights_that_are_not_finite_are_never_saved(tiny: Tiny, tmp_path: Path, name: str, bad: float) -> None:
-    class Spoil(Listener):
-        def on_step(self, done: int) -> None:
-            if done == 11:
-                spoilt[0] = True
-
-    spoilt, original = [False], Trainer.save
-
-    def save(trainer: Trainer) -> Path | None:
-        if spoilt[0]:
+    def save(trainer: Trainer) -> None:
+        if trainer.history.epoch == 2:
             with torch.no_grad():
                 trainer.stage.network.state_dict()[name].view(-1)[0] = bad
-        return original(trainer)
+        original(trainer)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "save", save)
-        with pytest.raises(SoftpruneError, match=rf"must be finite.*in {name} after step 11 \(epoch 0") as caught:
-            start(tiny("records.checkpoint_steps=6"), tmp_path / "run", listener=Spoil())
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000000006.ckpt"]
-    assert f"--set model.weights={tmp_path / 'run'}" in str(caught.value)
+    monkeypatch.setattr(Trainer, "save", save)
+    with pytest.raises(SoftpruneError, match=rf"must be finite.*in {name} after step 3 \(epoch 1, batch 1"):
+        start(tiny(FEW), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000000002.ckpt"]
 
 
-def test_weights_are_looked_at_before_an_epoch_is_written(tiny: Tiny, tmp_path: Path) -> None:
-    class Spoil(Listener):
-        def on_step(self, done: int) -> None:
-            if done == 15:
-                torch.nn.init.constant_(trainers[0].stage.network[3].weight, float("nan"))
-
-    trainers: list[Trainer] = []
-    made = Trainer.run
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "run", lambda trainer: (trainers.append(trainer), made(trainer))[1])
-        with pytest.raises(SoftpruneError, match="There is no checkpoint yet: start a new run with `softprune train"):
-            start(tiny(), tmp_path / "run", listener=Spoil())
-    assert metrics(tmp_path / "run") == []
-
-
-def test_going_on_with_other_images_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        start(tiny("train.epochs=1"), tmp_path / "run", listener=StopAt(patch, 3))
+def test_only_what_the_run_began_with_is_resumed(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    assert start(tiny("train.epochs=1", "train.dense_baseline=true"), run, time_limit=0).stopped
     data = load_data("digits")
     fewer = ArrayDataset(data.train.images[:-5], data.train.labels[:-5], data.train.mean, data.train.std)
-    renamed = tuple("abcdefghij")
     for other, found in (
-        (dataclasses.replace(data, train=fewer), r"Got 1432 training images instead of 1437\. .* --data-dir"),
-        (dataclasses.replace(data, class_names=renamed), "other class names"),
+        (dataclasses.replace(data, train=fewer), "training images 1432 instead of 1437"),
+        (dataclasses.replace(data, class_names=tuple("abcdefghij")), "class names"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr("softprune.lab.train.run.load_data", lambda *_, other=other, **__: other)
             with pytest.raises(CheckpointError, match=found):
-                resume(tmp_path / "run")
-    assert resume(tmp_path / "run").result is not None
+                resume(run)
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace("lr = 0.1", "lr = 0.2"))
+    with pytest.raises(CheckpointError, match=r"dense/.* optimizer\.lr = 0\.2 instead of 0\.1"):
+        resume(run)
+    # Loader processes decide nothing.
+    (run / "config.toml").write_text(text.replace("workers = 8", "workers = 3"))
+    assert resume(run, data_dir="elsewhere").result is not None
 
 
-def test_an_edited_configuration_is_not_mixed_with_an_old_checkpoint(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        start(tiny(), tmp_path / "run", listener=StopAt(patch, 3))
-    path = tmp_path / "run" / "config.toml"
-    path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
-    with pytest.raises(CheckpointError, match=r"another configuration, optimizer\.lr = 0\.2 instead of 0\.1: restore"):
-        resume(tmp_path / "run")
-
-
-def test_a_run_names_its_files_by_absolute_paths(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    files = ("data.dir=one", "model.weights=two", "distill.teacher=three", "method.options.plan=four")
+def test_paths_are_absolute_and_folders_are_found(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    files = ("data.dir=~/one", "model.weights=two", "distill.teacher=three", "method.options.plan=four")
     config = absolute_paths(tiny("method.name=scratch", *files))
     found = config.data.dir, config.model.weights, config.distill.teacher, config.method.options["plan"]
     assert found == tuple(str(tmp_path / name) for name in ("one", "two", "three", "four"))
-    own = absolute_paths(tiny("method.name=my_methods:Own", "method.options.plan=fast"))
-    assert own.method.options["plan"] == "fast"
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    assert check(tiny(), device="cpu")[3] == Path("runs/tiny-2")
 
 
-@pytest.mark.parametrize("steps", [3, 16], ids=["checkpoint", "result"])
-def test_an_edited_configuration_is_not_mixed_with_an_old_baseline(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
-    config = tiny("train.dense_baseline=true", "train.epochs=1")
-    with monkeypatch.context() as patch:
-        start(config, tmp_path / "run", listener=StopAt(patch, steps))
-    shutil.rmtree(tmp_path / "run" / "checkpoints", ignore_errors=True)  # as if killed before the first one
-    path = tmp_path / "run" / "config.toml"
-    path.write_text(path.read_text().replace("lr = 0.1", "lr = 0.2"))
-    with pytest.raises(CheckpointError, match=rf"dense/.* optimizer\.lr = 0\.2 instead of 0\.1: restore {path}, or"):
-        resume(tmp_path / "run")
+OTHER_OUTPUTS = """
+from tiny_networks import tiny
+from torch import nn
 
+class Heads(nn.Sequential):
+    def forward(self, x):
+        return (super().forward(x),) * 2 if self.training else super().forward(x)
 
-@pytest.mark.parametrize(("precision", "products"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "high")])
-def test_precision_and_threads_are_set_for_the_process(
-    monkeypatch: pytest.MonkeyPatch, precision: str, products: str
-) -> None:
-    before = torch.get_float32_matmul_precision(), torch.get_num_threads()
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", precision == "fp32")
-    try:
-        set_arithmetic(RunConfig(train={"precision": precision, "threads": 2}), torch.device("cpu"))
-        assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == (products, 2)
-        assert torch.backends.cudnn.allow_tf32 is (precision != "fp32")
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.set_num_threads(before[1])
+def two_heads(num_classes):
+    return Heads(*tiny(num_classes))
 
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_who_only_reads_a_run_downloads_nothing(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
-    asked = list[bool]()
-    monkeypatch.setattr("softprune.lab.train.run.load_data", lambda *_, download, **__: asked.append(download))
-    config = RunConfig(data={"download": wanted})
-    open_data(config, torch.device("cpu"))
-    open_data(config, torch.device("cpu"), download=False)
-    assert asked == [wanted, False]
-
-
-def test_training_starts_from_the_weights_of_another_run(tiny: Tiny, tmp_path: Path) -> None:
-    start(tiny("method.name=dense", "train.epochs=2"), tmp_path / "first")
-    outcome = start(
-        tiny(f"model.weights={tmp_path / 'first'}", "train.epochs=1", "optimizer.lr=1e-6"), tmp_path / "second"
-    )
-    before, after = metrics(tmp_path / "first")[-1], outcome.result.epochs[0]
-    assert abs(before["test_top1"] - after.test_top1) < 10
-    assert before["test_top1"] > 40
+def seven_classes(num_classes):
+    return tiny(7)
+"""
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "message"),
     [
-        ("method.name=slimming", "method.options.ratio=1.5"),
-        ("method.target.macs=2",),
-        ("method.target.macs=1e-9",),
-        ("model.weights=gone.safetensors",),
+        (("method.name=slimming", "method.options.ratio=1.5"), "ratio"),
+        (("method.name=slimming", "train.compact_at=1"), "can continue after a cut"),
+        (("method.target.macs=1e-9",), "target"),
+        (("model.weights=gone.safetensors",), "does not exist"),
+        (("model.name=other_outputs:two_heads",), "Got tuple in training"),
+        (("model.name=other_outputs:seven_classes",), r"Got \(2, 7\) for 2 images"),
+        (("distill.teacher=nowhere.pt",), "distill.teacher must be a trained dense network"),
+        (("train.epochs=0", "finetune.epochs=1", "model.pretrained=true"), r"method\.name = scp"),
+        (("train.epochs=0", "finetune.epochs=1", "method.name=l1"), "random weights"),
+        (("train.epochs=0", "model.pretrained=true", "method.name=l1"), r"finetune\.epochs = 0"),
     ],
 )
-def test_what_a_method_refuses_is_refused_before_anything_is_trained(
-    tiny: Tiny, tmp_path: Path, settings: tuple[str, ...]
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    tiny: Tiny, tmp_path: Path, settings: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(SoftpruneError):
-        start(tiny("train.dense_baseline=true", *settings), tmp_path / "run")
+    (tmp_path / "other_outputs.py").write_text(OTHER_OUTPUTS)
+    with pytest.raises(SoftpruneError, match=message):
+        start(tiny(*settings), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_one_shot_cuts_before_its_only_training(tiny: Tiny, tmp_path: Path) -> None:
+    start(tiny("method.name=dense", "train.epochs=1"), tmp_path / "dense")
+    settings = ("train.epochs=0", "finetune.epochs=2", "method.name=l1", "method.target.macs=0.5")
+    result = start(tiny(*settings, f"model.weights={tmp_path / 'dense'}"), tmp_path / "run").result
+    assert result is not None
+    assert [row.phase for row in result.epochs] == ["finetune"] * 2
+    assert result.compact.macs <= 0.5 * result.dense.macs
+    assert result.table[0].top1 is not None, "of the weights that the run began with"
+
+
+def test_listeners_log_tensorboard_and_pruner_hear_what_happens(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    events, steps, observed = list[Any](), list[int](), list[float]()
+
+    class Heard(Listener):
+        def on_phase(self, text: str) -> None:
+            events.append(text.split()[0])
+
+        def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
+            events.append((epoch, epochs, steps))
+
+        def on_step(self, done: int) -> None:
+            events.append(done)
+
+        def on_epoch(self, row: Epoch, dense: Totals) -> None:
+            events.append(row.phase)
+
+    monkeypatch.setattr(SoftPruner, "update_strength", lambda _, step: steps.append(step))
+    monkeypatch.setattr(SoftPruner, "observe", lambda _, top1: observed.append(top1), raising=False)
+    monkeypatch.setattr(SoftPruner, "warnings", ("a narrow layer",), raising=False)
+    settings = (FEW, "train.epochs=2", "train.compact_at=1", "finetune.epochs=1", "records.tensorboard=true")
+    result = start(tiny(*settings), tmp_path / "run", listener=Heard()).result
+    assert result is not None
+    first, second = [(0, 3, 2), 1, 2, "train", "cutting"], [(1, 3, 2), 1, 2, "train", "fine-tuning"]
+    assert events == [*first, *second, (2, 3, 2), 1, 2, "finetune", "measuring"]
+    assert steps == [1, 2, 3, 4]
+    assert observed == [row.test_top1 for row in result.epochs[:2]]
+    assert result.warnings == ("a narrow layer",)
+    (written,) = (tmp_path / "run" / "tensorboard").iterdir()
+    assert b"test_top1" in written.read_bytes()
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert "cutting the network" in log
+    assert "epoch 3, lr " in log
+
+
+def test_an_error_of_a_pruner_is_raised_after_that_of_the_weights(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = iter([0.0, float("nan")])
+
+    def update(pruner: SoftPruner, step: int) -> None:
+        next(pruner.model.parameters()).data.fill_(next(values))
+        raise ModelError("no strength")
+
+    monkeypatch.setattr(SoftPruner, "update_strength", update)
+    with pytest.raises(ModelError, match="no strength"):
+        start(tiny(FEW), tmp_path / "run")
+    with pytest.raises(SoftpruneError, match=r"must be finite\. Got infinity or NaN in .* after step 0 \(epoch 0"):
+        resume(tmp_path / "run")
+
+
+@contextmanager
+def once_in_the_second_epoch(act: Callable[[], None]) -> Iterator[Listener]:
+    class Meanwhile(Listener):
+        done = False
+
+        def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
+            if epoch == 1 and not self.done:
+                self.done = True
+                act()
+
+    listener = Meanwhile()
+    yield listener
+    assert listener.done
+
+
+def test_a_run_in_training_is_read_but_not_resumed(tiny: Tiny, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def meanwhile() -> None:
+        half = run / "checkpoints" / ".step-0000000060.ckpt.1.tmp"
+        half.write_bytes(b"half")
+        with pytest.raises(CheckpointError, match=r"Only one process may write a run at a time.*process \d+ on "):
+            resume(run)
+        compact_run(run, tmp_path / "small", model="tiny_networks:tiny")
+        assert half.exists(), "who does not hold the lock deletes nothing"
+
+    with once_in_the_second_epoch(meanwhile) as listener:
+        assert start(tiny("train.epochs=2", "method.strength=0.0", FEW), run, listener=listener).result is not None
+    (run / ".lock").unlink()
+    assert resume(run).result is not None
+    assert not (run / ".lock").exists(), "a finished run may lie on a read-only disk"
+
+
+def test_round_to_auto_is_measured_once_in_a_run(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = iter([4, 2])
+    monkeypatch.setattr("softprune.methods.base.fastest_multiple", lambda device="cpu": next(measured))
+    config = tiny("method.round_to=auto", "train.compact_at=1", "train.epochs=2", FEW)
+    with monkeypatch.context() as patch:
+        assert start(config, tmp_path / "run", listener=StopAt(patch, 1)).stopped
+    result = resume(tmp_path / "run").result
+    assert result is not None
+    assert result.round_to == 4
+    assert all(module.out_compact % 4 == 0 for module in result.modules[:-1] if module.out_compact)
+    assert next(measured) == 2

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, create_model, model_validator
 
+from softprune.errors import ConfigError, show
 from softprune.lab.config.schema import Amount, Count, Globs, Options, PositiveCount, Section
 from softprune.mask_config import MaskConfig
 from softprune.target import FINAL_AT, read_target
@@ -63,6 +64,8 @@ else:
 class MethodConfig(Section, section="method"):
     """The pruning method."""
 
+    removed = {"strength_warmup_epochs": 0.0}  # noqa: RUF012  (pydantic must not take it for a setting)
+
     name: str = "scp"
     """A name from `softprune methods`, `dense` for a baseline without pruning, or `module:Class` for a pruner of your
     own (docs/own-method.md)."""
@@ -82,8 +85,6 @@ class MethodConfig(Section, section="method"):
     latency_table: str = ""
     """For a `latency` target of another machine, the file of what softprune.budget.latency_table measured there; it is
     used instead of a measurement."""
-    strength_warmup_epochs: Amount = 0.0
-    """Epochs over which the strength first rises linearly from zero; for starts from trained weights."""
     include: Globs = ()
     """Globs on BatchNorm names: prune only these. Empty for all that can be pruned."""
     exclude: Globs = ()
@@ -100,4 +101,9 @@ class MethodConfig(Section, section="method"):
     def _check(self) -> Self:
         if self.target:
             read_target(self.target)
+        if self.latency_table and ("latency" not in self.target or self.latency_batch != 1):
+            raise ConfigError(
+                "method.latency_table is for a target of latency, and has a batch size of its own. Got target = "
+                f"{show(self.target)} and latency_batch = {self.latency_batch}; leave one of them out."
+            )
         return self

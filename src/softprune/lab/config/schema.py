@@ -3,14 +3,25 @@
 import difflib
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from softprune.errors import ConfigError, nearest, show, storable, toml_type
+from softprune.log import get_logger
+
+logger = get_logger(__name__)
 
 
 class Section(BaseModel):
@@ -25,6 +36,8 @@ class Section(BaseModel):
 
     section: ClassVar[str]
     """The key of the section in a recipe; empty for the top level."""
+    removed: ClassVar[Mapping[str, Any]] = {}
+    """Settings of earlier versions, with their defaults. Files that have them can be read; others are reported."""
     root: ClassVar[type["Section"] | None] = None
     """The top level, for suggestions when a key stands in the wrong section."""
 
@@ -38,6 +51,17 @@ class Section(BaseModel):
         except ValidationError as error:
             # TypeErrors and the like of pydantic mean nothing to who writes recipes.
             raise _to_config_error(error.errors()[0], type(self)) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_removed(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or not cls.removed.keys() & values.keys():
+            return values
+        for key, default in cls.removed.items():
+            if values.get(key, default) != default:
+                what = f"{_join(cls.section, key)} = {show(values[key])}"
+                logger.warning("softprune: %s is a setting of an earlier version, and has no effect", what)
+        return {key: value for key, value in values.items() if key not in cls.removed}
 
     @field_validator("*", mode="after")
     @classmethod

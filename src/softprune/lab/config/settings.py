@@ -12,21 +12,10 @@ from pydantic import Field, model_validator
 
 from softprune.errors import ConfigError, show
 from softprune.lab.config.method import MaskSection, MethodConfig
-from softprune.lab.config.schema import (
-    Amount,
-    Count,
-    Epochs,
-    FromList,
-    Options,
-    Positive,
-    PositiveCount,
-    Section,
-    Share,
-)
+from softprune.lab.config.schema import Amount, Count, Epochs, Options, Positive, PositiveCount, Section, Share
 
-Mode = Literal["auto", "eager", "compile", "cuda_graph", "compile+cuda_graph"]
+Mode = Literal["auto", "eager", "compile"]
 ScheduleKind = Literal["step", "cosine", "constant"]
-TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 BASELINE = "baseline"
 """`model.weights` and `distill.teacher` for the dense network that `train.dense_baseline` trains first."""
@@ -34,7 +23,7 @@ START = "start"
 """`distill.teacher` for the network that `model.weights` names."""
 
 PRUNING_SETTINGS = {
-    "train": ("dense_baseline", "dense_epochs", "compact_at", "recalibrate"),
+    "train": ("dense_baseline", "dense_epochs", "compact_at"),
     "finetune": ("epochs",),
     "method": ("target",),
 }
@@ -92,7 +81,7 @@ class DataConfig(Section, section="data"):
     """The set on the Hugging Face Hub, such as `uoft-cs/cifar10`, or a folder that its package `datasets` saved
     (`huggingface`)."""
     batch_size: PositiveCount = 64
-    """Images per optimizer step, over all processes and micro-batches together."""
+    """Images per optimizer step, over all processes together."""
     eval_batch_size: PositiveCount = 500
     """Images per forward pass of an evaluation."""
     holdout: Count = 0
@@ -125,6 +114,8 @@ class DataConfig(Section, section="data"):
 class TrainConfig(Section, section="train"):
     """The training loop."""
 
+    removed = {"recalibrate": 0, "ema": 0.0, "accumulate": 1}  # noqa: RUF012  (pydantic must not take it for a setting)
+
     epochs: Count = 160
     """Passes over the training images. 0 cuts trained weights (`model.weights`, `model.pretrained`) at once, for
     methods that rank channels; fine-tuning follows."""
@@ -136,23 +127,16 @@ class TrainConfig(Section, section="train"):
     compact_at: Count = 0
     """Remove the dead channels before this epoch and continue with the smaller network; 0 removes them only at the
     end. With a target, at least 0.6 of `epochs`; the smaller network then trains without a sparsity loss."""
-    recalibrate: Count = 0
-    """Batches over which the BatchNorm statistics of the compact network are measured again after the last cut; 0
-    for none."""
     label_smoothing: Share = 0.0
     """Share of the target that is spread evenly over all classes."""
-    ema: Share = 0.0
-    """Decay of a moving average of the weights; when set, the average is evaluated and cut. 0 for none."""
-    accumulate: PositiveCount = 1
-    """Micro-batches per batch, one forward and backward pass each, for batches that do not fit in memory."""
     precision: Literal["fp32", "tf32", "bf16"] = "tf32"
     """Arithmetic of convolutions on a GPU: full float32, TF32 tensor cores, or bfloat16 autocast. A CPU always uses
     float32 unless told bf16, and evaluates in float32 if it has no bfloat16 of its own."""
     channels_last: bool = False
     """Keep images and convolution weights in channels-last memory order."""
     mode: Mode = "auto"
-    """How a step runs. `auto` takes the fastest that works: compiled inside a CUDA graph on a GPU, eager on a
-    CPU."""
+    """How a step runs: `eager`, or `compile`: compiled, and on one GPU captured as a CUDA graph. `auto` compiles on a
+    GPU, and falls back to eager where that fails."""
     deterministic: bool = False
     """Use only algorithms that give the same bits every time; slower on a GPU. On a CPU runs repeat without it."""
     threads: Annotated[int, Ge(0), Le(1024)] = 0
@@ -190,14 +174,14 @@ class OptimizerConfig(Section, section="optimizer"):
 class ScheduleConfig(Section, section="schedule"):
     """The learning rate over the epochs."""
 
+    removed = {"final": 0.0}  # noqa: RUF012
+
     kind: ScheduleKind = "step"
-    """Drops at the milestones, half a cosine from lr to `final`, or no change."""
+    """Drops at the milestones, half a cosine from lr to zero, or no change."""
     milestones: Epochs = (80, 121)
     """Zero-based epochs from whose start the rate is multiplied by `factor` (`step` only)."""
     factor: Positive = 0.1
     """Factor of the rate at a milestone (`step` only)."""
-    final: Share = 0.0
-    """Where the cosine ends, as a share of lr (`cosine` only)."""
     warmup_epochs: Amount = 0.0
     """Epochs over which the rate first rises linearly from zero to lr."""
 
@@ -236,18 +220,19 @@ class FinetuneConfig(Section, section="finetune"):
 class RecordConfig(Section, section="records"):
     """What a run writes besides its result."""
 
+    removed = {"checkpoint_steps": 0, "trackers": []}  # noqa: RUF012
+
     checkpoint_seconds: Amount = 60.0
     """Save a checkpoint when the last one is this old, so that no more than this is lost; 0 for none by time. One is
     always saved at the end, and when the run is stopped."""
     checkpoint_epochs: Count = 0
     """Also save a checkpoint after every this many epochs; 0 for none by epochs."""
-    checkpoint_steps: Count = 0
-    """Also save a checkpoint after every this many steps; 0 for none by steps."""
     eval_epochs: PositiveCount = 1
     """Evaluate after every this many epochs; the last epoch is always evaluated."""
-    trackers: Annotated[tuple[TrackerName, ...], FromList] = ()
-    """Experiment trackers that receive the numbers of every epoch (docs/integrations.md). Each needs its package:
-    `pip install tensorboard`, `wandb` or `mlflow-skinny`."""
+    channels: bool = False
+    """Record shift, scale and decision of every channel in result.json, for the report's map of channels."""
+    tensorboard: bool = False
+    """Write the numbers of every epoch as TensorBoard events into the folder `tensorboard` of the run."""
 
 
 class RunConfig(Section):
@@ -292,16 +277,6 @@ def _check_train(config: RunConfig) -> None:
             f"With method.target, train.compact_at must be at least method.final_at = {final_at:g} of train.epochs = "
             f"{train.epochs}: the cut is final from there on. Got {train.compact_at}; use "
             f"{math.ceil(final_at * train.epochs)}, or 0 to cut only at the end."
-        )
-    if train.compact_at and train.ema:
-        raise ConfigError(
-            "train.ema cannot be combined with train.compact_at: the cut takes the weights as they are, and the "
-            f"average of the larger network would be lost. Got train.ema = {train.ema} and train.compact_at = "
-            f"{train.compact_at}; set one of them to 0."
-        )
-    if config.data.batch_size % train.accumulate:
-        raise ConfigError(
-            f"train.accumulate must divide data.batch_size = {config.data.batch_size}. Got {train.accumulate}."
         )
 
 

@@ -17,9 +17,9 @@ INCIDENTAL = (
     *("data.dir.", "data.download.", "data.workers.", "data.eval_batch_size."),
 )
 """Settings and tables of the place and the repetition of a run, which do not change what was done."""
-TRAINING = ("model.", "data.", "optimizer.", "schedule.", "train.epochs.", "train.label_smoothing.", "train.ema.")
+TRAINING = ("model.", "data.", "optimizer.", "schedule.", "train.epochs.", "train.label_smoothing.")
 """Settings and tables that a dense network must share with a run to be its baseline."""
-_OF_A_SCHEDULE = {"schedule.milestones": ("step",), "schedule.factor": ("step",), "schedule.final": ("cosine",)}
+_OF_A_SCHEDULE = {"schedule.milestones": ("step",), "schedule.factor": ("step",)}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import hashlib
 import io
 import random
 import re
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,14 @@ from softprune.log import get_logger
 
 logger = get_logger(__name__)
 
-_VERSION = 2
+_VERSION = 3
 _COMMENT = re.compile(rb"softprune checkpoint (\d{1,9}) sha256 ([0-9a-f]{64})\Z")
 _LONGEST_COMMENT = 128
 _SUFFIX = ".ckpt"
-_ASIDE = ".damaged"
 
 
 class _DamagedError(CheckpointError):
-    """The file is not complete: no other version of softprune and no other permissions would read it."""
+    """The file is not complete."""
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -74,16 +72,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     comment = _COMMENT.search(content, max(0, len(content) - _LONGEST_COMMENT))
     if comment is None:
         raise _DamagedError(f"A checkpoint must end with its checksum. Got a damaged or another file at {path}.")
-    if int(comment[1]) > _VERSION:
+    if int(comment[1]) != _VERSION:
         raise CheckpointError(
-            f"This softprune reads checkpoints of version {_VERSION}. Got version {int(comment[1])} at {path}, which a "
-            "newer softprune wrote. Nothing was changed; resume with that version."
+            f"This softprune reads checkpoints of version {_VERSION}. Got version {int(comment[1])} at {path}. Nothing "
+            "was changed; resume with the softprune that wrote it."
         )
     length = comment.start() - 2
     digest = hashlib.sha256(memoryview(content)[:length])
     digest.update(b"\0\0")
     right_length = content[length : comment.start()] == len(comment[0]).to_bytes(2, "little")
-    if int(comment[1]) != _VERSION or not right_length or digest.hexdigest().encode() != comment[2]:
+    if not right_length or digest.hexdigest().encode() != comment[2]:
         raise _DamagedError(f"A checkpoint must match its checksum. Got a damaged file at {path}.")
     try:
         state = load_tensors(io.BytesIO(content))
@@ -97,21 +95,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def load_tensors(file: Path | io.BytesIO) -> Any:
-    """Return what ``torch.save`` wrote, on the CPU, without running code or using more memory than the file has.
-
-    Raise nearly anything for a damaged file. PyTorch itself would unpack compressed or overlapping entries of any
-    size, which torch.save does not write, and call ``bytearray`` with any number.
-    """
-    if zipfile.is_zipfile(file):
-        whole = file.getbuffer().nbytes if isinstance(file, io.BytesIO) else file.stat().st_size
-        with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
-            if sum(entry.file_size for entry in entries) > whole:
-                raise ValueError("an archive that unpacks to more than its own size")
-            if any(each.filename.endswith("data.pkl") and b"bytearray" in archive.read(each) for each in entries):
-                raise ValueError("a bytearray, which is no tensor")
-    if isinstance(file, io.BytesIO):
-        file.seek(0)
+    """Return what ``torch.save`` wrote, on the CPU, without running code. Raise nearly anything for a damaged file."""
     # The training scripts of timm and torchvision store their arguments in it. It is a record without code.
     is_known = argparse.Namespace in torch.serialization.get_safe_globals()  # of the process, and stays so
     with torch.serialization.safe_globals([] if is_known else [argparse.Namespace]):
@@ -121,37 +105,26 @@ def load_tensors(file: Path | io.BytesIO) -> Any:
 def read_newest(folder: Path, *, repair: bool = False) -> tuple[Path, dict[str, Any]]:
     """Return the newest complete checkpoint of ``folder``; damaged newer ones are skipped with a warning.
 
-    A checkpoint that cannot be opened, or that a newer softprune wrote, is an error: it may be complete, and the
-    training since the one before it would be lost.
-
-    With ``repair``, for the process that holds the lock of the run, damaged files are renamed. For any other process
-    such a file may be one that the run is about to write.
+    A checkpoint that cannot be opened, or of another version, is an error: it may be complete, and the training since
+    the one before it would be lost. With ``repair``, for the process that holds the lock of the run, damaged files are
+    renamed. For any other process such a file may be one that the run is about to write.
     """
-    paths, damaged = _newest_first(folder), len(damaged_files(folder))
-    if not paths and not damaged:
-        raise CheckpointError(
-            f"The network of a run is in its checkpoints. Got none in {folder}: the run stopped before its first one. "
-            f"`{RunFolder(folder.parent).resume_command}` trains it."
-        )
+    paths = _newest_first(folder)
     for path in paths:
         try:
             return path, read_checkpoint(path)
         except _DamagedError as error:
-            damaged += 1
-            if not repair:
-                logger.warning("softprune: %s Reading the checkpoint before it.", error)
-                continue
-            aside = path.with_suffix(_ASIDE)
-            path.replace(aside)
-            logger.warning("softprune: %s It is now %s; resuming from the checkpoint before it.", error, aside.name)
+            logger.warning("softprune: %s Reading the checkpoint before it.", error)
+            if repair:
+                path.replace(path.with_suffix(".damaged"))
         except CheckpointError:
             if path.exists():
                 raise
-            # The process that trains the run has renamed or deleted it in the meantime.
+            # The process that trains the run has deleted it in the meantime.
     raise CheckpointError(
-        f"At least one checkpoint must be complete. Got {damaged} damaged ones in {folder}. Restore a copy of one, or "
-        f"start a new run with `softprune train`. Without the {_ASIDE} files `softprune resume` would train from the "
-        "beginning."
+        f"The network of a run is in its checkpoints. Got {len(paths) or 'none'} in {folder}, none of which is "
+        f"complete. Restore a copy of one, or train from the beginning with "
+        f"`{RunFolder(folder.parent).resume_command}`."
     )
 
 
@@ -170,11 +143,6 @@ def restoring() -> Iterator[None]:
             f"{type(error).__name__}: {first_line(error)}. The file or the network was changed: restore it, or delete "
             "the newest checkpoint to resume from the one before."
         ) from error
-
-
-def damaged_files(folder: Path) -> list[Path]:
-    """Return the checkpoints of ``folder`` that were renamed because they were damaged."""
-    return list(folder.glob(f"step-*{_ASIDE}"))
 
 
 def newest_path(folder: Path) -> Path | None:

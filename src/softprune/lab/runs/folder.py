@@ -38,8 +38,6 @@ class RunFolder:
         self.dense = self.path / "dense"
         self.log = self.path / "run.log"
         self.tensorboard = self.path / "tensorboard"
-        self.wandb = self.path / "wandb"
-        self.trackers = self.path / "trackers.json"
         self.lock_file = self.path / ".lock"
 
     @property
@@ -129,8 +127,8 @@ class RunFolder:
 
     def check_plain_files(self) -> None:
         """Raise a CheckpointError if a part of the run is a link: writing would change files elsewhere."""
-        folders = (self.checkpoints, self.dense, self.tensorboard, self.wandb)
-        files = (self.metrics, self.sessions, self.result, self.compact, self.report, self.log, self.trackers)
+        folders = (self.checkpoints, self.dense, self.tensorboard)
+        files = (self.metrics, self.sessions, self.result, self.compact, self.report, self.log)
         for path in (*folders, *files, self.lock_file):
             if path.is_symlink() or path.is_fifo() or path.is_char_device():
                 raise CheckpointError(

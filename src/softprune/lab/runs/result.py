@@ -46,7 +46,7 @@ class Record(BaseModel):
 
 
 class Totals(Record):
-    """Cost of a network. ``paper_*`` is counted as the authors count, where the network is one of theirs."""
+    """Cost of a network. Older records also have it as the paper's authors count, ``paper_*``."""
 
     channels: Count
     params: Count
@@ -90,6 +90,9 @@ class Epoch(AfterEpoch):
     margin: Number = None
     """With a target: the share of the limit that a cut would leave unused; negative while it is exceeded."""
     train_loss: Number
+    """Mean cross-entropy, without what the method adds."""
+    penalty: Number = None
+    """Mean of what the method adds to the loss; None for a method that adds nothing."""
     train_top1: float
     test_loss: Number = None
     test_top1: Number = None
@@ -106,9 +109,6 @@ class Pruned(Record):
     top1: Number
     top5: Number
     round_to: Count
-    finalised_step: Count | None = None
-    """With a target: the step from which the removed channels were fixed."""
-    sites: tuple["SiteRecord", ...]
 
 
 class Moment(AfterEpoch):
@@ -146,7 +146,7 @@ class Variant(Record):
 
 
 class SiteRecord(Record):
-    """One masked BatchNorm of the dense network, with one entry per channel."""
+    """One masked BatchNorm of the dense network; with `records.channels` also its channels, with one entry each."""
 
     name: Text
     activation: Text
@@ -262,6 +262,8 @@ class Result(Record):
     """The multiple that widths were kept at."""
     finalised_step: Count | None = None
     """With a target: the step from which the removed channels were fixed."""
+    warnings: tuple[Text, ...] = ()
+    """What the method warned of."""
     inputs: Inputs | None = None
     """None for floats of a data set of the user's own, whose transform is not known."""
     sites: tuple[SiteRecord, ...] = ()

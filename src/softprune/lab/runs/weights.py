@@ -107,7 +107,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if path.is_dir():
         state = read_newest(RunFolder(path).checkpoints)[1]
         with restoring():
-            if state["cuts"]:
+            if state["history"]["cuts"]:
                 raise FileFormatError(
                     f"model.weights must be of a dense network. Got the run {path}, whose network was cut in training."
                 )

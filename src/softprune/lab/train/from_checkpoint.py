@@ -13,8 +13,9 @@ from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import build_network, locate_compact, named_config, origin_of
 from softprune.lab.train.evaluate import EvalTotals, Evaluator
 from softprune.lab.train.run import open_data, set_arithmetic
-from softprune.lab.train.stage import Stage, recalibrate, restored_stage
+from softprune.lab.train.stage import restored_stage
 from softprune.models import REGISTRY
+from softprune.module_state import evaluating
 
 
 def evaluate_folder(
@@ -57,9 +58,7 @@ def evaluate_folder(
     found = {}
     if run is not None and is_run and newest_path(run.checkpoints) is not None:
         stage = restored_stage(config, images, world, read_newest(run.checkpoints)[1]).stage
-        with stage.eval_weights() as network:
-            name = "masked" if stage.pruner is not None else "trained"
-            found[name] = evaluator(network, on_test=True)
+        found["masked" if stage.pruner is not None else "trained"] = evaluator(stage.network, on_test=True)
     if compact.is_file():
         dense = build_network(config.model.name, images.num_classes, config.model.options).to(world.device)
         found["compact"] = evaluator(load(compact, dense), on_test=True)
@@ -77,8 +76,7 @@ def _config_outside(compact: Path, model: str, data: str, shape: tuple[int, ...]
     if not (model and data):
         raise ConfigError(
             "A compact network outside its run needs --model and --data, unless it records that it comes from one of "
-            "softprune's own networks. "
-            f"Got {'only --model' if model else 'only --data' if data else 'neither'}."
+            f"softprune's own networks. Got {model or 'no'} model and {data or 'no'} data."
         )
     shape = shape or (() if origin is None else origin.input_shape)
     if data in DATASETS and DATASETS[data].in_files and not shape:
@@ -113,47 +111,24 @@ def compact_run(
 ) -> tuple[Path, Cost, Cost]:
     """Write the compact network of a run's newest checkpoint; return its path, the dense cost and its own cost.
 
-    For a finished run it equals the network that the run wrote, if the device is the same. A run that recalibrated
-    with several processes computed statistics on a share of each batch, here they come from whole batches.
-    `round_to` and `gathers` are those of Pruner.compact; `model`, `data` and `method` those of named_config.
+    For a finished run it equals the network that the run wrote, if the device is the same. `round_to` and `gathers`
+    are those of Pruner.compact; `model`, `data` and `method` those of named_config.
     """
     folder = RunFolder.open(run)
     config = named_config(folder, model, data, method)
     refuse_dense(config, run)
-    if out is None:
-        folder.check_plain_files()
     world = join_world(device)
     set_arithmetic(config, world.device)
-    # The batches that recalibrate must be those of the run, whose crops depend on where they are made.
-    images = open_data(config, world.device, data_dir, download=False, in_memory=config.train.recalibrate > 0)
+    images = open_data(config, world.device, data_dir, download=False, in_memory=False)
     start = restored_stage(config, images, world, read_newest(folder.checkpoints)[1])
-    stage = start.stage
-    if round_to is not None or not gathers:
-        _check_choice(config, stage, out)
-    with stage.eval_weights() as network:
-        compact = network
-        if stage.pruner is not None:
-            compact = stage.pruner.compact(round_to=round_to, gathers=gathers)
-            if config.train.recalibrate:
-                recalibrate(compact, stage.step.batches, config.train.recalibrate)
+    compact, pruner = start.stage.network, start.stage.pruner
+    if (round_to is not None or not gathers) and (out is None or pruner is None):
+        raise ConfigError(
+            "--round-to and --no-gathers cut a network in another way than its run did, which needs --out and a run "
+            f"that has not begun its fine-tuning. Got {'no --out' if out is None else 'a run in its fine-tuning'}."
+        )
+    with evaluating(start.stage.network):
+        if pruner is not None:
+            compact = pruner.compact(round_to=round_to, gathers=gathers)
         target = save(compact, out or folder.compact, origin=origin_of(config, images))
     return target, cost(start.dense, images.example(1)), cost(compact, images.example(1, world.device))
-
-
-def _check_choice(config: RunConfig, stage: Stage, out: Path | None) -> None:
-    """Raise a ConfigError unless the network may be cut in another way than the run cuts it."""
-    if out is None:
-        raise ConfigError(
-            "RUN/compact.safetensors is the network that the run reports. Got a cut with other options and no --out; "
-            "name another file with --out."
-        )
-    if stage.pruner is None:
-        raise ConfigError(
-            "--round-to and --no-gathers take effect when a network is cut. Got a run that was cut already and is in "
-            "its fine-tuning; leave them out, or set method.round_to before training."
-        )
-    if config.train.recalibrate:
-        raise ConfigError(
-            "Recalibrated statistics belong to one cut. Got train.recalibrate together with --round-to or "
-            "--no-gathers; set method.round_to before training."
-        )

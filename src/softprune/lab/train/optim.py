@@ -1,8 +1,7 @@
-"""The optimizer, its schedules and the average of weights, all on the device so that a CUDA graph can hold them."""
+"""The optimizer and its schedules, on the device so that a CUDA graph can hold them."""
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -118,15 +117,13 @@ class Schedule:
     base: float
     """The value before anything changes it."""
     kind: Literal["constant", "step", "cosine"] = "constant"
-    """No change; drops at the milestones; or half a cosine from base to ``final * base``."""
+    """No change; drops at the milestones; or half a cosine from base to zero."""
     milestones: tuple[int, ...] = ()
     """Steps from which the value is multiplied by ``factor`` once more (``step``)."""
     factor: float = 0.1
     """What a milestone multiplies by (``step``)."""
     total_steps: int = 0
     """The step at which the cosine ends (``cosine``)."""
-    final: float = 0.0
-    """The last value of the cosine, as a share of base (``cosine``)."""
     warmup_steps: int = 0
     """Steps over which the value first rises linearly; the last of them has the full value."""
     start: int = 0
@@ -148,8 +145,7 @@ class Schedule:
             return self.base * self.factor ** sum(step >= milestone for milestone in self.milestones)
         if self.kind == "cosine":
             done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
-            share = (1 + math.cos(math.pi * done)) / 2
-            return self.base * (self.final + (1 - self.final) * share)
+            return self.base * (1 + math.cos(math.pi * done)) / 2
         return self.base
 
 
@@ -171,56 +167,6 @@ def learning_rate(config: RunConfig, steps: int, finetune: bool = False) -> Sche
         kind=schedule.kind,
         milestones=tuple(epoch * steps for epoch in schedule.milestones),
         factor=schedule.factor,
-        final=schedule.final,
         total_steps=config.train.epochs * steps,
         warmup_steps=round(schedule.warmup_epochs * steps),
     )
-
-
-class WeightAverage:
-    """Exponential moving average of every floating-point parameter and buffer of a network.
-
-    ``decay`` is approached from below, (1 + t) / (10 + t), so that the random start fades quickly. The count t is on
-    the device, so that a CUDA graph can hold an update; torch.optim.swa_utils counts on the host.
-    """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
-        tensors = (*model.parameters(), *model.buffers())
-        self._live = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
-        self._average = [tensor.clone() for tensor in self._live]
-        self._updates = torch.zeros((), dtype=torch.float32, device=self._live[0].device)
-
-    @torch.no_grad()
-    def update(self) -> None:
-        self._updates.add_(1)
-        step = 1 - ((1 + self._updates) / (10 + self._updates)).clamp(max=self.decay)
-        change = torch._foreach_sub(self._live, self._average)
-        torch._foreach_mul_(change, step)
-        torch._foreach_add_(self._average, change)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Exchange the network's weights for the average within the block."""
-        self.exchange()
-        try:
-            yield
-        finally:
-            self.exchange()
-
-    @torch.no_grad()
-    def exchange(self) -> None:
-        # In place, so that a captured graph and the optimizer keep seeing the same tensors.
-        for live, average in zip(self._live, self._average, strict=True):
-            held = live.clone()
-            live.copy_(average)
-            average.copy_(held)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"updates": int(self._updates), "average": self._average}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._updates.fill_(state["updates"])
-        for mine, theirs in zip(self._average, state["average"], strict=True):
-            mine.copy_(theirs)

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from softprune.budget import TableLike
 from softprune.budget.measures import MEASURES
-from softprune.errors import ConfigError, nearest, show
+from softprune.errors import ConfigError, nearest
 from softprune.factories import check_name, import_factory
 from softprune.lab.config.method import MethodConfig
 from softprune.lab.config.settings import RunConfig
-from softprune.masks import MaskConfig
+from softprune.mask_config import MaskConfig
 from softprune.methods import REGISTRY, OneShotPruner, Pruner
 from softprune.methods.options import keywords_of
 
@@ -24,7 +24,7 @@ RECIPE_KEYS = {
 """Keyword of a pruner -> its key in recipes, where it has one; all others are a method's options."""
 
 
-def options_of(pruner: type[Pruner]) -> tuple[str, ...]:
+def options_of(pruner: type) -> tuple[str, ...]:
     """Return the names of the settings that only this method has: `method.options` of a recipe."""
     return tuple(name for name in keywords_of(pruner) if name not in RECIPE_KEYS)
 
@@ -62,30 +62,12 @@ def check_method(config: MethodConfig, *, compact_at: int = 0) -> None:
         raise ConfigError(f"method.target needs a method that can meet one: {able}. Got {config.name}.")
     own = options_of(method)
     for option in config.options:
-        if option in RECIPE_KEYS:
-            raise ConfigError(
-                f"method.options must be options of {config.name}. Got {option!r}, which has a key of its own: use "
-                f"{RECIPE_KEYS[option]}."
-            )
         if option not in own:
+            hint = f" Use {RECIPE_KEYS[option]}." if option in RECIPE_KEYS else nearest(option, own)
             raise ConfigError(
                 f"method.options must be options of {config.name}: {', '.join(own) or 'it has none'}. "
-                f"Got {option!r}.{nearest(option, own)}"
+                f"Got {option!r}.{hint}"
             )
-
-
-def check_latency_table(config: MethodConfig) -> None:
-    """Raise a ConfigError if a new run would ignore its table. Older runs that did can be read and resumed."""
-    if config.latency_table and "latency" not in config.target:
-        raise ConfigError(
-            f"method.latency_table needs a target of latency. Got latency_table = {show(config.latency_table)} and "
-            f"target = {show(config.target)}; set method.target.latency, or leave it out."
-        )
-    if config.latency_table and config.latency_batch != 1:
-        raise ConfigError(
-            "method.latency_batch and method.latency_table exclude each other: a table is of one batch size. Got "
-            f"latency_batch = {config.latency_batch} and a table; leave one of them out."
-        )
 
 
 def check_one_shot(config: RunConfig) -> None:
@@ -94,24 +76,16 @@ def check_one_shot(config: RunConfig) -> None:
         return
     if config.method.name == "dense" or not issubclass(find_method(config.method.name), OneShotPruner):
         able = _able(lambda each: issubclass(each, OneShotPruner))
-        raise ConfigError(
-            f"train.epochs = 0 needs a method that ranks the channels of a trained network: {able}. Got "
-            f"{config.method.name}; choose one of them, or train."
-        )
-    if not (config.model.weights or config.model.pretrained):
-        raise ConfigError(
-            "train.epochs = 0 needs a trained network. Got random weights; set model.weights to a file or the folder "
-            "of a run, or model.pretrained = true."
-        )
-    if not config.finetune.epochs:
-        raise ConfigError(
-            "train.epochs = 0 needs finetune.epochs of at least 1: a run is measured after its epochs. Got 0; set it."
-        )
-    if config.train.dense_baseline and not config.train.dense_epochs:
-        raise ConfigError(
-            "With train.epochs = 0, train.dense_baseline needs train.dense_epochs. Got 0; set it, or set "
-            "train.dense_baseline = false: the weights that the run starts from are tested as its baseline."
-        )
+        found = f"method.name = {config.method.name}; it must rank the channels of a trained network, as {able} do"
+    elif not (config.model.weights or config.model.pretrained):
+        found = "random weights; set model.weights to a file or the folder of a run, or model.pretrained = true"
+    elif not config.finetune.epochs:
+        found = "finetune.epochs = 0; set it, since a run is measured after its epochs"
+    elif config.train.dense_baseline and not config.train.dense_epochs:
+        found = "train.dense_baseline without train.dense_epochs; set them, or leave the baseline out"
+    else:
+        return
+    raise ConfigError(f"A run with train.epochs = 0 prunes trained weights at once and tunes the rest. Got {found}.")
 
 
 def make_pruner(
@@ -119,28 +93,26 @@ def make_pruner(
 ) -> Pruner:
     """Return the pruner of the method that a run names, for ``total_steps`` steps of training ``network``.
 
-    Strength, masks and the other settings go to the methods that have them. A target replaces the strength.
-    ``latency_table`` is what the run measured when it began.
+    Each setting of [method] goes to the methods that have a keyword of its name; empty ones are left out. A target
+    replaces the strength. ``latency_table`` is what the run measured when it began.
     """
     config = run.method
     check_method(config)
     method = find_method(config.name)
     keywords = keywords_of(method)
-    budget: dict[str, Any] = {"target": config.target, "total_steps": total_steps, "final_at": config.final_at}
-    if any(MEASURES[key].is_timed for key in config.target):
-        table = latency_table or config.latency_table
-        budget |= {"latency_table": table} if table else {"latency_batch": config.latency_batch}
-    adjusts = config.target and "total_steps" in keywords
-    settings: dict[str, Any] = {
-        **(budget if config.target else {}),
-        **({} if adjusts else {"strength": config.strength}),
-        "cost_weighting": config.cost_weighting,
-        "masks": MaskConfig(**vars(run.masks)),
-        "include": config.include or None,
-        "exclude": config.exclude or None,
-        "round_to": config.round_to,
-        "min_channels": config.min_channels,
-        "seed": run.seed,
-    }
-    known = {key: value for key, value in settings.items() if key in keywords}
+    given: dict[str, Any] = {name: value for name, value in config if value not in ({}, (), "")}
+    given |= {"masks": MaskConfig(**vars(run.masks)), "seed": run.seed, "total_steps": total_steps}
+    timed = any(MEASURES[key].is_timed for key in config.target)
+    if timed and latency_table is not None:
+        given["latency_table"] = latency_table
+    unused = {"name", "options"}
+    if not config.target:
+        unused |= {"total_steps", "final_at"}
+    elif "total_steps" in keywords:
+        unused.add("strength")
+    if not timed:
+        unused |= {"latency_table", "latency_batch"}
+    elif "latency_table" in given:
+        unused.add("latency_batch")
+    known = {key: value for key, value in given.items() if key in keywords and key not in unused}
     return method(network, example, **{**known, **config.options})

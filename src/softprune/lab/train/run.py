@@ -4,7 +4,7 @@ import inspect
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,20 @@ from typing import Any
 import torch
 
 from softprune.distributed import World, is_lost_process, join_world, leave_world, may_restart
-from softprune.errors import CheckpointError, ConfigError, DataError, SoftpruneError, first_line
+from softprune.errors import CheckpointError, ConfigError, DataError, SoftpruneError, first_line, show
 from softprune.hardware import has_fast_bf16
 from softprune.lab.config.method import MethodConfig
 from softprune.lab.config.recipes import changed_settings, show_changes
 from softprune.lab.config.settings import BASELINE, START, DataConfig, DistillConfig, RunConfig
 from softprune.lab.data import DataBundle, load_data
-from softprune.lab.runs.checkpoint import damaged_files, newest_path, read_checkpoint, read_newest, restoring
+from softprune.lab.runs.checkpoint import newest_path, read_checkpoint, read_newest, restoring
 from softprune.lab.runs.folder import RunFolder, check_folder_name
 from softprune.lab.runs.result import Result
-from softprune.lab.runs.resume import check_same_images, resume_hint
 from softprune.lab.train.control import Listener, StopSignal, early_messages, run_log
-from softprune.lab.train.finish import finish
-from softprune.lab.train.pruner import check_latency_table, check_method, check_one_shot
+from softprune.lab.train.pruner import check_method, check_one_shot
 from softprune.lab.train.stage import StartingPoint, first_stage, restored_stage
-from softprune.lab.train.teacher import check_same_teacher, load_teacher
-from softprune.lab.train.trackers import check_trackers
-from softprune.lab.train.trainer import RunContext, Trainer
+from softprune.lab.train.teacher import load_teacher
+from softprune.lab.train.trainer import RunContext, Trainer, describe_images
 from softprune.log import get_logger
 
 logger = get_logger(__name__)
@@ -75,17 +72,16 @@ def start(
             if world.broadcast(made.config.is_file() and made.read_config() == config):
                 return _resume(config, made, world, time_limit, listener)
         data, begin = _prepare(config, world)
-        path = world.broadcast(str(out or _free_folder(config.name or "run")))
+        folder = RunFolder(world.broadcast(str(out or _free_folder(config.name or "run"))))
         if world.is_writer:
-            RunFolder.create(path, config)
+            RunFolder.create(folder.path, config)
         world.barrier()
-        folder = RunFolder(path)
         with (
-            _claim(folder, world),
+            folder.lock() if world.is_writer else nullcontext(),
             run_log(folder, listener or Listener(), write=world.is_writer, early=early) as logged,
             StopSignal(time_limit) as stop,
         ):
-            return _run(RunContext(config, folder, data, world, logged, stop), begin)
+            return _train_all(RunContext(config, folder, data, world, logged, stop), begin)
 
 
 def check(
@@ -96,20 +92,6 @@ def check(
     RunFolder.check_new(path)
     with _world(device) as world:
         return *_prepare(absolute_paths(config), world), world.device, path
-
-
-def _prepare(config: RunConfig, world: World) -> tuple[DataBundle, StartingPoint]:
-    """Everything that can be wrong is raised before there is a folder, so that a mistake leaves no files."""
-    check_method(config.method, compact_at=config.train.compact_at)
-    check_latency_table(config.method)
-    check_one_shot(config)
-    check_trackers(config.records.trackers)
-    set_arithmetic(config, world.device)
-    data = open_data(config, world.device)
-    begin = first_stage(config, data, world)
-    if config.distill.teacher not in ("", BASELINE):
-        begin.stage.step.teacher = load_teacher(config, None, data, world)
-    return data, begin
 
 
 def resume(
@@ -132,21 +114,135 @@ def resume(
 def _resume(
     config: RunConfig, folder: RunFolder, world: World, time_limit: float | None, listener: Listener | None
 ) -> Outcome:
-    with _claim(folder, world):
-        if world.broadcast(folder.result.is_file()):
-            result = folder.read_result()
-            logger.info("%s is finished; nothing to do", folder.path)
-            return Outcome(folder=folder, result=result, stopped=None, is_writer=world.is_writer)
-        with run_log(folder, listener or Listener(), write=world.is_writer) as logged:
-            set_arithmetic(config, world.device)
-            data = open_data(config, world.device)
-            with StopSignal(time_limit) as stop:
-                return _run(RunContext(config, folder, data, world, logged, stop), None)
+    if world.broadcast(folder.result.is_file()):
+        logger.info("%s is finished; nothing to do", folder.path)
+        return Outcome(folder=folder, result=folder.read_result(), stopped=None, is_writer=world.is_writer)
+    with (
+        folder.lock() if world.is_writer else nullcontext(),
+        run_log(folder, listener or Listener(), write=world.is_writer) as logged,
+    ):
+        set_arithmetic(config, world.device)
+        data = open_data(config, world.device)
+        with StopSignal(time_limit) as stop:
+            return _train_all(RunContext(config, folder, data, world, logged, stop), None)
 
 
-def _claim(folder: RunFolder, world: World) -> AbstractContextManager[None]:
-    """Hold the run's lock in rank 0. A finished run is not locked, since it may be on a read-only disk."""
-    return folder.lock() if world.is_writer and not folder.result.is_file() else nullcontext()
+def _prepare(config: RunConfig, world: World) -> tuple[DataBundle, StartingPoint]:
+    """Everything that can be wrong is raised before there is a folder, so that a mistake leaves no files."""
+    check_method(config.method, compact_at=config.train.compact_at)
+    check_one_shot(config)
+    set_arithmetic(config, world.device)
+    data = open_data(config, world.device)
+    begin = first_stage(config, data, world)
+    if config.distill.teacher not in ("", BASELINE):
+        begin.stage.step.teacher = load_teacher(config, None, data, world)
+    return data, begin
+
+
+def _train_all(context: RunContext, begin: StartingPoint | None) -> Outcome:
+    """Train the dense baseline, if the run has one, and then the run."""
+    if context.config.train.precision == "bf16" and not has_fast_bf16(context.world.device):
+        logger.warning("softprune: train.precision = bf16 is slow on this CPU; fp32 is faster")
+    reason = _train_baseline(context) if context.config.train.dense_baseline else None
+    result = None
+    if reason is None:
+        reason, result = _train(context, begin)
+    return Outcome(folder=context.folder, result=result, stopped=reason, is_writer=context.world.is_writer)
+
+
+def _train_baseline(context: RunContext) -> str | None:
+    """Train the dense baseline of a run unless it is finished; return the reason to stop early, if there is one."""
+    config, world, listener = context.config, context.world, context.listener
+    baseline, dense, reason = RunFolder(context.folder.dense), dense_config(config), None
+    if world.broadcast(baseline.result.is_file()):
+        _check_same_config(dense, baseline.read_result().config, baseline, baseline.result)
+    else:
+        listener.on_phase("training the dense baseline")
+        if world.is_writer and not baseline.config.exists():
+            RunFolder.create(baseline.path, dense)
+        with baseline.lock() if world.is_writer else nullcontext():
+            reason, _ = _train(replace(context, config=dense, folder=baseline), None)
+    if reason is None:
+        listener.on_phase(f"training and pruning ({config.method.name})")
+    return reason
+
+
+def _train(context: RunContext, begin: StartingPoint | None) -> tuple[str | None, Result | None]:
+    """Train one run to its end; return the reason to stop early, or the result."""
+    config, folder, data, world = context.config, context.folder, context.data, context.world
+    state = _newest_state(config, folder, world)
+    if state is not None:
+        _check_same(describe_images(data), state["data"], "images")
+        begin = restored_stage(config, data, world, state)
+    elif config.model.weights == BASELINE:
+        trained = config.model.replace(weights=str(folder.dense), pretrained=False)
+        begin = first_stage(config.replace(model=trained), data, world)
+    elif begin is None:
+        begin = first_stage(config, data, world)
+    step = begin.stage.step
+    if config.distill.teacher and step.teacher is None:
+        step.teacher = load_teacher(config, folder, data, world)
+    if state is not None and step.teacher is not None:
+        _check_same({"checksum": step.teacher.checksum}, {"checksum": state["teacher"]}, "teacher")
+    trainer = Trainer(context, begin, state)
+    reason = trainer.run()
+    if reason is not None:
+        return reason, None
+    try:
+        result = trainer.finish()
+    except DataError as error:
+        raise DataError(f"{error} All training is done and saved; `{folder.resume_command}` finishes it.") from error
+    world.barrier()
+    return None, result
+
+
+def _newest_state(config: RunConfig, folder: RunFolder, world: World) -> dict[str, Any] | None:
+    """Return the checkpoint to resume from, the one that rank 0 finds, or None if the run has none yet."""
+    name, state = None, dict[str, Any]()
+    if world.is_writer and newest_path(folder.checkpoints) is not None:
+        path, state = read_newest(folder.checkpoints, repair=True)
+        name = path.name
+    name = world.broadcast(name)
+    if name is None:
+        return None
+    path = folder.checkpoints / name
+    if not world.is_writer:
+        if not path.is_file():
+            raise CheckpointError(
+                f"All processes must resume from the checkpoint of rank 0. Got no {path} on {platform.node()}: every "
+                "node must mount the folder of the run."
+            )
+        state = read_checkpoint(path)
+    with restoring():
+        saved = RunConfig(**state["config"])
+        at = state["history"]
+    _check_same_config(config, saved, folder, path)
+    logger.info("resuming from %s (epoch %d, batch %d)", path.name, at["epoch"] + 1, at["batch"])
+    return state
+
+
+def _check_same(now: dict[str, Any], then: dict[str, Any], what: str) -> None:
+    """Raise a CheckpointError if the images or the teacher are not those that the run began with."""
+    changed = [f"{key} {show(now[key])} instead of {show(then[key])}" for key in now if now[key] != then[key]]
+    if changed:
+        raise CheckpointError(
+            f"A run must be resumed with the {what} that it began with. Got {'; '.join(changed)}. Restore the files, "
+            "or start a new run."
+        )
+
+
+def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, path: Path) -> None:
+    """Raise a CheckpointError if the file ``path`` of a run was written with another configuration."""
+    changed = changed_settings(config, saved)
+    plan = ("method.options.plan",) if config.method.name == "scratch" else ()
+    # Files may be moved, and what they hold is checked; loader processes decide nothing.
+    for setting in ("data.dir", "data.workers", "distill.teacher", *plan):
+        changed.pop(setting, None)
+    if changed:
+        raise CheckpointError(
+            f"{path} must belong to the run that config.toml describes. Got another configuration, "
+            f"{show_changes(changed)}: restore {folder.whole.config}, or start a new run with `{folder.again_command}`."
+        )
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:
@@ -180,7 +276,7 @@ def _absolute(path: str) -> str:
 def dense_config(config: RunConfig) -> RunConfig:
     """Return the configuration of a run's baseline: the same training without pruning."""
     weights = "" if config.model.weights == BASELINE else config.model.weights
-    off = {"dense_baseline": False, "dense_epochs": 0, "compact_at": 0, "recalibrate": 0}
+    off = {"dense_baseline": False, "dense_epochs": 0, "compact_at": 0}
     return config.replace(
         name=f"{config.name}-dense",
         model=config.model.replace(weights=weights),
@@ -189,105 +285,6 @@ def dense_config(config: RunConfig) -> RunConfig:
         finetune=config.finetune.replace(epochs=0),
         distill=DistillConfig(),
     )
-
-
-def _run(context: RunContext, begin: StartingPoint | None) -> Outcome:
-    if context.config.train.precision == "bf16" and not has_fast_bf16(context.world.device):
-        logger.warning("softprune: train.precision = bf16 is slow on this CPU; fp32 is faster")
-    reason = _train_baseline(context) if context.config.train.dense_baseline else None
-    result = None
-    if reason is None:
-        reason, result = _train(context, begin)
-    return Outcome(folder=context.folder, result=result, stopped=reason, is_writer=context.world.is_writer)
-
-
-def _train_baseline(context: RunContext) -> str | None:
-    """Train the dense baseline of a run unless it is finished; return the reason to stop early, if there is one."""
-    config, world, listener = context.config, context.world, context.listener
-    baseline, dense, reason = RunFolder(context.folder.dense), dense_config(config), None
-    if world.broadcast(baseline.result.is_file()):
-        _check_same_config(dense, baseline.read_result().config, baseline, baseline.result)
-    else:
-        listener.on_phase("training the dense baseline")
-        if world.is_writer and not baseline.config.exists():
-            RunFolder.create(baseline.path, dense)
-        with _claim(baseline, world):
-            reason, _ = _train(replace(context, config=dense, folder=baseline), None)
-    if reason is None:
-        listener.on_phase(f"training and pruning ({config.method.name})")
-    return reason
-
-
-def _train(context: RunContext, begin: StartingPoint | None) -> tuple[str | None, Result | None]:
-    """Train one run to its end; return the reason to stop early, or the result."""
-    config, folder, data, world = context.config, context.folder, context.data, context.world
-    state = _newest_state(config, folder, world)
-    if state is not None:
-        with restoring():
-            check_same_images(data, state, folder)
-        begin = restored_stage(config, data, world, state)
-    elif config.model.weights == BASELINE:
-        trained = config.model.replace(weights=str(folder.dense), pretrained=False)
-        begin = first_stage(config.replace(model=trained), data, world)
-    elif begin is None:
-        begin = first_stage(config, data, world)
-    step = begin.stage.step
-    if config.distill.teacher and step.teacher is None:
-        step.teacher = load_teacher(config, folder, data, world)
-    if state is not None:
-        with restoring():
-            check_same_teacher(step.teacher, state)
-    trainer = Trainer(context, begin, state)
-    reason = trainer.run()
-    if reason is not None:
-        return reason, None
-    try:
-        result = finish(trainer)
-    except DataError as error:
-        raise DataError(f"{error} All training is done and saved. {resume_hint(folder)}") from error
-    world.barrier()
-    return None, result
-
-
-def _newest_state(config: RunConfig, folder: RunFolder, world: World) -> dict[str, Any] | None:
-    """Return the checkpoint to resume from, the one that rank 0 finds, or None if the run has none yet."""
-    name, state = None, dict[str, Any]()
-    if world.is_writer and (newest_path(folder.checkpoints) is not None or damaged_files(folder.checkpoints)):
-        path, state = read_newest(folder.checkpoints, repair=True)
-        name = path.name
-    name = world.broadcast(name)
-    if name is None:
-        if folder.sessions.is_file():
-            logger.info("there is no checkpoint in %s: training starts from the beginning", folder.checkpoints)
-        return None
-    path = folder.checkpoints / name
-    if not world.is_writer:
-        if not path.is_file():
-            raise CheckpointError(
-                f"All processes must resume from the checkpoint of rank 0. Got no {path} on {platform.node()}: every "
-                "node must mount the folder of the run. Mount it, or wait until shared storage shows the file, then "
-                "start the processes again."
-            )
-        state = read_checkpoint(path)
-    with restoring():
-        saved = RunConfig(**state["config"])
-        place = f"epoch {state['epoch'] + 1:d}, batch {state['batch']:d}"
-    _check_same_config(config, saved, folder, path)
-    logger.info("resuming from %s (%s)", path.name, place)
-    return state
-
-
-def _check_same_config(config: RunConfig, saved: RunConfig, folder: RunFolder, path: Path) -> None:
-    """Raise a CheckpointError if the file ``path`` of a run was written with another configuration."""
-    changed = changed_settings(config, saved)
-    plan = ("method.options.plan",) if config.method.name == "scratch" else ()
-    for setting in ("data.dir", "distill.teacher", *plan):  # they may be moved; what they hold is checked
-        changed.pop(setting, None)
-    if changed:
-        raise CheckpointError(
-            f"{path} must belong to the run that config.toml describes. Got another configuration, "
-            f"{show_changes(changed)}: restore {folder.whole.config}, or start a new run with `{folder.again_command}`."
-        )
 
 
 def open_data(

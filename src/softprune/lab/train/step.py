@@ -1,29 +1,29 @@
 """The training step: batch, augmentation, forward, loss, backward, optimizer and counters, without the host.
 
 Everything that changes from step to step (the batch's indices, the learning rate, the noise) is read from tensors on
-the device by counters on the device. Every step therefore makes the same calls, and on CUDA the whole step is captured
-once and replayed by a single call.
+the device by counters on the device. Every step therefore makes the same calls: eager, or compiled, and on CUDA
+captured once as a graph that a single call replays.
 """
 
+import copy
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from softprune.errors import CheckpointError, NonFiniteLoss
+from softprune.errors import NonFiniteLoss
+from softprune.fused.training import rewrite_graph
 from softprune.hardware import capture_graph
 from softprune.lab.config.settings import Mode
 from softprune.lab.data import BatchSource
 from softprune.lab.data.augment import Mixing, mixed
-from softprune.lab.train.capture import Snapshot, StepCompiler, in_short, modes_to_try
-from softprune.lab.train.optim import Schedule, WeightAverage, match_gradients, share_rate
+from softprune.lab.train.optim import Schedule, match_gradients, share_rate
 from softprune.lab.train.teacher import Teacher
 from softprune.log import get_logger
 from softprune.masks import Chain, Clock, draw_chain
@@ -31,13 +31,16 @@ from softprune.methods import Pruner
 
 logger = get_logger(__name__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How a step computes. Only label smoothing changes the result by more than rounding."""
+    """How a step computes. Only label smoothing and mixing change the result by more than rounding."""
 
     mode: Mode = "auto"
-    """How a step runs; `auto` means `compile+cuda_graph` on CUDA and `eager` elsewhere."""
+    """`auto` means `compile` on CUDA and `eager` elsewhere."""
     bf16: bool = False
     """Compute convolutions and matrix products in bfloat16 (autocast)."""
     channels_last: bool = False
@@ -46,16 +49,10 @@ class StepOptions:
     """Share of the label that is spread evenly over all classes."""
     mixing: Mixing = field(default_factory=Mixing)
     """Mixup and CutMix."""
-    compile_backend: str = "inductor"
+    backend: str = "inductor"
     """The backend of torch.compile."""
-    compile_options: tuple[tuple[str, Any], ...] = ()
-    """Settings of the backend."""
     fit_convolutions: bool | None = None
-    """Rewrite compiled convolutions for tensor cores; None means in bfloat16 on CUDA, where it is faster."""
-
-    def fits(self, device: torch.device) -> bool:
-        """Return whether convolutions are rewritten on this device."""
-        return self.bf16 and device.type == "cuda" if self.fit_convolutions is None else self.fit_convolutions
+    """Rewrite compiled convolutions for tensor cores; None means in bfloat16 on CUDA."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,8 @@ class TrainTotals:
     images: int
     loss: float
     """Mean cross-entropy."""
-    objective: float
-    """Mean of what is minimised, which includes distillation and sparsity loss."""
+    penalty: float
+    """Mean of what the pruner adds to the loss."""
     top1: float
     """Percentage of the (augmented) images classified correctly at the time."""
 
@@ -82,7 +79,6 @@ class TrainStep:
         optimizer: From :func:`softprune.lab.train.optim.make_sgd`, or any whose rate may be a tensor.
         schedule: The learning rate of each step of the run.
         pruner: Adds its sparsity loss; None trains the network without pruning.
-        strength: The pruner's strength in each step; None does not change it.
         teacher: Adds a distillation loss; it may be set until the first step.
     """
 
@@ -99,15 +95,12 @@ class TrainStep:
         *,
         schedule: Schedule,
         pruner: Pruner | None = None,
-        strength: Schedule | None = None,
-        average: WeightAverage | None = None,
         teacher: Teacher | None = None,
         options: StepOptions | None = None,
     ) -> None:
         self.options = options or StepOptions()
         self.model, self.optimizer, self.batches = model, optimizer, batches
-        self.pruner, self.schedule, self.strength, self.average = pruner, schedule, strength, average
-        self.teacher = teacher
+        self.pruner, self.schedule, self.teacher = pruner, schedule, teacher
         self.device = batches.device
         self.steps = batches.sampler.steps
         self.mode = None
@@ -117,14 +110,12 @@ class TrainStep:
         self._run: Callable[[], None] = self._first_run
         self._forward: Callable[[Tensor, Tensor], Tensor] = self._loss_of
         self._chain: Chain = draw_chain
-        self._compiler: StepCompiler | None = None
 
         self._clock = Clock(batches.sampler.seed, self.device)
         self._position = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._rates = torch.zeros(self.steps, device=self.device)
         self._rate = torch.zeros(1, device=self.device)
         share_rate(optimizer, self._rate)
-        self._strengths = torch.zeros(self.steps, device=self.device)
         self._mixes = torch.zeros(self.steps, 6, device=self.device)
         self._mix = torch.zeros(1, 6, device=self.device)
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.device)
@@ -160,23 +151,29 @@ class TrainStep:
 
     def totals(self) -> TrainTotals:
         """Return the sums of the epoch so far. Waits for the device."""
+        images, loss, penalty, correct = self._summed().tolist()
+        count = max(images, 1.0)
+        return TrainTotals(int(images), loss / count, penalty / count, 100 * correct / count)
+
+    def _summed(self) -> Tensor:
+        """Return the totals of all processes together."""
         sums = self._totals.clone()
         if self._distributed:
             torch.distributed.all_reduce(sums)
-        images, loss, objective, correct = sums.tolist()
-        count = max(images, 1.0)
-        return TrainTotals(int(images), loss / count, objective / count, 100 * correct / count)
+        return sums
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in training. Model, optimizer, pruner and average have their own state."""
-        return {"epoch": self._epoch, "next": self._next, "totals": self._totals.tolist()}
+        """Return the position in training. Model, optimizer and pruner have their own state."""
+        return {"epoch": self._epoch, "next": self._next, "totals": self._summed().tolist()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`; continue with `epoch(state["epoch"], start=state["next"])`."""
-        if set(state) != {"epoch", "next", "totals"}:
-            raise CheckpointError(f"A step's state must have epoch, next and totals. Got {sorted(state)}.")
+    def load_state_dict(self, state: dict[str, Any], *, has_totals: bool = True) -> None:
+        """Restore :meth:`state_dict`; continue with `epoch(state["epoch"], start=state["next"])`.
+
+        Of several processes one has the totals.
+        """
         self._epoch, self._next = state["epoch"], state["next"]
-        self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
+        if has_totals:
+            self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
     def _begin(self, epoch: int, start: int) -> None:
         first = epoch * self.steps
@@ -187,16 +184,30 @@ class TrainStep:
         self._position.fill_(start)
         steps = range(first, first + self.steps)
         self._rates.copy_(torch.tensor([self.schedule(step) for step in steps]))
-        if self.strength is not None:
-            self._strengths.copy_(torch.tensor([self.strength(step) for step in steps]))
         if self.options.mixing:
             shape = self.batches.image_shape[-2], self.batches.image_shape[-1]
             self._mixes.copy_(self.options.mixing.draws(self.batches.sampler.seed, steps, shape))
         self.batches.begin(epoch, start)
         self.model.train()
 
+    def _step(self) -> None:
+        """Run one step: every call reads its position, rate and batch from tensors that it advances."""
+        torch.index_select(self._rates, 0, self._position, out=self._rate)
+        if self.options.mixing:
+            torch.index_select(self._mixes, 0, self._position, out=self._mix)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.pruner is not None:
+            self.pruner.draw_ahead(self._chain)
+        (batch,) = self.batches.micro_batches(self._position)
+        self._forward(*batch).backward()
+        if self.device.type == "cuda":
+            match_gradients(self.optimizer)
+        self.optimizer.step()
+        self._clock.end_step()
+        self._position.add_(1)
+
     def _loss_of(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the objective of a micro-batch, and add it to the totals. This function is compiled."""
+        """Return what is minimised for a batch, and add it to the totals. This function is compiled."""
         options = self.options
         images, labels = self.batches.batch(first, second, self._clock)
         if options.mixing:
@@ -208,15 +219,14 @@ class TrainStep:
             logits = self.model(images)
             taught = None if self.teacher is None else self.teacher.outputs(images)
         task = self._task_loss(logits.float(), labels)
-        objective = task
+        joint = task
         if self.teacher is not None and taught is not None:
-            objective = self.teacher.joint_loss(task, logits.float(), taught, labels)
-        if self.pruner is not None:
-            objective = self.pruner.loss(objective)
+            joint = self.teacher.joint_loss(task, logits.float(), taught, labels)
+        objective = joint if self.pruner is None else self.pruner.loss(joint)
         with torch.no_grad():
             count = torch.full_like(task, len(labels), dtype=torch.float64)
             right = (logits.argmax(1) == labels).sum()
-            self._totals.add_(torch.stack([count, count * task, count * objective, right.double()]))
+            self._totals.add_(torch.stack([count, count * task, count * (objective - joint), right.double()]))
             bad = (self._first_bad < 0) & ~torch.isfinite(objective)
             self._first_bad.copy_(torch.where(bad, self._clock.step, self._first_bad))
         return objective
@@ -230,90 +240,53 @@ class TrainStep:
         share = self._mix[0, 5]
         return share * loss + (1 - share) * other
 
-    def _step(self) -> None:
-        torch.index_select(self._rates, 0, self._position, out=self._rate)
-        if self.options.mixing:
-            torch.index_select(self._mixes, 0, self._position, out=self._mix)
-        if self.strength is not None and self.pruner is not None:
-            torch.index_select(self._strengths, 0, self._position, out=self.pruner.strength.view(1))
-        self.optimizer.zero_grad(set_to_none=True)
-        micro_batches = self.batches.micro_batches(self._position)
-        for number, micro_batch in enumerate(micro_batches, start=1):
-            with self._no_sync(number < len(micro_batches)):
-                if self.pruner is not None:
-                    self.pruner.draw_ahead(self._chain)
-                loss = self._forward(*micro_batch)
-                (loss if len(micro_batches) == 1 else loss / len(micro_batches)).backward()
-        if self.device.type == "cuda":
-            match_gradients(self.optimizer)
-        self.optimizer.step()
-        if self.average is not None:
-            self.average.update()
-        self._clock.end_step()
-        self._position.add_(1)
-
-    def _no_sync(self, more_to_come: bool) -> AbstractContextManager[Any]:
-        """Skip the averaging of gradients over processes, except after the last micro-batch."""
-        if more_to_come and isinstance(self.model, DistributedDataParallel):
-            return self.model.no_sync()
-        return nullcontext()
-
     def _first_run(self) -> None:
-        """Find the fastest mode that works, and run the first step."""
+        """Prepare steps as the mode says, and run the first one. Where compiling fails, steps run eagerly."""
         began = time.perf_counter()
-        for mode in modes_to_try(self.options.mode, self.device, distributed=self._distributed):
-            why_not = self._why_not(mode) or self._try(mode)
-            if why_not is None:
-                self.mode = mode
-                break
-            logger.warning("softprune: training steps cannot run as %s: %s", mode, why_not)
+        self.mode, self._run = self.options.mode, self._step
+        if self.mode == "auto":
+            self.mode = "compile" if self.device.type == "cuda" else "eager"
+        if self.mode == "compile" and (why_not := self._try_compiled()):
+            logger.warning("softprune: training steps cannot be compiled, and run eagerly: %s", why_not)
+            self.mode = "eager"
         self.startup_seconds = time.perf_counter() - began
         level = logging.DEBUG if self.mode == "eager" else logging.INFO
-        logger.log(level, "training steps run as %s, prepared in %.1f s", self.mode, self.startup_seconds)
+        logger.log(level, "training steps run in mode %s, prepared in %.1f s", self.mode, self.startup_seconds)
         self._run()
 
-    def _why_not(self, mode: Mode) -> str | None:
-        """Return why a mode cannot be tried, or None."""
-        if "cuda_graph" not in mode:
-            return None
-        if self.device.type != "cuda":
-            return f"CUDA graphs need a CUDA device, and this is {self.device}"
-        if self._distributed:
-            return "gradients are averaged over several processes outside a graph"
-        if not getattr(self.pruner, "capturable", True):
-            return f"{type(self.pruner).__name__} does work on the host in each step"
-        return None
+    @property
+    def _captures(self) -> bool:
+        """Whether a compiled step is captured as a CUDA graph.
 
-    def _try(self, mode: Mode) -> str | None:
-        """Prepare steps to run in ``mode``. If that fails, undo it and return why."""
-        self._forward, self._chain, self._run = self._loss_of, draw_chain, self._step
-        if mode == "eager":
-            return None
-        counters = [self._clock.step, self._clock.forward, self._position, self._rate]
-        tensors = [*self.model.parameters(), *self.model.buffers(), *counters, self._totals, self._first_bad]
-        if self.pruner is not None:
-            tensors.append(self.pruner.strength)
-        others = [other for other in (self.pruner, self.average) if other is not None]
-        snapshot = Snapshot(tensors, self.optimizer, others)
+        Gradients are averaged over processes outside a graph, and a method may work on the host in each step.
+        """
+        return self.device.type == "cuda" and not self._distributed and getattr(self.pruner, "capturable", True)
+
+    def _try_compiled(self) -> str | None:
+        """Compile the step and capture it, if it can be captured. If that fails, undo it and return why."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors += [self._clock.step, self._clock.forward, self._position, self._rate, self._totals, self._first_bad]
+        snapshot = Snapshot(tensors, self.optimizer, self.pruner)
         try:
-            if "compile" in mode:
-                # What is created at first use must exist before the compiler traces, or it compiles twice.
-                self._trial()
-                self._compile()
+            # What is created at first use must exist before the compiler traces, or it compiles twice.
+            self._trial()
+            self._compiler = Compiler(self.options, self.device)
+            self._forward, self._chain = self._compiler(self._loss_of), self._compiler(draw_chain)
             # Every TrainStep compiles the same function again, which must not count as endless recompilation.
             with torch._dynamo.config.patch(recompile_limit=1024):
-                if "cuda_graph" in mode:
-                    graph = capture_graph(self._step, self.device, trial=self._trial, undo=snapshot.restore)
-                    self._run = graph.replay
+                if self._captures:
+                    self._run = capture_graph(self._step, self.device, trial=self._trial, undo=snapshot.restore).replay
                 else:
                     self._trial()
                     snapshot.restore()
         except Exception as error:
-            logger.debug("%s failed", mode, exc_info=True)
+            logger.debug("compiling failed", exc_info=True)
             self._forward, self._chain, self._run = self._loss_of, draw_chain, self._step
             self.optimizer.zero_grad(set_to_none=True)
             snapshot.restore()
-            return in_short(error)
+            # Compilers put the cause into the second line.
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return f"{type(error).__name__}: {' '.join(lines[:2])}"
         return None
 
     def _trial(self) -> None:
@@ -321,8 +294,68 @@ class TrainStep:
         self._step()
         self._position.sub_(1)
 
-    def _compile(self) -> None:
-        backend = self.options.compile_backend, dict(self.options.compile_options)
-        self._compiler = StepCompiler(*backend, self.device, fit_convolutions=self.options.fits(self.device))
-        self._forward = self._compiler(self._loss_of)
-        self._chain = self._compiler(draw_chain)
+
+class Compiler:
+    """Compiles functions and keeps what the backend returned.
+
+    A captured CUDA graph holds no reference to the kernels and constants that it uses, and torch.compile may drop its
+    entry when an object that it guards is deleted. The compiler's owner keeps them alive.
+    """
+
+    def __init__(self, options: StepOptions, device: torch.device) -> None:
+        from torch._dynamo import lookup_backend  # a second to import, which only compiling needs
+
+        # Networks for small images are hundreds of kernels of a few microseconds each, such as the casts of every
+        # weight. Combined kernels launch them side by side (benchmarks/records/step_time.json, call 4).
+        combined = options.backend == "inductor" and device.type == "cuda"
+        self._patches: dict[str, Any] = {"config_patches": {"combo_kernels": True}} if combined else {}
+        self._backend = lookup_backend(options.backend)
+        fit = options.fit_convolutions
+        self._fit = options.bf16 and device.type == "cuda" if fit is None else fit
+        self._compiled: list[Any] = []
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return ``function`` compiled."""
+        return torch.compile(function, backend=self._compile, dynamic=False)
+
+    def _compile(self, graph: Any, inputs: Any) -> Any:
+        graph = (rewrite_graph(graph) if self._fit else None) or graph
+        self._compiled.append(self._backend(graph, inputs, **self._patches))
+        return self._compiled[-1]
+
+
+class Snapshot:
+    """Everything that a step changes, restored after a trial so that the first real step starts from it.
+
+    Tensors are restored in place. Tensors that the optimizer created in the trial are set to zero, the initial value
+    of momentum and of Adam's averages.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], optimizer: torch.optim.Optimizer, pruner: Pruner | None) -> None:
+        strength = [] if pruner is None else [pruner.strength]
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in (*tensors, *strength)]
+        self._optimizer = optimizer
+        self._optimizer_values = {id(t): (t, t.detach().clone()) for t in self._current_optimizer_tensors()}
+        self._pruner = pruner
+        self._pruner_state = None if pruner is None else copy.deepcopy(pruner.state_dict())
+        self._cpu_generator = torch.get_rng_state()
+        self._cuda_generators = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for tensor, value in self._tensors:
+            tensor.copy_(value)
+        for tensor in self._current_optimizer_tensors():
+            if id(tensor) in self._optimizer_values:
+                tensor.copy_(self._optimizer_values[id(tensor)][1])
+            else:
+                tensor.zero_()
+        if self._pruner is not None and self._pruner_state is not None:
+            self._pruner.load_state_dict(copy.deepcopy(self._pruner_state))
+        torch.set_rng_state(self._cpu_generator)
+        if self._cuda_generators:
+            torch.cuda.set_rng_state_all(self._cuda_generators)
+
+    def _current_optimizer_tensors(self) -> list[Tensor]:
+        states = self._optimizer.state.values()
+        return [value for state in states for value in state.values() if isinstance(value, Tensor)]

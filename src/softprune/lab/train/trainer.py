@@ -1,44 +1,49 @@
-"""The training loop: epochs for any method, checkpoints at any step, physical cuts on the way."""
+"""The training loop: epochs for any method, checkpoints at any step, physical cuts on the way, and the result."""
 
 import copy
 import time
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Literal
 
-from torch import nn
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.cut import plans_of, remap_optimizer
+from softprune.costs import Cost, cost
+from softprune.cut import plans_of, remap_optimizer, save
 from softprune.distributed import World, broadcast_from_rank0_
-from softprune.errors import ConfigError, DataError, ModelError, NonFiniteLoss, SoftpruneError, first_few
+from softprune.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ModelError,
+    NonFiniteLoss,
+    SoftpruneError,
+    first_few,
+)
+from softprune.factories import import_optional
 from softprune.lab.config.recipes import config_to_dict
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.data import DataBundle
 from softprune.lab.runs.checkpoint import random_state, restoring, save_checkpoint, set_random_state
-from softprune.lab.runs.environment import describe_session
+from softprune.lab.runs.environment import describe_session, warn_of_changes
 from softprune.lab.runs.folder import RunFolder
-from softprune.lab.runs.result import Epoch, Pruned
-from softprune.lab.runs.resume import (
-    PlainAttributes,
-    describe_images,
-    restart_hint,
-    resume_hint,
-    unsaved_buffers,
-    warn_of_changes,
-)
+from softprune.lab.runs.networks import inputs_of, origin_of
+from softprune.lab.runs.result import Epoch, Module, Moment, Pruned, Result, SiteRecord, Totals, Variant, best_epoch
 from softprune.lab.train.control import Listener, StopSignal
-from softprune.lab.train.evaluate import Evaluator
-from softprune.lab.train.history import CostTracker, RunHistory, SiteHistory
-from softprune.lab.train.stage import Stage, StartingPoint, recalibrate
-from softprune.lab.train.trackers import Trackers
+from softprune.lab.train.evaluate import Evaluator, latency_ms
+from softprune.lab.train.stage import Stage, StartingPoint, unsaved_buffers
 from softprune.log import get_logger
 from softprune.methods import Pruner
-from softprune.module_state import non_finite
+from softprune.module_state import evaluating, non_finite
 
 logger = get_logger(__name__)
 
 # Several processes agree on whether to stop or save only from time to time, since each time costs a round trip.
 _AGREE_EVERY = 10
 _CONTINUE, _SAVE, _STOP = 0, 1, 2
+_LATENCY_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,46 @@ class RunContext:
     stop: StopSignal
 
 
+class History(BaseModel):
+    """What a run has done so far. Checkpoints hold it."""
+
+    model_config = ConfigDict(strict=True)
+
+    epoch: int = 0
+    """Epochs that are finished, of training and fine-tuning together."""
+    batch: int = 0
+    """Batches of the current epoch that are finished."""
+    epoch_ended: bool = False
+    """Whether the pruner has been told of the end of the epoch, which is not recorded yet."""
+    epochs: list[Epoch] = Field(default_factory=list)
+    cuts: list[str] = Field(default_factory=list)
+    """The plans that cut the network, as JSON."""
+    sites: list[SiteRecord] = Field(default_factory=list)
+    """The sites of the dense network, as they were at the last cut, or at the start."""
+    alive: dict[str, list[int]] = Field(default_factory=dict)
+    """Of each site, the channels of the dense network that the network in training still has."""
+    pruned: Pruned | None = None
+    finalised_step: int | None = None
+    """With a target: the step from which the removed channels were fixed."""
+    warnings: list[str] = Field(default_factory=list)
+    """What the pruner warned of until the last cut."""
+    given: tuple[float | None, float | None] = (None, None)
+    """Top-1 and top-5 accuracy of the trained weights that the run began with, if it did."""
+    seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    started: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    _counted_at: float = PrivateAttr(default_factory=time.monotonic)
+
+    def count_time(self) -> None:
+        now = time.monotonic()
+        self.seconds += now - self._counted_at
+        self.epoch_seconds += now - self._counted_at
+        self._counted_at = now
+
+    def next_epoch(self) -> None:
+        self.epoch, self.batch, self.epoch_ended, self.epoch_seconds = self.epoch + 1, 0, False, 0.0
+
+
 class Trainer:
     """A run in training. A new Trainer resumes from ``state``, the checkpoint that :meth:`save` wrote.
 
@@ -63,32 +108,35 @@ class Trainer:
         config, folder, data, world = context.config, context.folder, context.data, context.world
         self.config, self.folder, self.data, self.world = config, folder, data, world
         self.listener, self.stop = context.listener, context.stop
-        self.costs = CostTracker(start.dense, data)
         self.evaluator = Evaluator(data, config, world)
         self.stage, self.teacher = start.stage, start.stage.step.teacher
+        self.dense, self.dense_cost = start.dense, cost(start.dense, data.example(1))
+        self._last_kept: tuple[dict[str, Tensor], Totals] | None = None
         self._saved_at = time.monotonic()
-        if state is None:
-            self.history = RunHistory(sites=SiteHistory.of(self.stage.pruner))
-            if start.is_trained and self.stage.pruner is not None:
+        with restoring():
+            self.history = History() if state is None else History.model_validate(state["history"])
+            set_random_state(start.random, world.device)
+        if state is None and self.stage.pruner is not None:
+            for site in self.stage.pruner.sites:
+                record = SiteRecord(name=site.name, activation=site.activation, width=site.width, kept=site.width)
+                self.history.sites.append(record)
+                self.history.alive[site.name] = list(range(site.width))
+            if start.is_trained:
                 self.listener.on_phase("testing the trained network")
                 tested = self.evaluator(copy.deepcopy(start.dense).to(world.device), on_test=True)
                 self.history.given = (tested.top1, tested.top5)
-        else:
-            with restoring():
-                self.history = RunHistory.from_state(state)
-        with restoring():
-            set_random_state(start.random, world.device)
-            at = self.history
-            self.session = describe_session(world.device, world.size, epoch=at.epoch, batch=at.batch)
-        self._attributes = PlainAttributes(self.stage.network)
-        self.trackers: Trackers | None = None
+        at = self.history
+        self.session = describe_session(world.device, world.size, epoch=at.epoch, batch=at.batch)
+        self._writer: Any = None
         if world.is_writer:
-            if state is not None:
-                warn_of_changes(folder.read_sessions()[-1:], self.session)
+            warn_of_changes(folder.read_sessions()[-1:], self.session)
             folder.add_session(self.session)
-            folder.write_history(self.history.epochs)
-            if config.records.trackers:
-                self.trackers = Trackers(folder.path, config, max((row.step for row in self.history.epochs), default=0))
+            folder.write_history(at.epochs)
+            if config.records.tensorboard:
+                module = import_optional("torch.utils.tensorboard", "records.tensorboard", "tensorboard")
+                # Events after the checkpoint that the run resumes from are purged: those epochs are trained again.
+                last = max((row.step for row in at.epochs), default=0)
+                self._writer = module.SummaryWriter(str(folder.tensorboard), purge_step=last + 1)
 
     @property
     def total_epochs(self) -> int:
@@ -116,8 +164,8 @@ class Trainer:
         except DataError as error:
             raise DataError(f"{error} {self._save_after_error()}") from error
         finally:
-            if self.trackers is not None:
-                self.trackers.close()
+            if self._writer is not None:
+                self._writer.close()
 
     def _run_epoch(self) -> int:
         """Train and record an epoch, and return whether to continue, save or stop; a stop may come within the epoch."""
@@ -159,11 +207,9 @@ class Trainer:
 
     def _agreed_action(self) -> int:
         """Return whether to continue, save or stop, the same in all processes."""
-        every = self.config.records.checkpoint_steps
-        due = every > 0 and self._steps_done % every == 0
         if self.world.size > 1 and self.history.batch % _AGREE_EVERY:
-            return _SAVE if due else _CONTINUE
-        due |= 0 < self.config.records.checkpoint_seconds < time.monotonic() - self._saved_at
+            return _CONTINUE
+        due = 0 < self.config.records.checkpoint_seconds < time.monotonic() - self._saved_at
         own = _STOP if self.stop.reason() is not None else _SAVE if due else _CONTINUE
         return self.world.max(own)
 
@@ -174,33 +220,37 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Evaluate the network, write the epoch's line, and advance to the next epoch."""
         self._check_weights()
-        stage, step, history = self.stage, self.stage.step, self.history
+        pruner, step, history = self.stage.pruner, self.stage.step, self.history
         totals = step.totals()
         history.count_time()
-        if stage.pruner is not None and not history.epoch_ended:
+        if pruner is not None and not history.epoch_ended:
             # Once per epoch, even if a test image that cannot be read stops the run right afterwards.
-            stage.pruner.end_epoch(history.epoch)
+            pruner.end_epoch(history.epoch)
         history.epoch_ended = True
         number, tested = history.epoch + 1, dict[str, Any]()
-        with stage.eval_weights() as network:
-            if stage.pruner is not None and number == self.config.train.epochs:
+        with evaluating(self.stage.network):
+            if pruner is not None and number == self.config.train.epochs:
                 # A method that decides once, after training, is evaluated with its decision.
-                stage.pruner.decide()
+                pruner.decide()
             if number % self.config.records.eval_epochs == 0 or number in (self.config.train.epochs, self.total_epochs):
-                found = self.evaluator(network)
+                found = self.evaluator(self.stage.network)
                 tested = {"test_loss": found.loss, "test_top1": found.top1, "test_top5": found.top5}
-            kept = self.costs.kept(stage.pruner, history.sites) if history.pruned is None else history.pruned.kept
-            budget = None if stage.pruner is None else stage.pruner.status
+                if pruner is not None and hasattr(pruner, "observe"):  # a method may watch how accuracy develops
+                    pruner.observe(found.top1)
+            kept = self._kept()
+            budget = None if pruner is None else pruner.status
         last_step = number * step.steps - 1
+        penalised = pruner is not None and pruner.penalised
         row = Epoch(
             epoch=history.epoch,
             step=last_step + 1,
             phase="finetune" if self.in_finetuning else "train",
-            decided=stage.pruner is None or stage.pruner.decided,
+            decided=pruner is None or pruner.decided,
             lr=step.schedule(last_step),
-            strength=stage.strength(last_step),
+            strength=float(pruner.strength) if pruner is not None and penalised else None,
             margin=None if budget is None else budget.margin,
             train_loss=totals.loss,
+            penalty=totals.penalty if penalised else None,
             train_top1=totals.top1,
             **tested,
             **dict(kept),
@@ -212,67 +262,210 @@ class Trainer:
         history.next_epoch()
         if self.world.is_writer:
             self.folder.append_metrics(row)
-            if self.trackers is not None:
-                self.trackers.log_epoch(row)
-        self.listener.on_epoch(row, self.costs.dense)
+        if self._writer is not None:
+            for name, value in row:
+                if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("epoch", "step"):
+                    self._writer.add_scalar(name, float(value), row.step)
+            self._writer.flush()
+        self.listener.on_epoch(row, _totals(self.dense_cost))
+
+    def _kept(self) -> Totals:
+        """Return what a cut at this moment would leave.
+
+        While a method has not decided, that is the whole network, whose accuracy is measured too.
+        """
+        pruner = self.stage.pruner
+        if self.history.pruned is not None:
+            return self.history.pruned.kept
+        if pruner is None or not pruner.decided:
+            return _totals(self.dense_cost)
+        masks = pruner.masks()
+        # Late in training masks hardly change, and planning the cut of a deep network is slow.
+        if self._last_kept is not None and all(masks[name].equal(mask) for name, mask in self._last_kept[0].items()):
+            return self._last_kept[1]
+        plan = pruner.plan()
+        norms = [module for module in self.stage.network.modules() if isinstance(module, _BatchNorm)]
+        dropped = sum(int((~mask).sum()) for mask in masks.values())
+        kept = Totals(channels=sum(norm.num_features for norm in norms) - dropped, params=plan.params, macs=plan.macs)
+        self._last_kept = (masks, kept)
+        return kept
+
+    # --- cuts ------------------------------------------------------------------------------------------------------
 
     def _cut_if_due(self) -> None:
         if self.stage.pruner is None:
             return
         if self.history.epoch == self.config.train.compact_at > 0 and not self.history.cuts:
-            self._cut_and_continue()
+            self.listener.on_phase(f"cutting the network before epoch {self.history.epoch + 1}")
+            # What folds into a bias depends on the running statistics.
+            broadcast_from_rank0_(*self.stage.network.buffers())
+            network = self._cut(self.stage.pruner)
+            # The smaller network continues with the momentum and the noise of the larger.
+            remap_optimizer(self.stage.optimizer, self.stage.network, network)
+            self._next_stage(network, cut=True, before=self.stage)
         elif self.in_finetuning:
             network = self.finish_pruning()
             self.listener.on_phase("fine-tuning the compact network")
-            self.stage = Stage(self.config, network.train(), self.data, self.world, finetune=True, teacher=self.teacher)
+            self._next_stage(network, finetune=True)
 
-    def _cut_and_continue(self) -> None:
-        """Cut the network physically, and train the smaller one with the momentum and the noise of the larger."""
-        old = self.stage
-        assert old.pruner is not None
-        self.listener.on_phase(f"cutting the network before epoch {self.history.epoch + 1}")
-        broadcast_from_rank0_(*old.network.buffers())  # what folds into a bias depends on the running statistics
-        old.pruner.decide()
-        self._note_finalised_step(old.pruner)
-        self.history.sites.note(old.network)
-        network = old.pruner.compact()
-        remap_optimizer(old.optimizer, old.network, network)
-        plan = plans_of(network)[-1]
-        self.history.cuts.append(plan.to_json())
-        self.history.sites.cut(plan)
-        self.stage = Stage(
-            self.config, network.train(), self.data, self.world, cut=True, before=old, teacher=self.teacher
-        )
+    def _next_stage(self, network: nn.Module, **options: Any) -> None:
+        self._last_kept = None
+        self.stage = Stage(self.config, network.train(), self.data, self.world, teacher=self.teacher, **options)
+
+    def _cut(self, pruner: Pruner) -> nn.Module:
+        """Return the compact network, and record what was cut."""
+        history, masks = self.history, pruner.decide()
+        compact = pruner.compact()
+        plan = plans_of(compact)[-1]
+        if pruner.status is not None:  # a pruner that continues after a cut does not know
+            history.finalised_step = pruner.status.finalised_step
+        history.warnings += [text for text in getattr(pruner, "warnings", ()) if text not in history.warnings]
+        for number, site in enumerate(history.sites):
+            alive, found = history.alive[site.name], masks.get(site.name)
+            keep = [True] * len(alive) if found is None else found.tolist()
+            channels: dict[str, Any] = {}
+            if self.config.records.channels:
+                norm = self.stage.network.get_submodule(site.name) if alive else None
+                channels["keep"] = _spread(alive, keep, [False] * site.width)
+                for name, values in (("beta", "bias"), ("gamma", "weight")):
+                    new = [] if norm is None else getattr(norm, values).tolist()
+                    channels[name] = _spread(alive, new, getattr(site, name) or [0.0] * site.width)
+            history.sites[number] = site.model_copy(update={"kept": sum(keep), **channels})
+            if site.name in plan.modules:
+                cut = plan.modules[site.name]
+                history.alive[site.name] = [] if cut.void else [alive[index] for index in cut.outputs]
+        history.cuts.append(plan.to_json())
+        return compact
 
     def finish_pruning(self) -> nn.Module:
         """Record what was pruned, and return the compact network, cut from the network that was evaluated."""
         pruner = self.stage.pruner
         assert pruner is not None
-        with self.stage.eval_weights() as network:
-            masks = pruner.decide()
-            tested = self.evaluator(network, on_test=True)
-            self.history.sites.note(network)
-            kept = self.costs.kept(pruner, self.history.sites)
-            compact = pruner.compact()
-        self._note_finalised_step(pruner)
-        # Reads images, which may fail: before the cut is recorded.
-        if self.config.train.recalibrate:
-            recalibrate(compact, self.stage.step.batches, self.config.train.recalibrate)
-        self.history.pruned = Pruned(
-            kept=kept,
-            top1=tested.top1,
-            top5=tested.top5,
-            round_to=pruner.round_to,
-            finalised_step=self.history.finalised_step,
-            sites=self.history.sites.records(masks),
-        )
-        self.history.cuts.append(plans_of(compact)[-1].to_json())
+        with evaluating(self.stage.network):
+            pruner.decide()
+            tested = self.evaluator(self.stage.network, on_test=True)
+            kept = self._kept()
+            compact = self._cut(pruner)
+        self.history.pruned = Pruned(kept=kept, top1=tested.top1, top5=tested.top5, round_to=pruner.round_to)
         return compact
 
-    def _note_finalised_step(self, pruner: Pruner) -> None:
-        """Remember when a target's cut became final; a pruner that continues after the cut does not know."""
-        if pruner.status is not None:
-            self.history.finalised_step = pruner.status.finalised_step
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def finish(self) -> Result:
+        """Cut the trained network, measure dense, masked and compact, write everything, and return the result.
+
+        All processes take part in the measurements; rank 0 writes.
+        """
+        self.listener.on_phase("measuring accuracy, cost and latency")
+        history, stage = self.history, self.stage
+        if stage.pruner is None and history.pruned is None:
+            tested = self.evaluator(stage.network, on_test=True)
+            table = [self._row("dense", stage.network, (tested.top1, tested.top5), self.dense_cost)]
+            return self._write_result(table, stage.network, self.dense_cost)
+        accuracy = history.given
+        baseline = RunFolder(self.folder.dense)
+        if baseline.result.is_file():
+            row = baseline.read_result().table[0]
+            accuracy = (row.top1, row.top5)
+        dense = self.dense.to(self.world.device)
+        table = [self._row("dense", dense, accuracy, self.dense_cost)]
+        masked = stage.network if stage.pruner is not None else None
+        compact = self.finish_pruning() if stage.pruner is not None else stage.network
+        assert history.pruned is not None
+        # The masks are not saved, so that the file is as large as the dense network's.
+        masked_row = self._row("masked", masked, (history.pruned.top1, history.pruned.top5), self.dense_cost)
+        table.append(masked_row.model_copy(update={"file_bytes": table[0].file_bytes}))
+        tested = self.evaluator(compact, on_test=True)
+        counted = cost(compact, self.data.example(1, self.world.device))
+        table.append(self._row("compact", compact, (tested.top1, tested.top5), counted))
+        if self.world.is_writer:
+            save(compact, self.folder.compact, origin=origin_of(self.config, self.data))
+            for path in sorted(set(self.folder.path.glob("compact.*")) - {self.folder.compact}):
+                logger.warning("softprune: %s is an export of an earlier cut; export it again", path)
+        return self._write_result(table, compact, counted)
+
+    def _row(
+        self,
+        name: Literal["dense", "masked", "compact"],
+        network: nn.Module | None,
+        accuracy: tuple[float | None, float | None],
+        counted: Cost,
+    ) -> Variant:
+        batch = self.data.example(_LATENCY_BATCH, self.world.device)
+        tensors = [] if network is None else network.state_dict().values()
+        return Variant(
+            name=name,
+            top1=accuracy[0],
+            top5=accuracy[1],
+            params=counted.params,
+            macs=counted.macs,
+            file_bytes=sum(tensor.nbytes for tensor in tensors),
+            latency_ms=None if network is None else latency_ms(network, batch),
+        )
+
+    def _write_result(self, table: list[Variant], final: nn.Module, counted: Cost) -> Result:
+        history, config, rows = self.history, self.config, self.history.epochs
+        sessions = self.folder.read_sessions() or [self.session]
+        best = best_epoch(rows)
+        if best is None:
+            raise CheckpointError(
+                "A finished run must have a tested epoch of its final network. Got none in the newest checkpoint: the "
+                "file was changed. Restore it, or delete it to resume from the one before."
+            )
+        images = sum(row.seconds * row.images_per_second for row in rows)
+        result = Result(
+            name=config.name,
+            command=sessions[0].command,
+            model=config.model.name,
+            data=config.data.name,
+            method=config.method.name,
+            seed=config.seed,
+            started=history.started,
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            wall_seconds=history.seconds,
+            images_per_second=images / max(sum(row.seconds for row in rows), 1e-9),
+            dense=_totals(self.dense_cost),
+            compact=_totals(counted),
+            best=Moment.of(best),
+            last=Moment.of(next(row for row in reversed(rows) if row.test_top1 is not None)),
+            table=tuple(table),
+            latency_batch=_LATENCY_BATCH,
+            round_to=None if history.pruned is None else history.pruned.round_to,
+            finalised_step=history.finalised_step,
+            warnings=tuple(history.warnings),
+            inputs=inputs_of(self.data, config),
+            sites=tuple(history.sites),
+            modules=_modules(self.dense, self.dense_cost, final, counted),
+            config=config,
+            environment=self.session.environment,
+            sessions=tuple(sessions),
+            epochs=tuple(rows),
+        )
+        if self.world.is_writer:
+            self.folder.write_result(result)
+        return result
+
+    # --- checkpoints and errors ------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint. All processes must call it together; rank 0 writes."""
+        stage = self.stage.state_dict()
+        self._check_weights()
+        self.history.count_time()
+        self._saved_at = time.monotonic()
+        if not self.world.is_writer:
+            return
+        state = {
+            "config": config_to_dict(self.config),
+            "data": describe_images(self.data),
+            "history": self.history.model_dump(),
+            "model": self.stage.network.state_dict(),
+            "unsaved_buffers": unsaved_buffers(self.stage.network),
+            "stage": stage,
+            "teacher": None if self.teacher is None else self.teacher.checksum,
+            "random": random_state(self.world.device),
+        }
+        save_checkpoint(self.folder.checkpoints, self._steps_done, state)
 
     def _check_weights(self) -> None:
         """Raise if weights are not finite in any process: no training can continue from them."""
@@ -287,37 +480,67 @@ class Trainer:
         )
 
     def _restart_hint(self) -> str:
-        return restart_hint(self.folder, finetuning=self.in_finetuning, cut=bool(self.history.cuts))
+        """Return what to do after training diverged. A run keeps its settings, so that other ones are another run."""
+        rate = "finetune.lr" if self.in_finetuning else "optimizer.lr"
+        return f"Start a new run with `{self.folder.again_command} --set {rate}=...`."
 
     def _save_after_error(self) -> str:
         """Save the last finished step when an image cannot be read. Return how to resume."""
+        how = f"Repair the images; `{self.folder.resume_command}` then resumes the run."
         if self.world.size > 1:
             # All processes must save together, and the others are in the middle of a step.
-            return f"Several processes cannot save at such a moment. {resume_hint(self.folder)}"
+            return f"Several processes cannot save at such a moment. {how}"
         try:
             self.save()
         except Exception as error:  # whatever it is, it must not hide the first error
-            why = error if isinstance(error, SoftpruneError) else f"{type(error).__name__}: {error}."
-            return f"The steps since the last checkpoint could not be saved: {why} {resume_hint(self.folder)}"
-        return f"Every finished step is saved. {resume_hint(self.folder)}"
+            return f"The steps since the last checkpoint could not be saved: {type(error).__name__}: {error}. {how}"
+        return f"Every finished step is saved. {how}"
 
-    def save(self) -> None:
-        """Write a checkpoint. All processes must call it together; rank 0 writes."""
-        stage = self.stage.state_dict()
-        self._check_weights()
-        self.history.count_time()
-        self._saved_at = time.monotonic()
-        if not self.world.is_writer:
-            return
-        self._attributes.check(self.stage.network)
-        state = {
-            "config": config_to_dict(self.config),
-            "data": describe_images(self.data),
-            **self.history.state_dict(),
-            "model": self.stage.network.state_dict(),
-            "unsaved_buffers": unsaved_buffers(self.stage.network),
-            "stage": stage,
-            "teacher": None if self.teacher is None else self.teacher.checksum,
-            "random": random_state(self.world.device),
-        }
-        save_checkpoint(self.folder.checkpoints, self._steps_done, state)
+
+def describe_images(data: DataBundle) -> dict[str, Any]:
+    """Return what a checkpoint records of the images, to notice when they are others."""
+    return {
+        "training images": len(data.train),
+        "test images": len(data.test),
+        "classes": data.num_classes,
+        "class names": list(data.class_names),
+    }
+
+
+def _totals(counted: Cost) -> Totals:
+    return Totals(channels=counted.channels, params=counted.params, macs=counted.macs)
+
+
+def _spread(alive: list[int], new: list[Any], values: Any) -> tuple[Any, ...]:
+    """Return ``values`` of all dense channels with the ``new`` ones of those that are alive."""
+    values = list(values)
+    for index, value in zip(alive, new, strict=False):
+        values[index] = value
+    return tuple(values)
+
+
+def _modules(dense: nn.Module, before: Cost, final: nn.Module, after: Cost) -> tuple[Module, ...]:
+    """Return convolutions and linear layers before and after the cut; a removed one costs nothing after."""
+    modules, left = [], dict(final.named_modules())
+    for name, part in before.by_module.items():
+        if not part.macs:
+            continue
+        now = after.by_module.get(name)
+        modules.append(
+            Module(
+                name=name,
+                kind=part.kind,
+                macs_dense=part.macs,
+                macs_compact=0 if now is None else now.macs,
+                params_dense=part.params,
+                params_compact=0 if now is None else now.params,
+                out_dense=_width(dense.get_submodule(name)),
+                out_compact=_width(left[name]) if now is not None and now.macs else 0,
+            )
+        )
+    return tuple(modules)
+
+
+def _width(module: nn.Module) -> int | None:
+    width = getattr(module, "out_channels", getattr(module, "out_features", None))
+    return width if isinstance(width, int) else None

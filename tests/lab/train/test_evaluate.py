@@ -1,0 +1,113 @@
+"""Evaluation over a whole test set, and the time of a forward."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softprune.distributed import World
+from softprune.lab.config.settings import DataConfig, RunConfig, TrainConfig
+from softprune.lab.data import ArrayDataset, DataBundle, load_data
+from softprune.lab.train import evaluate
+from softprune.lab.train.evaluate import EvalTotals, Evaluator, latency_ms
+
+WORLD = World(0, 1, torch.device("cpu"))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 8))
+
+
+def bundle(count: int = 23) -> DataBundle:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(count, 1, 4, 4, generator=generator)
+    data = ArrayDataset.from_arrays(images, torch.randint(0, 8, (count,), generator=generator))
+    return DataBundle(name="own", num_classes=8, input_shape=(1, 4, 4), train=data, test=data)
+
+
+def totals(model: nn.Module, batch_size: int = 10, **train: Any) -> EvalTotals:
+    config = RunConfig(data=DataConfig(eval_batch_size=batch_size), train=TrainConfig(**train))
+    return Evaluator(bundle(), config, WORLD)(model)
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """CUDA graphs played on the CPU: warm-up, undo, then replays."""
+    captures: list[Any] = []
+
+    def capture(body: Any, device: torch.device, *, trial: Any, undo: Any) -> Any:
+        for _ in range(3):
+            trial()
+        undo()
+        captures.append(body)
+        return type("Graph", (), {"replay": staticmethod(body)})
+
+    monkeypatch.setattr(evaluate, "capture_graph", capture)
+    return captures
+
+
+@pytest.mark.parametrize("as_graph", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 5, 23, 100])
+def test_totals_are_exact_for_any_batch_size(batch_size: int, as_graph: bool, captured: list[Any]) -> None:
+    model, data = network(), bundle().test
+    assert isinstance(data, ArrayDataset)
+    with torch.no_grad():
+        logits = model.eval()(data.images)
+    best = logits.topk(5).indices == data.labels[:, None]
+    config = RunConfig(data=DataConfig(eval_batch_size=batch_size))
+    evaluator = Evaluator(bundle(), config, WORLD)
+    evaluator._captures = as_graph
+    found = evaluator(model)
+    assert found.images == 23
+    assert found.loss == pytest.approx(F.cross_entropy(logits, data.labels).item(), rel=1e-5)
+    assert found.top1 == pytest.approx(100 * best[:, 0].float().mean().item())
+    assert found.top5 == pytest.approx(100 * best.any(1).float().mean().item())
+    assert len(captured) == (as_graph and batch_size == 1), "only many batches pay for a capture"
+
+
+def test_modes_and_statistics_stay_and_later_weights_count() -> None:
+    model = network().train()
+    model[4].eval()
+    statistics = model[1].running_mean.clone()
+    before = totals(model, channels_last=True)
+    assert [module.training for module in (model, model[1], model[4])] == [True, True, False]
+    assert model[1].running_mean.equal(statistics)
+    with torch.no_grad():
+        model[4].weight.mul_(-1)
+    assert totals(model).loss != before.loss
+
+
+@pytest.mark.parametrize("bias", [0.0, float("nan")])
+def test_a_network_with_equal_outputs_is_not_praised(bias: float) -> None:
+    model = network()
+    nn.init.zeros_(model[4].weight)
+    nn.init.constant_(model[4].bias, bias)
+    assert totals(model).top1 < 40
+
+
+@pytest.mark.parametrize(("is_fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_run_in_bf16_is_evaluated_in_it_only_where_the_device_has_it(
+    is_fast: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "has_fast_bf16", lambda device: is_fast)
+    seen: list[torch.dtype] = []
+    model = nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten())  # torch 2.13 warns of linear layers in emulated bf16
+    model.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    Evaluator(load_data("digits"), RunConfig(train=TrainConfig(precision="bf16")), WORLD)(model)
+    assert set(seen) == {dtype}
+
+
+def test_latency_is_the_time_of_a_forward_in_eval_mode() -> None:
+    class Slow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            assert not self.training
+            time.sleep(0.002)
+            return x
+
+    model = Slow().train()
+    assert 2 <= latency_ms(model, torch.zeros(1)) < 20
+    assert model.training
