@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.installed-run
 TEST := $(VENV)/.installed-test
 PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
-EXTRAS := dev,docs,vision,timm,onnx,tensorboard,lightning,accelerate
+EXTRAS := dev,lab,docs,vision,timm,onnx,tensorboard,lightning,accelerate
 PYTEST_ARGS ?=
 PYVERSION = $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 FUZZ_ARGS ?=
@@ -41,7 +41,7 @@ $(RUN): pyproject.toml constraints.txt
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-		print(*project["dependencies"], sep="\n")' > $(VENV)/requirements.txt
+		print(*project["dependencies"], *project["optional-dependencies"]["lab"], sep="\n")' > $(VENV)/requirements.txt
 	$(PIP_INSTALL) -r $(VENV)/requirements.txt
 	@$(BIN)/python -c 'import pathlib, sysconfig; folder = pathlib.Path(sysconfig.get_path("purelib")); \
 		(folder / "softprune-source.pth").write_text(str(pathlib.Path("src").resolve()))'

@@ -77,7 +77,7 @@ def test_a_plan_costs_the_sum_of_its_parts_and_the_rest():
 
 def test_a_table_survives_as_plain_values():
     table = made_up_table()
-    assert LatencyTable(**asdict(table)) == table
+    assert LatencyTable.read(asdict(table)) == table
 
 
 def test_every_kind_of_layer_is_measured_and_the_model_left_alone():

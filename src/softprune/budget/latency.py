@@ -11,13 +11,12 @@ import copy
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from softprune.cut import ModuleCut, PrunePlan, plain_copy
@@ -102,8 +101,8 @@ class LatencyTable:
             return source
         try:
             fields = source if isinstance(source, Mapping) else json.loads(Path(source).read_text(encoding="utf-8"))
-            return cls(**fields)
-        except (OSError, TypeError, ValueError) as error:
+            return cls(**{**fields, **{kind: _grids(fields[kind]) for kind in ("layers", "norms", "indices")}})
+        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             name = "other fields" if isinstance(source, Mapping) else repr(source)
             raise ConfigError(
                 "`latency_table` must be what softprune.budget.latency_table returns, or the file that save() wrote. "
@@ -137,6 +136,14 @@ class LatencyTable:
             self.dense_ms,
         )
         return measured
+
+
+def _grids(fields: Mapping[str, Any]) -> dict[str, Grid]:
+    """Return the grids of layers from their fields."""
+    return {
+        str(name): Grid(tuple(each["inputs"]), tuple(each["outputs"]), tuple(map(tuple, each["ms"])))
+        for name, each in fields.items()
+    }
 
 
 TableLike = LatencyTable | Mapping[str, Any] | str | os.PathLike[str]

@@ -129,7 +129,7 @@ class Latency(Measure):
         return asdict(self.table)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.table = LatencyTable(**state)
+        self.table = LatencyTable.read(state)
 
 
 MEASURES: dict[str, type[Measure]] = {
