@@ -25,9 +25,9 @@ help:
 	@echo "make slow-list measure all tests on one core; rewrites tests/slow.txt (half an hour)"
 	@echo "make lint      lint and format only"
 	@echo "make property  1,000 random networks: cuts exact, targets met or refused; resumes where it was stopped"
-	@echo "make fuzz      10,000 mutated inputs over every file format and option; resumes where it was stopped"
+	@echo "make fuzz      10,000 damaged files of every format: read, or refused with a message (hours)"
 	@echo "make kill      200 kills of training, save, export and report: the same bits afterwards"
-	@echo "make zoo       every torchvision CNN and timm family: channels cut at random, verified exact; writes benchmarks/records/zoo.md (an hour)"
+	@echo "make zoo       every torchvision CNN and timm family: channels cut at random, verified exact (an hour)"
 	@echo "make packages  80 networks of pytorchcv, MONAI, ultralytics and others: exact, refused or failed (half an hour)"
 	@echo "make docs      the documentation site in build/site; broken links fail"
 	@echo "make wheel     dist/softprune-VERSION-py3-none-any.whl"
@@ -87,7 +87,7 @@ kill: $(TEST)
 
 zoo: $(TEST)
 	$(BIN)/python benchmarks/zoo.py
-	$(BIN)/python benchmarks/zoo.py --render
+	$(BIN)/python benchmarks/render.py
 
 # The packages live beside the environment of the tests, whose versions they must not change.
 packages: $(TEST)
@@ -95,7 +95,7 @@ packages: $(TEST)
 	build/packages/bin/python -m pip install -q --no-deps --only-binary :all: -r benchmarks/packages.txt
 	cd benchmarks && PYTHONPATH=../src:.:$(abspath $(VENV))/lib/python$(PYVERSION)/site-packages \
 		../build/packages/bin/python packages.py
-	$(BIN)/python benchmarks/packages.py --render
+	$(BIN)/python benchmarks/render.py
 
 docs: $(TEST)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q

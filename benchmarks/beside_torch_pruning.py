@@ -2,7 +2,6 @@
 
     pip install --no-deps --target build/torch-pruning torch-pruning==1.6.1
     python benchmarks/beside_torch_pruning.py --package build/torch-pruning
-    python benchmarks/beside_torch_pruning.py --render  # write benchmarks/records/torch-pruning.md from the records
 
 Torch-Pruning chooses: its pruner takes half of every group of coupled channels, at random. The BatchNorms of those
 channels then get scale and shift zero in a copy of the network, so that exactly what Torch-Pruning wants to remove is
@@ -24,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
-from torch_pruning_table import render
 from zoo_networks import Entry, entries
 from zoo_row import randomise_
 
@@ -35,8 +33,6 @@ from softprune.lab.runs.environment import describe_environment
 
 ROOT = Path(__file__).parent
 RECORD = ROOT / "records" / "torch_pruning.json"
-OWN_DECISIONS = ROOT / "records" / "own_decisions.json"
-DOCUMENT = ROOT / "records" / "torch-pruning.md"
 # fmt: off
 NETWORKS = [
     ("softprune", "vgg16"), ("softprune", "resnet20"), ("softprune", "resnet56_a"), ("softprune", "resnet20_a_centred"),
@@ -56,11 +52,6 @@ TOLERANCE = 1e-9
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Run what the command line asks for and return the record."""
     options = _parser().parse_args(arguments)
-    if options.render:
-        record = json.loads(options.out.read_text(encoding="utf-8"))
-        own = json.loads(OWN_DECISIONS.read_text(encoding="utf-8"))
-        options.document.write_text(render(record, own), encoding="utf-8")
-        return record
     if options.package is not None:
         sys.path.insert(0, str(options.package))
     torch.set_num_threads(1)
@@ -90,8 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--package", type=Path, help="folder that Torch-Pruning was installed to")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these networks")
     parser.add_argument("--out", type=Path, default=RECORD)
-    parser.add_argument("--render", action="store_true", help="only write the document from the records")
-    parser.add_argument("--document", type=Path, default=DOCUMENT)
     return parser
 
 

@@ -19,7 +19,7 @@ from softprune.cut.saved import DOCUMENT, signed
 from softprune.io import write_atomically
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.runs.folder import RunFolder
-from softprune.lab.runs.reading import Run, load_run
+from softprune.lab.runs.reading import Run, best_latencies, load_run
 from softprune.lab.runs.result import Result
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -33,10 +33,12 @@ EPOCH = (
 )
 """Kept of an epoch, in this order."""
 COLUMNS = (
-    *("folder", "name", "recipe", "network", "data", "method", "strength", "target", "seed", "epochs"),
-    *("finetune_epochs", "dense_top1", "best_top1", "last_top1", "compact_top1", "macs_kept", "paper_flops_cut"),
-    *("params_kept", "channels_kept", "minutes", "device", "precision", "commit", "clean", "finished", "note"),
+    *("folder", "name", "recipe", "network", "data", "method", "relu", "strength", "target", "seed", "epochs"),
+    *("finetune_epochs", "dense_top1", "masked_top1", "best_top1", "last_top1", "compact_top1"),
+    *("macs_cut", "params_cut", "paper_channels_cut", "paper_params_cut", "paper_flops_cut"),
+    *("minutes", "dense_ms", "compact_ms", "device", "precision", "commit", "clean", "finished", "note"),
 )
+"""Accuracies and cuts are in percent. ``paper_*`` is counted as the paper counts, or exactly where it has no rule."""
 
 
 def slim(record: Result) -> dict[str, Any]:
@@ -117,38 +119,41 @@ def keep(run: Path, *, name: str = "", network: bool = False, results: Path = RE
 
 def row_of(run: Run, folder: str) -> dict[str, Any]:
     """Return the row of a run in runs.csv."""
-    method, train = run.config.method, run.config.train
-    environment = run.environment
-    revision = environment.git if environment else None
-    flops = None
-    if run.dense.paper_flops and run.compact.paper_flops:
-        flops = f"{100 - 100 * run.compact.paper_flops / run.dense.paper_flops:.2f}"
-    words = run.command.split()
+    method, train, git = run.config.method, run.config.train, run.environment and run.environment.git
+    words, masked, times = run.command.split(), run.variant("masked"), best_latencies(run)
+    sites = sum(site.kept for site in run.sites), sum(site.width for site in run.sites)
     return {
         "folder": folder,
         "name": run.name,
-        "recipe": words[2] if words[:2] == ["softprune", "train"] and len(words) > 2 else "",
+        "recipe": words[2] if words[:2] == ["softprune", "train"] else "",
         "network": run.model,
         "data": run.data,
         "method": run.method,
+        "relu": "yes" if run.config.masks.use_relu else "no",
         "strength": "" if method.target or run.method == "dense" else f"{method.strength:g}",
         "target": " ".join(f"{key}={value:g}" for key, value in method.target.items()),
         "seed": run.seed,
         "epochs": train.epochs,
         "finetune_epochs": run.config.finetune.epochs,
         "dense_top1": _number(run.dense_top1),
-        "best_top1": _number(run.best.top1 if run.best else None),
-        "last_top1": _number(run.last.top1 if run.last else None),
+        "masked_top1": _number(masked and masked.top1),
+        "best_top1": _number(run.best and run.best.top1),
+        "last_top1": _number(run.last and run.last.top1),
         "compact_top1": _number(run.compact_top1),
-        "macs_kept": f"{run.compact.macs / run.dense.macs:.4f}",
-        "paper_flops_cut": flops or "",
-        "params_kept": f"{run.compact.params / run.dense.params:.4f}",
-        "channels_kept": f"{run.compact.channels / run.dense.channels:.4f}",
-        "minutes": f"{(run.wall_seconds or 0) / 60:.1f}",
-        "device": environment.device if environment else "",
+        "macs_cut": _cut(run.compact.macs, run.dense.macs),
+        "params_cut": _cut(run.compact.params, run.dense.params),
+        "paper_channels_cut": _cut(run.compact.paper_channels, run.dense.paper_channels) or _cut(*sites),
+        "paper_params_cut": _cut(run.compact.paper_params, run.dense.paper_params)
+        or _cut(run.compact.params, run.dense.params),
+        "paper_flops_cut": _cut(run.compact.paper_flops, run.dense.paper_flops)
+        or _cut(run.compact.macs, run.dense.macs),
+        "minutes": f"{(run.wall_seconds or 0) / 60:.2f}",
+        "dense_ms": _number(times and times[0]),
+        "compact_ms": _number(times and times[1]),
+        "device": run.environment.device if run.environment else "",
         "precision": train.precision,
-        "commit": revision.commit[:12] if revision else "",
-        "clean": "" if revision is None else "no" if revision.changed else "yes",
+        "commit": git.commit[:12] if git else "",
+        "clean": "" if git is None else "no" if git.changed else "yes",
         "finished": run.finished[:10],
         "note": "",
     }
@@ -158,16 +163,21 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
+def _cut(kept: int | None, whole: int | None) -> str:
+    return "" if kept is None or not whole else f"{100 - 100 * kept / whole:.4f}"
+
+
 def write_list(results: Path = RESULTS) -> None:
     """Write runs.csv: a row per kept record, and the earlier rows of runs without one."""
     file = results / "runs.csv"
-    earlier = list(csv.DictReader(file.open(encoding="utf-8"))) if file.is_file() else []
+    earlier = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines())) if file.is_file() else []
     notes = {row["folder"]: row["note"] for row in earlier if row["folder"]}
     rows = [row for row in earlier if not row["folder"]]
     for path in results.glob("**/result.json"):
         folder = path.parent.relative_to(results).as_posix()
         rows.append({**row_of(load_run(path.parent), folder), "note": notes.get(folder, "")})
-    rows.sort(key=lambda row: (row["data"], row["network"], row["name"], int(row["seed"]), row["finished"]))
+    order = ("data", "network", "name", "seed", "finished", "note")
+    rows.sort(key=lambda row: [str(row[key]) for key in order])
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()

@@ -2,7 +2,6 @@
 
     python benchmarks/latency.py --device cpu  --out benchmarks/records/latency-cpu.json
     python benchmarks/latency.py --device cuda --out benchmarks/records/latency-h200.json
-    python benchmarks/latency.py --render
 
 Without `--run MODEL=FOLDER` (a trained run), channels are removed at random, the same share at every site, until the
 paper's MAC reduction is reached (ResNet-50: 54%, from inner widths only, since its shortcuts stay). An existing
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from latency_table import render
 from torch import Tensor, nn
 
 import softprune
@@ -33,7 +31,6 @@ from softprune.lab.runs.environment import describe_environment
 
 ROOT = Path(__file__).parent
 RECORDS = ROOT / "records"
-DOCUMENT = ROOT / "records" / "latency.md"
 CUT = {"vgg16": 0.662, "resnet56": 0.515, "densenet40": 0.708, "resnet50": 0.543}
 """Share of the FLOPs that SCP cuts in the paper's tables (CIFAR-10; ImageNet for ResNet-50)."""
 CLASSES = {"resnet50": 1000}
@@ -45,10 +42,6 @@ MODES = {"+graphs": "reduce-overhead", "+autotune": "max-autotune"}
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Measure what the command line asks for and return the record."""
     options = _parser().parse_args(arguments)
-    if options.render:
-        records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("latency-*.json"))]
-        options.document.write_text(render(records), encoding="utf-8")
-        return {}
     deadline = time.monotonic() + options.time_limit
     _full_precision()
     if options.threads:
@@ -125,8 +118,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--time-limit", type=float, default=1e9, help="start no measurement after this many seconds")
     parser.add_argument("--merge", nargs="+", type=Path, default=[], help="records to take rows from")
     parser.add_argument("--remarks", default="", help="remarks on a new record for the page")
-    parser.add_argument("--render", action="store_true", help="only render benchmarks/records/latency.md")
-    parser.add_argument("--document", type=Path, default=DOCUMENT)
     return parser
 
 

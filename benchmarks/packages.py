@@ -2,7 +2,6 @@
 
     python benchmarks/packages.py                # all networks; resumes; writes benchmarks/records/packages.json
     python benchmarks/packages.py --only 'dia*'  # these again
-    python benchmarks/packages.py --render       # benchmarks/records/packages.md from the record
 
 `make packages` installs the packages into an environment of their own. Every network has random weights and is treated
 as in the zoo: a few training steps, half of the channels cut at random, masked and compact compared in float64. Of
@@ -15,14 +14,12 @@ import argparse
 import fnmatch
 import functools
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from marks import replace_tables
 from package_networks import entries, targets
 from vision import declare_operators
 from zoo_networks import Entry
@@ -34,20 +31,11 @@ from softprune.errors import ConfigError
 from zoo import in_own_process, line
 
 RECORD = Path(__file__).parent / "records" / "packages.json"
-DOCUMENT = Path(__file__).parent / "records" / "packages.md"
-PAGE = Path(__file__).parents[1] / "docs" / "sites.md"
 SOURCES = ("pytorchcv", "segmentation_models_pytorch", "monai", "ultralytics", "transformers", "speechbrain")
 CUT = "default"
 """The setting of rows with a random cut of the default kinds of sites; the others have a target."""
 STEPS = 30
 """Training steps towards a target."""
-STATES = {
-    "exact": "exact and smaller",
-    "not smaller": "with nothing to cut",
-    "refused": "refused with a reason",
-    "failed": "failed",
-    "crash": "crashed",
-}
 FAILED = ("failed", "crash", "over the limit", "far under the limit")
 
 
@@ -79,77 +67,6 @@ def jobs() -> Iterator[tuple[Entry, str, Callable[[Entry], dict[str, Any]]]]:
         yield entry, f"target {share}", functools.partial(ask_for, share=share)
 
 
-def render(record: dict[str, Any]) -> str:
-    """Return the page."""
-    rows = [row for row in record["rows"] if row["setting"] == CUT]
-    asked = [row for row in record["rows"] if row["setting"] != CUT]
-    states = Counter(row["status"] for row in rows)
-    counts = ", ".join(f"{states[key]} {STATES[key]}" for key in STATES if states[key] or key == "failed")
-    versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
-    lines = [
-        "# Networks of other packages",
-        "",
-        "Random weights, two training steps with masks, half of the channels cut at random; masked and compact network",
-        "compared in float64. `make packages` writes this page and its record, `benchmarks/records/packages.json`.",
-        "",
-        f"**{len(rows)} networks: {counts}.** {versions}.",
-        "",
-    ]
-    lines += [
-        table(record),
-        "",
-        "*Sites* can be masked, *frozen* BatchNorms cannot. *Reachable*: the share of the MACs that goes if every site",
-        "is cut to its floor. *Kept*: MACs left by the random cut. *Difference*: the largest between masked and",
-        "compact network, relative to the largest output.",
-        "",
-        "| network | package | result | sites | frozen | reachable | kept | difference |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
-    ]
-    lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
-    lines += ["", "## Refused", ""]
-    lines += [f"- `{row['name']}` ({row['source']}): {row['reason'][:400]}" for row in rows if "reason" in row]
-    lines += [
-        "",
-        "## Targets",
-        "",
-        f"A share of the MACs, asked for with a training of {STEPS} steps. Met: the compact network has at most",
-        f"the share and at least {100 * (1 - CLOSE):.0f}% of it.",
-        "",
-        "| network | package | asked | result | kept |",
-        "|---|---|---:|---|---:|",
-    ]
-    for row in asked:
-        result = row["status"] + (" before training" if row["status"] == "refused" else "")
-        kept = f"{100 * row['kept']:.1f}%" if "kept" in row else ""
-        lines.append(f"| {row['name']} | {row['source']} | {100 * row['asked']:.1f}% | {result} | {kept} |")
-    lines += ["", *(f"- `{row['name']}`: {row['reason'][:400]}" for row in asked if "reason" in row)]
-    return "\n".join(lines) + "\n"
-
-
-def table(record: dict[str, Any]) -> str:
-    """Return the table of the packages."""
-    lines = ["| package | networks | exact | refused | failed |", "|---|---:|---:|---:|---:|"]
-    for source in SOURCES:
-        rows = [row for row in record["rows"] if row["source"] == source and row["setting"] == CUT]
-        states = Counter(row["status"] for row in rows)
-        counts = (states["exact"] + states["not smaller"], states["refused"], sum(states[state] for state in FAILED))
-        lines.append(f"| {source} | {len(rows)} | {' | '.join(map(str, counts))} |")
-    return "\n".join(lines)
-
-
-def with_table(text: str, record: dict[str, Any]) -> str:
-    """Return the text of the page on sites with the table of this record."""
-    return replace_tables(text, lambda name: table(record) if name == "packages" else None)
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    cells = [row["name"], row["source"], row["status"]]
-    if "sites" not in row:
-        return cells + [""] * 5
-    cells += [str(row["sites"]), str(sum(row["frozen"].values())), f"{100 * row['macs_reachable']:.1f}%"]
-    return [*cells, f"{100 * row['macs_kept']:.1f}%", f"{row['difference'] / max(row['scale'], 1e-30):.0e}"]
-
-
 def _versions() -> dict[str, str]:
     found = {"torch": torch.__version__}
     for name in SOURCES:
@@ -166,17 +83,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="these networks again, by name")
     parser.add_argument("--out", type=Path, default=RECORD)
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one network")
-    parser.add_argument("--render", action="store_true", help="only write the page from the record")
     options = parser.parse_args(arguments)
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     if options.out.exists():
         before = json.loads(options.out.read_text())["rows"]
         rows = {(row["source"], row["name"], row["setting"]): row for row in before}
-    if options.render:
-        record = json.loads(options.out.read_text())
-        DOCUMENT.write_text(render(record))
-        PAGE.write_text(with_table(PAGE.read_text(), record))
-        return
     declare_operators()
     order = [(entry.source, entry.name, setting) for entry, setting, _ in jobs()]
     for entry, setting, job in jobs():

@@ -4,7 +4,6 @@
     python benchmarks/zoo.py --only resnet18 'efficientnet*'
     python benchmarks/zoo.py --part 1 2 --out a.json      every second network, beside a process with --part 2 2
     python benchmarks/zoo.py --merge a.json b.json        collect the rows of these records
-    python benchmarks/zoo.py --render            write benchmarks/records/zoo.md and docs/sites.md from the record
 
 Every network runs in a process of its own, so that a crash or a lack of memory is a row and not the end.
 """
@@ -24,25 +23,17 @@ from typing import Any
 import torch
 from zoo_networks import Entry, entries
 from zoo_row import examine_both
-from zoo_table import render, with_table
 
 from softprune.lab.runs.environment import describe_environment
 
 ROOT = Path(__file__).parent
 RECORD = ROOT / "records" / "zoo.json"
-DOCUMENT = ROOT / "records" / "zoo.md"
-PAGE = ROOT.parent / "docs" / "sites.md"
 DONE = ("exact", "not smaller", "refused")
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Run what the command line asks for and return the record."""
     options = _parser().parse_args(arguments)
-    if options.render:
-        record = json.loads(options.out.read_text(encoding="utf-8"))
-        options.document.write_text(render(record), encoding="utf-8")
-        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
-        return record
     part, parts = options.part
     chosen = [
         entry
@@ -94,8 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--merge", nargs="+", default=[], type=Path, help="only collect the rows of these records")
     parser.add_argument("--steps", type=int, default=2, help="training steps before the cut")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds for one network")
-    parser.add_argument("--render", action="store_true", help="only write the documents from the record")
-    parser.add_argument("--document", type=Path, default=DOCUMENT)
     return parser
 
 

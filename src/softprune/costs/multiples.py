@@ -52,7 +52,7 @@ def fitting_multiple(multiple: int, widths: Sequence[int], required: int) -> int
     A layer that holds it once can only stay whole or go. Where most layers must stay (`required` counts them), as in a
     chain, three quarters have to hold it twice, or little could be cut. Where most are branches that may go altogether,
     more than half: ResNet-56, a third of whose layers have 16 channels, is faster in multiples of 16 than of 8 on
-    machines with fast multiples of 16 (benchmarks/records/latency.md).
+    machines with fast multiples of 16 (benchmarks/records/README.md).
     """
     chain = 2 * required > len(widths)
     while multiple > 1:

@@ -1,1 +1,0 @@
-"""Fuzzing of every file that softprune reads: seed files, mutations, formats, and processes with limits."""

@@ -1,0 +1,406 @@
+"""Write the tables of documents from their records.
+
+    python benchmarks/render.py            # all documents, and the figures of results/
+    python benchmarks/render.py --check    # exit with 1 if a document differs from its records
+
+A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME is a function of this file or of
+benchmarks/paper, with its arguments after spaces. Needs only the standard library.
+"""
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path.insert(0, str(HERE / "paper"))
+
+import figure4  # noqa: E402
+from missing import missing_table, summary, wanted_table  # noqa: E402
+from tables import all_runs, baselines, figure, markdown, paper_table, runs, scp_table  # noqa: E402
+
+DOCUMENTS = (*("README.md", "results/README.md", "benchmarks/records/README.md"), *("docs/sites.md", "docs/budgets.md"))
+MARKS = re.compile(r"(<!-- table: (.+?) -->)\n.*?<!-- end -->", re.DOTALL)
+Row = dict[str, str]
+
+RIVALS = (
+    ("best-cifar10-resnet56-macs47", "ResNet-56, CIFAR-10", "93.77 (Torch-Pruning, 2.13x fewer)", 93.9),
+    ("best-cifar10-resnet56-macs39", "ResNet-56, CIFAR-10", "93.64 (Torch-Pruning, 2.57x fewer)", 93.65),
+    ("best-cifar10-vgg16-macs34", "VGG-16, CIFAR-10", "94.20 (CORING, 66.6% cut)", 94.0),
+    ("best-cifar100-vgg16-macs48", "VGG-16, CIFAR-100", "73.86 (SCP's paper, best epoch, 51.5% cut)", 74.3),
+    ("best-cifar100-vgg19-macs11", "VGG-19, CIFAR-100", "70.39 (Torch-Pruning, 8.92x fewer)", 71.0),
+)
+"""Recipes, the best published figures that we know of at their cost, and goals. Dense networks train for 200 epochs,
+then pruning for 100."""
+FINETUNED = {
+    "finetune-cifar10-resnet56-scp": "SCP with distillation: the recipe `finetune-cifar10-resnet56-scp`",
+    "finetune-cifar10-resnet56-l1": "one-shot L1, then fine-tuning",
+    "finetune-cifar10-resnet56-scp-without-distillation": "SCP without distillation",
+    "finetune-cifar10-resnet56-l1-with-distillation": "one-shot L1, then fine-tuning with distillation",
+    "finetune-cifar10-resnet56-scp-without-cost-weighting": "SCP with distillation, without cost weighting",
+    "finetune-cifar10-resnet56-scp-step-schedule": "SCP with distillation, step schedule",
+    "finetune-cifar10-resnet56-scp-macs47": "SCP with distillation, 46.95% of the MACs kept",
+}
+COMPARED = (
+    ("SCP with distillation against L1 without", "", ""),
+    ("SCP and L1 with the same teacher", "", "-with-distillation"),
+    ("SCP and L1, both without a teacher", "-without-distillation", ""),
+)
+"""Ends of the names of the runs of SCP and of L1."""
+LEVERS = (
+    ("a fixed strength, the paper's schedule", "cifar100-vgg16-scp-s"),
+    ("a target, the paper's schedule", "budgets-cifar100/"),
+    (
+        "a target, from a trained network, cosine schedule, weight decay 5e-4, random erasing, cost weighting 0.5",
+        "best-cifar100-vgg16-macs48-without-distillation-s",
+    ),
+    ("the same and distillation: the recipe `best-cifar100-vgg16-macs48`", "best-cifar100-vgg16-macs48-s"),
+)
+STRENGTHS = ("cifar100-vgg16-scp-s", "cifar100-vgg16-scp-strength1e-04-s", "budgets-cifar100/")
+SITES = {
+    "site-kinds-resnet56-default": "ResNet-56, projection shortcuts: default",
+    "site-kinds-resnet56-all": "the same: sum, linear, stream",
+    "site-kinds-resnet56_a-default": "ResNet-56, padded shortcuts: default",
+    "site-kinds-resnet56_a-all": "the same: sum, linear, stream",
+    "site-kinds-mobilenetv2-default": "MobileNetV2: default",
+    "site-kinds-mobilenetv2-all": "the same: sum, linear, stream",
+}
+
+
+def named(name: str) -> list[Row]:
+    """Return the kept runs of a name."""
+    return [run for run in runs() if run["name"] == name]
+
+
+def in_folders(start: str) -> list[Row]:
+    """Return the runs in the folders whose names are ``start`` and a seed, or that are below the folder ``start``."""
+    folders = re.compile(re.escape(start) + (".+" if start.endswith("/") else r"\d+"))
+    return [run for run in all_runs() if folders.fullmatch(run["folder"])]
+
+
+def top1(found: Sequence[Row]) -> str:
+    """Return the accuracy of the compact networks: mean, deviation and number."""
+    return f"{figure(values(found, 'compact_top1'))} ({len(found)})"
+
+
+def values(found: Sequence[Row], column: str) -> list[float]:
+    return [float(run[column]) for run in found if run[column]]
+
+
+def average(found: Sequence[Row], column: str, digits: int = 1) -> str:
+    numbers = values(found, column)
+    return f"{mean(numbers):.{digits}f}" if numbers else "-"
+
+
+def dense(found: Sequence[Row]) -> str:
+    numbers = baselines(found, runs())
+    return f"{mean(numbers):.2f}" if numbers else "-"
+
+
+def accuracy() -> str:
+    """Return the README's first table: our recipes beside the best published figures at their cost."""
+    latency = record("accuracy_latency")["rows"]
+    rows = []
+    for recipe, title, published, _ in RIVALS:
+        found = named(recipe)
+        speed = f"{latency[recipe]['speed_up']:.2f}x" if recipe in latency else "-"
+        cuts = [f"{average(found, column)}%" for column in ("macs_cut", "params_cut")]
+        cells = [title, dense(found), top1(found), *cuts, speed, published]
+        rows.append([*cells, "200 + 100", average(found, "minutes")])
+    scp, l1 = named("finetune-cifar10-resnet56-scp"), named("finetune-cifar10-resnet56-l1-with-distillation")
+    cells = ["ResNet-56, CIFAR-10, from trained weights", dense(scp), top1(scp), f"{average(scp, 'macs_cut')}%"]
+    cells += [f"{average(scp, 'params_cut')}%", "-", f"{top1(l1)} (one-shot L1, fine-tuned as long; ours)"]
+    rows.append([*cells, "40", average(scp, "minutes")])
+    head = ["network", "dense", "pruned", "MACs cut", "parameters cut", "speed-up", "published, at its MACs"]
+    return markdown([*head, "epochs", "minutes"], rows)
+
+
+def goals() -> str:
+    """Return each recipe beside its goal."""
+    rows = []
+    for recipe, _, published, goal in RIVALS:
+        found = named(recipe)
+        rows.append([f"`{recipe}`", f"{average(found, 'macs_cut')}%", top1(found), f"{goal:g}", published])
+    return markdown(["recipe", "MACs cut", "pruned", "goal", "published"], rows)
+
+
+def finetuned() -> str:
+    """Return the trainings of 40 epochs from one trained network."""
+    found = {words: named(name) for name, words in FINETUNED.items()}
+    return _trainings({words: own for words, own in found.items() if own})
+
+
+def levers() -> str:
+    """Return what each setting gives, on VGG-16 and CIFAR-100."""
+    return _trainings({words: in_folders(start) for words, start in LEVERS})
+
+
+def _trainings(found: dict[str, list[Row]]) -> str:
+    rows = [[words, f"{average(own, 'macs_cut')}%", dense(own), top1(own)] for words, own in found.items()]
+    return markdown(["training", "MACs cut", "dense", "pruned"], rows)
+
+
+def compared() -> str:
+    """Return SCP minus one-shot L1 for every dense network that they started from, superseded runs too."""
+    rows = []
+    for words, of_scp, of_l1 in COMPARED:
+        scp, l1 = (
+            [run for run in all_runs() if run["name"] == f"finetune-cifar10-resnet56-{method}{end}"]
+            for method, end in (("scp", of_scp), ("l1", of_l1))
+        )
+        for start in sorted({run["dense_top1"] for run in scp}):
+            ours, theirs = (
+                values([run for run in found if run["dense_top1"] == start], "compact_top1") for found in (scp, l1)
+            )
+            if ours and theirs:
+                cells = [start, *(f"{figure(each)} ({len(each)})" for each in (ours, theirs))]
+                rows.append([words, *cells, f"{mean(ours) - mean(theirs):+.2f}"])
+    return markdown(["comparison", "dense", "SCP", "one-shot L1", "difference"], rows)
+
+
+def strengths() -> str:
+    """Return fixed strengths and a target on VGG-16 and CIFAR-100."""
+    rows = []
+    for run in (run for start in STRENGTHS for run in in_folders(start)):
+        words = f"target {run['target']}" if run["target"] else f"strength {run['strength']}"
+        rows.append([words, run["seed"], f"{float(run['macs_cut']):.1f}%", run["compact_top1"]])
+    return markdown(["sparsity", "seed", "MACs cut", "pruned"], rows)
+
+
+def site_kinds() -> str:
+    """Return the kinds of sites against each other."""
+    rows = []
+    for name, words in SITES.items():
+        found = [run for run in all_runs() if run["name"] == name]
+        rows.append([words, f"{average(found, 'macs_cut')}%", f"{average(found, 'params_cut')}%", top1(found)])
+    return markdown(["kinds of sites", "MACs cut", "parameters cut", "pruned"], rows)
+
+
+def record(name: str) -> Any:
+    return json.loads((HERE / "records" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}%"
+
+
+EXACT = ("exact", "not smaller")
+
+
+def both(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what became of a network of the zoo with the default kinds of sites, and with all; a crash ends both."""
+    return [row, row.get("all_kinds", row)]
+
+
+def zoo() -> str:
+    """Return the totals of the zoo."""
+    found = record("zoo")["rows"]
+    norms, rows = sum(row.get("batch_norms", 0) for row in found), []
+    for words, results in zip(("default", "all kinds"), zip(*map(both, found), strict=True), strict=True):
+        states = Counter(result["status"] for result in results)
+        groups = (EXACT, ("refused",), ("failed", "crash"))
+        counts = [str(sum(states[state] for state in group)) for group in groups]
+        masked = sum(result.get("masked", 0) for result in results)
+        rows.append([words, *counts, f"{masked:,} of {norms:,} ({100 * masked / norms:.1f}%)"])
+    return markdown(["kinds of sites", "networks exact", "refused", "failed", "BatchNorms that can be masked"], rows)
+
+
+def packages() -> str:
+    """Return the totals of the networks of other packages."""
+    states: dict[str, Counter[str]] = {}
+    for row in record("packages")["rows"]:
+        if row["setting"] == "default":
+            states.setdefault(row["source"], Counter())[row["status"]] += 1
+    rows = []
+    for source, counts in states.items():
+        exact, refused, total = sum(counts[key] for key in EXACT), counts["refused"], sum(counts.values())
+        rows.append([source, str(total), str(exact), str(refused), str(total - exact - refused)])
+    return markdown(["package", "networks", "exact", "refused", "failed"], rows)
+
+
+def networks() -> str:
+    """Return every network of the zoo and of other packages."""
+    rows = []
+    for row in (*record("zoo")["rows"], *(row for row in record("packages")["rows"] if row["setting"] == "default")):
+        cells = [row["name"], row["source"], str(row.get("batch_norms", ""))]
+        for result in both(row) if "all_kinds" in row else [row, {}]:
+            cells += [result.get("status", ""), str(result.get("masked", "")), percent(result.get("macs_kept"))]
+        rows.append(cells)
+    head = ["network", "source", "BatchNorms", "default kinds", "masked", "MACs kept", "all kinds", "masked"]
+    return markdown([*head, "MACs kept"], rows, left=2)
+
+
+def refused() -> str:
+    """Return why networks are refused, and how many."""
+    reasons: Counter[str] = Counter()
+    for row in (*record("zoo")["rows"], *record("packages")["rows"]):
+        if row["status"] == "refused":
+            reasons[re.split(r"[.:;] ", row["reason"])[0][:160]] += 1
+    return markdown(["reason", "networks"], [[reason, str(count)] for reason, count in reasons.most_common()])
+
+
+def torch_pruning() -> str:
+    """Return what both tools make of the same dead channels."""
+    rows = []
+    for row in record("torch_pruning")["rows"]:
+        cells = [row["name"]]
+        for tool in ("softprune", "torch_pruning"):
+            result = row[tool]
+            seconds = f"{sum(result['seconds'].values()):.1f}" if "seconds" in result else ""
+            cells += [result["status"], percent(result.get("macs_kept")), seconds]
+        rows.append(cells)
+    return markdown(["network", "softprune", "MACs kept", "s", "Torch-Pruning", "MACs kept", "s"], rows)
+
+
+def own_decisions() -> str:
+    """Return the accuracy of both tools at equal MACs, each with its own decisions."""
+    found = record("own_decisions")["rows"]
+    methods = list(dict.fromkeys(row["method"] for row in found if row["method"] != "dense"))
+    targets = sorted({row["target"] for row in found if row["method"] != "dense"}, reverse=True)
+
+    def accuracies(**wanted: object) -> list[float]:
+        return [row["accuracy"] for row in found if all(row[key] == value for key, value in wanted.items())]
+
+    rows = []
+    for network in dict.fromkeys(row["network"] for row in found):
+        for target in targets:
+            cells = [figure(accuracies(network=network, target=target, method=method)) for method in methods]
+            rows.append([network, f"{100 * target:.0f}%", figure(accuracies(network=network, method="dense")), *cells])
+    rows.append(["mean", "", *(f"{mean(accuracies(method=method)):.2f}" for method in ("dense", *methods))])
+    return markdown(["network", "MACs allowed", "dense", *methods], rows)
+
+
+def latency(device: str) -> str:
+    """Return milliseconds per forward of dense and compact networks."""
+    rows = []
+    for row in record(f"latency-{device}")["rows"]:
+        if row["speed_up"] is None:
+            continue
+        kind = row["backend"] + (", folded" if row["fold_bn"] else "") + ("" if row["gathers"] else ", no gathers")
+        cells = [row["model"], kind, row["dtype"], str(row["multiple"]), str(row["batch"])]
+        cells += [f"{row[side]['median_ms']:.3f}" for side in ("dense", "compact")]
+        rows.append([*cells, percent(1 / row["mac_ratio"]), f"{row['speed_up']:.2f}", f"{row['realised']:.2f}"])
+    head = ["network", "backend", "dtype", "multiple", "batch", "dense ms", "compact ms", "MACs", "speed-up"]
+    return markdown([*head, "realised"], rows, left=3)
+
+
+def steps() -> str:
+    """Return milliseconds per training step of the newest measurement of each variant."""
+    newest = {}
+    for row in record("step_time")["rows"]:
+        if "ms_per_step" in row:
+            newest[row["model"], row["variant"], row["masks"], row["precision"]] = row
+    rows = [
+        [model, variant, "yes" if masks else "no", precision, f"{row['ms_per_step']:.2f}", str(row["call"])]
+        for (model, variant, masks, precision), row in sorted(newest.items())
+    ]
+    return markdown(["network", "step", "masks", "precision", "ms", "call"], rows)
+
+
+def core() -> str:
+    """Return seconds to read and to cut a network."""
+    keys = ("inspect_seconds", "compact_seconds", "all_with_pruner_seconds")
+    rows = [
+        [row["network"], str(row["layers"]), *(str(row[key]) for key in keys)] for row in record("core_time")["rows"]
+    ]
+    return markdown(["network", "layers", "inspect s", "compact s", "all s"], rows)
+
+
+def robustness() -> str:
+    """Return what random inputs, kills and random networks found."""
+    fuzz, kill, networks = record("fuzz"), record("kill"), record("property")
+    cuts = ", ".join(f"{count} {state}" for state, count in networks["cuts"].items())
+    rows = [
+        ["`make fuzz`", f"{fuzz['inputs']:,} damaged files and options", str(fuzz["findings"])],
+        ["`make kill`", f"{kill['kills']:,} processes killed with SIGKILL", str(kill["findings"])],
+        ["`make property`", f"{networks['networks']:,} random networks: {cuts}", str(len(networks["failed"]))],
+    ]
+    return markdown(["command", "inputs", "findings"], rows, left=2)
+
+
+def budgets(name: str) -> str:
+    """Return targets beside the nearest runs of a fixed strength."""
+    rows = []
+    for row in record(f"budgets-{name}")["rows"]:
+        cells = [row["target"], str(row["seed"]), f"{100 - row['under_percent']:.2f}%", percent(row["macs"])]
+        fixed, partner = row["fixed"], ["-", "-", "-"]
+        if fixed:
+            partner = [f"{fixed['strength']:.3g}", percent(fixed["macs"]), f"{fixed['top1']:.2f}"]
+            partner = partner if fixed["equal"] else [f"({cell})" for cell in partner]
+        tried = str(len(fixed["tried"])) if fixed else "0"
+        rows.append([*cells, f"{row['top1']:.2f}", *partner, tried])
+    head = ["target", "seed", "of the limit", "MACs", "top-1", "fixed strength", "its MACs", "its top-1", "tried"]
+    return markdown(head, rows)
+
+
+def reach() -> str:
+    """Return how many BatchNorms can be masked, by kind of site."""
+    rows = []
+    for row in record("reach")["rows"]:
+        masked = [f"{count} ({100 * count / row['norms']:.0f}%)" for count in row["masked"]]
+        rows.append([row["name"], str(row["norms"]), *masked, percent(row["floor"][0]), percent(row["floor"][-1])])
+    head = ["network", "BatchNorms", "activated", "+ sum", "+ linear", "+ stream", "MACs at the floor, before", "after"]
+    return markdown(head, rows)
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "accuracy": accuracy,
+    "results": scp_table,
+    "goals": goals,
+    "finetuned": finetuned,
+    "compared": compared,
+    "levers": levers,
+    "strengths": strengths,
+    "paper": lambda number: paper_table(int(number)),
+    "figure4": figure4.table,
+    "summary": summary,
+    "missing": missing_table,
+    "wanted": wanted_table,
+    "site-kinds": site_kinds,
+    "zoo": zoo,
+    "packages": packages,
+    "networks": networks,
+    "refused": refused,
+    "torch-pruning": torch_pruning,
+    "own-decisions": own_decisions,
+    "latency": latency,
+    "steps": steps,
+    "core": core,
+    "robustness": robustness,
+    "budgets": budgets,
+    "reach": reach,
+}
+
+
+def rendered(text: str) -> str:
+    """Return a document with new content in each of its tables."""
+
+    def replaced(match: re.Match[str]) -> str:
+        name, *arguments = match[2].split()
+        return f"{match[1]}\n{TABLES[name](*arguments)}\n<!-- end -->"
+
+    return MARKS.sub(replaced, text)
+
+
+def main() -> None:
+    """Write the documents, or check them."""
+    differ = []
+    for path in (ROOT / name for name in DOCUMENTS):
+        text = path.read_text(encoding="utf-8")
+        if rendered(text) != text:
+            differ.append(str(path.relative_to(ROOT)))
+            if "--check" not in sys.argv:
+                path.write_text(rendered(text), encoding="utf-8")
+    if "--check" not in sys.argv:
+        figure4.write()
+    print(*(differ or ["All documents are as their records say."]), sep="\n")
+    sys.exit(bool(differ and "--check" in sys.argv))
+
+
+if __name__ == "__main__":
+    main()
