@@ -1,7 +1,6 @@
 """Every example runs as it stands, in small: the loops people have, pretrained weights, and a detector's backbone."""
 
 import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -30,14 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smaller_networks: No
 
 def test_every_example_is_run() -> None:
     names = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert names == {
-        "lightning_digits",
-        "accelerate_digits",
-        "timm_ema",
-        "pretrained",
-        "detection_backbone",
-        "ultralytics_yolo",
-    }
+    assert names == {"lightning_digits", "accelerate_digits", "timm_ema", "pretrained", "detection_backbone"}
 
 
 @pytest.mark.filterwarnings("ignore:The '.*dataloader' does not have many workers")
@@ -80,20 +72,6 @@ def test_detection_backbone(folder: Path) -> None:
     assert after.macs <= 0.7 * before.macs
     assert (folder / "backbone.safetensors").is_file()
     del library
-
-
-@pytest.mark.filterwarnings("ignore")  # ultralytics' own
-def test_ultralytics(folder: Path) -> None:
-    pytest.importorskip("ultralytics", reason="ultralytics is not installed")
-    before, after = _load("ultralytics_yolo").main(["--steps", "4", "--size", "64"])
-    assert after.macs <= 0.7 * before.macs
-    assert (folder / "body.safetensors").is_file()
-
-
-def test_ultralytics_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ultralytics", None)
-    with pytest.raises(SystemExit, match="pip install ultralytics"):
-        _load("ultralytics_yolo")
 
 
 def _python_nms() -> torch.library.Library | None:
