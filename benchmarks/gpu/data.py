@@ -1,11 +1,11 @@
 """Send images and unfinished runs to the GPU machine in parts, and put them together there.
 
-    python benchmarks/gpu/data.py ARRIVED ROOT
+    python benchmarks/gpu/data.py pack gpu-data BYTES cifar100=DATA tinyimagenet=DATA/tinyimagenet runs=gpu-runs
+    python benchmarks/gpu/data.py unpack ARRIVED ROOT    # on the GPU machine, after each part
 
-prepare.py calls `pack`, which writes gpu-data-1, gpu-data-2, ...: one for each call. The command, on the GPU machine,
-writes every set whose files have all arrived, to ROOT/data, and runs to ROOT/runs; call it after each part. CIFAR
-travels as lossless WebP sheets (17 MB for 10,000 images, 60% of the original files); anything else as a compressed tar
-file in pieces.
+The first writes gpu-data-1, gpu-data-2, ... of at most BYTES, one for each call. The second writes every set whose
+files have all arrived, to ROOT/data, and runs to ROOT/runs. CIFAR travels as lossless WebP sheets (17 MB for 10,000
+images, 60% of the original files); anything else as a compressed tar file in pieces.
 """
 
 import json
@@ -17,8 +17,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-
-from softprune.io import extract_plain
 
 PIECE = 13_000_000
 """Bytes of one file of a tar file in pieces."""
@@ -119,7 +117,7 @@ def unpack_folder(files: list[Path], folder: Path) -> Path:
         for file in files:
             target.write(file.read_bytes())
     with tarfile.open(whole) as tar:
-        extract_plain(tar, partial)
+        tar.extractall(partial, filter="data")
     whole.unlink()
     if folder.is_dir():  # of runs: others may have begun
         for path in partial.iterdir():
@@ -153,12 +151,13 @@ def into_parts(sets: dict[str, list[Path]], out: Path, most: int) -> list[Path]:
     return folders
 
 
-def pack(out: Path, sets: dict[str, Path], runs: Path | None, most: int) -> list[Path]:
-    """Write data sets by name, and unfinished runs, as OUT-1, OUT-2, ... of ``most`` bytes each; return the folders."""
+def pack(out: Path, sets: dict[str, Path], most: int) -> list[Path]:
+    """Write data sets, and unfinished runs under the name "runs", as OUT-1, OUT-2, ...; return the folders."""
     out.mkdir()
-    packed = {RUNS: pack_folder(RUNS, runs, out)} if runs else {}
-    for name, folder in sets.items():
-        packed[name] = (pack_cifar if name in ("cifar10", "cifar100") else pack_folder)(name, folder, out)
+    packed = {
+        name: (pack_cifar if name in ("cifar10", "cifar100") else pack_folder)(name, folder, out)
+        for name, folder in sets.items()
+    }
     parts = into_parts(packed, out, most)
     out.rmdir()
     return parts
@@ -181,4 +180,9 @@ def unpack(arrived: Path, root: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("complete:", *unpack(Path(sys.argv[1]), Path(sys.argv[2])))
+    action, first, second, *given = sys.argv[1:]
+    if action == "pack":
+        folders = {name: Path(folder) for name, folder in (each.split("=", 1) for each in given)}
+        print(*pack(Path(first), folders, int(second)))
+    else:
+        print("complete:", *unpack(Path(first), Path(second)))
