@@ -3,9 +3,9 @@
     python benchmarks/gpu/pack.py ROOT OUT                  # on the GPU machine
     python benchmarks/gpu/pack.py --collect OUT gpu-runs    # here, afterwards
 
-The weights of a finished dense network are in its newest checkpoint, which travels too. Eight files of 16 MiB come back,
-64 MiB in all: what does not fit is listed. `python benchmarks/keep.py gpu-runs/NAME --network` keeps a finished run;
-an unfinished one goes to the machine again with `data.py pack ... runs=gpu-runs`.
+The weights of a finished dense network are in its newest checkpoint, which travels too. Eight files of 16 MiB come
+back, 64 MiB in all: what does not fit is listed. `python benchmarks/keep.py gpu-runs/NAME --network` keeps a finished
+run; an unfinished one goes to the machine again with `data.py pack ... runs=gpu-runs`.
 """
 
 import io
