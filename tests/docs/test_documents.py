@@ -170,12 +170,3 @@ def test_the_outputs_in_the_guide_are_the_recorded_ones() -> None:
     assert shown == record, "run `python benchmarks/own_model.py`"
     assert "before" in shown
     assert "small.onnx" in shown
-
-
-def test_the_transcript_of_the_guide_has_its_commands() -> None:
-    transcript = (ROOT / "benchmarks" / "records" / "guide_transcript.txt").read_text()
-    ran = re.sub(r" \\\n +", " ", transcript)
-    for command in shell_commands((ROOT / "docs" / "own-model.md").read_text()):
-        assert f"softprune {' '.join(command)}" in ran, "run `python benchmarks/guide_transcript.py`"
-    assert "compact.onnx" in transcript
-    assert re.search(r"^# \d+\.\d s$", transcript, re.MULTILINE)
