@@ -102,7 +102,7 @@ def onednn() -> Iterator[None]:
 @pytest.fixture
 def same_operators() -> Iterator[None]:
     """Forget the operators that a test adds."""
-    from softprune.graph.rules.registry import OPERATORS
+    from softprune.graph.operators import OPERATORS
 
     before = dict(OPERATORS)
     yield

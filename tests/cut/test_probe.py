@@ -15,12 +15,12 @@ import softprune
 from softprune.cut import trials
 from softprune.cut.apply import cut_
 from softprune.errors import ModelError
-from softprune.graph.builder import GraphBuilder
+from softprune.graph.builder import GraphBuilder, Operator
 from softprune.graph.ops import ChannelwiseOp
-from softprune.graph.rules.registry import RULES
+from softprune.graph.operators import OPERATORS
 
 
-def forgets_one_side(builder: GraphBuilder, node: Any) -> Any:
+def forgets_one_side(builder: GraphBuilder, node: Any, entry: Any) -> Any:
     """A rule for a sum that reads the left one only."""
     builder.answer_for(node)
     value = builder.value(node.args[0])
@@ -32,7 +32,7 @@ def forgets_one_side(builder: GraphBuilder, node: Any) -> Any:
 def test_a_wrong_rule_freezes_the_network_and_is_called_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(RULES, "arithmetic", forgets_one_side)
+    monkeypatch.setitem(OPERATORS, "add", Operator(forgets_one_side))
     model = randomise_(Residual())
     seen = softprune.inspect(model, torch.randn(2, 3, 8, 8))
     assert not seen.sites

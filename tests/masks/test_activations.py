@@ -7,7 +7,7 @@ from torch import nn
 
 import softprune as sp
 from softprune.errors import ConfigError
-from softprune.graph.rules.registry import activations
+from softprune.graph.operators import activations
 from softprune.masks import MaskConfig, dead_edges
 from softprune.masks.activations import left_tail_dies
 

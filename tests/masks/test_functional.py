@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from softprune.graph.rules.registry import activations
+from softprune.graph.operators import activations
 from softprune.masks import (
     MaskConfig,
     alive_probability,

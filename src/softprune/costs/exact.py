@@ -14,9 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from softprune.costs.record import Cost, ModuleCost
 from softprune.errors import ModelError, first_line
 from softprune.graph import check_is_module
-from softprune.graph.capture import ANALYSIS_BATCH
 from softprune.graph.example import Example, ExampleLike, per_sample
-from softprune.graph.recorder import PROCESS_WIDE, Constants, calls_noted, fake_like, values_known
+from softprune.graph.reader import ANALYSIS_BATCH, PROCESS_WIDE, Constants, calls_noted, fake_like, values_known
 from softprune.log import get_logger
 from softprune.module_state import attributes_kept
 

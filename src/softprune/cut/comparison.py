@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from softprune.graph import Example
 from softprune.graph.example import leaves_of
-from softprune.graph.recorder import PROCESS_WIDE
+from softprune.graph.reader import PROCESS_WIDE
 
 FAINT = 1e-5
 """The scale of an output is at least this share of the largest output's scale."""

@@ -15,9 +15,9 @@ from softprune.cut.comparison import outputs_of
 from softprune.errors import VerificationError
 from softprune.export.checking import compare_outputs, exact, place_of, prepared
 from softprune.graph import Example, ExampleLike
-from softprune.graph.capture import Capture, capture
+from softprune.graph.builder import operator_name
 from softprune.graph.modules import by_filter, is_known_batch_norm, is_timm_batch_norm
-from softprune.graph.rules.registry import operator_name
+from softprune.graph.reader import read_passes
 from softprune.log import get_logger
 
 logger = get_logger(__name__)
@@ -41,7 +41,7 @@ def fold_batch_norms(model: nn.Module, example: ExampleLike) -> nn.Module:
     """
     folded = prepared(model, device=place_of(model)[0])
     given = Example.of(example).to_model(folded)
-    pairs = _pairs(folded, capture(folded, given)[0])
+    pairs = _pairs(folded, read_passes(folded, given)[0].nodes)
     try:
         _check(model, pairs, given)
     except VerificationError:
@@ -61,10 +61,10 @@ def count_batch_norms(model: nn.Module) -> int:
     return sum(isinstance(module, _BatchNorm) for module in model.modules())
 
 
-def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
+def _pairs(model: nn.Module, nodes: list[Node]) -> list[tuple[str, str]]:
     """Return (layer, BatchNorm) names where folding is exact."""
     pairs = []
-    for node in captured.nodes:
+    for node in nodes:
         if node.op != "call_function" or operator_name(node) != "batch_norm":
             continue
         source = node.args[0]
@@ -72,7 +72,7 @@ def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
             continue
         if operator_name(source) == "linear" and source.meta["val"].ndim != 2:
             continue  # the BatchNorm's channels are then not the layer's outputs
-        norm, layer = _sole_owner(captured, node), _sole_owner(captured, source)
+        norm, layer = _sole_owner(node), _sole_owner(source)
         if norm is None or layer is None or len(source.users) > 1:
             continue
         module = model.get_submodule(norm)
@@ -85,10 +85,10 @@ def _pairs(model: nn.Module, captured: Capture) -> list[tuple[str, str]]:
     return pairs
 
 
-def _sole_owner(captured: Capture, node: Node) -> str | None:
+def _sole_owner(node: Node) -> str | None:
     """Return the module whose parameters only `node` reads, or None."""
     inputs = [argument for argument in node.all_input_nodes[1:] if argument.op == "placeholder"]
-    names = [captured.parameters.get(argument.name) for argument in inputs]
+    names = [argument.meta.get("tensor") for argument in inputs]
     if not names or None in names or any(len(argument.users) > 1 for argument in inputs):
         return None
     owners = {str(name).rpartition(".")[0] for name in names}

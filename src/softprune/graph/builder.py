@@ -1,5 +1,8 @@
-"""What the rules of operators read and write while :mod:`softprune.graph.walk` passes over the captured operators."""
+"""What the rules of operators read and write while the graph is built from the operators of a forward pass."""
 
+from __future__ import annotations
+
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from softprune.graph.channels import PAD, ChannelSets, IntArray, collapse
@@ -26,7 +30,84 @@ from softprune.graph.ops import (
     UnprovenSize,
     Use,
 )
-from softprune.graph.provenance import Provenance
+
+
+class Opaque(Exception):
+    """Raised by a rule where an operator does what the rule cannot relate: the channels around it are kept.
+
+    The message says what the operator does, and follows its name and place in the reason that users read.
+    """
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation f with f(0) = 0: which inputs it maps to (nearly) zero."""
+
+    left_tail_dies: bool = False
+    """Whether f(x) goes to 0 for x to minus infinity."""
+    steepest_slope: float = 1.0
+    """The largest |f'|, for activations whose both tails live."""
+    dips: Callable[[float], float] | None = None
+    """f itself, where it falls below zero before its left tail dies."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What softprune knows about one operator."""
+
+    rule: Callable[[GraphBuilder, Node, Operator], Any]
+    """How channels pass through it: a function of the modules `elementwise`, `layers` and `movements`."""
+    at_zero: float = 0.0
+    """The image of zero. Other than zero, a dropped channel would not be dead after it."""
+    keeps_constants: bool = False
+    """Whether a channel that is constant over space stays at this constant."""
+    transparent: bool = False
+    """Whether it hands channels on, so that a BatchNorm's activation may stand after it."""
+    activation: Activation | None = None
+    by_values: bool = False
+    """Whether its arguments decide if it is an activation, and which: bounds of a clip, the slope of a LeakyReLU."""
+
+    def activation_of(self, node: Node) -> str | None:
+        """Return the activation that `node` is, or None. Where arguments decide, its values tell.
+
+        Arguments that make it steeper than 1 are named, as ``"leaky_relu*2"``.
+        """
+        name = operator_name(node)
+        if self.activation is None or not self.by_values:
+            return name if self.activation is not None else None
+        if len(node.all_input_nodes) > 1:  # a bound that is a tensor
+            return None
+        args, kwargs = map_arg((node.args, node.kwargs), lambda _: _POINTS.clone())  # it may write in place
+        values = node.target(*args, **kwargs)  # type: ignore[operator]
+        if not values[_POINTS <= 0].any():
+            return "relu6" if values.equal(_POINTS.clamp(0, 6)) else "relu"
+        if values[_POINTS == 0].any():
+            return None
+        slope = f"{(values / _POINTS).nan_to_num().abs().max():.3g}"
+        return f"{name}*{slope}" if float(slope) > 1 else name
+
+
+# On the CPU, whatever the default device is at the import. The slope at zero shows at the smallest two.
+_POINTS = torch.tensor([*range(-8, 1), -(2.0**-10), 2.0**-10, *range(1, 9)], device="cpu", dtype=torch.float64)
+
+
+def operator_name(node: Node) -> str:
+    """Return the name in the table: ``aten::add_.Tensor`` -> ``add``, ``mine::add_`` -> ``mine::add``."""
+    if node.target is operator.getitem:
+        return "getitem"
+    schema = getattr(node.target, "_schema", None)
+    return str(node.target) if schema is None else qualified(*schema.name.split("::"))
+
+
+def qualified(space: str, name: str) -> str:
+    """Return the name of an operator in the table."""
+    name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    return name if space == "aten" else f"{space}::{name}"
+
+
+def argument(node: Node, index: int, default: Any = None) -> Any:
+    """Return the positional argument of the node's operator, or the default, which torch leaves out at the end."""
+    return node.args[index] if len(node.args) > index else default
 
 
 @dataclass(frozen=True)
@@ -37,26 +118,27 @@ class Value:
     atoms: IntArray
 
     @classmethod
-    def with_channels(cls, shape: Sequence[int], dim: int, atoms: IntArray) -> "Value":
-        """A tensor that has the channels `atoms` along `dim`; one atom is that of all its entries."""
+    def with_channels(cls, shape: Sequence[int], dim: int, atoms: IntArray) -> Value:
+        """Return a tensor that has the channels `atoms` along `dim`; one atom is that of all its entries."""
         layout = [1] * len(shape)
         if len(atoms) != 1:
             layout[dim] = len(atoms)
         return cls(tuple(shape), atoms.reshape(layout))
 
-    def along(self, dim: int) -> IntArray | None:
-        """The atoms along `dim` as a vector; None where they also vary along another dimension."""
-        if any(size > 1 for d, size in enumerate(self.atoms.shape) if d != dim):
-            return None
+    def along(self, dim: int) -> IntArray:
+        """Return the atoms along `dim` as a vector; raise Opaque where they also vary along another dimension."""
+        if dim >= len(self.shape) or any(size > 1 for d, size in enumerate(self.atoms.shape) if d != dim):
+            raise Opaque("reads them along another dimension")
         return np.broadcast_to(self.atoms.reshape(-1), (self.shape[dim],))
 
     def varies_along(self, dim: int) -> bool:
+        """Return whether the atoms differ along `dim`."""
         return self.atoms.shape[dim] > 1
 
 
 @dataclass
 class GraphBuilder:
-    """The state of the walk, and what the rules may record."""
+    """The graph so far, and what the rules may ask and record."""
 
     model: nn.Module
     batch: int
@@ -64,7 +146,6 @@ class GraphBuilder:
     """Whether zeros beside a tensor of their shape are as wide as it after a cut, too, not by a literal size."""
     zeros_may_follow: bool = False
     """Whether there are such zeros."""
-    provenance: Provenance = field(init=False)
     table: ChannelSets = field(default_factory=ChannelSets)
     ops: list[Op] = field(default_factory=list)
     equal_widths: list[EqualWidths] = field(default_factory=list)
@@ -87,51 +168,78 @@ class GraphBuilder:
     shared_norms: set[str] = field(default_factory=set)
     """BatchNorms whose parameters another module has as well."""
     values: dict[Node, Any] = field(default_factory=dict)
-    """Node of the capture at hand -> its value."""
+    """Node of the pass at hand -> its Value, a list of Values, or the node itself for a parameter."""
+    training: bool = False
+    """Whether the pass at hand is that of training."""
     asked: set[Any] = field(default_factory=set)
     """Tensors that the current rule has asked about."""
 
     def __post_init__(self) -> None:
-        self.provenance = Provenance(self.model)
+        self.modules = dict(self.model.named_modules())
+        self.tensors: dict[str, Tensor] = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        self._owners: dict[int, str] = {}
+        """id(parameter) of weights that are cut -> name of the record that cuts it."""
 
     # --- what rules ask ----------------------------------------------------------------------------------------
 
     def value(self, node: Any, dim: int | None = None) -> Any:
-        """The Value (or list of Values) of `node`; a parameter becomes a free parameter on its first such use.
+        """Return the Value (or list of Values) of `node`; a parameter becomes a free parameter on its first such use.
 
         `dim`: where such a parameter has its channels, if it has several dimensions.
         """
         self.asked.add(node)
         value = self.values.get(node)
-        if isinstance(value, Node):
-            return self._free_parameter(value, dim)
+        return self._free_parameter(value, dim) if isinstance(value, Node) else value
+
+    def tensor(self, node: Any, dim: int | None = None) -> Value:
+        """Return the Value of `node`; raise Opaque where it is no tensor."""
+        value = self.value(node, dim) if isinstance(node, Node) else None
+        if not isinstance(value, Value):
+            raise Opaque("is used in an unusual way")
         return value
 
     def values_of(self, nodes: Iterable[Any]) -> list[Value]:
-        """The Values of `nodes`, and those in their lists."""
+        """Return the Values of `nodes`, and those in their lists."""
         leaves = pytree.tree_leaves([self.value(node) for node in nodes])
         return [leaf for leaf in leaves if isinstance(leaf, Value)]
 
+    def differ_along(self, value: Value, dim: int) -> bool:
+        """Return whether channels that may be cut one without the other meet along `dim` (paths of an SKNet do not)."""
+        classes = self.table.find(value.atoms)
+        return bool((classes != classes.take([0], axis=dim)).any())
+
     def positions(self, count: int) -> int:
-        """`count` output positions per sample; none in a train-mode graph, since costs are those of evaluation."""
-        assert self.provenance.capture is not None
-        return 0 if self.provenance.capture.training else per_sample(count, self.batch)
+        """Return `count` output positions per sample; none in training, since costs are those of evaluation."""
+        return 0 if self.training else per_sample(count, self.batch)
+
+    def module_name(self, node: Node) -> str:
+        """Return the name of the innermost module whose forward ran `node`."""
+        calls = node.meta.get("calls")
+        return calls[-1][1] if calls else ""
+
+    def module_of(self, node: Node) -> nn.Module:
+        """Return the innermost module whose forward ran `node`."""
+        return self.modules[self.module_name(node)]
+
+    def place(self, node: Node) -> str:
+        """Return the place of `node` in words."""
+        name = self.module_name(node)
+        return f"'{name}'" if name else "the model's forward"
+
+    def reason(self, node: Node, what: object) -> str:
+        """Return a reason in words: the operator of `node`, its place, and what it does."""
+        return f"{node.target} in {self.place(node)} {what}"
 
     # --- what rules say ----------------------------------------------------------------------------------------
 
-    def where(self, node: Node) -> str:
-        """Return the place of `node` in words."""
-        _, name = self.provenance.module_of(node)
-        return f"'{name}'" if name else "the model's forward"
-
     def pinned_value(self, shape: Sequence[int], reason: str) -> Value:
-        """A tensor that keeps its width whatever is cut."""
+        """Return a tensor that keeps its width whatever is cut."""
         atom = self.table.fresh(1)
         self.table.pin(atom, reason)
         return Value.with_channels(shape, 0, atom)
 
     def constant_value(self, shape: Sequence[int], number: complex | None = None) -> Value:
-        """A tensor that no input reaches, of a size of its own, and `number` in every place, if that is known."""
+        """Return a tensor that no input reaches, of a size of its own, with `number` everywhere, if that is known."""
         value = self.pinned_value(shape, "they are combined with a constant in forward()")
         self.constants.append(value.atoms.ravel())
         if number is not None:
@@ -139,7 +247,7 @@ class GraphBuilder:
         return value
 
     def opaque(self, node: Node, reason: str) -> Any:
-        """Freeze what reaches `node`, and what leaves it."""
+        """Freeze what reaches `node`, and return what leaves it: pinned Values."""
         reached = self.values_of(node.all_input_nodes)
         for value in reached:
             self.table.pin(value.atoms, reason)
@@ -149,97 +257,119 @@ class GraphBuilder:
                 left = self.pinned_value(example.shape, reason)
                 self.ops.append(OpaqueOp(tuple(value.atoms.ravel() for value in reached), left.atoms.ravel()))
                 return left
-            if isinstance(example, (list, tuple)):
-                return [freeze(item) for item in example]
-            return None
+            return [freeze(item) for item in example] if isinstance(example, (list, tuple)) else None
 
-        return freeze(node.meta.get("val"))
-
-    def unusual(self, node: Node) -> Any:
-        """Freeze what is around an operator that is called in a way its rule does not foresee."""
-        return self.opaque(node, f"{node.target} in {self.where(node)} is used in an unusual way")
+        return freeze(node.meta["val"])
 
     def add_unproven_size(
-        self, node: Node, atoms: IntArray, effect: str = "fixes their number by a literal size"
+        self, node: Node, atoms: IntArray, what: str = "fixes their number by a literal size"
     ) -> None:
-        """An explicit size in `node` may fix the number of these channels, which `effect` says in words."""
-        reason = f"{node.target} in {self.where(node)} {effect}"
-        self.unproven_sizes.append(UnprovenSize(atoms.ravel(), reason, str(node.meta.get("stack_trace", reason))))
+        """Record that an explicit size in `node` may fix the number of these channels: `what` in words."""
+        self.unproven_sizes.append(UnprovenSize(atoms.ravel(), self.reason(node, what), node.meta["line"]))
 
     def answer_for(self, node: Node) -> None:
-        """The rule knows what becomes of every tensor that `node` reads, whether it asked about it or not."""
+        """Record that the rule knows what becomes of every tensor that `node` reads."""
         self.asked.update(node.all_input_nodes)
 
     def fresh_value(self, node: Node, dim: int) -> Value:
-        """The output of a parametric operator: new atoms along `dim`."""
+        """Return the output of a parametric operator: new atoms along `dim`."""
         shape = node.meta["val"].shape
         return Value.with_channels(shape, dim, self.table.fresh(shape[dim]))
 
     def followed_value(self, node: Node, atoms: IntArray) -> Value:
-        """The output of a channel-wise operator: new atoms in the classes of `atoms`."""
+        """Return the output of a channel-wise operator: new atoms in the classes of `atoms`."""
         return Value(tuple(node.meta["val"].shape), self.table.follow(atoms))
 
-    def moved(self, function: Callable[..., Any], values: Sequence[Value]) -> Any:
+    def moved(self, node: Node, values: Sequence[Value], function: Callable[..., Any]) -> Any:
         """Run a data movement on the atoms themselves, in the tensors' shapes but mostly without their memory."""
         spread = [torch.from_numpy(value.atoms).expand(value.shape) for value in values]
         try:
-            moved = function(*spread)
-        except RuntimeError:  # a view of repeated memory, or an operator that knows no integers
-            moved = function(*[tensor.double().contiguous() for tensor in spread])
+            try:
+                moved = function(*spread)
+            except RuntimeError:  # a view of repeated memory, or an operator that knows no integers
+                moved = function(*[tensor.double().contiguous() for tensor in spread])
+        except RuntimeError as error:
+            raise Opaque("is used in an unusual way") from error
 
-        def read(result: Any) -> Any:
-            if isinstance(result, Tensor):
-                return Value(tuple(result.shape), collapse(result.numpy()).astype(np.int64))
-            return [read(item) for item in result]
+        def read(result: Any, example: Any) -> Any:
+            if not isinstance(result, Tensor):
+                return [read(*pair) for pair in zip(result, example, strict=True)]
+            if result.shape != example.shape:  # it looks at the tensor's bytes
+                raise Opaque("is used in an unusual way")
+            return Value(tuple(result.shape), collapse(result.numpy()).astype(np.int64))
 
-        return read(moved)
+        return read(moved, node.meta["val"])
 
-    def add_layer(self, node: Node, weight: Node, bias: Node | None, build: Callable[[str], LayerOp], use: Use) -> bool:
+    def add_layer(self, node: Node, weight: Node, bias: Node | None, use: Use, build: Callable[[str], LayerOp]) -> bool:
         """Record a convolution or linear layer; False where its parameters are not one such module's own."""
-        owner = self.provenance.owner(node, weight, bias)
-        if owner is None or not isinstance(self.provenance.module(owner[0]), LAYERS):
+        owner = self._owner(node, weight, bias)
+        if owner is None or not isinstance(self.modules[owner[0]], LAYERS):
             return False
         name, called = owner
         fresh = build(name)
-        if fresh.kind != layer_kind(self.provenance.module(name)):
+        if fresh.kind != layer_kind(self.modules[name]):
             return False  # a convolution's weight in a transposed one: its rows are the inputs there
-        first = self.provenance.claim(weight, bias, name)
+        first = self._claim(weight, bias, name)
         use.module = name
         if fresh.groups > 1 and not called:
             for atoms in (use.inputs, use.outputs):
                 self.table.pin(atoms, f"forward() calls '{name}' as a function, with its own number of groups")
-        fresh.selectable = fresh.selectable and called and not self.provenance.reads_inside(node)
+        fresh.selectable = fresh.selectable and called and not _reads_inside(node)
         # What a subclass computes around the operator is unknown; called from outside, it may not be replaced.
-        fresh.replaceable = called and type(self.provenance.module(name)) in PLAIN_LAYERS
+        fresh.replaceable = called and type(self.modules[name]) in PLAIN_LAYERS
         self._add_call(node, self.layers.setdefault(first, fresh), fresh, use, bias)
         return True
 
-    def add_norm(self, node: Node, weight: Any, bias: Node | None, use: Use) -> bool:
+    def add_norm(self, node: Node, weight: Node | None, bias: Node | None, use: Use) -> bool:
         """Record a BatchNorm or InstanceNorm; False where its parameters are not one known module's own."""
-        owner = self.provenance.owner(node, weight, bias)
-        if owner is None or not is_known_norm(type(self.provenance.module(owner[0]))):
+        owner = self._owner(node, weight, bias)
+        if owner is None or not is_known_norm(type(self.modules[owner[0]])):
             return False
         name, called = owner
-        first = self.provenance.claim(weight, bias, name)
+        first = self._claim(weight, bias, name)
         if first != name:
             self.shared_norms |= {name, first}
             if first in self.norms:
-                reason = f"the BatchNorms '{first}' and '{name}' share their parameters"
-                self.table.pin(self.norms[first].inputs, reason)
-                self.table.pin(self.norms[first].outputs, reason)
+                for atoms in (self.norms[first].inputs, self.norms[first].outputs):
+                    self.table.pin(atoms, f"the BatchNorms '{first}' and '{name}' share their parameters")
             return False
         use.module = name
-        fresh = NormOp(name, selectable=called and not self.provenance.reads_inside(node))
+        fresh = NormOp(name, selectable=called and not _reads_inside(node))
         self._add_call(node, self.norms.setdefault(name, fresh), fresh, use, bias)
         self.norm_nodes.setdefault(name, []).append(node)
         return True
 
     def claimant(self, name: str) -> LayerOp | NormOp | None:
-        """The convolution, linear layer or BatchNorm that cuts the parameter `name`."""
-        owner = self.provenance.claimant(name)
+        """Return the convolution, linear layer or BatchNorm that cuts the parameter `name`."""
+        owner = self._owners.get(id(self.tensors[name]), "")
         return self.layers.get(owner) or self.norms.get(owner)
 
     # --- inside ------------------------------------------------------------------------------------------------
+
+    def _owner(self, node: Node, weight: Node | None, bias: Node | None) -> tuple[str, bool] | None:
+        """Return (module that holds both parameters, whether `node` ran in that module's own forward)."""
+        if weight is None:  # an InstanceNorm mostly has no parameters
+            return self.module_name(node), True
+        if "tensor" not in weight.meta or (bias is not None and "tensor" not in bias.meta):
+            return None
+        tensor = self.tensors[weight.meta["tensor"]]
+        shift = None if bias is None else self.tensors[bias.meta["tensor"]]
+        # By identity: a tied weight is read under the name of its first owner.
+        for owner, called in ((self.module_name(node), True), (weight.meta["tensor"].rpartition(".")[0], False)):
+            module = self.modules[owner]
+            own = (getattr(module, "weight", None), getattr(module, "running_mean", None))
+            if any(tensor is mine for mine in own) and getattr(module, "bias", None) is shift:
+                return owner, called
+        return None
+
+    def _claim(self, weight: Node | None, bias: Node | None, name: str) -> str:
+        """Let module `name` cut these parameters, unless a module with the same weight does; return who does."""
+        if weight is None:
+            return name
+        owner = self._owners.setdefault(id(self.tensors[weight.meta["tensor"]]), name)
+        if bias is not None:
+            self._owners.setdefault(id(self.tensors[bias.meta["tensor"]]), owner)
+        return owner
 
     def _add_call(
         self, node: Node, record: LayerOp | NormOp, fresh: LayerOp | NormOp, use: Use, bias: Node | None
@@ -256,16 +386,15 @@ class GraphBuilder:
                     for atoms in (record.inputs, record.outputs):
                         self.table.pin(atoms, f"the weight of '{record.name}' is used with different groups")
         record.uses.append(use)
-        holder = None if bias is None else self.claimant(self.provenance.parameter_name(bias) or "")
+        holder = None if bias is None else self.claimant(bias.meta["tensor"])
         if holder is not None:  # another layer or BatchNorm may have the same bias
             self.table.union(holder.outputs, use.outputs)
         self.ops.append(LayerCall(record, use))
         self.answer_for(node)
 
     def _free_parameter(self, node: Node, dim: int | None) -> Value:
-        name = self.provenance.parameter_name(node)
-        assert name is not None
-        tensor = self.provenance.tensor(name)
+        name = node.meta["tensor"]
+        tensor = self.tensors[name]
         wide = [place for place, size in enumerate(tensor.shape) if size > 1] if dim is None else [dim]
         if name not in self.free_parameters:
             atoms = self.table.fresh(tensor.shape[wide[0]] if len(wide) == 1 else 1)
@@ -274,3 +403,9 @@ class GraphBuilder:
             self.free_parameters[name] = FreeParameter(name, wide[0] if len(wide) == 1 else -1, atoms)
         free = self.free_parameters[name]
         return Value.with_channels(tensor.shape, free.dim, free.atoms)
+
+
+def _reads_inside(node: Node) -> bool:
+    """Return whether the operator's input was computed within the same call of its module."""
+    source, calls = node.args[0], node.meta["calls"]
+    return bool(calls) and isinstance(source, Node) and calls[-1] in source.meta.get("calls", ())

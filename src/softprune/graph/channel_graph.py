@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
+from torch.fx import Node
 
 from softprune.errors import ModelError
-from softprune.graph.builder import GraphBuilder
-from softprune.graph.capture import capture
+from softprune.graph.builder import GraphBuilder, Opaque, Value, operator_name
 from softprune.graph.channels import IntArray
 from softprune.graph.example import Example, ExampleLike
-from softprune.graph.ops import EqualWidths, ExtraMacs, FreeParameter, Frozen, LayerOp, NormOp, Op, Site, UnprovenSize
+from softprune.graph.modules import ConstantOutput
+from softprune.graph.operators import OPERATORS
+from softprune.graph.ops import (
+    ConstantOp,
+    EqualWidths,
+    ExtraMacs,
+    FreeParameter,
+    Frozen,
+    LayerOp,
+    NormOp,
+    Op,
+    OpaqueOp,
+    Site,
+    UnprovenSize,
+)
+from softprune.graph.reader import ForwardPass, read_passes
 from softprune.graph.sites import find_grouped_sites, find_sites
-from softprune.graph.walk import walk
 from softprune.module_state import first_uninitialised
 
 T = TypeVar("T")
@@ -147,6 +162,142 @@ class ChannelGraph:
         return None
 
 
+# --- from operators to channels ------------------------------------------------------------------------------------
+
+
+def _walk(builder: GraphBuilder, forward: ForwardPass) -> None:
+    """Let the rule of each operator relate its channels, in order."""
+    builder.training, builder.values = forward.training, {}
+    overwritten = _overwritten_by(forward.nodes)
+    for node in forward.nodes:
+        if node.op == "placeholder":
+            builder.values[node] = _placeholder(builder, node)
+        elif node.op == "output":
+            for value in builder.values_of(node.all_input_nodes):
+                builder.outputs.append(value.atoms.ravel())
+                builder.table.pin(value.atoms, "they are an output of the model")
+        else:
+            builder.values[node] = _call(builder, node)
+        for stale in overwritten.get(node, ()):
+            _overwrite(builder, stale, node)
+
+
+def _placeholder(builder: GraphBuilder, node: Node) -> Any:
+    example = node.meta["val"]
+    if "tensor" in node.meta:
+        return node  # a parameter: read by the rule that knows what it is
+    if "made" not in node.meta:
+        return builder.pinned_value(example.shape, f"they are combined with the model's input '{node.name}'")
+    # forward() copies the tensors that it makes. One that is stored somewhere may have changed at the cut.
+    made = all(operator_name(user) == "lift_fresh_copy" for user in node.users)
+    known = made and type(example) is Tensor and example.numel() == 1 and not example.is_meta
+    return builder.constant_value(example.shape, example.item() if known else None)
+
+
+def _call(builder: GraphBuilder, node: Node) -> Any:
+    """Return what an operator gives, by its rule; without one, what reaches it is frozen."""
+    name, example = operator_name(node), node.meta["val"]
+    if name == "getitem":
+        container: Any = builder.values[node.args[0]]  # type: ignore[index]
+        return container[node.args[1]] if isinstance(container, list) else container  # type: ignore[index]
+    if isinstance(builder.module_of(node), ConstantOutput):
+        return _constant_output(builder, node)
+    entry = OPERATORS.get(name)
+    if entry is not None:
+        builder.asked.clear()
+        try:
+            result = entry.rule(builder, node, entry)
+        except Opaque as what:
+            return builder.opaque(node, builder.reason(node, what))
+        # Kept whole: what the operator reads and its rule asks nothing about, such as the grid to sample at.
+        for value in builder.values_of([given for given in node.all_input_nodes if given not in builder.asked]):
+            builder.table.pin(value.atoms, builder.reason(node, "reads them beside its data"))
+        return result
+    if isinstance(example, Tensor) and not node.all_input_nodes:
+        return builder.constant_value(example.shape)  # arange, eye, randn
+    place = builder.place(node)
+    reason = f"they reach {node.target} in {place}, an operator without a rule"
+    builder.unknown[reason] = (str(node.target), place)
+    return builder.opaque(node, reason)
+
+
+def _constant_output(builder: GraphBuilder, node: Node) -> Value:
+    """Return the constant of a `ConstantOutput`: its last operator gives it the layer's shape."""
+    name = builder.module_name(node)
+    module = builder.modules[name]
+    assert isinstance(module, ConstantOutput)
+    shape = tuple(node.meta["val"].shape)
+    dim = 1 if len(shape) > 2 else len(shape) - 1
+    if shape[dim] != len(module.value):
+        return builder.pinned_value(shape, "a ConstantOutput gives them")
+    if name not in builder.constant_outputs:
+        atoms = builder.constant_outputs[name] = builder.table.fresh(len(module.value))
+        builder.ops.append(ConstantOp(name, atoms, module.value.detach().double().cpu()))
+    return Value.with_channels(shape, dim, builder.constant_outputs[name])
+
+
+# --- writes through views ------------------------------------------------------------------------------------------
+
+
+def _overwrite(builder: GraphBuilder, stale: Node, writer: Node) -> None:
+    """Freeze a tensor into whose memory `writer` wrote, and that is read again: what it holds then has no rule."""
+    value = builder.values.get(stale)
+    if isinstance(value, Value):
+        reason = builder.reason(writer, "overwrites a part of them")
+        builder.table.pin(value.atoms, reason)
+        builder.values[stale] = changed = builder.pinned_value(value.shape, reason)
+        sources = [value, *builder.values_of([writer])]  # an input may reach it through what was written
+        builder.ops.append(OpaqueOp(tuple(source.atoms.ravel() for source in sources), changed.atoms.ravel()))
+
+
+def _overwritten_by(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Return the tensors that a node changes because they share the memory that it writes, and that are read again.
+
+    The graph follows ``x += y`` and ``relu(x, inplace=True)`` itself: later readers of `x` read the result. It does
+    not follow writes through views: after ``x[:, :4] = 0`` later readers of `x` still point at the node before it.
+    """
+    order = {node: number for number, node in enumerate(nodes)}
+    groups: dict[Node, set[Node]] = {}
+    for node in nodes:
+        shared = _shares_with(node)
+        if shared is not None:
+            groups[node] = groups.setdefault(shared, {shared})
+            groups[node].add(node)
+    found = {}
+    for node, here in order.items():
+        written = _written(node)
+        earlier = [other for other in groups.get(written, ()) if order[other] < here] if written is not None else []
+        found[node] = [other for other in earlier if any(order[user] > here for user in other.users)]
+    return found
+
+
+def _shares_with(node: Node) -> Node | None:
+    """The argument whose memory `node` shares, by its operator's schema."""
+    if node.op != "call_function":
+        return None
+    first = node.args[0] if node.args else None
+    if node.target is operator.getitem:
+        return first if isinstance(first, Node) else None
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not isinstance(first, Node):
+        return None
+    aliased = any(result.alias_info is not None for result in schema.returns)
+    return first if aliased else None
+
+
+def _written(node: Node) -> Node | None:
+    """The argument that `node` writes into."""
+    schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write and position < len(node.args):
+            written = node.args[position]
+            return written if isinstance(written, Node) else None
+    return None
+
+
+# --- the way from a model to its graph ----------------------------------------------------------------------------
+
+
 def check_is_module(model: object, name: str = "model") -> None:
     """Raise unless it is a network, built: a class, or arguments in another order, are the usual mistakes."""
     if not isinstance(model, nn.Module):
@@ -195,7 +346,7 @@ def _pin_shared_with_uncalled(builder: GraphBuilder) -> None:
     records: list[LayerOp | NormOp] = [*builder.layers.values(), *builder.norms.values()]
     called = {use.module for record in records for use in record.uses}
     for record in records:
-        own = builder.model.get_submodule(record.name).parameters(recurse=False)
+        own = builder.modules[record.name].parameters(recurse=False)
         for other in (name for parameter in own for name in owners[id(parameter)] if name not in called):
             _keep_whole(builder, record, f"the example does not lead to '{other}', which has the same parameters")
 
@@ -215,11 +366,11 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
     check_is_module(model)
     check_is_bare(model, "model", ", and wrap or compile the network after the pruner is made")
     _check_values(model, example)
-    captures = capture(model, example)
-    traced = captures[0].example
-    builder = GraphBuilder(model, batch=traced.batch_size() or 1, zeros_follow=zeros_follow)
-    for captured in captures:
-        walk(builder, captured)
+    passes = read_passes(model, example)
+    read = passes[0].example
+    builder = GraphBuilder(model, batch=read.batch_size() or 1, zeros_follow=zeros_follow)
+    for forward in passes:
+        _walk(builder, forward)
     for name, free in builder.free_parameters.items():
         record = builder.claimant(name)
         if record is not None:
@@ -229,7 +380,7 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
     _pin_shared_with_uncalled(builder)
     sites, frozen = find_sites(builder)
     return ChannelGraph(
-        example=Example.of(example).to_model(model).first(2) if captures[0].rebatched else traced,
+        example=Example.of(example).to_model(model).first(2) if passes[0].any_batch else read,
         sites=sites,
         frozen=frozen,
         grouped=find_grouped_sites(builder, sites, frozen),
@@ -244,7 +395,7 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
         outputs=tuple(builder.outputs),
         unproven_sizes=tuple(builder.unproven_sizes),
         constants=tuple(builder.constants),
-        unreached=tuple(sorted(set.intersection(*(each.unused_parameters(model) for each in captures)))),
+        unreached=tuple(sorted(set.intersection(*(each.parameters_unread(model) for each in passes)))),
         unknown=_freezing_operators(builder),
         zeros_may_follow=builder.zeros_may_follow and not zeros_follow,
     )

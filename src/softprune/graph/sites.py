@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.graph.builder import GraphBuilder
+from softprune.graph.builder import GraphBuilder, operator_name
+from softprune.graph.elementwise import pointwise
 from softprune.graph.groups import find_groups
 from softprune.graph.modules import is_known_batch_norm
+from softprune.graph.operators import OPERATORS, activations
 from softprune.graph.ops import Frozen, Site
-from softprune.graph.rules.registry import OPERATORS, activation_of, activations, operator_name
 
 KINDS = ("sum", "linear", "stream")
 """Kinds of sites beside ``"activated"``, a BatchNorm that an activation reads; see :mod:`softprune.graph.groups`."""
@@ -119,7 +120,7 @@ def activation_after(node: Node) -> tuple[str | None, str]:
             continue
         seen.add(reader)
         name = operator_name(reader) if reader.op == "call_function" else reader.op
-        activation = activation_of(reader) if reader.op == "call_function" else None
+        activation = OPERATORS[name].activation_of(reader) if name in OPERATORS else None
         if activation is not None:
             found.add(activation)
         elif name in OPERATORS and OPERATORS[name].transparent:
@@ -140,7 +141,7 @@ def activation_after(node: Node) -> tuple[str | None, str]:
 def _refusal(name: str, reader: Node) -> str:
     if reader.op == "output":
         return "it is an output of the model"
-    if name in OPERATORS and OPERATORS[name].kind == "pointwise" and OPERATORS[name].at_zero:
+    if name in OPERATORS and OPERATORS[name].rule is pointwise and OPERATORS[name].at_zero:
         return f"{name} follows, and {name}(0) = {OPERATORS[name].at_zero}: a dropped channel would not be dead"
     return f"{name} reads it with no activation in between"
 
@@ -157,7 +158,7 @@ def _written_out(source: Node) -> str | None:
             return None
         try:
             values[node] = node.target(*_filled(node.args, values), **_filled(node.kwargs, values))  # type: ignore[operator]
-        except Exception:
+        except (RuntimeError, IndexError):  # it needs dimensions
             return None
         if not isinstance(values[node], Tensor) or values[node].shape != points.shape:
             return None

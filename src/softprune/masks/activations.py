@@ -22,7 +22,8 @@ both tails live                  every other known activation, and none: ``|x| <
 from collections.abc import Callable
 
 from softprune.errors import ConfigError
-from softprune.graph.rules.registry import Activation, activations, find_activation
+from softprune.graph import Activation
+from softprune.graph.operators import activations, find_activation
 from softprune.mask_config import MaskConfig
 
 # exp(700) is still a float, and every dipping activation is zero to double precision long before -700.

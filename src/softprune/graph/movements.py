@@ -1,0 +1,335 @@
+"""Rules for operators that move data: views, permutations, pieces, concatenation, padding, indices.
+
+They run on the atoms themselves. Sizes in forward() are Python numbers: a literal looks like ``x.shape[1] // 2``. What
+could be written in terms of the width (views, equal pieces) ties its channels so that the pieces stay equal, and its
+size is *unproven* until a trial cut has shown that it follows the width. What can only be a literal is pinned.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from softprune.graph.builder import GraphBuilder, Opaque, Operator, Value, argument, operator_name
+from softprune.graph.channels import PAD, IntArray
+from softprune.graph.elementwise import channelwise, merged
+from softprune.graph.modules import Select
+from softprune.graph.ops import ChannelwiseOp, EqualWidths, SelectOp, identity
+
+
+def movement(builder: GraphBuilder, node: Node, entry: Operator, tensors: int = 1) -> Any:
+    """Run the node's operator on its inputs' atoms; raise Opaque where it reads others beside its `tensors`."""
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    values = [builder.tensor(leaf) for leaf in leaves if isinstance(leaf, Node)]
+    if len(values) != tensors:
+        raise Opaque("reads a tensor in the place of a number")
+
+    def call(*atoms: Tensor) -> Any:
+        given = iter(atoms)
+        filled = [next(given) if isinstance(leaf, Node) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    return builder.moved(node, values, call)
+
+
+# --- views ---------------------------------------------------------------------------------------------------------
+
+
+def view(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Take dimensions apart, or join them."""
+    output = _rectangle(builder, node, movement(builder, node, entry))
+    sizes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else []
+    if operator_name(node) == "unflatten":
+        rank = node.args[0].meta["val"].ndim  # type: ignore[union-attr]
+        sizes = [-1] * (node.args[1] % rank) + [*node.args[2]]  # type: ignore[operator, misc]
+    return _with_sizes(builder, node, output, sizes)
+
+
+def expansion(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Repeat a dimension of size 1."""
+    return _with_sizes(builder, node, movement(builder, node, entry), node.args[1])  # type: ignore[arg-type]
+
+
+def view_as(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Give a tensor the shape of a second one: channels that have the same place in both go together."""
+    output = movement(builder, node, entry, tensors=2)
+    source, other = builder.tensor(node.args[0]), builder.tensor(node.args[1])
+    if operator_name(node) != "expand_as":
+        output = _rectangle(builder, node, output)
+    elif source.atoms.size == 1 and _is_stretched(source, other):
+        # One channel for all of them, which must not vanish.
+        builder.table.pin(source.atoms, f"one of them is broadcast in {builder.place(node)}")
+        stretched = builder.table.follow(other.atoms)
+        builder.ops.append(ChannelwiseOp(np.full_like(stretched, source.atoms.item()), stretched, identity))
+        return Value(other.shape, stretched)
+    builder.table.union(output.atoms, other.atoms)
+    return output
+
+
+def _is_stretched(source: Value, other: Value) -> bool:
+    """Return whether `source` has size 1, or no dimension, wherever the channels of `other` are."""
+    shape = (1,) * (len(other.shape) - len(source.shape)) + source.shape
+    return all(shape[dim] == 1 for dim in range(len(shape)) if other.varies_along(dim))
+
+
+def _rectangle(builder: GraphBuilder, node: Node, value: Value) -> Value:
+    """Tie what a view took apart: the widest dimension may shrink, the others keep their sizes."""
+    if value.shape[:1] == (builder.batch,) and value.varies_along(0) and not builder.differ_along(value, 0):
+        samples = np.split(value.atoms, builder.batch)  # they had one dimension with heads of attention
+        value = Value(value.shape, merged(builder, samples))
+    wide = [dim for dim, size in enumerate(value.atoms.shape) if size > 1]
+    if len(wide) < 2:
+        return value
+    repeated = wide[0] == 0 and np.unique(value.atoms).size < value.atoms.size  # in every sample
+    widest = 1 if 1 in wide and len(wide) > 2 else max(wide[repeated:], key=lambda dim: (value.atoms.shape[dim], -dim))
+    head = value.atoms
+    for dim in wide:
+        if dim != widest:
+            head = head.take([0], axis=dim)
+    builder.table.union(np.broadcast_to(head, value.atoms.shape), value.atoms)
+    builder.add_unproven_size(node, value.atoms)
+    return value
+
+
+def _with_sizes(builder: GraphBuilder, node: Node, output: Value, sizes: Sequence[Any]) -> Value:
+    """Return `output`, whose explicit size where the channels are may be a literal."""
+    if any(output.varies_along(dim) and size != -1 for dim, size in enumerate(sizes)):
+        builder.add_unproven_size(node, output.atoms)
+    return output
+
+
+def squeeze(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Drop dimensions of size 1."""
+    output = movement(builder, node, entry)
+    if argument(node, 1) is None:
+        for dim in range(len(output.shape)):
+            if output.varies_along(dim):
+                reason = builder.reason(node, "names no dimension and would drop that of a single channel")
+                builder.table.pin(output.atoms.take([0, 1], axis=dim), reason)
+    return output
+
+
+def shuffle(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Interleave groups of channels."""
+    output = movement(builder, node, entry)
+    rows = builder.tensor(node.args[0]).along(1).reshape(node.args[1], -1)  # type: ignore[arg-type]
+    builder.table.union(rows[:1], rows)
+    return output
+
+
+def pixel_shuffle(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Spread a block of channels over space."""
+    factor: Any = node.args[1]
+    blocks = builder.tensor(node.args[0]).along(1).reshape(-1, factor * factor)
+    return Value.with_channels(node.meta["val"].shape, 1, merged(builder, list(blocks.T)))
+
+
+def patches(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Give every channel once per position of a patch (unfold), or add them up again (fold)."""
+    value, folds = builder.tensor(node.args[0]), operator_name(node) == "col2im"
+    size: Any = node.args[2 if folds else 1]
+    channels = value.along(1)
+    if len(value.shape) != (3 if folds else 4):
+        raise Opaque("is used in an unusual way")
+    if folds:
+        channels = merged(builder, list(channels.reshape(-1, math.prod(size)).T))
+    outputs = builder.table.follow(channels)
+    unpadded = not folds and not any(argument(node, 3, (0,)))
+    builder.ops.append(ChannelwiseOp(channels, outputs, identity if unpadded else None))
+    repeated = outputs if folds else np.repeat(outputs, math.prod(size))
+    return Value.with_channels(node.meta["val"].shape, 1, repeated)
+
+
+# --- pieces --------------------------------------------------------------------------------------------------------
+
+
+def split(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Take a tensor apart into pieces."""
+    outputs = movement(builder, node, entry)
+    source = builder.tensor(node.args[0])
+    pieces = [piece.atoms.ravel() for piece in outputs]
+    along = source.varies_along(argument(node, 2, 0) % len(source.shape))
+    if along and len({len(piece) for piece in pieces}) > 1:
+        builder.table.pin(np.concatenate(pieces), builder.reason(node, "cuts them into unequal pieces"))
+    elif along:
+        builder.equal_widths.append(EqualWidths(tuple(pieces)))
+        # A number of pieces holds for any width; their sizes may be literals.
+        if operator_name(node) != "chunk":
+            builder.add_unproven_size(node, source.atoms)
+    return outputs
+
+
+def piece(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Take a slice: equal pieces may follow the width, others are literal up to their last bound."""
+    output = movement(builder, node, entry)
+    source = builder.tensor(node.args[0])
+    dim = argument(node, 1, 0) % len(source.shape)
+    if source.varies_along(dim) and output.shape != source.shape:
+        atoms, first = source.along(dim), node.args[0]
+        assert isinstance(first, Node)
+        if first not in builder.sliced:
+            builder.sliced.add(first)
+            slices = [_bounds(user, dim, len(atoms)) for user in first.users if operator_name(user) in SLICES]
+            _bind_slices(builder, node, atoms, slices)
+    return output
+
+
+SLICES = ("slice", "narrow")
+
+
+def _bind_slices(
+    builder: GraphBuilder, node: Node, atoms: IntArray, slices: Sequence[tuple[int, int, bool] | None]
+) -> None:
+    """Bind all slices that are taken of one tensor."""
+    known = [bounds for bounds in slices if bounds is not None]
+    reason = builder.reason(node, "slices channels at hard-coded indices")
+    if len(known) < len(slices):
+        builder.table.pin(atoms, reason)
+        return
+    edges = sorted({0, len(atoms), *(edge for start, end, _ in known for edge in (start, end))})
+    pieces = np.split(atoms, edges[1:-1])
+    if len({len(piece) for piece in pieces}) == 1:
+        builder.equal_widths.append(EqualWidths(tuple(pieces)))
+        builder.add_unproven_size(node, atoms)
+    else:
+        last = max(end if end < len(atoms) or strict else start for start, end, strict in known)
+        builder.table.pin(atoms[:last], reason)
+
+
+def _bounds(node: Node, dim: int, width: int) -> tuple[int, int, bool] | None:
+    """Return (start, end, whether it must reach the end) of a slice along `dim`; None if it is no range."""
+    if argument(node, 1, 0) % len(node.meta["val"].shape) != dim:
+        return 0, width, False
+    start = argument(node, 2, 0) or 0
+    if operator_name(node) == "narrow":
+        length = argument(node, 3)
+        plain = isinstance(start, int) and isinstance(length, int) and start >= 0
+        return (start, start + length, True) if plain else None
+    end = argument(node, 3)
+    end = sys.maxsize if end is None else end
+    plain = isinstance(start, int) and isinstance(end, int) and min(start, end) >= 0
+    return (start, min(end, width), False) if plain and argument(node, 4, 1) == 1 else None
+
+
+def positions(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Move or pick by position: what is touched keeps its place."""
+    output = movement(builder, node, entry)
+    source = builder.tensor(node.args[0])
+    pieces = output if isinstance(output, list) else [output]
+    # Where it moves along another dimension, every piece still has all channels.
+    whole = all(np.array_equal(piece.atoms.ravel(), source.atoms.ravel()) for piece in pieces)
+    if source.atoms.size > 1 and not whole:
+        builder.table.pin(source.atoms, builder.reason(node, "picks channels at hard-coded indices"))
+    return output
+
+
+def indexing(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Pick by an index, which freezes channels along it, but our own `Select` may be shortened."""
+    source = builder.tensor(node.args[0])
+    selects = operator_name(node) == "index_select"
+    if selects and isinstance(builder.module_of(node), Select):
+        return _selected(builder, node, source)
+    given: Any = [node.args[2]] if selects else node.args[1]
+    places: Any = [node.args[1] % len(source.shape)] if selects else range(len(given))  # type: ignore[operator]
+    dims = [dim for dim, each in zip(places, given, strict=True) if each is not None]
+    if any(each is not None and each.meta["val"].dtype in (torch.bool, torch.uint8) for each in given):
+        raise Opaque("has a mask as an index, which picks as many as its values say")
+    if any(source.varies_along(dim) for dim in dims):
+        raise Opaque("picks channels by their positions")
+
+    def pick_first(atoms: Tensor) -> Any:  # any position, since the channels are the same everywhere
+        args, kwargs = map_arg((node.args, node.kwargs), lambda each: torch.zeros(each.meta["val"].shape).long())
+        return node.target(atoms, *args[1:], **kwargs)  # type: ignore[operator]
+
+    return builder.moved(node, [source], pick_first)
+
+
+def _selected(builder: GraphBuilder, node: Node, source: Value) -> Any:
+    """Return the channels that a `Select` of an earlier cut picks."""
+    name, atoms = builder.module_name(node), source.along(1)
+    chosen = builder.tensors[f"{name}.index"].cpu().numpy()
+    if len(np.unique(atoms)) < len(atoms):  # an operator without a rule gives them, all of them one
+        raise Opaque("picks channels by their positions")
+    builder.answer_for(node)
+    outputs = builder.table.fresh(len(chosen))
+    builder.ops.append(SelectOp(name, atoms[chosen], atoms, outputs))
+    return Value.with_channels(node.meta["val"].shape, 1, outputs)
+
+
+# --- what joins and pads -------------------------------------------------------------------------------------------
+
+
+def concatenation(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Join tensors along one dimension."""
+    values = [builder.tensor(source) for source in node.args[0]]  # type: ignore[union-attr]
+    shape, stacked = tuple(node.meta["val"].shape), operator_name(node) == "stack"
+    place = argument(node, 1, 0) % len(shape)
+    if any(len(value.shape) + stacked != len(shape) for value in values):  # an empty list of numbers, to begin with
+        raise Opaque("is used in an unusual way")
+    elsewhere = stacked or any(
+        value.varies_along(other) for value in values for other in range(len(value.atoms.shape)) if other != place
+    )
+    if not elsewhere:
+        values = [_as_wide(builder, value, values) for value in values]
+        rows = [np.broadcast_to(value.atoms.ravel(), (value.shape[place],)) for value in values]
+        zeros, others = [row for row in rows if (row == PAD).all()], [row for row in rows if (row != PAD).any()]
+        if zeros and others:
+            remedy = f"x.new_zeros(x.shape[0], {len(zeros[0])}, ...)"
+            builder.add_unproven_size(node, np.concatenate(others), _zeros_depend(remedy))
+        return Value.with_channels(shape, place, np.concatenate(rows))
+    # Joined along another dimension than the channels': the pieces' channels are counterparts.
+    arrays = [value.atoms for value in values]
+    along = not stacked and any(value.varies_along(place) for value in values)
+    if along or any(array.shape != arrays[0].shape for array in arrays):
+        raise Opaque("joins different layouts")
+    outputs = merged(builder, arrays)
+    return Value(shape, np.expand_dims(outputs, place) if stacked else outputs)
+
+
+def _as_wide(builder: GraphBuilder, value: Value, beside: Sequence[Value]) -> Value:
+    """Return zeros that are as wide as a tensor beside them as following it, where a literal size has failed."""
+    other = next((each for each in beside if each.shape == value.shape and (each.atoms != PAD).all()), None)
+    if other is None or (value.atoms != PAD).any():
+        return value
+    builder.zeros_may_follow = True
+    if not builder.zeros_follow:
+        return value
+    atoms = builder.table.follow(other.atoms)
+    builder.ops.append(ChannelwiseOp(np.full_like(atoms, PAD), atoms, identity))
+    return Value(value.shape, atoms)
+
+
+def _zeros_depend(remedy: str) -> str:
+    """Return in words that zero channels are as many as others leave; the sizes may be literals as well."""
+    return f"adds zero channels whose number depends on theirs; write a literal, {remedy}"
+
+
+def padding(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
+    """Pad space or channels."""
+    value = builder.tensor(node.args[0])
+    pads: Any = node.args[1]
+    rank = len(value.shape)
+    named = operator_name(node) == "pad"  # pad(x, pads, mode, value); constant_pad_nd(x, pads, value)
+    mode = argument(node, 2, "constant") if named else "constant"
+    zeros = mode == "constant" and argument(node, 3 if named else 2) in (None, 0, 0.0)
+    around = [(0, 0)] * (rank - len(pads) // 2) + [*zip(pads[::2], pads[1::2], strict=True)][::-1]
+    outer = [dim for dim in range(rank) if value.varies_along(dim) and any(around[dim])]
+    atoms = value.atoms
+    if outer:
+        if not zeros or min(min(around[dim]) for dim in outer) < 0:
+            raise Opaque("pads channels with other than zeros")
+        builder.add_unproven_size(node, atoms, _zeros_depend(f"F.pad(x, {tuple(pads)})"))
+        atoms = np.pad(atoms, [around[dim] if dim in outer else (0, 0) for dim in range(rank)], constant_values=PAD)
+    padded = Value(tuple(node.meta["val"].shape), atoms)
+    if not any(any(around[dim]) for dim in range(rank) if dim not in outer):
+        return padded
+    same = mode in ("reflect", "replicate", "circular")
+    return channelwise(builder, node, padded, identity if same else None, keeps_zero=zeros or mode != "constant")

@@ -1,0 +1,376 @@
+"""Read a network: run it once on tensors that have shapes but no data, and keep its operators as a torch.fx graph.
+
+The recorder stands above autograd, where operators are those that forward() calls. Those that are written in terms of
+others are taken apart first (`DECOMPOSED`), so that they need no rule. `node.meta` has:
+
+* ``val``: the output, without data;
+* ``calls``: the calls of modules that were running, the innermost last: a key of the call, and the name;
+* ``line``: the lines outside torch that lead to the operator;
+* ``tensor``: on placeholders, the name of the parameter or buffer;
+* ``made``: on placeholders, whether it is a tensor that forward() reads and that is neither given nor registered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import os
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.utils import _pytree as pytree
+
+from softprune.errors import ModelError, first_line
+from softprune.graph.example import Example, ExampleLike, leaves_of
+from softprune.log import get_logger
+from softprune.module_state import attributes_kept, evaluating, modes_kept
+
+logger = get_logger(__name__)
+
+aten = torch.ops.aten
+PLAIN = (int, float, complex, bool, str, type(None))
+"""What a network may return beside tensors."""
+TORCH = os.path.dirname(torch.__file__)
+"""The folder of torch's own code."""
+PROCESS_WIDE = threading.RLock()
+"""Held while a network is read or tried: modes and settings of torch, and warnings, are of the whole process."""
+LARGEST_CONSTANT = 4096
+"""Elements of a constant whose values are known."""
+ANALYSIS_BATCH = 13
+"""Batch size of the analysis: not 1, so that squeezing and broadcasting cannot hide the batch dimension; and a prime
+that sizes are seldom multiples of, since a count that it divides is taken to grow with the batch."""
+
+# fmt: off
+COMPOSITE = (
+    "hstack", "vstack", "dstack", "row_stack", "column_stack", "concat", "concatenate", "multiply", "subtract",
+    "divide", "true_divide", "movedim", "moveaxis", "swapaxes", "swapdims", "mT", "mH", "numpy_T", "matrix_H",
+    "adjoint", "fliplr", "flipud", "tile", "type_as",
+)
+# fmt: on
+"""Operators that torch itself writes in terms of others."""
+DECOMPOSED: dict[Any, Callable[..., Tensor]] = {
+    overload: overload.decompose
+    for name in COMPOSITE
+    for packet in [getattr(aten, name)]
+    for overload in (getattr(packet, each) for each in packet.overloads())
+    if not overload._schema.is_mutable
+} | {
+    aten.glu.default: lambda x, dim=-1: (halves := x.chunk(2, dim))[0] * halves[1].sigmoid(),
+    aten.addcmul.default: lambda x, left, right, *, value=1: x + value * (left * right),
+    aten.addcdiv.default: lambda x, left, right, *, value=1: x + value * (left / right),
+}
+"""Operator -> the same in terms of operators that have rules."""
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """The operators of one call of a network, in order."""
+
+    nodes: list[Node]
+    training: bool
+    example: Example
+    any_batch: bool
+    """Whether the example was brought to the analysis' batch size: the model then takes any."""
+
+    def tensors_read(self) -> set[str]:
+        """Return the names of the parameters and buffers that some operator reads."""
+        return {node.meta["tensor"] for node in self.nodes if "tensor" in node.meta and node.users}
+
+    def parameters_unread(self, model: nn.Module) -> set[str]:
+        """Return the names of the parameters that no operator reads, under any of the names that a tied one has."""
+        every = dict(model.named_parameters(remove_duplicate=False))
+        used = {id(every[name]) for name in self.tensors_read() if name in every}
+        return {name for name, parameter in model.named_parameters() if id(parameter) not in used}
+
+
+def read_passes(model: nn.Module, example: ExampleLike) -> list[ForwardPass]:
+    """Return the operators of `model` in eval mode, and in train mode too where that one reads more parameters.
+
+    Nothing is computed and the model is left as it was. Networks with auxiliary training heads (GoogLeNet, Inception)
+    have two passes; all others one.
+    """
+    given = Example.of(example).to_model(model)
+    attempts = [(given, False)]
+    if given.batch_size() is not None:
+        attempts.insert(0, (given.with_batch(ANALYSIS_BATCH), True))
+    for attempt, any_batch in attempts:
+        try:
+            evaluation = ForwardPass(record(model, attempt, training=False), False, attempt, any_batch)
+            break
+        except Exception as error:
+            failure = error
+    else:
+        raise _explained(model, given, failure) from failure
+    passes = [evaluation]
+    if evaluation.parameters_unread(model):
+        try:
+            training = ForwardPass(record(model, attempt, training=True), True, attempt, any_batch)
+        except Exception as error:
+            logger.info("the network cannot be read in training mode (%s), only in evaluation", error)
+        else:
+            if training.tensors_read() - evaluation.tensors_read():
+                passes.append(training)
+    return passes
+
+
+def record(model: nn.Module, example: Example, *, training: bool = False) -> list[Node]:
+    """Return the operators of one call. The model is left as it was.
+
+    Raise an exception where the forward pass cannot run without data, or returns what is no tensor.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = {name: fake_like(mode, tensor) for name, tensor in tensors.items()}
+    call = example.map(lambda tensor: fake_like(mode, tensor))
+    recorder = _Recorder(Constants(mode))
+    for name, fake in fakes.items():
+        recorder.add_input(fake, name.replace(".", "_")).meta["tensor"] = name
+    for tensor in call.tensors():
+        recorder.add_input(tensor, "input")
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    with PROCESS_WIDE, warnings.catch_warnings(), modes_kept(model), attributes_kept(model):
+        warnings.simplefilter("ignore")
+        model.train(training)
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with (
+                torch.no_grad(),
+                torch.compiler.set_stance("force_eager"),
+                values_known(),
+                mode,
+                enable_python_dispatcher(),
+                calls_noted(recorder.running, model),
+                recorder,
+            ):
+                output = torch.func.functional_call(model, fakes, call.args, call.kwargs)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
+    return recorder.finish(output)
+
+
+# --- tensors without data ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def values_known() -> Iterator[None]:
+    """Let FakeTensorMode compute with constants, writes into them included; by default, with single elements only."""
+    with patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", LARGEST_CONSTANT):
+        yield
+
+
+class Constants:
+    """Knows the values of tensors that are no parameter, buffer or input, which forward() may read.
+
+    Operators run on copies, so that no tensor of the model changes. Use inside :func:`values_known`.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
+        """id -> a tensor, which stays alive so that its id stays its own, and the fake tensor that stands for it."""
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator inside the FakeTensorMode."""
+        args, kwargs = pytree.tree_map_only(Tensor, self._fake, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        if type(tensor) is not Tensor or tensor.numel() > LARGEST_CONSTANT or tensor.layout != torch.strided:
+            return tensor
+        if id(tensor) not in self._fakes:
+            with unset_fake_temporarily():
+                copy = tensor.detach().clone()
+            fake = self._mode.fake_tensor_converter.from_real_tensor(self._mode, copy, make_constant=True)
+            self._fakes[id(tensor)] = tensor, fake
+        return self._fakes[id(tensor)][1]
+
+
+def fake_like(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+    """Return a tensor like `tensor` without data."""
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
+        return mode.from_tensor(tensor.detach())
+    # from_tensor is much slower.
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return FakeTensor(mode, empty, tensor.device)
+
+
+@contextmanager
+def calls_noted(running: list[tuple[str, str]], model: nn.Module) -> Iterator[None]:
+    """Keep in `running` the modules that are running, the innermost last: a key of the call, and the name."""
+    handles, numbers = [], itertools.count(1)
+
+    def entering(name: str) -> Callable[..., None]:
+        return lambda module, args: running.append((f"{name}@{next(numbers)}", name))
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        running.pop()
+
+    try:
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(entering(name), prepend=True))
+            handles.append(module.register_forward_hook(leave))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# --- the recorder --------------------------------------------------------------------------------------------------
+
+
+class _Recorder(ProxyTorchDispatchMode):
+    """Appends every operator to a graph, above autograd: before composite operators are taken apart."""
+
+    # torch admits only modes of this class above autograd; nothing of it is used beside its place.
+    def __init__(self, constants: Constants) -> None:
+        super().__init__(None, "fake", pre_dispatch=True)  # type: ignore[arg-type]
+        self._known = constants
+        self.graph = Graph()
+        self._nodes: dict[int, tuple[Tensor, Node]] = {}
+        """id -> a tensor, which stays alive so that its id stays its own, and the node that gave it last."""
+        self._shapes: list[tuple[Tensor, torch.Size]] = []
+        self.running: list[tuple[str, str]] = []
+
+    def add_input(self, tensor: Tensor, name: str) -> Node:
+        """Add and return a placeholder for `tensor`."""
+        node = self.graph.placeholder(name)
+        node.meta["val"] = tensor
+        self._nodes[id(tensor)] = tensor, node
+        return node
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DECOMPOSED:
+            with self:
+                return DECOMPOSED[func](*args, **kwargs)
+        if func is aten.lift_fresh.default:
+            func = aten.lift_fresh_copy.default
+        given, named = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
+        output = self._known.run(func, args, kwargs)
+        if _holds_tensor(output):
+            node = self.graph.call_function(func, given, named)
+            node.meta.update(val=output, calls=tuple(self.running), line=_source_lines())
+            self._track(output, node)
+        elif func._schema.is_mutable:
+            raise ModelError(f"softprune cannot record {func}, which returns nothing.")
+        return output
+
+    def finish(self, output: Any) -> list[Node]:
+        """Return all nodes, the outputs' last."""
+        if any(tensor.shape != shape for tensor, shape in self._shapes):
+            raise ModelError("softprune cannot record operators that change a tensor's shape in place.")
+        leaves = list(leaves_of(output))
+        if not all(isinstance(leaf, (Tensor, *PLAIN)) for leaf in leaves):
+            raise ModelError("softprune cannot record networks that return other objects than tensors.")
+        self.graph.output(tuple(self._node(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
+        for node in reversed(self.graph.nodes):
+            if node.target is operator.getitem and not node.users:
+                self.graph.erase_node(node)
+        return list(self.graph.nodes)
+
+    def _track(self, output: Any, node: Node) -> None:
+        if isinstance(output, Tensor):
+            self._nodes[id(output)] = output, node
+            self._shapes.append((output, output.shape))
+        elif isinstance(output, (list, tuple)):
+            for position, item in enumerate(output):
+                if _holds_tensor(item):
+                    part = self.graph.call_function(operator.getitem, (node, position))
+                    part.meta.update(val=item, calls=node.meta["calls"], line=node.meta["line"])
+                    self._track(item, part)
+
+    def _node(self, tensor: Tensor) -> Node:
+        if id(tensor) not in self._nodes:
+            twin = self._twin(tensor)
+            if twin is not None:
+                return self._nodes[id(twin)][1]
+            self.add_input(tensor, "constant").meta["made"] = True
+        return self._nodes[id(tensor)][1]
+
+    def _twin(self, tensor: Tensor) -> Tensor | None:
+        """Return the recorded tensor that `tensor` is a second object of: torch wraps what zeros_like gives again."""
+        if not isinstance(tensor, FakeTensor):
+            return None
+        storage = tensor.untyped_storage()._cdata
+        for other, shape in reversed(self._shapes):
+            if shape == tensor.shape and other.untyped_storage()._cdata == storage:
+                return other
+        return None
+
+
+def _holds_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) or any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def _source_lines() -> str:
+    """Return the lines outside torch that lead to the operator, innermost first."""
+    lines = []
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code is not record.__code__:
+        name = frame.f_code.co_filename
+        if not name.startswith(TORCH) and name != __file__:
+            lines.append(f"{name}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return "\n".join(lines)
+
+
+# --- why a network cannot be read ----------------------------------------------------------------------------------
+
+
+def _explained(model: nn.Module, example: Example, failure: Exception) -> ModelError:
+    """Return the error to raise for a network that cannot be read: the example's fault, or what forward() does."""
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in example.tensors())
+    given = f"tensors of shape {shapes}" if shapes else f"no tensor among {example.args!r} and {example.kwargs!r}"
+    try:
+        with evaluating(model), torch.no_grad():
+            output = model(*example.args, **example.kwargs)
+    except Exception as error:
+        return ModelError(
+            f"the model must accept `example`. Got {given}, and calling "
+            f"{type(model).__name__} on them raised {type(error).__name__}: {first_line(error)}. "
+            f"{_unprunable(model) or 'Pass an example that model(example) accepts.'}"
+        )
+    other = {type(leaf).__name__ for leaf in leaves_of(output) if not isinstance(leaf, (Tensor, *PLAIN))}
+    if other:
+        return ModelError(
+            "a network must return tensors, alone or in tuples, lists, dicts or dataclasses. Got "
+            f"{', '.join(sorted(other))} from {type(model).__name__}; wrap it in a module that returns its tensors."
+        )
+    frames = traceback.extract_tb(failure.__traceback__)
+    own = [frame for frame in frames if frame.name == "forward" and not frame.filename.startswith(TORCH)]
+    place = f" at {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
+    remedy = _unprunable(model) or (
+        "Python that depends on values in forward() is the usual cause; prune the part without it (for detection "
+        "models: model.backbone)."
+    )
+    return ModelError(
+        "forward() must run on tensors that have shapes but no data, which is how softprune reads networks. "
+        f"{type(model).__name__} raised{place}: {type(failure).__name__}: {first_line(failure)}. {remedy}"
+    )
+
+
+def _unprunable(model: nn.Module) -> str | None:
+    """Return what to do about a network that was converted to a program or to integers, of which nothing can be cut."""
+    # torch.export's program is a GraphModule with methods of its own in place of train() and eval().
+    if isinstance(model, torch.fx.GraphModule) and "eval" in model.__dict__:
+        return "An exported program cannot be pruned; pass the network that was exported."
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return "TorchScript cannot be pruned; pass the network that was scripted or traced."
+        if ".quantized." in type(module).__module__:
+            return "A quantised network cannot be pruned; prune it first, then quantise the compact network."
+    return None
