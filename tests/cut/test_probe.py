@@ -16,8 +16,8 @@ from softprune.cut import trials
 from softprune.cut.apply import cut_
 from softprune.errors import ModelError
 from softprune.graph.builder import GraphBuilder, Operator
-from softprune.graph.ops import ChannelwiseOp
 from softprune.graph.operators import OPERATORS
+from softprune.graph.ops import ChannelwiseOp
 
 
 def forgets_one_side(builder: GraphBuilder, node: Any, entry: Any) -> Any:

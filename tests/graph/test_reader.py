@@ -279,7 +279,7 @@ def exported() -> Any:
 @pytest.mark.parametrize(
     ("build", "example", "says"),
     [
-        (lambda: (lambda x: x), IMAGE, "Got function"),
+        (lambda: lambda x: x, IMAGE, "Got function"),
         (lambda: nn.DataParallel(Chain()), IMAGE, r"pass model\.module,"),
         (lambda: Ddp(Chain()), IMAGE, r"pass model\.module,"),
         (lambda: torch.compile(Chain(), backend="eager"), IMAGE, r"pass model\._orig_mod,"),

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from softprune.costs import cost
 from softprune.cut import apply_plan
 from softprune.cut.selection import read_graph
-from softprune.graph import ChannelGraph, trace
-from softprune.graph import elementwise
+from softprune.graph import ChannelGraph, elementwise, trace
 from softprune.graph.operators import OPERATORS, activations
 
 

@@ -14,8 +14,7 @@ from softprune.cut.plan import PrunePlan, class_name, model_shapes
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import IntArray
-from softprune.graph.dataflow import ForwardAnalysis
-from softprune.graph.ops import ConstantOp, LayerOp, NormOp, SelectOp, Use
+from softprune.graph.ops import ConstantOp, ForwardAnalysis, LayerOp, NormOp, SelectOp, Use
 
 
 def make_plan(

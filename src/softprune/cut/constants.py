@@ -16,8 +16,17 @@ from torch import Tensor, nn
 
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import PAD, IntArray
-from softprune.graph.dataflow import ForwardAnalysis
-from softprune.graph.ops import BinaryOp, ChannelwiseOp, ConstantOp, Evaluate, FreeParameter, LayerOp, NormOp, Use
+from softprune.graph.ops import (
+    BinaryOp,
+    ChannelwiseOp,
+    ConstantOp,
+    Evaluate,
+    ForwardAnalysis,
+    FreeParameter,
+    LayerOp,
+    NormOp,
+    Use,
+)
 
 FloatArray = NDArray[np.float64]
 

@@ -9,8 +9,17 @@ from torch import Tensor
 
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import PAD
-from softprune.graph.dataflow import ForwardAnalysis, all_in_group, any_in_group
-from softprune.graph.ops import BinaryOp, ConstantOp, LayerOp, NormOp, OpaqueOp, Use
+from softprune.graph.ops import (
+    BinaryOp,
+    ConstantOp,
+    ForwardAnalysis,
+    LayerOp,
+    NormOp,
+    OpaqueOp,
+    Use,
+    all_in_group,
+    any_in_group,
+)
 
 NONE = -1
 

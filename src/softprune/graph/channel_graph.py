@@ -31,7 +31,7 @@ from softprune.graph.ops import (
     UnprovenSize,
 )
 from softprune.graph.reader import ForwardPass, read_passes
-from softprune.graph.sites import find_grouped_sites, find_sites
+from softprune.graph.sites import find_groups, find_sites
 from softprune.module_state import first_uninitialised
 
 T = TypeVar("T")
@@ -257,42 +257,20 @@ def _overwritten_by(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
     not follow writes through views: after ``x[:, :4] = 0`` later readers of `x` still point at the node before it.
     """
     order = {node: number for number, node in enumerate(nodes)}
-    groups: dict[Node, set[Node]] = {}
-    for node in nodes:
-        shared = _shares_with(node)
-        if shared is not None:
-            groups[node] = groups.setdefault(shared, {shared})
-            groups[node].add(node)
-    found = {}
+    memory: dict[Node, set[Node]] = {}
+    """Node -> all that share its memory."""
+    found: dict[Node, list[Node]] = {}
     for node, here in order.items():
-        written = _written(node)
-        earlier = [other for other in groups.get(written, ()) if order[other] < here] if written is not None else []
-        found[node] = [other for other in earlier if any(order[user] > here for user in other.users)]
+        schema, first = getattr(node.target, "_schema", None), next(iter(node.args), None)
+        shares = schema is not None and any(result.alias_info is not None for result in schema.returns)
+        if isinstance(first, Node) and (shares or node.target is operator.getitem):
+            memory[node] = memory.setdefault(first, {first})
+            memory[node].add(node)
+        for parameter, written in zip([] if schema is None else schema.arguments, node.args, strict=False):
+            if parameter.alias_info is not None and parameter.alias_info.is_write and isinstance(written, Node):
+                earlier = [other for other in memory.get(written, ()) if order[other] < here]
+                found[node] = [other for other in earlier if any(order[user] > here for user in other.users)]
     return found
-
-
-def _shares_with(node: Node) -> Node | None:
-    """The argument whose memory `node` shares, by its operator's schema."""
-    if node.op != "call_function":
-        return None
-    first = node.args[0] if node.args else None
-    if node.target is operator.getitem:
-        return first if isinstance(first, Node) else None
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not isinstance(first, Node):
-        return None
-    aliased = any(result.alias_info is not None for result in schema.returns)
-    return first if aliased else None
-
-
-def _written(node: Node) -> Node | None:
-    """The argument that `node` writes into."""
-    schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
-    for position, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.alias_info is not None and argument.alias_info.is_write and position < len(node.args):
-            written = node.args[position]
-            return written if isinstance(written, Node) else None
-    return None
 
 
 # --- the way from a model to its graph ----------------------------------------------------------------------------
@@ -383,7 +361,7 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
         example=Example.of(example).to_model(model).first(2) if passes[0].any_batch else read,
         sites=sites,
         frozen=frozen,
-        grouped=find_grouped_sites(builder, sites, frozen),
+        grouped=find_groups(builder, sites, frozen),
         ops=tuple(builder.ops),
         layers=tuple(builder.layers.values()),
         norms=tuple(builder.norms.values()),

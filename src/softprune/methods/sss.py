@@ -13,8 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softprune.errors import check_choice
 from softprune.graph import ChannelGraph, ExampleLike, Site
 from softprune.graph.channels import IntArray
-from softprune.graph.dataflow import ForwardAnalysis, per_group
-from softprune.graph.ops import BinaryOp, ConstantOp, LayerOp, NormOp, Use
+from softprune.graph.ops import BinaryOp, ConstantOp, ForwardAnalysis, LayerOp, NormOp, Use, per_group
 from softprune.masks import AffineGate, FixedGate, Gate
 from softprune.methods.affine import AffinePruner, LearnedVector
 from softprune.methods.base import GraphReader

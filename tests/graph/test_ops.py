@@ -7,8 +7,21 @@ import torch
 from torch import nn
 
 from softprune.graph import trace
-from softprune.graph.dataflow import ForwardAnalysis, all_in_group, any_in_group, per_group
-from softprune.graph.ops import BinaryOp, ChannelwiseOp, ConstantOp, LayerCall, LayerOp, NormOp, OpaqueOp, SelectOp, Use
+from softprune.graph.ops import (
+    BinaryOp,
+    ChannelwiseOp,
+    ConstantOp,
+    ForwardAnalysis,
+    LayerCall,
+    LayerOp,
+    NormOp,
+    OpaqueOp,
+    SelectOp,
+    Use,
+    all_in_group,
+    any_in_group,
+    per_group,
+)
 
 
 def ids(*values: int) -> np.ndarray:
