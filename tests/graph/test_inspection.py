@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -324,6 +325,26 @@ def test_sites_do_not_depend_on_the_weights(value: float) -> None:
             return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
 
     assert [site.name for site in sp.inspect(Learned(), IMAGE).sites] == ["bn1", "bn2"]
+
+
+@pytest.mark.parametrize(
+    ("sliced", "width"), [(lambda x: x[:, : x.shape[1] // 4], 2), (lambda x: x[:, x.shape[1] // 4 :], 6)]
+)
+def test_slices_at_a_share_of_the_width_freeze_their_channels_alone(
+    sliced: Callable[[Tensor], Tensor], width: int
+) -> None:
+    class Sliced(Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv2 = conv(width, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = sliced(F.relu(self.bn1(self.conv1(x))))
+            return self.fc(pooled(F.relu(self.bn2(self.conv2(x)))))
+
+    found = sp.inspect(Sliced(), IMAGE)
+    assert [site.name for site in found.sites] == ["bn2"]
+    assert "slices channels" in found.frozen[0].reason
 
 
 def test_a_condition_that_is_added_freezes_its_site() -> None:

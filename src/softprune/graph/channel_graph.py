@@ -30,9 +30,12 @@ from softprune.graph.ops import (
     Site,
     UnprovenSize,
 )
-from softprune.graph.reader import ForwardPass, read_passes
+from softprune.graph.reader import ForwardPass, read_passes, size_dependence
 from softprune.graph.sites import find_groups, find_sites
+from softprune.log import get_logger
 from softprune.module_state import first_uninitialised
+
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -71,6 +74,8 @@ class ChannelGraph:
 
     grouped: tuple[Site, ...] = ()
     """Sites of other kinds that BatchNorms could form; :meth:`with_kinds` chooses among them."""
+    size_dependence: str = ""
+    """The first operator that another input size changes; empty where none is known."""
     zeros_may_follow: bool = False
     """Whether :func:`trace` with `zeros_follow` would give another graph."""
     unread_macs: int = 0
@@ -298,6 +303,12 @@ def _check_values(model: nn.Module, example: ExampleLike) -> None:
     missing = first_uninitialised(model)
     if missing is not None and missing[1] == "lazy":
         raise ModelError(f"parameters must have shapes. Got '{missing[0]}', a lazy one; run the model once before.")
+    for name, module in model.named_modules():
+        if hasattr(module, "fake_quant_enabled"):  # by an attribute, since torch warns where the class is imported
+            raise ModelError(
+                f"a network prepared for quantisation-aware training cannot be pruned. Got {type(module).__name__} at "
+                f"'{name}'; prune first, then prepare the compact network."
+            )
     given = Example.of(example)
     if given.batch_size() == 0 or (missing is None and any(tensor.is_meta for tensor in given.tensors())):
         raise ModelError(
@@ -356,6 +367,14 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
             builder.table.pin(free.atoms, reason)
             _keep_whole(builder, record, reason)
     _pin_shared_with_uncalled(builder)
+    depends = size_dependence(model, passes[0])
+    if depends and not zeros_follow:
+        logger.warning(
+            "softprune: %s: forward() runs other operators at other input sizes (%s). Cuts are proved at the sizes that "
+            "are compared; pass examples of the others to softprune.verify.",
+            type(model).__name__,
+            depends,
+        )
     sites, frozen = find_sites(builder)
     return ChannelGraph(
         example=Example.of(example).to_model(model).first(2) if passes[0].any_batch else read,
@@ -375,5 +394,6 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
         constants=tuple(builder.constants),
         unreached=tuple(sorted(set.intersection(*(each.parameters_unread(model) for each in passes)))),
         unknown=_freezing_operators(builder),
+        size_dependence=depends,
         zeros_may_follow=builder.zeros_may_follow and not zeros_follow,
     )

@@ -202,6 +202,7 @@ def _bind_slices(
     else:
         last = max(end if end < len(atoms) or strict else start for start, end, strict in known)
         builder.table.pin(atoms[:last], reason)
+        builder.add_unproven_size(node, atoms, "slices channels at a share of their number")  # if not at a literal
 
 
 def _bounds(node: Node, dim: int, width: int) -> tuple[int, int, bool] | None:
