@@ -370,8 +370,8 @@ def trace(model: nn.Module, example: ExampleLike, *, zeros_follow: bool = False)
     depends = size_dependence(model, passes[0])
     if depends and not zeros_follow:
         logger.warning(
-            "softprune: %s: forward() runs other operators at other input sizes (%s). Cuts are proved at the sizes that "
-            "are compared; pass examples of the others to softprune.verify.",
+            "softprune: %s: forward() runs other operators at other input sizes (%s). A cut is proved at the sizes "
+            "that are compared; pass inputs of the others to softprune.verify.",
             type(model).__name__,
             depends,
         )

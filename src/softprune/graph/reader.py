@@ -174,6 +174,7 @@ def record(model: nn.Module, example: Example, *, training: bool = False) -> lis
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             with (
+                patch.object(fake_tensor.log, "disabled", True),  # torch logs what is raised
                 torch.no_grad(),
                 torch.compiler.set_stance("force_eager"),
                 values_known(),
@@ -234,6 +235,19 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     return FakeTensor(mode, empty, tensor.device)
 
 
+def _batch_norm(given: Tensor, *parameters: Tensor | None) -> Tensor | None:
+    """Return the output of a batch normalisation; None where its arguments do not fit together.
+
+    torch takes it apart into a dozen operators to learn its shape, which takes longer than all other layers.
+    """
+    fits = isinstance(given, FakeTensor) and given.ndim > 1 and given.is_floating_point() and given.is_contiguous()
+    if not fits or any(each is not None and each.shape != given.shape[1:2] for each in parameters):
+        return None
+    with unset_fake_temporarily():
+        empty = torch.empty(given.shape, dtype=given.dtype, device="meta")
+    return FakeTensor(given.fake_mode, empty, given.device)  # type: ignore[attr-defined]
+
+
 @contextmanager
 def calls_noted(running: list[tuple[str, str]], model: nn.Module) -> Iterator[None]:
     """Keep in `running` the modules that are running, the innermost last: a key of the call, and the name."""
@@ -286,7 +300,9 @@ class _Recorder(ProxyTorchDispatchMode):
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default
         given, named = pytree.tree_map_only(Tensor, self._node, (args, kwargs))
-        output = self._known.run(func, args, kwargs)
+        plain = func is aten.batch_norm.default and not kwargs
+        output = _batch_norm(*args[:5]) if plain else None
+        output = self._known.run(func, args, kwargs) if output is None else output
         if _holds_tensor(output):
             node = self.graph.call_function(func, given, named)
             node.meta.update(val=output, calls=tuple(self.running), line=_source_lines())
