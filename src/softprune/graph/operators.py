@@ -11,36 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from softprune.errors import ConfigError
+from softprune.graph import elementwise, layers, movements
 from softprune.graph.builder import Activation, Operator, qualified
-from softprune.graph.elementwise import (
-    accumulation,
-    along_space,
-    choice,
-    constant,
-    copied,
-    dropout,
-    fill,
-    pointwise,
-    spatial,
-    zeros,
-)
-from softprune.graph.layers import convolution, deformable, linear, norm, prelu, product, recurrent, reduction
-from softprune.graph.movements import (
-    concatenation,
-    expansion,
-    indexing,
-    movement,
-    padding,
-    patches,
-    piece,
-    pixel_shuffle,
-    positions,
-    shuffle,
-    split,
-    squeeze,
-    view,
-    view_as,
-)
 
 OPERATORS: dict[str, Operator] = {}
 """Operator name, as :func:`softprune.graph.builder.operator_name` returns it -> what it does."""
@@ -55,90 +27,95 @@ _SELU_SLOPE = 1.0507009873554805 * 1.6732632423543772  # scale * alpha, the slop
 
 # fmt: off
 # --- one value at a time ---
-_add(pointwise, "relu", "relu6", activation=Activation(left_tail_dies=True))
+_add(elementwise.pointwise, "relu", "relu6", activation=Activation(left_tail_dies=True))
 for _name, _dips in {
     "hardswish": lambda x: x * min(max(x + 3.0, 0.0), 6.0) / 6.0,
     "silu": lambda x: x / (1.0 + math.exp(-x)),
     "gelu": lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2.0)),
     "mish": lambda x: x * math.tanh(math.log1p(math.exp(x))),
 }.items():
-    _add(pointwise, _name, activation=Activation(left_tail_dies=True, dips=_dips))
+    _add(elementwise.pointwise, _name, activation=Activation(left_tail_dies=True, dips=_dips))
 _add(
-    pointwise, "leaky_relu", "rrelu", "elu", "hardtanh", "clamp", "clamp_min",
+    elementwise.pointwise, "leaky_relu", "rrelu", "elu", "hardtanh", "clamp", "clamp_min",
     activation=_BOTH_TAILS_LIVE, by_values=True,
 )
-_add(pointwise, "celu", "tanh", "softsign", "tanhshrink", "softshrink", "hardshrink", activation=_BOTH_TAILS_LIVE)
-_add(pointwise, "selu", activation=Activation(steepest_slope=_SELU_SLOPE))
-_add(prelu, "prelu", activation=_BOTH_TAILS_LIVE)
-_add(pointwise, "sigmoid", "hardsigmoid", at_zero=0.5)
-_add(pointwise, "softplus", at_zero=0.69)
-_add(pointwise, "log_sigmoid", at_zero=-0.69)
-_add(pointwise, "exp", "exp2", "cos", "cosh", "logical_not", at_zero=1.0)
-_add(pointwise, "log", "log2", "log10", at_zero=-math.inf)
 _add(
-    pointwise, "abs", "neg", "expm1", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "pow", "clamp_max",
+    elementwise.pointwise, "celu", "tanh", "softsign", "tanhshrink", "softshrink", "hardshrink",
+    activation=_BOTH_TAILS_LIVE,
+)
+_add(elementwise.pointwise, "selu", activation=Activation(steepest_slope=_SELU_SLOPE))
+_add(layers.prelu, "prelu", activation=_BOTH_TAILS_LIVE)
+_add(elementwise.pointwise, "sigmoid", "hardsigmoid", at_zero=0.5)
+_add(elementwise.pointwise, "softplus", at_zero=0.69)
+_add(elementwise.pointwise, "log_sigmoid", at_zero=-0.69)
+_add(elementwise.pointwise, "exp", "exp2", "cos", "cosh", "logical_not", at_zero=1.0)
+_add(elementwise.pointwise, "log", "log2", "log10", at_zero=-math.inf)
+_add(
+    elementwise.pointwise, "abs", "neg", "expm1", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "pow", "clamp_max",
     "threshold", "floor", "ceil", "round", "trunc", "frac", "sign", "sin", "sinh", "tan", "atan", "asinh", "erf",
     "nan_to_num", "isnan", "isinf",
 )
-_add(copied, "clone", "to", "_to_copy", "alias", "detach", "lift_fresh_copy", transparent=True)
+_add(elementwise.copied, "clone", "to", "_to_copy", "alias", "detach", "lift_fresh_copy", transparent=True)
 _add(
-    dropout, "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout",
+    elementwise.dropout, "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "native_dropout",
     transparent=True,
 )
-_add(fill, "zeros_like", "ones_like", "full_like")
-_add(zeros, "zeros", "new_zeros")
-_add(constant, "new_ones", "new_full", "new_empty")
+_add(elementwise.fill, "zeros_like", "ones_like", "full_like")
+_add(elementwise.zeros, "zeros", "new_zeros")
+_add(elementwise.constant, "new_ones", "new_full", "new_empty")
 # --- two values ---
 _add(
-    pointwise, "add", "sub", "rsub", "mul", "div", "maximum", "minimum", "lerp", "remainder", "fmod", "floor_divide",
-    "atan2", "max_unpool2d", "max_unpool3d", "gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or",
-    "logical_xor", "__and__", "__or__", "bitwise_and", "bitwise_or",
+    elementwise.pointwise, "add", "sub", "rsub", "mul", "div", "maximum", "minimum", "lerp", "remainder", "fmod",
+    "floor_divide", "atan2", "max_unpool2d", "max_unpool3d", "gt", "ge", "lt", "le", "eq", "ne", "logical_and",
+    "logical_or", "logical_xor", "__and__", "__or__", "bitwise_and", "bitwise_or",
 )
-_add(choice, "where", "masked_fill")
-_add(accumulation, "index_add")
+_add(elementwise.choice, "where", "masked_fill")
+_add(elementwise.accumulation, "index_add")
 # --- within each channel, over space ---
 for _rank in ("1d", "2d", "3d"):
     _add(
-        spatial, f"max_pool{_rank}", f"max_pool{_rank}_with_indices", f"adaptive_max_pool{_rank}",
+        elementwise.spatial, f"max_pool{_rank}", f"max_pool{_rank}_with_indices", f"adaptive_max_pool{_rank}",
         f"adaptive_avg_pool{_rank}", f"upsample_nearest{_rank}", f"reflection_pad{_rank}",
         f"replication_pad{_rank}", keeps_constants=True, transparent=True,
     )
-    _add(spatial, f"avg_pool{_rank}", f"_upsample_nearest_exact{_rank}", f"lp_pool{_rank}", transparent=True)
+    _add(
+        elementwise.spatial, f"avg_pool{_rank}", f"_upsample_nearest_exact{_rank}", f"lp_pool{_rank}", transparent=True
+    )
 _add(
-    spatial, "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    elementwise.spatial, "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d",
     "fractional_max_pool2d", "fractional_max_pool3d", transparent=True,
 )
-_add(along_space, "softmax", "log_softmax", at_zero=math.nan)
-_add(along_space, "cumsum", "sort")
+_add(elementwise.along_space, "softmax", "log_softmax", at_zero=math.nan)
+_add(elementwise.along_space, "cumsum", "sort")
 # --- channels together ---
-_add(reduction, "mean", "amax", "amin", "max", "min", keeps_constants=True)
-_add(reduction, "sum", "var", "prod", "linalg_vector_norm")
-_add(reduction, "logsumexp", "std", "argmax", "argmin", at_zero=math.nan)  # std has no finite gradient at zero
-_add(product, "matmul", "mm", "mv", "bmm", "einsum")
-_add(convolution, "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-_add(deformable, "torchvision::deform_conv2d")
-_add(linear, "linear")
-_add(norm, "batch_norm", "instance_norm")
-_add(recurrent, "lstm", "gru", "rnn_tanh", "rnn_relu")
+_add(layers.reduction, "mean", "amax", "amin", "max", "min", keeps_constants=True)
+_add(layers.reduction, "sum", "var", "prod", "linalg_vector_norm")
+_add(layers.reduction, "logsumexp", "std", "argmax", "argmin", at_zero=math.nan)  # std has no finite gradient at zero
+_add(layers.product, "matmul", "mm", "mv", "bmm", "einsum")
+_add(layers.convolution, "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+_add(layers.deformable, "torchvision::deform_conv2d")
+_add(layers.linear, "linear")
+_add(layers.norm, "batch_norm", "instance_norm")
+_add(layers.recurrent, "lstm", "gru", "rnn_tanh", "rnn_relu")
 # --- movements of data ---
-_add(view, "view", "reshape", "_unsafe_view", "flatten", "unflatten", "ravel", transparent=True)
-_add(view_as, "view_as", "reshape_as", "expand_as")
-_add(expansion, "expand")
-_add(movement, "permute", "transpose", "t", "contiguous", "unsqueeze", "flip", transparent=True)
-_add(movement, "repeat", "repeat_interleave", "pixel_unshuffle")
-_add(squeeze, "squeeze", transparent=True)
-_add(shuffle, "channel_shuffle", "native_channel_shuffle", transparent=True)
-_add(pixel_shuffle, "pixel_shuffle")
-_add(patches, "im2col", "col2im")
-_add(split, "chunk", "split", "split_with_sizes", "tensor_split", transparent=True)
-_add(movement, "getitem", transparent=True)  # of pieces: the graph follows it without a rule
-_add(piece, "slice", "narrow", transparent=True)
-_add(positions, "select", "unbind", "roll", "rot90", "unfold")
-_add(indexing, "index", "index_select", transparent=True)
-_add(concatenation, "cat", transparent=True)
-_add(concatenation, "stack")
-_add(padding, "pad", "constant_pad_nd", transparent=True)
+_add(movements.view, "view", "reshape", "_unsafe_view", "flatten", "unflatten", "ravel", transparent=True)
+_add(movements.view_as, "view_as", "reshape_as", "expand_as")
+_add(movements.expansion, "expand")
+_add(movements.movement, "permute", "transpose", "t", "contiguous", "unsqueeze", "flip", transparent=True)
+_add(movements.movement, "repeat", "repeat_interleave", "pixel_unshuffle")
+_add(movements.squeeze, "squeeze", transparent=True)
+_add(movements.shuffle, "channel_shuffle", "native_channel_shuffle", transparent=True)
+_add(movements.pixel_shuffle, "pixel_shuffle")
+_add(movements.patches, "im2col", "col2im")
+_add(movements.split, "chunk", "split", "split_with_sizes", "tensor_split", transparent=True)
+_add(movements.movement, "getitem", transparent=True)  # of pieces: the graph follows it without a rule
+_add(movements.piece, "slice", "narrow", transparent=True)
+_add(movements.positions, "select", "unbind", "roll", "rot90", "unfold")
+_add(movements.indexing, "index", "index_select", transparent=True)
+_add(movements.concatenation, "cat", transparent=True)
+_add(movements.concatenation, "stack")
+_add(movements.padding, "pad", "constant_pad_nd", transparent=True)
 # fmt: on
 
 
