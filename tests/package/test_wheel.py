@@ -1,4 +1,4 @@
-"""The wheel has every file that the package needs, and works in an environment without the source."""
+"""The wheel, made from the source archive, has every file of the package and works without the repository."""
 
 import os
 import subprocess
@@ -18,15 +18,16 @@ def test_the_wheel_installs_and_trains(tmp_path: Path) -> None:
     pytest.importorskip("build")
     python = [sys.executable, "-m"]
     # Without isolation the build uses the installed setuptools, and needs no index.
-    build = [*python, "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    build = [*python, "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
+    assert (tmp_path / f"softprune-{__version__}.tar.gz").exists()
     (wheel,) = tmp_path.glob("softprune-*.whl")
     assert wheel.name == f"softprune-{__version__}-py3-none-any.whl"
     names = zipfile.ZipFile(wheel).namelist()
     source = ROOT / "src"
     kinds = (".py", ".toml", ".npz", ".csv", ".md", ".html", ".css", ".js", ".typed")
     expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in kinds}
-    assert {"softprune/py.typed", "softprune/recipes/digits.toml"} <= set(names)
+    assert {"softprune/py.typed", "softprune/lab/recipes/digits.toml"} <= set(names)
     assert expected <= set(names)
 
     target = tmp_path / "installed"

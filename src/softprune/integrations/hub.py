@@ -1,0 +1,127 @@
+"""Compact networks on the Hugging Face Hub, with a card that says what was cut and what that cost."""
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from softprune import __version__
+from softprune.cut import Origin, load, plans_of, save
+
+try:
+    from huggingface_hub import HfApi, ModelCardData, hf_hub_download
+except ImportError as error:
+    raise ImportError('softprune.integrations.hub needs `pip install "softprune[hub]"`.') from error
+
+WEIGHTS = "model.safetensors"
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_CARD = """---
+{metadata}
+---
+# {name}
+
+A compact {network}: [softprune](https://github.com/softprune/softprune) {version} removed channels from it during
+training. The network computes what the masked one computed, which was verified in float64.
+
+|  | dense | compact | stays |
+|---|---:|---:|---:|
+{rows}
+
+{origin}```python
+from softprune.integrations.hub import from_pretrained
+
+model = from_pretrained("{repo}", dense_network)  # what builds the dense network; its weights do not matter
+```
+"""
+
+
+def save_pretrained(
+    compact: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    repo_id: str | None = None,
+    origin: Origin | None = None,
+    results: dict[str, tuple[float, float]] | None = None,
+    license: str | None = None,
+    base_model: str | None = None,
+) -> Path:
+    """Write a compact network and its model card to a folder; return the folder.
+
+    Args:
+        compact: What `pruner.compact()` or `softprune.load` returned.
+        folder: Where to write; it is made where it is missing.
+        repo_id: The name in the card's example; the folder's by default.
+        origin: The dense network, the data and the shape of a sample; also kept in the file.
+        results: Figures (dense, compact) for the card, such as ``{"top-1 (%)": (76.1, 75.4), "CPU (ms)": (8.8, 6.0)}``.
+        license: Of the weights, as the Hub names it.
+        base_model: The Hub's name of the dense network, where it has one.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(compact, folder / WEIGHTS, origin=origin)
+    history = plans_of(compact)
+    figures: dict[str, tuple[float, float]] = {
+        "MACs per sample": (history[0].dense_macs, history[-1].macs),
+        "parameters": (history[0].dense_params, history[-1].params),
+    }
+    tags = ["softprune", "pruning", "channel-pruning"]
+    data = ModelCardData(library_name="softprune", tags=tags, license=license, base_model=base_model)
+    repo = repo_id or str(folder)
+    where = (
+        "" if origin is None else f"Dense network: `{origin.model}`, data: {origin.data}, input {origin.input_shape}."
+    )
+    card = _CARD.format(
+        metadata=data.to_yaml(),
+        name=repo.rpartition("/")[2],
+        network=history[0].model.rpartition(".")[2],
+        version=__version__,
+        rows="\n".join(_row(name, *pair) for name, pair in (figures | (results or {})).items()),
+        origin=where,
+        repo=repo,
+    )
+    (folder / "README.md").write_text(card)
+    return folder
+
+
+def push_to_hub(
+    compact: nn.Module,
+    repo_id: str,
+    folder: str | os.PathLike[str],
+    *,
+    private: bool = False,
+    token: str | None = None,
+    **card: Any,
+) -> str:
+    """Write a compact network to `folder`, upload that to the Hub, and return its address.
+
+    `card` are the further arguments of :func:`save_pretrained`.
+    """
+    save_pretrained(compact, folder, repo_id=repo_id, **card)
+    api = HfApi(token=token, library_name="softprune", library_version=__version__)
+    url = api.create_repo(repo_id, private=private, exist_ok=True)
+    api.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=[WEIGHTS, "README.md"])
+    return str(url)
+
+
+def from_pretrained(
+    source: str | os.PathLike[str], model: Model, *, revision: str | None = None, token: str | None = None
+) -> Model:
+    """Return the compact network of a folder, or of a repository on the Hub, rebuilt from its dense definition.
+
+    Args:
+        source: The folder, or the name of the repository.
+        model: The dense network, built as the one that was pruned; its weights do not matter.
+        revision: Of the repository: a branch, a tag or a commit.
+        token: For repositories that are not public.
+    """
+    local = Path(source) / WEIGHTS
+    if local.is_file():
+        return load(local, model)
+    return load(hf_hub_download(str(source), WEIGHTS, revision=revision, token=token), model)
+
+
+def _row(name: str, dense: float, compact: float) -> str:
+    return f"| {name} | {dense:,} | {compact:,} | {compact / dense:.1%} |"
