@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from softprune import models
-from softprune.lab.data.registry import DATASETS
+from softprune.lab.data import DATASETS
 from softprune.methods import REGISTRY
 
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,7 @@ from softprune.lab.config.recipes import (
 )
 from softprune.lab.config.schema import Section
 from softprune.lab.config.settings import BASELINE, RunConfig
-from softprune.lab.data.registry import DATASETS
+from softprune.lab.data import DATASETS
 from softprune.lab.report import render_run
 from softprune.lab.runs.folder import RunFolder, check_folder_name, check_not_url
 from softprune.lab.runs.weights import check_weights_exist

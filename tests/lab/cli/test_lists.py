@@ -1,4 +1,4 @@
-"""`runs`, `recipes`, `methods`, `models`, `data`, and the help."""
+"""`runs`, `recipes`, `methods`, `models`, and the help."""
 
 import contextlib
 import json
@@ -13,7 +13,6 @@ import pytest
 from softprune import __version__, models
 from softprune.lab.cli import main
 from softprune.lab.config.recipes import load_recipe, recipe_files, sweep_files
-from softprune.lab.data import DATASETS
 from softprune.lab.runs.folder import RunFolder
 from softprune.methods import REGISTRY
 
@@ -23,7 +22,6 @@ from softprune.methods import REGISTRY
     [
         ("methods", [*REGISTRY, "dense"]),
         ("models", list(models.REGISTRY)),
-        ("data", list(DATASETS)),
         ("recipes", [*recipe_files(), *sweep_files()]),
     ],
 )
@@ -33,7 +31,7 @@ def test_a_list_names_everything_as_text_and_as_json(softprune, command: str, na
     listed = {line.split()[0] for line in result.output.splitlines() if line and not line.startswith(" ")}
     assert set(names) <= listed
     rows = json.loads(softprune(command, "--json").output)
-    key = "name" if command == "recipes" else command.rstrip("s") if command != "data" else "data"
+    key = "name" if command == "recipes" else command.rstrip("s")
     assert [row[key] for row in rows] == names
 
 

@@ -167,21 +167,6 @@ def test_a_folder_of_images_trains(softprune, images: Path) -> None:
     assert RunFolder("run").read_result().data == "folder"
 
 
-def test_shards_of_a_folder_resume_in_mid_epoch(softprune, images: Path, tmp_path: Path) -> None:
-    written = softprune("shards", str(images), "shards", "--per-shard", "3")
-    assert written.exit_code == 0, written.output
-    assert "6 shards in shards" in written.stdout
-    arguments = ("train", "tiny.toml", *FOLDER, "--set", "data.name=webdataset", "--data-dir", "shards")
-    assert softprune(*arguments, "--out", "whole").exit_code == 0
-    assert softprune(*arguments, "--out", "pieces", "--time-limit", "0").exit_code == 75
-    assert softprune("resume", "pieces", "--model", "colour_networks:tiny").exit_code == 0
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "pieces")
-    assert RunFolder("pieces").read_result().data == "webdataset"
-    refused = softprune("shards", str(images / "train"), "shards")
-    assert refused.exit_code == 2
-    assert "each with one folder per class" in refused.stderr
-
-
 def test_a_broken_image_is_named_and_the_run_resumes_once_it_is_repaired(softprune, images: Path) -> None:
     broken = images / "train" / "dark" / "0.png"
     whole = broken.read_bytes()

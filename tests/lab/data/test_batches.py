@@ -7,16 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from softprune.errors import ConfigError
-from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, load_data
-from softprune.lab.data.augment import erased_pixels
-from softprune.lab.data.batches import (
-    ArrayBatches,
-    EpochSampler,
-    LoaderBatches,
-    augmented_batch,
-    image_words,
-    make_batches,
-)
+from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, EpochSampler, Mixing, make_batches, mixed
+from softprune.lab.data.arrays import augmented_batch, erased_pixels, image_words, random_boxes, resized_crops
 from softprune.rng import Clock, uniform_noise
 
 CPU = torch.device("cpu")
@@ -37,15 +29,13 @@ def _arrays(augmentation=None):
 
 def _batch(batches, position, clock):
     batches.before_step()
-    pieces = [batches.batch(*micro_batch, clock) for micro_batch in batches.micro_batches(torch.tensor([position]))]
-    return torch.cat([images for images, _ in pieces]), torch.cat([labels for _, labels in pieces])
+    return batches.batch(*batches.rows(torch.tensor([position])), clock)
 
 
 def test_batches_follow_the_sampler():
     bundle = _arrays()
     sampler = EpochSampler(size=20, batch_size=6)
     batches = make_batches(bundle, sampler, device=CPU)
-    assert isinstance(batches, ArrayBatches)
     batches.begin(2, 0)
     for position in (0, 3):
         images, labels = _batch(batches, position, Clock())
@@ -55,46 +45,19 @@ def test_batches_follow_the_sampler():
         assert batches.indices(position) == expected.tolist()
 
 
-def test_micro_batches_and_processes_see_the_same_augmented_images():
+def test_processes_see_the_same_augmented_images():
     bundle = _arrays(Augmentation(pad=1, flip=True))
     clock = Clock()
     clock.step.fill_(9)
 
-    def epoch_batch(pieces=1, rank=0, world_size=1):
+    def epoch_batch(rank=0, world_size=1):
         sampler = EpochSampler(size=20, batch_size=8, rank=rank, world_size=world_size)
-        batches = make_batches(bundle, sampler, device=CPU, accumulate=pieces)
+        batches = make_batches(bundle, sampler, device=CPU)
         batches.begin(0, 0)
         return _batch(batches, 1, clock)[0]
 
     whole = epoch_batch()
-    assert torch.equal(epoch_batch(pieces=4), whole)
     assert torch.equal(torch.cat([epoch_batch(rank=rank, world_size=2) for rank in range(2)]), whole)
-
-
-def test_micro_batches_must_be_equal():
-    with pytest.raises(ConfigError, match="equal micro-batches"):
-        make_batches(_arrays(), EpochSampler(size=20, batch_size=6), device=CPU, accumulate=4)
-
-
-def test_images_from_folders(tmp_path):
-    Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
-    for split in ("train", "val"):
-        for name in ("ant", "bee"):
-            (tmp_path / split / name).mkdir(parents=True)
-            for i in range(3):
-                colour = (80 * i, 10, 20 if name == "ant" else 200)
-                Image.new("RGB", (20, 20), colour).save(tmp_path / split / name / f"{i}.png")
-    bundle = load_data("folder", tmp_path, image_size=8)
-    sampler = EpochSampler(size=6, batch_size=2)
-    batches = make_batches(bundle, sampler, device=CPU, accumulate=2)
-    assert isinstance(batches, LoaderBatches)
-    batches.begin(1, 1)
-    images, labels = _batch(batches, 1, Clock())
-    expected = sampler.indices(1)[1]
-    assert torch.equal(labels, bundle.train.labels[expected])
-    red = torch.tensor([80.0 * (int(index) % 3) for index in expected])
-    assert torch.allclose(images[:, 0, 0, 0], (red - 123.675) / 58.395)
-    assert batches.indices(1) == expected.tolist()
 
 
 def test_the_authors_epoch_has_782_full_batches():
@@ -124,29 +87,6 @@ def test_depends_on_seed_and_epoch_alone():
     assert torch.equal(first, EpochSampler(size=100, batch_size=10, seed=1).indices(3))
     assert not torch.equal(first, one.indices(4))
     assert not torch.equal(first, EpochSampler(size=100, batch_size=10, seed=2).indices(3))
-
-
-@pytest.mark.parametrize(("size", "batch"), [(10, 4), (3, 8), (7, 1)])
-def test_a_queue_is_a_buffer_that_is_refilled_in_order(size, batch):
-    sampler = EpochSampler(size=size, batch_size=batch, seed=3, queue=True)
-    buffer, read = list(range(size)), 0
-    for epoch in range(12):
-        drawn = []
-        for place in sampler._places(epoch, CPU).tolist():
-            drawn.append(buffer[place])
-            buffer[place] = read % size
-            read += 1
-        assert sampler.indices(epoch).flatten().tolist() == drawn
-
-
-def test_an_epoch_of_a_queue_misses_images_and_training_uses_all_equally():
-    sampler = EpochSampler(size=1000, batch_size=50, queue=True)
-    epochs = [sampler.indices(epoch).flatten() for epoch in range(30)]
-    missed = [1 - len(epoch.unique()) / 1000 for epoch in epochs[5:]]
-    assert 0.25 < sum(missed) / len(missed) < 0.31
-    counts = torch.cat(epochs).bincount(minlength=1000)
-    assert counts.sum() == 30_000
-    assert counts.float().std() < 2.0  # independent draws have 5.5
 
 
 def test_permutations_look_random():
@@ -271,3 +211,76 @@ def test_compiled(data, crop):
     arguments = (data, torch.arange(8), Augmentation(**crop, flip=True, erasing=0.5), _clock(3), words)
     compiled = torch.compile(augmented_batch, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(*arguments)[0], augmented_batch(*arguments)[0])
+
+
+def test_draws_of_mixes_are_a_function_of_seed_and_step():
+    mixing = Mixing(mixup=0.4, cutmix=1.0)
+    draws = mixing.draws(3, range(100), (32, 16))
+    assert draws.shape == (100, 6)
+    assert torch.equal(draws[40:60], mixing.draws(3, range(40, 60), (32, 16)))
+    assert not torch.equal(draws, mixing.draws(4, range(100), (32, 16)))
+    cut = draws[:, 0] == 1
+    assert 20 < int(cut.sum()) < 80
+    assert torch.equal(draws[~cut, 0], draws[~cut, 5])
+    area = (draws[:, 2] - draws[:, 1]) * (draws[:, 4] - draws[:, 3])
+    torch.testing.assert_close(draws[cut, 5], 1 - area[cut] / 512)
+    assert (draws[:, 2] <= 32).all()
+    assert (draws[:, 4] <= 16).all()
+    assert not Mixing()
+
+
+def test_mixup_adds_and_cutmix_pastes():
+    images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 4, 6)
+    up = mixed(images, torch.tensor([0.75, 0, 0, 0, 0, 0.75]))
+    torch.testing.assert_close(up[:, 0, 0, 0], torch.tensor([0.5, 0.75, 1.75]))
+    cut = mixed(images, torch.tensor([1.0, 1, 3, 2, 5, 0.75]))
+    assert cut[1, 0].tolist() == [[1] * 6, [1, 1, 0, 0, 0, 1], [1, 1, 0, 0, 0, 1], [1] * 6]
+    assert cut[0, 0, 1].tolist() == [0, 0, 2, 2, 2, 0]
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (37, 91), (80, 33), (9, 40)])
+def test_crops_are_those_of_torchvision(shape):
+    """Boxes have the distribution of RandomResizedCrop, and are resized as Pillow does it."""
+    Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    u = torch.rand(22, 4000, generator=torch.Generator().manual_seed(0))
+    boxes = random_boxes(torch.Size(shape), u[:2], u[2:])
+    top, left, height, width = boxes
+    assert bool(((top >= 0) & (left >= 0) & (top + height <= shape[0]) & (left + width <= shape[1])).all())
+    assert torch.equal(boxes, boxes.round())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        draw = v2.RandomResizedCrop.make_params
+        drawn = [draw(v2.RandomResizedCrop(8), [torch.zeros(1, *shape)]) for _ in range(4000)]
+    single = torch.tensor([[each[key] for each in drawn] for key in ("top", "left", "height", "width")]).float()
+    assert bool(((boxes.mean(1) - single.mean(1)).abs() <= 6 * single.std(1) / 4000**0.5 + 0.01).all())
+    assert torch.allclose(boxes.std(1), single.std(1), rtol=0.07, atol=0.01)
+
+    pixels = torch.randint(256, (3, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    flipped = torch.arange(20) % 2 == 1
+    crops = resized_crops(pixels.expand(20, -1, -1, -1), boxes[:, :20], 24, flipped)
+    for box, flip, crop in zip(boxes[:, :20].T.int().tolist(), flipped, crops, strict=True):
+        expected = v2.functional.resized_crop(image, *box, [24, 24])
+        expected = v2.functional.pil_to_tensor(expected.transpose(0) if flip else expected)
+        assert (crop - expected).abs().max() <= 1.01  # Pillow rounds to bytes, after each of its two passes
+
+
+def test_where_no_crop_fits_the_centre_is_taken():
+    u = torch.zeros(22, 1)
+    u[2:] = 1.0  # the whole area, and 4 to 3
+    assert random_boxes(torch.Size((30, 30)), u[:2], u[2:]).flatten().tolist() == [0, 0, 30, 30]
+    assert random_boxes(torch.Size((90, 30)), u[:2], u[2:]).flatten().tolist() == [25, 0, 40, 30]
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")  # Inductor's advice
+@pytest.mark.parametrize("crop", [{"pad": 2}, {"resize": 7}], ids=["padded", "resized"])
+def test_a_gpu_makes_the_same_crops_compiled(data, crop):
+    augmentation = Augmentation(**crop, flip=True, erasing=0.5)
+    found = {}
+    for device in ("cpu", "cuda"):
+        step = torch.compile(augmented_batch) if device == "cuda" else augmented_batch
+        arguments = torch.arange(10, device=device), augmentation, Clock(0, device), image_words(0, 10, device)
+        found[device] = step(data.to(device), *arguments)[0].cpu()
+    assert torch.allclose(found["cuda"], found["cpu"], atol=1e-4)

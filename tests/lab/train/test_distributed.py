@@ -47,7 +47,7 @@ def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torc
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=config.optimizer.weight_decay), lr=0.1)
     pruner.attach(optimizer)
     sampler = EpochSampler(size=len(data.train), batch_size=config.data.batch_size, seed=config.seed)
-    batches = make_batches(data, sampler, device=torch.device("cpu"), accumulate=2)
+    batches = make_batches(data, sampler, device=torch.device("cpu"))
     rate = learning_rate(config, sampler.steps)
     clock = Clock(config.seed)  # of the images
     pruner.strength.fill_(config.method.strength)
@@ -60,11 +60,12 @@ def reference(config: RunConfig) -> tuple[list[dict[str, float]], dict[str, torc
             step = epoch * sampler.steps + position
             optimizer.param_groups[0]["lr"].fill_(rate(step))
             optimizer.zero_grad()
-            for half, micro_batch in enumerate(batches.micro_batches(torch.tensor([position]))):
+            batch = batches.batch(*batches.rows(torch.tensor([position])), clock)
+            halves = zip(*(part.chunk(2) for part in batch), strict=True)
+            for half, (images, labels) in enumerate(halves):
                 if half == 1:
                     buffers = {name: value.clone() for name, value in model.named_buffers()}
                     pruner.clock.forward.zero_()
-                images, labels = batches.batch(*micro_batch, clock)
                 task = F.cross_entropy(model(images), labels)
                 (pruner.loss(task) / 2).backward()
                 total += task.item() / 2 / sampler.steps

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from softprune.errors import NonFiniteLoss
-from softprune.lab.data import ArrayDataset, Augmentation, DataBundle
-from softprune.lab.data.augment import Mixing, mixed
+from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, Mixing, mixed
 from softprune.lab.data.batches import EpochSampler, make_batches
 from softprune.lab.train import step as step_module
 from softprune.lab.train.optim import Schedule, make_sgd
@@ -133,7 +132,7 @@ def test_is_what_a_plain_loop_computes(options):
         batches.begin(epoch, 0)
         for position in range(4):
             clock.step.fill_(number)
-            images, labels = batches.batch(*batches.micro_batches(torch.tensor([position]))[0], clock)
+            images, labels = batches.batch(*batches.rows(torch.tensor([position])), clock)
             share = torch.ones(())
             if mixing:
                 draw = mixing.draws(3, [number], (4, 4))[0]

@@ -20,7 +20,7 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 """Ctrl-C ended a command that has nothing to save, as a shell reports it."""
 
-COMMANDS = ("train", "sweep", "lists", "datasets", "networks", "deploy", "reports")
+COMMANDS = ("train", "sweep", "lists", "networks", "deploy", "reports")
 """Modules that register commands when they are imported, in the order of the help."""
 
 app = typer.Typer(

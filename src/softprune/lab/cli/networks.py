@@ -206,8 +206,7 @@ def predict(
     import torch
 
     from softprune.distributed import pick_device
-    from softprune.lab.cli.opened import open_compact, open_images, open_inputs
-    from softprune.lab.data.folder import image_files
+    from softprune.lab.cli.opened import image_files, open_compact, open_images, open_inputs
 
     inputs = open_inputs(RunFolder.open(run), model=model, data=data, data_dir=data_dir)
     names, where = inputs.classes, pick_device(device)

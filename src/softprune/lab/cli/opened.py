@@ -17,8 +17,7 @@ from softprune.errors import ConfigError, DataError, FileFormatError
 from softprune.graph.sites import KINDS
 from softprune.lab.config.settings import LARGEST_SIDE, RunConfig
 from softprune.lab.data import DATASETS
-from softprune.lab.data.folder import require_decoder
-from softprune.lab.data.images import decode_image, evaluation_crop, read_image
+from softprune.lab.data.files import evaluation_crop, is_image, read_image
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.networks import build_network, inputs_of, locate_compact, named_config
 from softprune.lab.runs.result import Inputs
@@ -142,7 +141,7 @@ def data_facts(config: RunConfig, data_dir: str | None) -> tuple[tuple[int, ...]
     entry = DATASETS.get(config.data.name)
     if entry is not None and entry.input_shape is not None and entry.num_classes is not None:
         return entry.input_shape, entry.num_classes
-    data = open_data(config, torch.device("cpu"), data_dir, download=False, in_memory=False)
+    data = open_data(config, torch.device("cpu"), data_dir, in_memory=False)
     return data.input_shape, data.num_classes
 
 
@@ -192,7 +191,7 @@ def open_inputs(folder: RunFolder, *, model: str = "", data: str = "", data_dir:
     found = folder.read_result().inputs if folder.result.is_file() else None
     if found is None:
         config = named_config(folder, model, data, needs=("model", "data"))
-        found = inputs_of(open_data(config, torch.device("cpu"), data_dir, download=False, in_memory=False), config)
+        found = inputs_of(open_data(config, torch.device("cpu"), data_dir, in_memory=False), config)
     if found is None:
         raise DataError(
             "`softprune predict` must know how an image becomes an input. Got a data set of your own with floats, made "
@@ -208,18 +207,26 @@ def open_inputs(folder: RunFolder, *, model: str = "", data: str = "", data_dir:
     return found
 
 
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files among ``paths``, and the images in the folders among them."""
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(each for each in path.rglob("*") if is_image(str(each))) if path.is_dir() else [path]
+        if not found:
+            raise DataError(f"A folder to classify must hold images. Got {path}.")
+        files += found
+    return files
+
+
 def open_images(files: Sequence[Path], inputs: Inputs) -> Tensor:
     """Read image files as a batch for a network."""
-    require_decoder()
     channels, height, width = inputs.shape
     pixels = []
     for file in files:
         try:
-            picture = decode_image(read_image(file), "L" if channels == 1 else "RGB")
-            if inputs.crop:
-                picture = evaluation_crop(picture, height)
-        except MemoryError:
-            raise  # not the image's fault
+            picture = read_image(file, "L" if channels == 1 else "RGB")
+            for transform in evaluation_crop(height) if inputs.crop else ():
+                picture = transform(picture)
         except Exception as error:  # decoders raise nearly anything
             raise DataError(
                 f"An image to classify must be a readable image file. Got {file}: {error or type(error).__name__}."

@@ -62,24 +62,21 @@ class ModelConfig(Section, section="model"):
 class DataConfig(Section, section="data"):
     """The images."""
 
+    removed = {  # noqa: RUF012  (pydantic must not take it for a setting)
+        "download": False,
+        "train_shards": "train-*.tar",
+        "val_shards": "val-*.tar",
+        "repo": "",
+        "sampling": "permutation",
+    }
+
     name: str = "digits"
-    """A name from `softprune data`, such as `folder` for images in the ImageNet layout; or `module:factory` for a
-    function of your own that returns training and test set (docs/data.md)."""
+    """`digits`, `cifar10`, `cifar100`, `folder` for images in the ImageNet layout, or `module:factory` for a function
+    of your own that returns training and test set (docs/data.md)."""
     options: Options = Field(default_factory=dict)
     """Further keyword arguments of the factory, such as `{fold = 3}`."""
     dir: str = ""
     """Where the files are; `--data-dir` sets it. Not needed for the digits, which come with softprune."""
-    download: bool = False
-    """Fetch missing files: CIFAR from its official address (checked against its checksum), shards that are named by
-    URL, and sets of the Hugging Face Hub."""
-    train_shards: str = "train-*.tar"
-    """The training shards in `dir` (`webdataset`): a pattern with `*` or `{000..009}`, or a URL with `{000..009}`,
-    whose shards are kept in `dir`."""
-    val_shards: str = "val-*.tar"
-    """The test shards, given in the same way."""
-    repo: str = ""
-    """The set on the Hugging Face Hub, such as `uoft-cs/cifar10`, or a folder that its package `datasets` saved
-    (`huggingface`)."""
     batch_size: PositiveCount = 64
     """Images per optimizer step, over all processes together."""
     eval_batch_size: PositiveCount = 500
@@ -87,9 +84,6 @@ class DataConfig(Section, section="data"):
     holdout: Count = 0
     """Training images that are left out of training; 0 for none. Every epoch is evaluated on them, and the best one is
     chosen on them; the test images are used once, for the final table. They are drawn at random from `seed`."""
-    sampling: Literal["permutation", "queue"] = "permutation"
-    """Order of the training images: `permutation` takes each once per pass; `queue` draws from a buffer of all images
-    that is refilled in order, like TensorFlow's shuffle queue, so that an epoch misses more than a quarter of them."""
     augment: bool = True
     """Random crops and flips as is usual for the data set."""
     mixup: Amount = 0.0
@@ -98,17 +92,18 @@ class DataConfig(Section, section="data"):
     cutmix: Amount = 0.0
     """Parameter alpha of CutMix's Beta distribution; 0 for no CutMix."""
     randaugment: Annotated[int, Ge(0), Le(30)] = 0
-    """Magnitude of RandAugment with two operations per image (images in files); 0 for none."""
+    """Magnitude of RandAugment with two operations per image (`folder`, without `in_memory`); 0 for none."""
     erasing: Annotated[float, Ge(0), Le(1)] = 0.0
     """Probability of random erasing: a random rectangle of the image is set to the mean colour. Needs
     `augment`."""
     image_size: Annotated[int, Ge(8), Le(LARGEST_SIDE)] = 224
     """Side of the square that images in files are cropped to."""
     in_memory: bool = False
-    """Decode images in files once, and keep them on the device that trains, which then crops them itself. All images
-    must have one size. No loader process is needed during training."""
+    """Decode the images of a folder once, and keep them on the device that trains, which then crops them itself. All
+    images must have one size. No loader process is needed during training."""
     workers: Annotated[int, Ge(0), Le(256)] = 8
-    """Loader processes for images in files; data sets in memory need none."""
+    """Loader processes for images in files, at most one per core; data sets in memory need none. May change when a run
+    is resumed."""
 
 
 class TrainConfig(Section, section="train"):

@@ -1,159 +1,144 @@
-"""CIFAR-10 and CIFAR-100 from the official Python files (https://www.cs.toronto.edu/~kriz/cifar.html)."""
+"""CIFAR-10 and CIFAR-100 from the official Python files (https://www.cs.toronto.edu/~kriz/cifar.html).
 
-from dataclasses import dataclass
+They are pickles, which are programs: the usual loader calls whatever a file names. Here a file can name only what
+describes an array. The array is made from its bytes afterwards, since an object dtype that a file describes would make
+NumPy follow these bytes as pointers.
+"""
+
+import io
+import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from softprune.errors import DataError
-from softprune.lab.data.datasets import ArrayDataset, Augmentation, DataBundle
-from softprune.lab.data.download import fetch_archive
-from softprune.lab.data.pickles import read_pickle
-
-_SIDE = 32
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cifar:
+class Cifar(NamedTuple):
     """One of the two data sets: its files, their content, and the normalisation of its pixels."""
 
     name: str
     num_classes: int
-    url: str
-    sha256: str
+    archive: str
     folder: str
     train_files: tuple[str, ...]
-    test_files: tuple[str, ...]
+    test_file: str
     meta_file: str
-    label_key: str
-    names_key: str
+    labels: str
+    """The key of the labels in a file."""
+    names: str
+    """The key of the classes' names in the meta file."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    train_images: int = 50_000
-    test_images: int = 10_000
+    sizes: tuple[int, int] = (50_000, 10_000)
+    """Training and test images."""
 
 
+# fmt: off
 CIFAR10 = Cifar(
-    name="cifar10",
-    num_classes=10,
-    url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-    sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-    folder="cifar-10-batches-py",
-    train_files=tuple(f"data_batch_{i}" for i in range(1, 6)),
-    test_files=("test_batch",),
-    meta_file="batches.meta",
-    label_key="labels",
-    names_key="label_names",
-    mean=(125.3, 123.0, 113.9),
-    std=(63.0, 62.1, 66.7),
+    "cifar10", 10, "cifar-10-python.tar.gz", "cifar-10-batches-py", tuple(f"data_batch_{i}" for i in range(1, 6)),
+    "test_batch", "batches.meta", "labels", "label_names", mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7),
 )
 CIFAR100 = Cifar(
-    name="cifar100",
-    num_classes=100,
-    url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-    sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-    folder="cifar-100-python",
-    train_files=("train",),
-    test_files=("test",),
-    meta_file="meta",
-    label_key="fine_labels",
-    names_key="fine_label_names",
-    mean=(129.3, 124.1, 112.4),
-    std=(68.2, 65.4, 70.4),
+    "cifar100", 100, "cifar-100-python.tar.gz", "cifar-100-python", ("train",), "test", "meta", "fine_labels",
+    "fine_label_names", mean=(129.3, 124.1, 112.4), std=(68.2, 65.4, 70.4),
 )
+# fmt: on
+
+Part = tuple[np.ndarray, np.ndarray]
+"""Images (N, 3, 32, 32) in uint8, and labels."""
 
 
-def load_cifar(cifar: Cifar, root: Path | str, *, download: bool = False) -> DataBundle:
-    """Return the whole set. `root` is the folder with the official files, or its parent."""
-    folder = _find(cifar, Path(root), download)
-    names = _read(folder / cifar.meta_file).get(cifar.names_key)
-    if not isinstance(names, list) or len(names) != cifar.num_classes:
-        raise DataError(
-            f"{folder / cifar.meta_file} must list {cifar.num_classes} class names. Got {_summary(names)}; "
-            f"unpack {cifar.url} again."
-        )
-
-    def part(files: tuple[str, ...], count: int) -> ArrayDataset:
-        images, labels = _images(cifar, [folder / file for file in files], count)
-        return ArrayDataset.from_arrays(images, labels, mean=cifar.mean, std=cifar.std)
-
-    return DataBundle(
-        name=cifar.name,
-        num_classes=cifar.num_classes,
-        input_shape=(3, _SIDE, _SIDE),
-        train=part(cifar.train_files, cifar.train_images),
-        test=part(cifar.test_files, cifar.test_images),
-        augmentation=Augmentation(pad=4, flip=True),
-        class_names=tuple(_text(name) for name in names),
-    )
-
-
-def _find(cifar: Cifar, root: Path, download: bool) -> Path:
-    """Return the folder that holds every file of the set, downloaded if allowed."""
-    wanted = (*cifar.train_files, *cifar.test_files, cifar.meta_file)
-    for folder in (root / cifar.folder, root):
-        if all((folder / file).is_file() for file in wanted):
-            return folder
-    if download:
-        return fetch_archive(cifar.url, cifar.sha256, cifar.folder, root)
-    folder = root if any((root / file).is_file() for file in wanted) else root / cifar.folder
+def read_cifar(cifar: Cifar, root: Path) -> tuple[tuple[Part, Part], tuple[str, ...]]:
+    """Return training images, test images and names of the classes. `root` has the official files or their folder."""
+    wanted = (*cifar.train_files, cifar.test_file, cifar.meta_file)
+    folder = root if (root / cifar.meta_file).is_file() else root / cifar.folder
     missing = [file for file in wanted if not (folder / file).is_file()]
-    got = "none of them" if len(missing) == len(wanted) else f"a folder without {', '.join(missing)}"
-    raise DataError(
-        f"{cifar.name} needs the official Python files {', '.join(wanted)} in {folder}. Got {got}. "
-        f"Download {cifar.url} (SHA-256 {cifar.sha256}) and unpack it in {root} with `tar xzf`, "
-        "say where the unpacked folder is with --data-dir (load_data's `root`), or let softprune fetch it "
-        "with --set data.download=true (load_data's `download=True`)."
-    )
+    if missing:
+        raise DataError(
+            f"{cifar.name} needs the official Python files {', '.join(wanted)} in {folder}. Got a folder without "
+            f"{', '.join(missing)}. Unpack https://www.cs.toronto.edu/~kriz/{cifar.archive} in {root} with `tar xzf`, "
+            "or say where it is unpacked with --data-dir (load_data's `root`)."
+        )
+    names = read_pickle(folder / cifar.meta_file).get(cifar.names)
+    if not isinstance(names, list) or len(names) != cifar.num_classes:
+        raise DataError(f"{folder / cifar.meta_file} must list {cifar.num_classes} class names. Unpack it again.")
+    parts = []
+    for files, count in zip((cifar.train_files, (cifar.test_file,)), cifar.sizes, strict=True):
+        images, labels = zip(*(_images(cifar, folder / file) for file in files), strict=True)
+        part = np.concatenate(images), np.concatenate(labels)
+        if len(part[1]) != count:
+            raise DataError(
+                f"{', '.join(files)} in {folder} must hold {count:,} images. Got {len(part[1]):,}; unpack them again."
+            )
+        parts.append(part)
+    return (parts[0], parts[1]), tuple(_text(name) for name in names)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return the dictionary in an official file. Its keys are bytes in Python 2's pickles, and may be text."""
+def _images(cifar: Cifar, path: Path) -> Part:
     content = read_pickle(path)
-    if not isinstance(content, dict):
-        raise DataError(f"{path} must hold a dictionary. Got {type(content).__name__}; fetch the file again.")
-    return {_text(key): value for key, value in content.items()}
+    pixels, labels = content.get("data"), content.get(cifar.labels)
+    if not isinstance(pixels, np.ndarray) or pixels.shape[1:] != (3 * 32 * 32,):
+        raise DataError(f"{path}: `data` must be an array of 3,072 bytes per image. Unpack the file again.")
+    whole = isinstance(labels, list) and all(type(each) is int and 0 <= each < cifar.num_classes for each in labels)
+    if not whole or len(labels) != len(pixels):
+        raise DataError(
+            f"{path}: `{cifar.labels}` must hold a number below {cifar.num_classes} for each of {len(pixels)} images. "
+            f"Unpack the file again; is it of {cifar.name}?"
+        )
+    return pixels.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)
 
 
 def _text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-def _summary(values: Any) -> str:
-    if not isinstance(values, list):
-        return type(values).__name__
-    return f"{len(values)} of type {', '.join(sorted({type(value).__name__ for value in values[:100]}))}"
+class _Plain:
+    """What a pickle names: a type, or a call with its arguments and the state that the file gives to its result."""
+
+    state: Any = None
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
-def _images(cifar: Cifar, paths: list[Path], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (count, 3, 32, 32) uint8 and labels (count,) int64 of these files, checked."""
-    images, labels = [], []
-    for path in paths:
-        content = _read(path)
-        pixels, classes = content.get("data"), content.get(cifar.label_key)
-        if not isinstance(pixels, np.ndarray):
-            raise DataError(f"{path}: `data` must be an array. Got {type(pixels).__name__}; fetch it again.")
-        if pixels.shape[1:] != (3 * _SIDE**2,):
-            raise DataError(
-                f"{path}: `data` must have the shape (n, {3 * _SIDE**2}). Got {pixels.shape}; fetch it again."
-            )
-        if not isinstance(classes, list) or len(classes) != len(pixels) or {*map(type, classes)} - {int}:
-            raise DataError(
-                f"{path}: `{cifar.label_key}` must hold {len(pixels)} whole numbers, one per image. "
-                f"Got {_summary(classes)}; fetch it again."
-            )
-        if classes and not 0 <= min(classes) <= max(classes) < cifar.num_classes:
-            raise DataError(
-                f"{path}: labels must lie in 0 to {cifar.num_classes - 1}. "
-                f"Got {min(classes)} to {max(classes)}; is this file of {cifar.name}?"
-            )
-        images.append(pixels.reshape(-1, 3, _SIDE, _SIDE))
-        labels.append(np.array(classes, dtype=np.int64))
-    total = sum(map(len, images))
-    if total != count:
+class _Array(_Plain):
+    """An empty array; its state is (version, shape, dtype, is_fortran, bytes)."""
+
+
+_NAMES = {("numpy", "ndarray"): _Plain, ("numpy", "dtype"): _Plain} | {
+    (f"numpy.{core}.multiarray", "_reconstruct"): _Array
+    for core in ("core", "_core")  # renamed in NumPy 2
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _NAMES[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"the name {module}.{name}") from None
+
+
+def read_pickle(path: Path) -> Any:
+    """Return the dictionary in a pickle of plain data, bytes and arrays of bytes. Nothing that it names is called."""
+    try:
+        content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        return {
+            _text(key): _array(*value.state) if isinstance(value, _Array) else value for key, value in content.items()
+        }
+    except Exception as error:  # a damaged pickle raises nearly anything
         raise DataError(
-            f"{', '.join(path.name for path in paths)} in {paths[0].parent} must hold {count:,} images. "
-            f"Got {total:,}; fetch the files again."
-        )
-    return np.concatenate(images), np.concatenate(labels)
+            f"{path} must be a pickle of a dictionary of plain data and arrays of uint8. Got "
+            f"{error or type(error).__name__}: it is damaged or not what it claims to be. Unpack it again."
+        ) from error
+
+
+def _array(version: int, shape: tuple[int, ...], dtype: _Plain, fortran: bool, content: bytes) -> np.ndarray:
+    if dtype.arguments[0] not in ("u1", b"u1"):
+        raise pickle.UnpicklingError("an array of other elements than uint8")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")

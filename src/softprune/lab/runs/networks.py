@@ -80,7 +80,7 @@ def inputs_of(data: DataBundle, config: RunConfig) -> Inputs | None:
     """Return how the images of a data set become inputs; None for floats of a transform that is not known."""
     test, unit, entry = data.test, 1.0, DATASETS.get(config.data.name)
     # With data.in_memory, images in files are arrays too.
-    crop = not isinstance(test, ArrayDataset) or (entry is not None and entry.in_files)
+    crop = not isinstance(test, ArrayDataset) or (entry is not None and entry.input_shape is None)
     if isinstance(test, ArrayDataset):
         if not crop:  # some data sets do not store 0 to 255; the digits store 0 to 16
             low, high = (float(value) for value in test.images.aminmax())
@@ -90,8 +90,9 @@ def inputs_of(data: DataBundle, config: RunConfig) -> Inputs | None:
     elif test.dtype != torch.uint8:
         return None
     mean, std = (torch.as_tensor(values, dtype=torch.float64).flatten().tolist() for values in (test.mean, test.std))
+    channels, height, width = data.input_shape
     return Inputs(
-        shape=data.input_shape,
+        shape=(channels, height, width),
         crop=crop,
         mean=tuple(unit * value for value in mean),
         std=tuple(unit * value for value in std),

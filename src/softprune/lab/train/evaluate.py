@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from softprune.distributed import World, broadcast_from_rank0_
 from softprune.hardware import capture_graph, has_fast_bf16, time_ms
 from softprune.lab.config.settings import RunConfig
-from softprune.lab.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset
-from softprune.lab.data.images import normalised
+from softprune.lab.data import ArrayDataset, BatchLoader, DataBundle, LoadedDataset, normalised
 from softprune.log import get_logger
 from softprune.module_state import evaluating
 

@@ -47,7 +47,7 @@ def evaluate_folder(
         config = named_config(run, model, data, method, needs=needs)
     world = join_world(device)
     set_arithmetic(config, world.device)
-    images = open_data(config, world.device, data_dir, download=False, in_memory=False)
+    images = open_data(config, world.device, data_dir, in_memory=False)
     if shape and shape != images.input_shape:
         needed, found_shape = ("x".join(map(str, each)) for each in (shape, images.input_shape))
         raise ConfigError(
@@ -79,7 +79,7 @@ def _config_outside(compact: Path, model: str, data: str, shape: tuple[int, ...]
             f"softprune's own networks. Got {model or 'no'} model and {data or 'no'} data."
         )
     shape = shape or (() if origin is None else origin.input_shape)
-    if data in DATASETS and DATASETS[data].in_files and not shape:
+    if data in DATASETS and DATASETS[data].input_shape is None and not shape:
         raise ConfigError(
             f"A compact network that does not record the shape of its images needs --input, such as --input 3x224x224. "
             f"Got {compact} with images of any size ({data})."
@@ -119,7 +119,7 @@ def compact_run(
     refuse_dense(config, run)
     world = join_world(device)
     set_arithmetic(config, world.device)
-    images = open_data(config, world.device, data_dir, download=False, in_memory=False)
+    images = open_data(config, world.device, data_dir, in_memory=False)
     start = restored_stage(config, images, world, read_newest(folder.checkpoints)[1])
     compact, pruner = start.stage.network, start.stage.pruner
     if (round_to is not None or not gathers) and (out is None or pruner is None):

@@ -288,15 +288,13 @@ def dense_config(config: RunConfig) -> RunConfig:
 
 
 def open_data(
-    config: RunConfig, device: torch.device, folder: str | None = None, *, download: bool = True, in_memory: bool = True
+    config: RunConfig, device: torch.device, folder: str | None = None, *, in_memory: bool = True
 ) -> DataBundle:
     """Return the run's images, from ``folder`` if given, or from the configuration's folder.
 
-    Commands that only read a run pass ``download=False``: its folder is data, and must not make them fetch anything.
-    Those that do not train pass ``in_memory=False``: images in files are decoded when they are used, if they are.
+    Commands that do not train pass ``in_memory=False``: images in files are decoded when they are used, if they are.
     """
     settings = {key: getattr(config.data, key) for key in DATA_SETTINGS}
-    settings["download"] &= download
     settings["in_memory"] &= in_memory
     return load_data(config.data.name, folder or config.data.dir or None, device=device, seed=config.seed, **settings)
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from softprune.cut import PrunePlan, apply_plan
 from softprune.distributed import World
 from softprune.lab.config.settings import RunConfig
-from softprune.lab.data import DataBundle, EpochSampler, make_batches
-from softprune.lab.data.augment import Mixing
+from softprune.lab.data import DataBundle, EpochSampler, Mixing, make_batches
 from softprune.lab.runs.checkpoint import random_state, restoring
 from softprune.lab.runs.networks import build_network, check_outputs, check_training_outputs, starting_network
 from softprune.lab.train.optim import learning_rate, load_optimizer_state, make_adamw, make_sgd, optimizer_state

@@ -21,8 +21,7 @@ from softprune.errors import NonFiniteLoss
 from softprune.fused.training import rewrite_graph
 from softprune.hardware import capture_graph
 from softprune.lab.config.settings import Mode
-from softprune.lab.data import BatchSource
-from softprune.lab.data.augment import Mixing, mixed
+from softprune.lab.data import BatchSource, Mixing, mixed
 from softprune.lab.train.optim import Schedule, match_gradients, share_rate
 from softprune.lab.train.teacher import Teacher
 from softprune.log import get_logger
@@ -198,7 +197,7 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         if self.pruner is not None:
             self.pruner.draw_ahead(self._chain)
-        (batch,) = self.batches.micro_batches(self._position)
+        batch = self.batches.rows(self._position)
         self._forward(*batch).backward()
         if self.device.type == "cuda":
             match_gradients(self.optimizer)

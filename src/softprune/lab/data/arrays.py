@@ -1,0 +1,285 @@
+"""Images that fit in memory: one tensor on the device that trains, where batches are gathered, cropped and augmented.
+
+Every random number is a hash of (seed, step, position in the batch), or of (seed, step) for mixup and CutMix. A batch
+is therefore the same eager, compiled, inside a CUDA graph, after a resume and on any number of processes.
+"""
+
+import math
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from softprune.errors import DataError, first_line
+from softprune.rng import Clock, channel_words, uniform_noise
+
+# Takes the place of a site's number; far above any of them, so that masks and images never share their noise.
+_IMAGES = 0x696D6167
+_ERASING_DRAWS = 5
+_CROP_TRIES = 10
+"""A resized crop that does not lie within the image is drawn again, at most this often."""
+# The usual ranges of resized crops and of random erasing: share of the image's area, and ratio of the sides.
+_CROP_AREA, _CROP_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+_ERASED_AREA, _ERASED_RATIO = (0.02, 0.33), 3.3
+
+
+def normalised(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Return stored values as the network's input, in float32."""
+    # One new tensor: on a CPU, fresh memory costs most of the time.
+    return pixels.to(torch.float32, copy=True).sub_(mean).div_(std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Random augmentation of training images in memory: a crop, a flip, an erased rectangle."""
+
+    pad: int = 0
+    """Zeros added on each side after normalisation (they are the mean colour), before a crop of the old size."""
+    resize: int = 0
+    """Side of the square that a crop of random area and ratio is resized to, as usual for ImageNet; 0 for none."""
+    flip: bool = False
+    """Flip images horizontally at random."""
+    erasing: float = 0.0
+    """Probability that a random rectangle of the image is set to the mean colour."""
+
+    def __post_init__(self) -> None:
+        if min(self.pad, self.resize) < 0 or (self.pad and self.resize) or not 0 <= self.erasing <= 1:
+            raise DataError(
+                "An Augmentation must have a number of pixels for `pad` or for `resize`, not for both, and a "
+                f"probability for `erasing`. Got {self}."
+            )
+
+
+@dataclass(frozen=True)
+class ArrayDataset:
+    """Images and labels as tensors on the device that trains.
+
+    Images are kept as stored, one byte per value for CIFAR, and normalised when a batch is gathered. This takes a
+    quarter of the memory and bandwidth of floats, and a compiled step fuses the arithmetic into the gather.
+    """
+
+    images: Tensor
+    """(N, C, H, W), usually uint8."""
+    labels: Tensor
+    """(N,), int64."""
+    mean: Tensor
+    """(C, 1, 1), float32, in the units of `images`."""
+    std: Tensor
+    """(C, 1, 1), float32, in the units of `images`."""
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
+            raise DataError(
+                "Images must be (N, C, H, W), with one int64 label each. Got shapes "
+                f"{tuple(self.images.shape)} and {tuple(self.labels.shape)}, and labels of {self.labels.dtype}."
+            )
+
+    @classmethod
+    def from_arrays(
+        cls, images: Any, labels: Any, *, mean: Any = 0.0, std: Any = 1.0, device: torch.device | str = "cpu"
+    ) -> Self:
+        """Make a data set from anything that torch.as_tensor takes: images (N, C, H, W) or (N, H, W), labels (N,).
+
+        `mean` and `std` have one value per channel, or one for all.
+        """
+        try:
+            pixels, numbers = torch.as_tensor(images), torch.as_tensor(labels)
+            pixels = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels
+            constants = [
+                torch.as_tensor(values, dtype=torch.float32).expand(pixels.shape[1]).clone().to(device).view(-1, 1, 1)
+                for values in (mean, std)
+            ]
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise DataError(
+                "Images and labels must be arrays of numbers, and `mean` and `std` have one value per channel or one "
+                f"for all. Got {', '.join(type(given).__name__ for given in (images, labels, mean, std))}: "
+                f"{first_line(error)}."
+            ) from error
+        if not bool((constants[1] > 0).all()):
+            raise DataError(f"`std` must be positive. Got {std}; leave out constant channels.")
+        if not torch.equal(numbers, numbers.to(torch.int64)):
+            raise DataError("Labels must be whole numbers, the numbers of classes. Got others; number them from 0.")
+        return cls(pixels.to(device).contiguous(), numbers.to(device, torch.int64), *constants)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Channels, height and width of an image."""
+        return tuple(self.images.shape[1:])
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the data set on a device."""
+        return replace(self, **{key: getattr(self, key).to(device) for key in ("images", "labels", "mean", "std")})
+
+    def subset(self, indices: Tensor, *, augment: bool = True) -> Self:
+        """Return the images with these indices. Augmentation is not the data set's business."""
+        chosen = indices.to(self.device)
+        return replace(self, images=self.images[chosen], labels=self.labels[chosen])
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Return the network's input from stored values (..., C, H, W)."""
+        return normalised(pixels, self.mean, self.std)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return normalised images, without augmentation, and labels."""
+        return self.normalise(self.images.index_select(0, indices)), self.labels.index_select(0, indices)
+
+
+def image_words(seed: int, batch_size: int, device: torch.device | str | None = None) -> Tensor:
+    """Return the constant part of the hash, a row for each draw: rows, columns, flips, erasing, resized crops."""
+    draws = 3 + _ERASING_DRAWS + 2 * _CROP_TRIES
+    return channel_words(seed, _IMAGES, draws * batch_size, device).view(draws, batch_size)
+
+
+def augmented_batch(
+    data: ArrayDataset, indices: Tensor, augmentation: Augmentation, clock: Clock, words: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return normalised and augmented images, and labels, of the images with these indices.
+
+    `words` are the columns of :func:`image_words` that belong to these positions of the batch.
+    """
+    if augmentation == Augmentation():
+        return data.batch(indices)
+    place, erasing, shape = words.split([3, _ERASING_DRAWS, 2 * _CROP_TRIES])
+    u = uniform_noise(clock, place)
+    flipped = u[2] >= 0.5 if augmentation.flip else None
+    pixels = data.images.index_select(0, indices)
+    inside: Tensor | None = None
+    if augmentation.resize:
+        boxes = random_boxes(pixels.shape[-2:], u[:2], uniform_noise(clock, shape))
+        pixels = resized_crops(pixels, boxes, augmentation.resize, flipped)
+    else:
+        pixels, inside = _shifted(pixels, u[:2], augmentation.pad, flipped)
+    images = data.normalise(pixels)
+    if augmentation.erasing:
+        kept = ~erased_pixels(uniform_noise(clock, erasing), augmentation.erasing, *pixels.shape[-2:])
+        inside = kept if inside is None else inside & kept
+    images = images if inside is None else torch.where(inside[:, None], images, 0.0)
+    return images, data.labels.index_select(0, indices)
+
+
+def _shifted(pixels: Tensor, u: Tensor, pad: int, flipped: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return crops of the padded images, and which of their pixels (B, H, W) are not padding."""
+    height, width = pixels.shape[-2:]
+    shift = (u * (2 * pad + 1)).to(torch.int64) - pad
+    row = torch.arange(height, device=pixels.device) + shift[0, :, None]
+    column = torch.arange(width, device=pixels.device).expand(len(pixels), width)
+    if flipped is not None:
+        column = torch.where(flipped[:, None], width - 1 - column, column)
+    column = column + shift[1, :, None]
+    # One gather by position in the plane: the fastest variant tried on a CPU, and a single kernel together with the
+    # normalisation when compiled.
+    inside = ((row >= 0) & (row < height))[:, :, None] & ((column >= 0) & (column < width))[:, None, :]
+    place = row.clamp(0, height - 1)[:, :, None] * width + column.clamp(0, width - 1)[:, None, :]
+    flat = pixels.flatten(2)
+    return flat.gather(2, place.flatten(1)[:, None, :].expand_as(flat)).unflatten(2, (height, width)), inside
+
+
+def random_boxes(size: torch.Size, place: Tensor, shape: Tensor) -> Tensor:
+    """Return (4, B) top, left, height and width of crops as RandomResizedCrop draws them, from uniform numbers.
+
+    ``place`` is (2, B), for top and left; ``shape`` is (2 * tries, B), for areas and ratios.
+    """
+    height, width = size
+    area, ratio = shape.unflatten(0, (2, _CROP_TRIES))
+    area = (_CROP_AREA[0] + (_CROP_AREA[1] - _CROP_AREA[0]) * area) * (height * width)
+    low, high = (math.log(value) for value in _CROP_RATIO)
+    ratio = torch.exp(low + (high - low) * ratio)
+    h, w = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
+    fits = (h > 0) & (h <= height) & (w > 0) & (w <= width)
+    first, found = fits.to(torch.uint8).argmax(0, keepdim=True), fits.any(0)
+    # Where none fits, the largest crop of the centre with a ratio in the range.
+    centre = min(height, round(width / _CROP_RATIO[0])), min(width, round(height * _CROP_RATIO[1]))
+    h, w = (torch.where(found, tries.gather(0, first)[0], side) for tries, side in zip((h, w), centre, strict=True))
+    top = torch.where(found, place[0] * (height - h + 1), (height - h) / 2).floor()
+    left = torch.where(found, place[1] * (width - w + 1), (width - w) / 2).floor()
+    return torch.stack([top, left, h, w])
+
+
+def resized_crops(pixels: Tensor, boxes: Tensor, size: int, flipped: Tensor | None = None) -> Tensor:
+    """Return the boxes of images (B, C, H, W), resized to squares of ``size`` as Pillow does, in float32.
+
+    Pillow's bilinear filter is a product of two matrices, one for each side. It averages where a crop shrinks.
+    """
+    top, left, h, w = boxes
+    rows = _resize_matrices(top, h, pixels.shape[-2], size)
+    columns = _resize_matrices(left, w, pixels.shape[-1], size)
+    if flipped is not None:
+        columns = torch.where(flipped[:, None, None], columns.flip(1), columns)
+    return rows[:, None] @ pixels.to(torch.float32) @ columns.mT[:, None]
+
+
+def _resize_matrices(start: Tensor, length: Tensor, side: int, size: int) -> Tensor:
+    """Return (B, size, side) weights that resize ``length`` pixels from ``start`` on."""
+    scale = length[:, None, None] / size
+    centre = (torch.arange(size, device=start.device)[:, None] + 0.5) * scale
+    place = torch.arange(side, device=start.device) - start[:, None, None]
+    weights = (1 - (place + 0.5 - centre).abs() / scale.clamp(min=1)).clamp(min=0)
+    weights = torch.where((place >= 0) & (place < length[:, None, None]), weights, 0.0)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def erased_pixels(u: Tensor, probability: float, height: int, width: int) -> Tensor:
+    """Return which pixels random erasing (Zhong et al., 2020) removes, (B, height, width). `u` is (draws, B)."""
+    chosen, area, ratio, top, left = u[..., None, None]
+    least, most = _ERASED_AREA
+    area = (least + (most - least) * area) * (height * width)
+    ratio = torch.exp((2 * ratio - 1) * math.log(_ERASED_RATIO))
+    rows = (area * ratio).sqrt().round().clamp(1, height)
+    columns = (area / ratio).sqrt().round().clamp(1, width)
+    top, left = (top * (height - rows + 1)).floor(), (left * (width - columns + 1)).floor()
+    row = torch.arange(height, device=u.device)[:, None]
+    column = torch.arange(width, device=u.device)
+    inside = (row >= top) & (row < top + rows) & (column >= left) & (column < left + columns)
+    return inside & (chosen < probability)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """How the images of a batch, in memory or from files, are mixed. With both, each batch takes one at random."""
+
+    mixup: float = 0.0
+    """Parameter alpha of mixup's Beta distribution; 0 for no mixup."""
+    cutmix: float = 0.0
+    """Parameter alpha of CutMix's Beta distribution; 0 for no CutMix."""
+
+    def __bool__(self) -> bool:
+        return self.mixup > 0 or self.cutmix > 0
+
+    def draws(self, seed: int, steps: Iterable[int], shape: tuple[int, int]) -> Tensor:
+        """Return the draws of these steps for images of this height and width, (steps, 6) in float32.
+
+        A row holds the share of the image outside a box, the box (top, bottom, left, right), and the label's share.
+        """
+        return torch.tensor([self._draw(random.Random((seed << 64) + step), *shape) for step in steps])
+
+    def _draw(self, chance: random.Random, height: int, width: int) -> list[float]:
+        cut = self.cutmix > 0 and (self.mixup == 0 or chance.random() < 0.5)
+        alpha = self.cutmix if cut else self.mixup
+        share = chance.betavariate(alpha, alpha)
+        if not cut:
+            return [share, 0, 0, 0, 0, share]
+        side = (1 - share) ** 0.5 / 2
+        row, column = chance.randrange(height), chance.randrange(width)
+        top, bottom = max(0, int(row - side * height)), min(height, int(row + side * height))
+        left, right = max(0, int(column - side * width)), min(width, int(column + side * width))
+        return [1, top, bottom, left, right, 1 - (bottom - top) * (right - left) / (height * width)]
+
+
+def mixed(images: Tensor, draw: Tensor) -> Tensor:
+    """Return each image mixed with the one before it in the batch; the labels mix as ``draw[5]`` says."""
+    share, top, bottom, left, right, _ = draw.unbind()
+    row = torch.arange(images.shape[-2], device=images.device)[:, None]
+    column = torch.arange(images.shape[-1], device=images.device)
+    inside = (row >= top) & (row < bottom) & (column >= left) & (column < right)
+    weight = torch.where(inside, 0.0, share)
+    return weight * images + (1 - weight) * images.roll(1, 0)

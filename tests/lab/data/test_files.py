@@ -1,0 +1,275 @@
+"""Images that are loaded when their batch is due: folders, and data sets of torch."""
+
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from softprune.errors import DataError
+from softprune.lab.data import BatchLoader, EpochSampler, LoadedDataset, load_data, make_batches
+from softprune.rng import Clock
+
+Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
+
+
+@pytest.fixture
+def root(tmp_path):
+    chance = torch.Generator().manual_seed(0)
+    for split, count in {"train": 5, "val": 2}.items():
+        for name in ("bee", "ant"):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = torch.randint(256, (24, 32, 3), dtype=torch.uint8, generator=chance)
+                Image.fromarray(pixels.numpy()).save(folder / f"{i}.png")
+    return tmp_path
+
+
+def _load(root, **options):
+    return load_data("folder", root, image_size=16, **options)
+
+
+def test_classes_are_sorted_and_files_found(root):
+    (root / "train" / "ant" / "deeper").mkdir()
+    Image.new("L", (20, 20), 7).save(root / "train" / "ant" / "deeper" / "grey.JPEG")
+    for name in ("notes.txt", "._0.png"):
+        (root / "train" / "ant" / name).write_text("x")
+    bundle = _load(root)
+    assert bundle.class_names == ("ant", "bee")
+    assert (bundle.num_classes, bundle.input_shape) == (2, (3, 16, 16))
+    assert [bundle.train[index, 0][1] for index in range(len(bundle.train))] == [0] * 6 + [1] * 5
+    image, _ = bundle.train[5, 0]
+    assert (image.shape, image.dtype) == ((3, 16, 16), torch.uint8)
+    assert bool((image == 7).all())
+
+
+def test_test_images_are_resized_and_cut_in_the_middle(root):
+    image = Image.new("RGB", (64, 32), (0, 0, 0))
+    image.paste((255, 0, 0), (16, 0, 48, 32))
+    image.save(root / "val" / "ant" / "0.png")
+    pixels, _ = _load(root).test[0, 0]
+    assert pixels.shape == (3, 16, 16)
+    assert pixels[0].min() == 255
+    assert pixels[1].max() == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"randaugment": 9}, {"erasing": 1.0}], ids=str)
+def test_training_images_depend_on_seed_and_draw_alone(root, options):
+    before = torch.get_rng_state()
+    train = _load(root, **options).train
+    first, second = train[0, 5][0], train[0, 6][0]
+    assert torch.equal(first, _load(root, **options).train[0, 5][0])
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, _load(root, seed=1, **options).train[0, 5][0])
+    assert torch.equal(before, torch.get_rng_state())
+    plain = _load(root, augment=False, **options)
+    assert torch.equal(plain.train[0, 5][0], plain.train[0, 6][0])
+    assert torch.equal(plain.test[0, 0][0], _load(root, **options).test[0, 0][0])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_come_in_the_given_order_and_again(root, workers):
+    train = _load(root).train
+    loader = BatchLoader(train, workers=workers)
+    before = torch.get_rng_state()
+    order = torch.tensor([[0, 9], [5, 3], [8, 8]])
+    draws = torch.arange(6).view(3, 2)
+    for start in (0, 1):
+        got = list(loader.batches(order[start:], draws[start:]))
+        assert len(got) == 3 - start
+        for (images, labels), indices, numbers in zip(got, order[start:], draws[start:], strict=True):
+            assert labels.tolist() == [int(index >= 5) for index in indices]
+            for image, index, draw in zip(images, indices.tolist(), numbers.tolist(), strict=True):
+                assert torch.equal(image, train[index, draw][0])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_resumed_epoch_goes_on_with_the_batches_of_a_whole_one(root):
+    def epoch(start):
+        batches = make_batches(_load(root), EpochSampler(size=10, batch_size=4), device=torch.device("cpu"))
+        batches.begin(1, start)
+        found = []
+        for position in range(start, 3):
+            batches.before_step()
+            found.append(batches.batch(*batches.rows(torch.tensor([position])), Clock()))
+        return found
+
+    whole, rest = epoch(0), epoch(2)
+    assert len(whole) == 3
+    for (images, labels), (again, same) in zip(whole[2:], rest, strict=True):
+        assert images.dtype == torch.float32
+        assert torch.equal(images, again)
+        assert torch.equal(labels, same)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("content", ["half", "empty", "EPS", "fifo"])
+def test_a_broken_image_is_named_when_its_batch_comes(root, workers, content):
+    """Pillow's EPS decoder starts Ghostscript, whatever the file is called, and opening a fifo would block."""
+    train = _load(root).train
+    path = root / "train" / "bee" / "2.png"
+    half = path.read_bytes()[:60]
+    path.unlink()
+    if content == "fifo":
+        os.mkfifo(path)
+    elif content == "EPS":
+        Image.new("RGB", (20, 20)).save(path, format="EPS")
+    else:
+        path.write_bytes(half if content == "half" else b"")
+    batches = BatchLoader(train, workers=workers).batches(torch.tensor([[0], [7]]), torch.zeros(2, 1))
+    with pytest.raises(DataError, match=r"^Every image must .* Got .*bee/2\.png, which is not: .*a new run\.$"):
+        list(batches)
+
+
+def _killed(items):
+    os._exit(9)
+
+
+def _closed_terminal(items):
+    for number in (signal.SIGINT, signal.SIGHUP):
+        os.kill(os.getpid(), number)
+    return default_collate(items)
+
+
+def test_a_killed_worker_is_an_error_and_a_closed_terminal_is_none(root):
+    for collate, count in ((_killed, 0), (_closed_terminal, 2)):
+        loader = BatchLoader(_load(root).train, workers=1)
+        loader._loader.collate_fn = collate
+        batches = loader.batches(torch.tensor([[0], [1]]), torch.zeros(2, 1))
+        if count:
+            assert len(list(batches)) == count
+            continue
+        with pytest.raises(DataError, match=r"Got DataLoader worker .* exited unexpectedly\. If memory"):
+            list(batches)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda root: (root / "val").rename(root / "validation"),
+            r"train and .*/val, each with a folder.*No such file",
+        ),
+        (lambda root: [path.unlink() for path in (root / "val" / "bee").iterdir()], r"Got .*no valid file.* bee"),
+        (lambda root: (root / "val" / "bee").rename(root / "val" / "cat"), r"Got bee, cat only in one of them"),
+        (lambda root: [path.rename(root / path.name) for path in (root / "val").iterdir()], "any class folder"),
+    ],
+)
+def test_an_incomplete_folder(root, change, message):
+    change(root)
+    with pytest.raises(DataError, match=message):
+        _load(root)
+
+
+def test_without_torchvision(root, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torchvision", None)
+    with pytest.raises(DataError, match=r"data\.name = folder.*pip install torchvision"):
+        _load(root)
+
+
+def test_held_out_images_are_not_augmented(root):
+    bundle, plain = _load(root, holdout=3), _load(root, augment=False)
+    assert (len(bundle.train), len(bundle.holdout)) == (7, 3)
+    assert torch.equal(bundle.holdout[0, 1][0], bundle.holdout[0, 2][0])
+    assert not torch.equal(bundle.train[0, 1][0], bundle.train[0, 2][0])
+    every = [plain.train[index, 0][0] for index in range(10)]
+    assert all(any(torch.equal(bundle.holdout[index, 0][0], image) for image in every) for index in range(3))
+    files = [part._source(index) for part in (bundle.train, bundle.holdout) for index in range(len(part))]
+    assert len(set(files)) == 10
+
+
+def test_images_in_memory_are_those_from_files(root):
+    files, kept = _load(root, holdout=3), _load(root, holdout=3, in_memory=True, workers=1)
+    for name in ("test", "holdout"):
+        part = getattr(kept, name)
+        for index in range(len(part)):
+            image, label = getattr(files, name)[index, 0]
+            assert torch.equal(part.images[index], image)
+            assert int(part.labels[index]) == label
+    assert (kept.input_shape, kept.num_classes, kept.class_names) == ((3, 16, 16), 2, ("ant", "bee"))
+    assert kept.train.images.shape == (7, 3, 24, 32)
+    assert kept.train.labels.tolist() == [files.train[index, 0][1] for index in range(7)]
+    kept = _load(root, augment=False, in_memory=True)
+    plain = _load(root, augment=False).train
+    assert torch.equal(kept.train.images, torch.stack([plain[index, 0][0] for index in range(10)]))
+
+
+def test_training_batches_from_memory_are_random_crops(root):
+    bundle = _load(root, in_memory=True, erasing=0.5)
+    augmentation = bundle.augmentation
+    assert (augmentation.resize, augmentation.flip, augmentation.erasing) == (16, True, 0.5)
+    batches = make_batches(bundle, EpochSampler(size=10, batch_size=8), device=torch.device("cpu"))
+    assert batches.image_shape == (3, 16, 16)
+    batches.begin(0, 0)
+    images, labels = batches.batch(*batches.rows(torch.tensor([0])), Clock(0))
+    assert (images.shape, images.dtype) == ((8, 3, 16, 16), torch.float32)
+    assert torch.equal(labels, bundle.train.labels[batches.sampler.indices(0)[0]])
+    assert (images == 0).all(1).any()  # erased
+
+
+def test_images_of_several_sizes_are_refused_in_memory(root):
+    Image.new("RGB", (20, 10)).save(root / "train" / "bee" / "3.png")
+    with pytest.raises(DataError, match=r"bee/3\.png.*one shape and type; got \(3, 10, 20\) .* and \(3, 24, 32\)"):
+        _load(root, in_memory=True)
+
+
+class _Random(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 3:
+            raise OSError("no such image")
+        values = [torch.rand(()), random.random(), np.random.rand()]  # noqa: NPY002
+        return torch.tensor(values).view(3, 1, 1).expand(3, 2, 2), 1
+
+
+def test_random_transforms_of_ones_own_depend_on_seed_and_draw_alone():
+    before = torch.get_rng_state(), random.getstate()
+    data = LoadedDataset(_Random(), num_classes=2, seed=1)
+    assert torch.equal(data[0, 5][0], data[1, 5][0])
+    assert len(set((data[0, 5][0] - data[0, 6][0]).flatten().tolist()) - {0.0}) == 3
+    for seed in (2, 2**31 - 1):  # the largest of a recipe
+        assert not (data[0, 5][0] == LoadedDataset(_Random(), num_classes=2, seed=seed)[0, 5][0]).any()
+    assert (data.dtype, data.std) == (torch.float32, (1.0, 1.0, 1.0))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    with pytest.raises(DataError, match=r"Got item 3 of _Random, which is not: no such image\."):
+        data[3, 0]
+
+
+IMAGE = torch.zeros(3, 8, 8)
+
+
+@pytest.mark.parametrize("label", [1, 1.0, np.float64(1), torch.tensor([1.0]), True])
+def test_a_label_that_is_whole(label):
+    assert LoadedDataset([(IMAGE, label)], num_classes=2)[0, 0][1] == 1
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        *[((IMAGE, label), "label|int|NaN") for label in (None, -1, 3, 1.7, float("nan"), float("inf"), "cat", {})],
+        ((torch.zeros(3, 9, 8), 0), r"got \(3, 9, 8\) of torch.float32, and \(3, 8, 8\)"),
+        ((IMAGE.byte(), 0), "one shape and type"),
+        ((IMAGE.int(), 0), "bytes or floats"),
+        ((IMAGE, torch.zeros(8, 8)), "scalar"),
+        ((IMAGE, 1, "path"), "unpack"),
+        ({"image": IMAGE, "label": 1}, "array"),
+        (7, "unpack"),
+    ],
+)
+def test_an_item_that_cannot_be_used_is_named(item, message):
+    data = LoadedDataset([(IMAGE, 0), item], num_classes=3)
+    with pytest.raises(DataError, match=rf"Got item 1 of list, which is not: .*({message})"):
+        data[1, 0]
+
+
+def test_arrays_and_pictures_have_their_channels_last():
+    values = torch.rand(3, 8, 9)
+    assert torch.equal(LoadedDataset([(values.permute(1, 2, 0).numpy(), 0)], num_classes=1)[0, 0][0], values)
+    assert LoadedDataset([(Image.new("L", (9, 8), 5), 0)], num_classes=1).shape == (1, 8, 9)

@@ -1,0 +1,263 @@
+"""Data sets by name, arrays, held-out images, and factories of the user's own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from softprune.errors import ConfigError, DataError
+from softprune.lab.data import DATASETS, ArrayDataset, Augmentation, load_data
+
+
+def test_the_split_of_the_digits_is_fixed_and_spread_over_the_classes():
+    bundle = load_data("digits")
+    assert (len(bundle.train), len(bundle.test)) == (1437, 360)
+    assert bundle.input_shape == tuple(bundle.train.images.shape[1:]) == (1, 8, 8)
+    assert bundle.test.labels[:10].tolist() == [0, 5, 4, 9, 3, 8, 5, 9, 4, 5]
+    assert bundle.test.labels.bincount(minlength=10).min() >= 30
+    assert bundle.train.images.max() == 16
+    assert (bundle.input_shape, bundle.num_classes) == (DATASETS["digits"].input_shape, DATASETS["digits"].num_classes)
+    images, _ = bundle.train.batch(torch.arange(1437))
+    assert abs(float(images.mean())) < 1e-4
+    assert abs(float(images.std()) - 1) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, Augmentation(pad=1)),  # never mirrored
+        ({"erasing": 0.25}, Augmentation(pad=1, erasing=0.25)),
+        ({"erasing": 0.25, "augment": False}, Augmentation()),
+    ],
+)
+def test_augmentation_of_the_digits(options, expected):
+    assert load_data("digits", **options).augmentation == expected
+
+
+def test_held_out_images_are_a_fixed_part_of_the_training_set():
+    whole, first = load_data("digits"), load_data("digits", holdout=200)
+    again, other = load_data("digits", holdout=200), load_data("digits", holdout=200, seed=1)
+    assert (len(first.train), len(first.holdout), len(first.test)) == (1237, 200, 360)
+    assert torch.equal(first.holdout.images, again.holdout.images)
+    assert not torch.equal(first.holdout.images, other.holdout.images)
+    parts = torch.cat([first.train.images, first.holdout.images]).flatten(1)
+    assert torch.equal(parts.sum(0), whole.train.images.flatten(1).sum(0))
+    assert torch.equal(first.test.images, whole.test.images)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cifar-10", {}, "Did you mean 'cifar10'"),
+        ("digits", {"holdout": 1437}, r"data\.holdout must leave at least one of the 1,437"),
+        ("digits", {"options": {"fold": 2}}, r"arguments of a factory .* Got {'fold': 2} for 'digits'"),
+        ("digits", {"randaugment": 5}, r"data\.randaugment is for a folder"),
+        ("folder", {"randaugment": 5, "in_memory": True}, r"a folder without data\.in_memory"),
+        ("own:data", {"in_memory": True}, r"data\.in_memory is for digits"),
+        ("own:data", {"erasing": 0.5}, r"data\.erasing is for digits"),
+        ("folder", {}, "--data-dir"),
+        ("cifar10", {"root": "nowhere"}, "Got a folder without data_batch_1"),
+        ("./own_data.py:pair", {}, "Did you mean 'own_data:pair'"),
+    ],
+)
+def test_what_cannot_be_loaded(name, options, message):
+    with pytest.raises((DataError, ConfigError), match=message):
+        load_data(name, **options)
+
+
+@pytest.mark.parametrize("std", [2.0, torch.tensor([2.0, 2.0, 2.0]), np.full(3, 2)])
+def test_one_number_is_the_mean_of_all_channels(std):
+    data = ArrayDataset.from_arrays(torch.full((2, 3, 4, 4), 5.0), [0, 1], mean=1, std=std)
+    assert data.std.shape == (3, 1, 1)
+    assert torch.equal(data.batch(torch.tensor([1]))[0], torch.full((1, 3, 4, 4), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "constants"),
+    [
+        (torch.zeros(3, 1, 4, 4), [0, 1], {}),
+        (torch.zeros(3, 4), [0, 1, 2], {}),
+        (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"mean": (1.0, 2.0)}),
+        (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"mean": None}),
+        (torch.zeros(3, 3, 4, 4), [0, 1, 2], {"std": (1.0, 0.0, 1.0)}),
+        (torch.zeros(3, 3, 4, 4), ["cat", "cat", "dog"], {}),
+        (torch.zeros(3, 3, 4, 4), [0, 1, 1.7], {}),
+        (None, [0, 1, 2], {}),
+    ],
+)
+def test_wrong_arrays(images, labels, constants):
+    with pytest.raises(DataError, match="Got"):
+        ArrayDataset.from_arrays(images, labels, **constants)
+
+
+@pytest.mark.parametrize("values", [{"pad": -1}, {"erasing": 1.5}, {"pad": 1, "resize": 8}])
+def test_wrong_augmentation(values):
+    with pytest.raises(DataError, match="Got Augmentation"):
+        Augmentation(**values)
+
+
+_MODULE = """
+import torch
+from torch.utils.data import TensorDataset, Subset, ConcatDataset, DataLoader, IterableDataset, random_split
+from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, load_data
+
+class Images(TensorDataset):
+    classes = ["cat", "dog", "cow"]
+
+def made(count, channels=3, dtype=torch.uint8):
+    images = torch.arange(count * channels * 64).view(count, channels, 8, 8) % 251
+    return Images(images.to(dtype), torch.arange(count) % 3)
+
+def pair(root, image_size):
+    assert image_size == 32 and root.name == "files"
+    return made(20), made(6)
+
+def split():
+    return random_split(made(8), [6, 2])
+
+def joined():
+    part = Subset(made(8), [1, 2])
+    return ConcatDataset([part, part]), part
+
+def sized(seed, *, count, **more):
+    assert more == {"root": None, "image_size": 224, "augment": True, "fold": 2}
+    return made(count), made(6)
+
+def tensors(labels=(0, 1, 2, 3), side=5):
+    return ArrayDataset.from_arrays(torch.zeros(4, 1, 5, side), labels)
+
+def arrays():
+    return tensors(), tensors()
+
+def bundle():
+    return changed()
+
+def changed(**changes):
+    parts = {"train": tensors(), "test": tensors()} | changes
+    augmentation = Augmentation(flip=True)
+    return DataBundle(name="mine", num_classes=4, input_shape=(1, 5, 5), augmentation=augmentation, **parts)
+
+def one():
+    return made(4)
+
+def three():
+    return (made(4),) * 3
+
+def needs(something):
+    return made(4), made(4)
+
+def rooted(root):
+    return root / "train", root / "test"
+
+def nested():
+    return load_data("folder")
+
+def unnamed():
+    return ([(torch.zeros(1, 5, 5), 1)] * 4,) * 2
+
+def worded():
+    data = [(torch.zeros(1, 5, 5), 1)] * 4
+    class Named(list):
+        num_classes = "4"
+    return (Named(data),) * 2
+
+def loaders():
+    class Named(DataLoader):
+        classes = ["a", "b"]
+    return (Named(made(4)),) * 2
+
+def streams():
+    class Stream(IterableDataset):
+        classes = ["a", "b"]
+        def __iter__(self):
+            yield torch.zeros(3, 8, 8), 1
+    return Stream(), Stream()
+
+def unequal():
+    return made(4), made(4, 1)
+
+def far():
+    class Named(ArrayDataset):
+        classes = ["cat", "dog"]
+    return (Named.from_arrays(torch.zeros(4, 1, 5, 5), torch.arange(4)),) * 2
+
+def bare():
+    return changed(train=made(4))
+
+def vast():
+    return changed(train=tensors(labels=(3, 4, 5, 6)))
+
+def misshapen():
+    return changed(test=tensors(side=6))
+
+def untested():
+    return tensors(), tensors().subset(torch.arange(0))
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_own_data.py").write_text(_MODULE)
+
+
+def test_a_pair_of_torch_data_sets(own):
+    data = load_data("my_own_data:pair", Path("files"), image_size=32)
+    assert (data.num_classes, data.class_names, data.input_shape) == (3, ("cat", "dog", "cow"), (3, 8, 8))
+    assert (len(data.train), len(data.test)) == (20, 6)
+    image, label = data.train[4, 0]
+    assert torch.equal(image, data.train.dataset[4][0])
+    assert label == 1
+    held = load_data("my_own_data:pair", Path("files"), image_size=32, holdout=5)
+    assert (len(held.train), len(held.holdout)) == (15, 5)
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "train", "classes"),
+    [
+        ("split", {}, 6, 3),
+        ("joined", {}, 4, 3),
+        ("sized", {"count": 9, "fold": 2}, 9, 3),
+        ("arrays", {}, 4, 4),
+        ("bundle", {}, 4, 4),
+    ],
+)
+def test_what_a_factory_may_return(own, factory, options, train, classes):
+    data = load_data(f"my_own_data:{factory}", options=options)
+    assert (len(data.train), data.num_classes) == (train, classes)
+    assert data.augmentation.flip == (factory == "bundle")
+    assert not load_data(f"my_own_data:{factory}", options=options, augment=factory == "sized").augmentation.flip
+
+
+def test_arrays_are_moved_to_the_device(own, monkeypatch):
+    moved = []
+    monkeypatch.setattr(ArrayDataset, "to", lambda part, device: moved.append((len(part), device)) or part)
+    load_data("my_own_data:bundle", device="cuda", holdout=1)
+    assert moved == [(3, "cuda"), (4, "cuda"), (1, "cuda")]
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("one", r"must return \(train, test\)"),
+        ("three", r"must return \(train, test\)"),
+        ("needs", "called with those of root, image_size, seed, augment"),
+        ("rooted", r"TypeError: unsupported .* raised in line \d+ of .*my_own_data.py by .*\(root=None\)"),
+        ("nested", "^Images in files need their folder's path"),
+        ("unnamed", "must say how many classes"),
+        ("worded", "Got '4' from"),
+        ("loaders", "item 0 of Named"),
+        ("streams", "item 0 of Stream"),
+        ("unequal", r"shape `input_shape`, \(1, 8, 8\)\. Got \(3, 8, 8\) for `train`"),
+        ("far", r"Labels must be from 0 to 1, since there are 2 classes. Got 0 to 3"),
+        ("bare", r"`train` of a DataBundle must be .* Got a Images .* return the pair \(train, test\)"),
+        ("vast", r"Labels must be from 0 to 3, since there are 4 classes. Got 3 to 6 from 'mine'"),
+        ("misshapen", r"shape `input_shape`, \(1, 5, 5\). Got \(1, 5, 6\) for `test` of 'mine'"),
+        ("untested", "`test` of a DataBundle must be .* with images"),
+        ("missing", "must name something in the module"),
+    ],
+)
+def test_what_a_factory_must_not_return(own, factory, message):
+    with pytest.raises((DataError, ConfigError), match=message):
+        load_data(f"my_own_data:{factory}")
