@@ -113,7 +113,7 @@ def _cut(model: nn.Module, example: Tensor, graph: ChannelGraph, seed: int, cloc
         # Convolutions with fixed filters (BlurPool) cost MACs, too, but are no layer that a plan knows.
         "predicted": after.macs - plan.macs == before.macs - plan.dense_macs and plan.params == after.params,
         "selects": sum(cut.select is not None for cut in cuts),
-        "voids": sum(cut.void for cut in cuts),
+        "voids": sum(cut.constant for cut in cuts),
         "folded": sum(cut.folded for cut in cuts),
         "difference": certificate.max_difference,
         "scale": certificate.scale,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from softprune import bench, export, models
     from softprune.costs import Cost, cost
     from softprune.cut import PrunePlan, apply_plan, load, remap_optimizer, save, verify
-    from softprune.cut.inspection import Inspection, inspect
+    from softprune.cut.selection import Inspection, inspect
     from softprune.distillation import distillation_loss
     from softprune.errors import SoftpruneError
     from softprune.masks import MaskConfig
@@ -48,7 +48,7 @@ __all__ = [
 _NAMES = {
     "costs": ("Cost", "cost"),
     "cut": ("PrunePlan", "apply_plan", "load", "remap_optimizer", "save", "verify"),
-    "cut.inspection": ("Inspection", "inspect"),
+    "cut.selection": ("Inspection", "inspect"),
     "distillation": ("distillation_loss",),
     "errors": ("SoftpruneError",),
     "masks": ("MaskConfig",),

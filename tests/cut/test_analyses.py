@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softprune.costs import cost
-from softprune.cut import apply_plan, coupled_sites, dense_macs, make_plan, required_sites
+from softprune.cut import apply_plan, coupled_sites, make_plan, required_sites
 from softprune.cut.constants import constant_contribution, constants
 from softprune.cut.liveness import Liveness
 from softprune.errors import PlanError
@@ -95,23 +95,6 @@ class Halves(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn(self.conv(x)))
         return self.first(x[:, 2:]) + self.last(x[:, :2])
-
-
-class Parallel(nn.Module):
-    """Paths of two BatchNorms each, whose results are added."""
-
-    def __init__(self, paths: int) -> None:
-        super().__init__()
-        self.paths = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()
-            )
-            for _ in range(paths)
-        )
-        self.last = nn.Conv2d(4, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(sum(path(x) for path in self.paths))
 
 
 class TwoPaths(nn.Module):
@@ -203,17 +186,11 @@ def test_layers_without_one_bias_of_their_own_read_constants(last: nn.Module) ->
     assert not reader.folded
 
 
-def test_negative_constants_fold() -> None:
-    model = Net(shift=-0.5)
-    last = make_plan(of(model), model, {"bn": torch.tensor([True, False, True, False])}).modules["last"]
-    assert (last.inputs, last.folded) == ((0, 2), True)
-
-
 def test_layers_that_must_be_called_keep_one_input_of_dead_ones() -> None:
     for last, name in ((OwnConv(4, 2, 1), "last"), (Tied(), "last.first")):
         model = Net(last=last, shift=0.0)
         cut = make_plan(of(model), model, {"bn": torch.zeros(4, dtype=torch.bool)}, round_to=2).modules[name]
-        assert not cut.void
+        assert not cut.constant
         assert cut.inputs == (0,)
 
 
@@ -222,13 +199,6 @@ def test_a_layer_that_must_be_called_reads_one_of_the_dead_channels() -> None:
     plan = make_plan(of(model), model, {"bn": torch.tensor([False, True, False, False])})
     assert (plan.modules["first"].inputs, plan.modules["last"].inputs) == ((0,), (1,))
     assert plan.modules["conv"].outputs == (1, 2)
-
-
-def test_a_grouped_layer_that_must_be_called_stays_if_nothing_reads_it() -> None:
-    last = nn.Sequential(OwnConv(4, 4, 1, groups=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
-    model = Net(last=last)
-    cut = make_plan(of(model), model, {"last.1": torch.zeros(4, dtype=torch.bool)}).modules["last.0"]
-    assert (cut.inputs, cut.outputs, cut.groups, cut.void) == ((0,), (0,), 1, False)
 
 
 @pytest.mark.usefixtures("onednn")
@@ -242,12 +212,6 @@ def test_an_lstm_reads_what_is_alive_and_at_least_one_channel(
     compact = apply_plan(plan, model)
     assert (plan.dense_macs, plan.macs) == (cost(model, IMAGES).macs, cost(compact, IMAGES).macs)
     assert plan.params == sum(parameter.numel() for parameter in compact.parameters())
-
-
-def test_a_layer_of_constants_alone_is_replaced_whatever_its_groups() -> None:
-    model = Net(last=nn.Conv2d(4, 2, 1, groups=2))
-    plan = make_plan(of(model), model, {"bn": torch.zeros(4, dtype=torch.bool)})
-    assert plan.modules["last"].void
 
 
 def test_what_learned_parameters_give_is_not_constant() -> None:
@@ -281,32 +245,22 @@ def test_what_nothing_reads_is_neither_demanded_nor_present() -> None:
         outputs = norm_outputs(graph, name)
         assert live.is_present(outputs).tolist() == [True, True, False, False]
     left, right = (next(layer for layer in graph.layers if layer.name == name) for name in ("left", "right"))
-    assert not live.is_void(left)
-    assert not live.is_void(right)
+    assert not live.is_constant(left)
+    assert not live.is_constant(right)
     assert live.dispensable(graph.layers[-1]).tolist() == [False, False, True, True]
-
-
-def test_multiples_are_filled_up() -> None:
-    model = Net()
-    graph = of(model)
-    mask = {"bn": torch.tensor([True, False, False, False])}
-    assert len(make_plan(graph, model, mask).modules["conv"].outputs) == 1
-    plan = make_plan(graph, model, mask, round_to=2)
-    assert len(plan.modules["conv"].outputs) == 2
-    assert plan.modules["bn"].zeroed == (1,)
 
 
 def test_a_module_that_nothing_reads_keeps_one_channel_and_is_listed() -> None:
     model = Net()
     plan = make_plan(of(model), model, {"bn": torch.zeros(4, dtype=torch.bool)})
-    assert plan.modules["last"].void
+    assert plan.modules["last"].constant
     assert plan.macs == 0
     assert {name: len(cut.outputs) for name, cut in plan.modules.items() if name != "last"} == {
         "conv": 1,
         "bn": 1,
         "second": 1,
     }
-    assert set(plan.floored) == {"conv", "second"}
+    assert set(plan.kept_for_shape) == {"conv", "second"}
 
 
 def test_required_sites_are_those_on_every_path_or_on_one() -> None:
@@ -314,19 +268,9 @@ def test_required_sites_are_those_on_every_path_or_on_one() -> None:
     assert len(required_sites(of(TwoPaths()))) == 1
 
 
-@pytest.mark.parametrize("paths", [3, 4, 7])
-def test_of_parallel_paths_the_sites_of_the_last_are_required(paths: int) -> None:
-    model = Parallel(paths)
-    assert required_sites(of(model)) == {f"paths.{paths - 1}.1", f"paths.{paths - 1}.4"}
-
-
 def test_sites_around_a_depthwise_convolution_are_coupled() -> None:
     assert coupled_sites(of(Depthwise())) == (("bn1", "bn2"),)
     assert coupled_sites(of(TwoPaths())) == ()
-
-
-def test_dense_macs_are_those_of_the_layers() -> None:
-    assert dense_macs(of(Net())) == 16 * (3 * 4 + 4 * 2)
 
 
 def test_masks_must_be_for_sites_and_of_their_width() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -51,16 +49,6 @@ def test_kept_blocks_are_those_of_the_dense_weight(name: str, memory_format: tor
     got = slice_tensor(cut, "weight", weight)
     assert torch.equal(got, by_hand(weight, cut, groups))
     assert got.is_contiguous(memory_format=memory_format)
-
-
-def test_a_wide_depthwise_weight_takes_no_longer_than_a_selection() -> None:
-    width = 4096
-    kept = tuple(range(0, width, 2))
-    cut = ModuleCut(kind="conv", width_in=width, width_out=width, inputs=kept, outputs=kept, groups=len(kept))
-    weight = torch.randn(width, 1, 3, 3)
-    begun = time.perf_counter()
-    slice_tensor(cut, "weight", weight)
-    assert time.perf_counter() - begun < 0.25  # group by group it took most of a second
 
 
 @pytest.mark.parametrize("inference", [False, True])
@@ -118,15 +106,3 @@ def test_what_a_change_replaces_but_something_holds_has_its_own_memory() -> None
     copy = duplicated(model, replace_)
     copy.listed[1].data.zero_()
     assert torch.equal(model.first.bias, before)
-
-
-def test_a_shared_copy_has_the_memory_but_not_the_modules_of_its_original() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
-    copy = duplicated(model, share=True)
-    assert [a.data_ptr() == b.data_ptr() for a, b in zip(copy.parameters(), model.parameters(), strict=True)] == [
-        True
-    ] * 4
-    copy.register_forward_hook(lambda *args: None)
-    copy[1].running_mean.fill_(3.0)  # type: ignore[index, operator, union-attr]
-    assert not model._forward_hooks
-    assert model[1].running_mean.tolist() == [0.0, 0.0]  # type: ignore[union-attr]

@@ -82,7 +82,7 @@ def test_rounding_is_exact_too(name: str) -> None:
     plan = assert_exact(graph, model, masks, round_to=4)
     for mix in graph.layers:
         cut = plan.modules[mix.name]
-        assert cut.void or len(cut.outputs) % 4 == 0 or len(cut.outputs) == cut.width_out, mix.name
+        assert cut.constant or len(cut.outputs) % 4 == 0 or len(cut.outputs) == cut.width_out, mix.name
     for norm in graph.norms:
         cut = plan.modules[norm.name]
         dead = len(cut.zeroed) == len(cut.outputs)  # nobody reads it

@@ -1,111 +1,312 @@
-"""What the header of a saved network holds, and which headers are refused."""
+"""Compact networks on disk: the same in a new process, and refused when anything about them is wrong."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from comparing import random_masks
 from saved_files import rewrite
+from topologies import TOPOLOGIES, masks_of, randomise_
 from torch import Tensor, nn
 
 import softprune as sp
-from softprune.cut import Origin, apply_plan, make_plan, read_origin
-from softprune.cut.saved import LARGEST_INPUT, signed
-from softprune.errors import FileFormatError, ModelError
+from softprune.cut import Origin, PrunePlan, apply_plan, check_saved_shapes, make_plan, plans_of, read_origin
+from softprune.errors import CheckpointError, FileFormatError, ModelError, PlanError, SoftpruneError
 from softprune.graph import trace
+from softprune.methods import L1Pruner
+
+ROOT = Path(__file__).parents[2]
 
 
-def dense() -> nn.Sequential:
-    """Two convolutions of the same shapes."""
-    return nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 3, 1)).eval()
+def compact_of(name: str, seed: int = 3) -> tuple[nn.Module, nn.Module]:
+    topology = TOPOLOGIES[name]
+    torch.manual_seed(0)
+    model = randomise_(topology.build())
+    graph = trace(model, topology.example())
+    return model, apply_plan(make_plan(graph, model, random_masks(graph, seed, deaths=0.3)), model)
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    model = dense()
-    plan = make_plan(trace(model, torch.randn(2, 3, 4, 4)), model, {})
-    return sp.save(apply_plan(plan, model), tmp_path / "net", origin=Origin("a", "b", (3, 4, 4)))
+@pytest.mark.usefixtures("onednn")
+def test_load_in_a_new_process_computes_the_same(tmp_path: Path) -> None:
+    jobs = []
+    for number, name in enumerate(TOPOLOGIES):
+        _, small = compact_of(name)
+        sp.save(small, tmp_path / str(number))
+        example = TOPOLOGIES[name].example()
+        arguments = example if isinstance(example, tuple) else (example,)
+        with torch.no_grad():
+            torch.save(small.eval()(*arguments), tmp_path / f"{number}.pt")
+        jobs.append(name)
+    code = f"""
+import sys, torch
+sys.path.insert(0, {str(ROOT / "tests" / "support")!r})
+import softprune as sp
+from torch.utils._pytree import tree_leaves
+from topologies import TOPOLOGIES
+for number, name in enumerate({jobs!r}):
+    small = sp.load({str(tmp_path)!r} + "/" + str(number), TOPOLOGIES[name].build())
+    example = TOPOLOGIES[name].example()
+    arguments = example if isinstance(example, tuple) else (example,)
+    with torch.no_grad():
+        got = small(*arguments)
+    expected = torch.load({str(tmp_path)!r} + f"/{{number}}.pt", weights_only=True)
+    got, expected = (tree_leaves(x) for x in (got, expected))
+    assert got and all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), name
+print("same", len({jobs!r}))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    environment.pop("COVERAGE_PROCESS_START", None)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"same {len(jobs)}"
 
 
-def header_of(content: bytes) -> tuple[bytes, bytes]:
-    """The header as text, and the data."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    return content[8:end], content[end:]
+def test_saving_twice_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
+    _, small = compact_of("chain")
+    assert sp.save(small, tmp_path / "net") == tmp_path / "net.safetensors"
+    assert sp.save(small, str(tmp_path / "net.safetensors")) == tmp_path / "net.safetensors"
+    assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
+    assert sp.save(small, tmp_path / "net.v2") == tmp_path / "net.v2.safetensors"
 
 
-@pytest.mark.parametrize("length", range(8))
-def test_a_header_is_sorted_aligned_and_no_longer_than_that(length: int) -> None:
-    text, _ = header_of(signed({"weight": torch.zeros(1)}, {"b": "x" * length, "a": 1}))
-    metadata = json.loads(text)["__metadata__"]
-    assert list(metadata) == ["format", "sha256", "softprune"]
-    assert metadata["softprune"] == f'{{"a":1,"b":"{"x" * length}"}}'
-    assert len(text) % 8 == 0
-    assert len(text) - len(text.rstrip()) < 8
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failed_save_keeps_the_earlier_network(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, small = compact_of("chain")
+    file = sp.save(small, tmp_path / "net")
+    before = file.read_bytes()
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"softprune.io.os.{call}", full)
+    with pytest.raises(CheckpointError, match=r"must have room.* Got No space left.* MiB free.*save again"):
+        sp.save(small, file)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["net.safetensors"]
 
 
-def test_the_checksum_is_of_the_header_too(file: Path) -> None:
-    text, data = header_of(file.read_bytes())
-    header = json.loads(text)
-    header["0.weight"], header["3.weight"] = header["3.weight"], header["0.weight"]
-    text = json.dumps(header).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
-    with pytest.raises(FileFormatError, match="does not match its checksum"):
-        sp.load(file, dense())
+def test_a_process_that_is_killed_before_the_rename(tmp_path: Path) -> None:
+    model, small = compact_of("chain")
+    file = sp.save(small, tmp_path / "net")
+    before = file.read_bytes()
+    code = """
+import os, signal, sys
+from softprune import io
+os.replace = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+io.write_atomically(io.Path(sys.argv[1]), b"other", then="")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code, str(file)], env=environment, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert file.read_bytes() == before
+    sp.load(file, model)
 
 
-@pytest.mark.parametrize("origin", [None, [], "vgg16", {}])
-def test_an_origin_must_be_an_object_with_its_keys(file: Path, origin: object) -> None:
-    assert read_origin(file) == Origin("a", "b", (3, 4, 4))
+def _bytes(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda file: file.write_bytes(change(file.read_bytes()))
+
+
+def _document(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    return lambda file: rewrite(file, change)
+
+
+def _tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], object]:
+    return lambda file: rewrite(file, tensors=change)
+
+
+def _plan(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """Change a plan and sign it anew."""
+
+    def apply(document: dict[str, Any]) -> None:
+        plan = document["plans"][0]
+        change(plan["plan"])
+        body = json.dumps(plan["plan"], separators=(",", ":"), sort_keys=True)
+        plan["sha256"] = hashlib.sha256(body.encode()).hexdigest()
+
+    return _document(apply)
+
+
+def _fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no end": (_bytes(lambda content: content[:-7]), "does not match its checksum.*Save or copy it again"),
+    "no whole header": (_bytes(lambda content: content[:100]), "no complete header"),
+    "not even its length": (_bytes(lambda content: content[:5]), "no complete header|must be JSON"),
+    "another weight": (_bytes(lambda content: content[:-1] + bytes([content[-1] ^ 1])), "does not match its checksum"),
+    "another origin": (_bytes(lambda content: content.replace(b"digits", b"figits")), "does not match its checksum"),
+    "a changed plan": (
+        _document(lambda document: document["plans"][0]["plan"].update(macs=1)),
+        "content does not match its checksum",
+    ),
+    "a plan without an entry": (_plan(lambda plan: plan["modules"]["conv1"].pop("inputs")), "malformed .*inputs"),
+    "a plan with another entry": (_plan(lambda plan: plan["modules"]["conv1"].update(x=1)), "malformed .*'x'"),
+    "a plan of another version": (_document(lambda document: document["plans"][0].update(version=2)), "version 2"),
+    "a later version": (_document(lambda document: document.update(version=99)), "version 99"),
+    "no plans": (_document(lambda document: document.update(plans=[])), "no plans"),
+    "another format": (_document(lambda document: document.update(format="other")), "Got 'other'"),
+    "plain weights": (lambda file: safetensors.torch.save_file({"w": torch.zeros(2)}, file), "holds plain weights"),
+    "text": (lambda file: file.write_bytes((2).to_bytes(8, "little") + b"[]"), "holds plain weights"),
+    "nothing": (Path.unlink, "No such file"),
+    "a pipe": (_fifo, "not a regular file"),
+    "a missing tensor": (_tensors(lambda tensors: tensors.pop("fc.bias")), r"'fc\.bias' should be \(5,\); got absent"),
+    "integers": (
+        _tensors(lambda tensors: tensors.update({"fc.bias": tensors["fc.bias"].int()})),
+        r"'fc\.bias' is torch\.float32; got torch\.int32",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_files_are_refused(tmp_path: Path, name: str) -> None:
+    damage, message = DAMAGE[name]
+    model, small = compact_of("chain")
+    file = sp.save(small, tmp_path / "net", origin=Origin("chain", "digits", (3, 8, 8)))
+    assert read_origin(file) == Origin("chain", "digits", (3, 8, 8))
+    damage(file)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(SoftpruneError, match=message):
+        sp.load(file, model)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def test_the_shapes_of_a_file_are_checked_before_memory_is_allocated(tmp_path: Path) -> None:
+    file = sp.save(compact_of("chain")[1], tmp_path / "net")
+    with torch.device("meta"):
+        model = TOPOLOGIES["chain"].build()
+    check_saved_shapes(file, model)
+    with pytest.raises(ModelError, match=r"'conv1\.weight' on the meta device.*to_empty\(device=\.\.\.\)"):
+        sp.load(file, model)
+    rewrite(file, tensors=lambda tensors: tensors.update({"fc.bias": torch.zeros(6)}))
+    with pytest.raises(FileFormatError, match=r"'fc\.bias' should be \(5,\); got \(6,\)"):
+        check_saved_shapes(file, model)
+
+
+@pytest.mark.parametrize("origin", [None, [], "vgg16", {}, {"model": "a", "data": "b", "input_shape": "x"}])
+def test_an_origin_that_makes_no_sense_is_none(tmp_path: Path, origin: object) -> None:
+    file = sp.save(compact_of("chain")[1], tmp_path / "net")
     rewrite(file, lambda document: document.update(origin=origin))
     assert read_origin(file) is None
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "makes_sense"),
-    [
-        ("model", 1, False),
-        ("data", None, False),
-        ("input_shape", "344", False),
-        ("input_shape", [3, "4"], False),
-        ("input_shape", [3, 0], False),
-        ("input_shape", [True, 4], False),
-        ("input_shape", [1] * 9, False),
-        ("input_shape", [1] * 8, True),
-        ("input_shape", [LARGEST_INPUT], True),
-        ("input_shape", [], True),
-    ],
-)
-def test_an_origin_that_makes_no_sense_is_none(file: Path, key: str, value: Any, makes_sense: bool) -> None:
-    rewrite(file, lambda document: document["origin"].update({key: value}))
-    assert (read_origin(file) is not None) == makes_sense
+def test_a_plan_from_data_starts_folded_biases_at_zero() -> None:
+    """Constants are not stored: they are in the weights that are loaded next."""
+    model = randomise_(TOPOLOGIES["depthwise"].build())
+    graph = trace(model, TOPOLOGIES["depthwise"].example())
+    masks = masks_of(model, {"bn1": [0, 1, 2, 3], "bn2": [2, 3, 4, 5, 6, 7], "bn3": [0, 1]})
+    plan = make_plan(graph, model, masks)
+    assert plan.modules["pointwise"].folded
+    folded: Any = apply_plan(plan, model).get_submodule("pointwise")
+    empty: Any = apply_plan(PrunePlan.from_json(plan.to_json()), model).get_submodule("pointwise")
+    assert folded.bias.abs().max() > 0
+    assert empty.bias.shape == folded.bias.shape
+    assert empty.bias.abs().max() == 0
 
 
-@pytest.mark.parametrize("plans", [[], {}, {"0": 1}, "x", None])
-def test_a_file_needs_a_list_of_plans(file: Path, plans: Any) -> None:
-    rewrite(file, lambda document: document.update(plans=plans))
-    with pytest.raises(FileFormatError, match="has no plans in its metadata"):
-        sp.load(file, dense())
+class Noting(nn.Conv2d):
+    """A convolution that stores something of its own."""
+
+    def get_extra_state(self) -> Any:
+        return {"scale": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Nothing to set."""
 
 
-def test_counts_may_not_be_stored_as_floats(file: Path) -> None:
-    def as_float(tensors: dict[str, Tensor]) -> None:
-        tensors["1.num_batches_tracked"] = torch.tensor(0.0)
-
-    rewrite(file, tensors=as_float)
-    with pytest.raises(FileFormatError, match=r"'1\.num_batches_tracked' is torch\.int64\. Got torch\.float32"):
-        sp.load(file, dense())
-
-
-def test_a_buffer_on_the_meta_device_is_refused(file: Path) -> None:
-    model = dense()
-    model[1].running_mean = torch.empty(3, device="meta")
-    with pytest.raises(ModelError, match=r"'1\.running_mean' on the meta device"):
-        sp.load(file, model)
+def test_extra_state_that_is_no_tensor_is_not_saved(tmp_path: Path) -> None:
+    model = randomise_(nn.Sequential(Noting(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1)))
+    graph = trace(model, torch.randn(2, 3, 8, 8))
+    small = apply_plan(make_plan(graph, model, {"1": torch.arange(8) < 3}), model)
+    with pytest.raises(ModelError, match=r"Got a dict as '0\._extra_state' of a Noting"):
+        sp.save(small, tmp_path / "net")
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_file_is_not_taken_for_another_one(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"No such file or directory\.$"):
-        sp.load(tmp_path / "none", dense())
+def test_a_compact_network_can_be_pickled() -> None:
+    _, small = compact_of("chain")
+    again = pickle.loads(pickle.dumps(small))
+    assert len(plans_of(again)) == 1
+    with torch.no_grad():
+        example = TOPOLOGIES["chain"].example()
+        assert torch.equal(again.eval()(example), small.eval()(example))
+
+
+def test_a_wrong_class_or_another_architecture_is_refused(tmp_path: Path) -> None:
+    _, small = compact_of("chain")
+    sp.save(small, tmp_path / "net")
+    with pytest.raises(PlanError, match="this plan is for"):
+        sp.load(tmp_path / "net", TOPOLOGIES["residual"].build())
+    with pytest.raises(PlanError, match="without a plan"):
+        sp.save(TOPOLOGIES["chain"].build(), tmp_path / "other")
+    (tmp_path / "mine.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="which is a folder"):
+        sp.save(small, tmp_path / "mine")
+
+
+@pytest.mark.parametrize("kind", ["new head", "more", "less"])
+def test_a_network_that_was_changed_after_the_cut_is_not_saved(kind: str, tmp_path: Path) -> None:
+    _, small = compact_of("chain")
+    file = sp.save(small, tmp_path / "small")
+    before = file.read_bytes()
+    name, head = next((name, each) for name, each in small.named_modules() if isinstance(each, nn.Linear))
+    if kind == "new head":
+        small.set_submodule(name, nn.Linear(head.in_features, head.out_features + 4))
+    elif kind == "more":
+        small.add_module("more", nn.Linear(2, 2))
+    else:
+        small.set_submodule(name, nn.Identity())
+    with pytest.raises(PlanError, match=r"changed after the cut: '.*' was .* and is .*Save it before"):
+        sp.save(small, tmp_path / "small")
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(("wrap", "inner"), [(nn.DataParallel, "module"), (torch.compile, "_orig_mod")])
+def test_a_wrapper_is_not_saved(wrap: Callable[[nn.Module], nn.Module], inner: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=rf"`compact` must be the network itself, not a wrapper.*pass compact\.{inner}\.$"
+    ):
+        sp.save(wrap(compact_of("chain")[1]), tmp_path / "small")
+
+
+def test_a_changed_network_that_is_cut_again_loads_into_the_changed_one(tmp_path: Path) -> None:
+    example = TOPOLOGIES["chain"].example()
+
+    def changed() -> nn.Module:
+        network = sp.load(tmp_path / "first", TOPOLOGIES["chain"].build())
+        name, head = next((name, each) for name, each in network.named_modules() if isinstance(each, nn.Linear))
+        network.set_submodule(name, nn.Linear(head.in_features, head.out_features + 4))
+        return network
+
+    sp.save(compact_of("chain")[1], tmp_path / "first")
+    pruner = L1Pruner(changed(), example, ratio=0.5)
+    small = pruner.compact().eval()
+    sp.save(small, tmp_path / "second")
+    for _ in range(2):
+        again = sp.load(tmp_path / "second", changed())
+        assert torch.equal(again(example), small(example))
+        sp.save(again, tmp_path / "second")
+    with pytest.raises(PlanError, match="this plan is for"):
+        sp.load(tmp_path / "second", TOPOLOGIES["chain"].build())
+
+
+def test_a_folder_or_another_file_in_place_of_a_network_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "weights.pth").touch()
+    for name, said in (("run", r"is a folder; pass the file in it, 'compact"), ("weights.pth", r"is no file of")):
+        with pytest.raises(FileFormatError, match=f"No such file or directory. '{tmp_path / name}' {said}"):
+            sp.load(tmp_path / name, nn.Linear(1, 1))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from comparing import assert_exact, masked, random_masks, relative_difference
-from saved_files import rewrite
 from topologies import TOPOLOGIES, Chain, Tied, randomise_
 from torch import nn
 
@@ -82,22 +81,6 @@ def test_dtype_and_gradients_survive_the_disk(tmp_path: Path) -> None:
     assert again.conv1.weight.requires_grad
     assert not again.fc.weight.requires_grad
     assert not again.training
-
-
-def test_a_class_may_live_in_another_module(tmp_path: Path) -> None:
-    compact = _chain()
-    save(compact, tmp_path / "chain")
-    elsewhere = type("Chain", (Chain,), {"__module__": "__main__"})
-    assert torch.equal(load(tmp_path / "chain", elsewhere()).conv1.weight, compact.conv1.weight)
-
-
-def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
-    file = save(_chain(), tmp_path / "one")
-    other = randomise_(Chain())
-    plan = make_plan(read_graph(other, torch.randn(2, 3, 8, 8)), other, {"bn1": torch.arange(8) < 1})
-    weights = apply_plan(plan, other).state_dict()
-    rewrite(file, tensors=lambda tensors: tensors.update(weights))
-    _refused(file, Chain(), "weights must fit the plan")
 
 
 def test_a_changed_architecture_names_what_changed(tmp_path: Path) -> None:

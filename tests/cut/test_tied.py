@@ -11,8 +11,6 @@ from torch import Tensor, nn
 import softprune as sp
 from softprune.cut import coupled_sites
 from softprune.cut.selection import read_graph
-from softprune.masks import SoftGate
-from softprune.methods import REGISTRY
 
 EXAMPLE = torch.randn(2, 3, 8, 8)
 
@@ -73,16 +71,6 @@ def test_the_sum_of_a_sites_batchnorms_is_coupled_to_what_filters_it() -> None:
     assert coupled_sites(graph) == (("bn1", "bn3"),)
 
 
-def test_mobilenet_has_a_line_in_every_block() -> None:
-    vision = pytest.importorskip(
-        "torchvision.models", exc_type=ImportError, reason='the "vision" extra is not installed'
-    )
-    graph = read_graph(vision.mobilenet_v2(num_classes=10), torch.randn(1, 3, 64, 64))
-    lines = coupled_sites(graph)
-    assert len(lines) == 17
-    assert all(len(line) == 2 for line in lines)
-
-
 def _disjoint_(model: nn.Module) -> None:
     """Each BatchNorm of the line would keep other channels."""
     with torch.no_grad():
@@ -112,50 +100,3 @@ def test_soft_masks_leave_enough_in_common(least: int, width: int) -> None:
             average.bn1.bias[20:] = 0.4
         assert _width(pruner.compact(average)) == width
     assert torch.equal(pruner.masks()["bn1"], masks["bn1"])
-
-
-def test_nothing_is_added_where_enough_is_common() -> None:
-    model = _Block()
-    pruner = sp.SoftPruner(model, EXAMPLE, min_channels=4)
-    with torch.no_grad():
-        for number, bn in enumerate((model.bn1, model.bn2, model.bn3)):
-            bn.bias[: 6 + 4 * number] = -3.0
-            bn.weight[: 6 + 4 * number] = 0.1
-    gates = [bn.gate for bn in (model.bn1, model.bn2, model.bn3)]
-    assert all(isinstance(gate, SoftGate) for gate in gates)
-    assert [int(mask.sum()) for mask in pruner.masks().values()] == [18, 14, 10]
-    assert _width(pruner.compact()) == 10
-    summary = pruner.summary()
-    assert [site.left for site in summary.sites] == [10, 10, 10]
-    remarks = [line.split()[2:] for line in str(summary).splitlines()[1:4]]
-    assert remarks == [f"{kept} 10 left in the cut network".split() for kept in (18, 14)] + [["10"]]
-
-
-@pytest.mark.parametrize("method", ["l1", "random", "slimming", "sfp", "fpgm", "variational"])
-def test_methods_that_store_their_masks_leave_enough_in_common(method: str) -> None:
-    torch.manual_seed(0)
-    options = {
-        "fpgm": {"ratio_dist": 0.7},
-        "variational": {"mu_below": 0.5, "sigma_below": 9.0},
-        "slimming": {"ratio": 0.66},
-    }
-    model = _Block()
-    pruner = REGISTRY[method](model, EXAMPLE, **options.get(method, {"ratio": 0.8}), min_channels=4)
-    _disjoint_(model)
-    optimizer = torch.optim.SGD(pruner.parameter_groups(weight_decay=0.0), lr=1e-4)
-    pruner.attach(optimizer)
-    pruner.end_epoch(0)
-    pruner.decide()
-    assert _width(pruner.compact()) >= 4
-    widths = [int(mask.sum()) for mask in pruner.masks().values()]
-    assert max(widths) < 24
-
-
-@pytest.mark.parametrize("target", [{"macs": 0.3}, {"channels": 0.4}])
-def test_budgets_leave_enough_in_common(target: dict[str, float]) -> None:
-    torch.manual_seed(0)
-    model = _Block()
-    pruner = sp.SoftPruner(model, EXAMPLE, target=target, total_steps=10, min_channels=4)
-    _disjoint_(model)
-    pruner.decide()
-    assert _width(pruner.compact()) >= 4

@@ -1,8 +1,6 @@
 """A cut network is an ordinary module: it has what the dense one had, which is untouched; it compiles and exports."""
 
-import copy
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +12,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils import _pytree as pytree
 
 from softprune import SoftPruner
-from softprune.cut import apply_plan, make_plan, plans_of, remap_optimizer
+from softprune.cut import apply_plan, make_plan, remap_optimizer
 from softprune.cut.selection import read_graph
-from softprune.cut.verify import mask_sites_
 from softprune.errors import PlanError
 from softprune.graph import ConstantOutput
 
@@ -53,29 +50,6 @@ def test_a_compact_network_compiles(name: str) -> None:
     with torch.no_grad():
         _close(compact(*arguments), outputs)
     sum(leaf.sum() for leaf in pytree.tree_leaves(outputs)).backward()
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
-def test_torchscript_takes_a_compact_network_without_gathers() -> None:
-    """What docs/export.md says of tools that do not take forward pre-hooks."""
-    topology = TOPOLOGIES["residual"]
-    model, example = randomise_(topology.build()), topology.example()
-    pruner = SoftPruner(model, example)
-    with torch.no_grad():
-        model.bn.weight[:4], model.bn.bias[:4] = 0.1, -3.0  # type: ignore[index, operator, union-attr]
-    selects, whole = pruner.compact().eval(), pruner.compact(gathers=False).eval()
-    assert isinstance(torch.jit.trace(selects, example), nn.Module)
-    with pytest.raises(torch.jit.frontend.NotSupportedError):
-        torch.jit.script(selects)
-    with torch.no_grad():
-        _close(selects(example), torch.jit.script(whole)(example))
-
-
-def test_a_compact_network_compiles_with_inductor() -> None:
-    _, compact, arguments = _compact("pre-activation")
-    torch.compiler.reset()
-    with torch.no_grad():
-        _close(compact(*arguments), torch.compile(compact, fullgraph=True)(*arguments))
 
 
 def _structure(model: nn.Module) -> list[Any]:
@@ -124,14 +98,6 @@ def test_dtype_mode_gradients_and_memory_format_survive() -> None:
     assert compact.bn.num_features == len(compact.bn.weight) == len(compact.bn.running_mean)
 
 
-def test_a_compact_network_remembers_its_plan_through_copies() -> None:
-    _, compact, arguments = _compact("dense")
-    twin = copy.deepcopy(compact)
-    assert plans_of(twin) == plans_of(compact)
-    with torch.no_grad():
-        assert torch.equal(twin(*arguments), compact(*arguments))
-
-
 def test_hooks_of_the_user_survive() -> None:
     model, calls = randomise_(Chain()), []
     model.conv1.register_forward_hook(lambda module, args, output: calls.append(output.shape[1]))
@@ -146,49 +112,6 @@ def test_hooks_of_the_user_survive() -> None:
 
 def _sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
-
-
-def _adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.01)
-
-
-@pytest.mark.parametrize("make", [_sgd, _adam])
-@pytest.mark.parametrize("named", [False, True])
-def test_training_goes_on_after_a_cut(make: Callable[[Any], torch.optim.Optimizer], named: bool) -> None:
-    """Frozen statistics and dead channels without gradients: the cut network's next steps are the masked one's."""
-    torch.manual_seed(0)
-    dense = randomise_(Chain()).double()
-    masks = {"bn1": torch.tensor([1, 0, 1, 1, 0, 1, 0, 1]).bool(), "bn2": torch.tensor([1, 1, 0, 1, 0, 1]).bool()}
-    graph = read_graph(dense, torch.randn(2, 3, 8, 8))
-    mask_sites_(dense, masks)
-    optimizer = make(dense.named_parameters() if named else dense.parameters())
-    x, y = torch.randn(4, 3, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
-
-    def step(model: nn.Module) -> None:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    for _ in range(3):
-        step(dense)
-    compact = apply_plan(make_plan(graph, dense, masks), dense)
-    masked, twin_state = copy.deepcopy(dense), copy.deepcopy(optimizer.state_dict())
-    twin = make(masked.named_parameters() if named else masked.parameters())
-    twin.load_state_dict(twin_state)
-    remap_optimizer(optimizer, dense, compact)
-    assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in compact.parameters()}
-    assert set(map(id, optimizer.state)) <= set(map(id, compact.parameters()))
-    for group in optimizer.param_groups if named else ():
-        names = {id(p): name for name, p in compact.named_parameters()}
-        assert group["param_names"] == [names[id(p)] for p in group["params"]]
-    for _ in range(3):
-        step(compact)
-        twin.zero_grad()
-        nn.functional.cross_entropy(masked(x), y).backward()
-        twin.step()
-    with torch.no_grad():
-        _close(masked(x), compact(x))
-    optimizer.load_state_dict(optimizer.state_dict())
 
 
 def test_what_was_cut_away_leaves_the_optimizer() -> None:

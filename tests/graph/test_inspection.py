@@ -40,7 +40,7 @@ def test_every_batchnorm_is_a_site_or_frozen_and_the_floor_is_true(name: str) ->
 
 def test_it_prints_as_a_table() -> None:
     text = str(sp.inspect(Residual(), IMAGE, exclude="bn1"))
-    assert re.search(r"^bn +8 +site, relu, at least 1 channel stays \(the way to an output\)$", text, re.M)
+    assert re.search(r"^bn +8 +site, relu, keeps at least 1 channel \(only path to the output\)$", text, re.M)
     assert re.search(r"^bn2 +8 +frozen: add reads it with no activation in between$", text, re.M)
     assert re.search(r"^bn1 +6 +frozen: you excluded it$", text, re.M)
     assert "1 sites with 8 channels, 2 frozen" in text

@@ -83,7 +83,7 @@ class LatencyTable:
         total = 0.0
         for name, cut in modules.items():
             grid = self.layers.get(name) or self.norms.get(name)
-            if grid is not None and not cut.void:
+            if grid is not None and not cut.constant:
                 total += grid(len(cut.inputs), len(cut.outputs))
             if cut.select is not None and name in self.indices:
                 total += self.indices[name](1, len(cut.select))

@@ -2,7 +2,7 @@
 
 Read `build.py` (`make_plan`) and `apply.py` (`cut_`) first: `constants.py` finds the channels that are constant under
 the masks, `liveness.py` those that must stay, and `cuts.py` says what one module keeps. `verify.py` proves a cut, and
-`probe.py` tries cuts before any training.
+`trial.py` tries cuts before any training.
 """
 
 # ruff: isort: skip_file
@@ -11,14 +11,13 @@ from softprune.cut.build import make_plan as make_plan
 from softprune.cut.coupling import coupled_sites as coupled_sites
 from softprune.cut.coupling import floor_masks as floor_masks
 from softprune.cut.coupling import required_sites as required_sites
-from softprune.cut.cuts import ModuleCut as ModuleCut
+from softprune.cut.plan import ModuleCut as ModuleCut
 from softprune.cut.plan import PrunePlan as PrunePlan
 from softprune.cut.apply import apply_plan as apply_plan
 from softprune.cut.apply import plain_copy as plain_copy
 from softprune.cut.apply import plans_of as plans_of
 from softprune.cut.comparison import without_gc as without_gc
-from softprune.cut.optimizer import remap_optimizer as remap_optimizer
-from softprune.cut.probe import probe_cuts as probe_cuts
+from softprune.cut.apply import remap_optimizer as remap_optimizer
 from softprune.cut.saved import LARGEST_INPUT as LARGEST_INPUT
 from softprune.cut.saved import Origin as Origin
 from softprune.cut.saved import check_saved_shapes as check_saved_shapes

@@ -1,24 +1,25 @@
-"""Cut a network: a new module of the same class, with the channels of a plan removed."""
+"""Cut a network and its optimizer: a new module of the same class, with the channels of a plan removed."""
 
 import copy
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
 from torch.utils import _pytree as pytree
-from torch.utils.weak import WeakIdKeyDictionary
 
-from softprune.cut.comparison import one_thread
 from softprune.cut.constants import FloatArray, constant_contribution
-from softprune.cut.cuts import ModuleCut
-from softprune.cut.plan import PrunePlan, model_shapes
+from softprune.cut.plan import ModuleCut, PrunePlan, model_shapes
 from softprune.errors import ModelError, PlanError
 from softprune.graph.modules import ConstantOutput, Select, select_input
+from softprune.log import get_logger
 from softprune.masks.sampling import unmask_model_
+
+logger = get_logger(__name__)
 
 HISTORY = "_softprune_plans"
 """Attribute of a compact model: the plans that led to it from its dense definition, in order.
@@ -29,7 +30,7 @@ SHAPES = "_softprune_shapes"
 
 
 def plans_of(model: nn.Module) -> tuple[PrunePlan, ...]:
-    """The plans that led to `model` from its dense definition; empty for a dense model."""
+    """Return the plans that led to `model` from its dense definition; empty for a dense model."""
     return getattr(model, HISTORY, ())
 
 
@@ -38,7 +39,7 @@ Change = Callable[[nn.Module], object]
 
 
 def plain_copy(model: nn.Module, change_: Change | None = None, *, share: bool = False) -> nn.Module:
-    """A deep copy of `model` without masks: the network as its class defines it. Arguments as in :func:`duplicated`."""
+    """Return a deep copy of `model` without masks. Arguments as in :func:`duplicated`."""
 
     def unmask_and_change_(duplicate: nn.Module) -> None:
         unmask_model_(duplicate)
@@ -49,7 +50,7 @@ def plain_copy(model: nn.Module, change_: Change | None = None, *, share: bool =
 
 
 def duplicated(model: nn.Module, change_: Change | None = None, *, share: bool = False) -> nn.Module:
-    """A deep copy of `model` as it is, then changed by `change_`. What that replaces is never copied.
+    """Return a deep copy of `model`, changed by `change_`. What that replaces is never copied.
 
     With `share` the parameters keep the memory of the originals, for a copy that is only called.
     """
@@ -86,13 +87,12 @@ def duplicated(model: nn.Module, change_: Change | None = None, *, share: bool =
     return duplicate
 
 
-Renewed = MutableMapping[nn.Parameter, nn.Parameter]
+Renewed = dict[nn.Parameter, nn.Parameter]
 """Old -> new: a parameter that two modules share is cut once and stays shared."""
 
 
-@one_thread()
 def apply_plan(plan: PrunePlan, model: nn.Module) -> nn.Module:
-    """A new module of `model`'s class that keeps what `plan` keeps; `model` is left as it was.
+    """Return a new module of `model`'s class that keeps what `plan` keeps; `model` is left as it was.
 
     A plan read from a file knows no constants: folded biases then start at zero, for the weights to be loaded.
     """
@@ -112,7 +112,7 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
     """
     # The earlier plans lead to the network as it was then, not to one with another head, say.
     earlier = plans_of(compact) if changed_since_the_cut(compact) is None else ()
-    renewed: Renewed = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]  # what is replaced frees its memory
+    renewed: Renewed = {}
     parents = _parents(compact)
     # Indices first: the layer that an index belongs to may be replaced, and the index with it.
     for name, cut in sorted(plan.modules.items(), key=lambda item: item[1].kind != "select"):
@@ -136,7 +136,7 @@ def cut_(plan: PrunePlan, compact: nn.Module) -> None:
 
 
 def changed_since_the_cut(compact: nn.Module) -> str | None:
-    """What of a compact network is no longer as the cut left it, in words; None if all of it is."""
+    """Return what of a compact network was changed since its cut, in words; None if nothing was."""
     now = model_shapes(compact)
     before: dict[str, tuple[int, ...]] = getattr(compact, SHAPES, now)
     for name in sorted(now.keys() | before.keys()):
@@ -161,10 +161,10 @@ def _parents(model: nn.Module) -> Parents:
 def _cut_module(
     module: nn.Module, cut: ModuleCut, renewed: Renewed, constants: FloatArray | None, parents: Parents
 ) -> None:
-    if cut.void:
-        void = _void(module, cut, constants)
+    if cut.constant:
+        replacement = _constant_output(module, cut, constants)
         for parent, attribute in parents[module]:
-            parent._modules[attribute] = void
+            parent._modules[attribute] = replacement
         return
     if cut.kind == "select":
         assert isinstance(module, Select)
@@ -224,18 +224,18 @@ def _describe(module: nn.Module, cut: ModuleCut) -> None:
         module.groups = cut.groups  # type: ignore[assignment]
 
 
-def _void(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> ConstantOutput:
+def _constant_output(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> ConstantOutput:
     weight: Tensor = module.weight  # type: ignore[assignment]
     value = torch.zeros(cut.width_out, dtype=torch.float64) if constants is None else torch.from_numpy(constants)
     # Channels that stay for the shapes' sake only have no constant; no layer reads them.
     kept = torch.nan_to_num(value)[list(cut.outputs)]
-    void = ConstantOutput(module, kept.to(weight.device, weight.dtype))
-    void.training = module.training
-    return void
+    output = ConstantOutput(module, kept.to(weight.device, weight.dtype))
+    output.training = module.training
+    return output
 
 
 def _folded(module: nn.Module, cut: ModuleCut, constants: FloatArray | None) -> Tensor:
-    """What the dropped constant inputs add to the kept outputs."""
+    """Return what the dropped constant inputs add to the kept outputs."""
     weight: Tensor = module.weight  # type: ignore[assignment]
     if constants is None:
         return torch.zeros(len(cut.outputs), device=weight.device, dtype=weight.dtype)
@@ -252,14 +252,14 @@ def _add_bias(module: nn.Module, correction: Tensor) -> None:
 
 
 def take(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
-    """The entries `kept` of `tensor` along `dim`, as a new tensor."""
+    """Return the entries `kept` of `tensor` along `dim` as a new tensor."""
     part = _part(tensor, dim, kept)
     # A view of a tensor of inference mode does not know that it is one.
     return part.clone() if part._is_view() or part.is_inference() else part
 
 
 def _part(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
-    """The entries `kept` of `tensor` along `dim`; a view where they are a range."""
+    """Return the entries `kept` of `tensor` along `dim`, a view where they are a range."""
     size = len(kept)
     if size and kept[-1] - kept[0] + 1 == size and tuple(kept) == tuple(range(kept[0], kept[0] + size)):
         return tensor.detach().narrow(dim, kept[0], size)
@@ -268,10 +268,10 @@ def _part(tensor: Tensor, dim: int, kept: Sequence[int]) -> Tensor:
 
 
 def slice_tensor(cut: ModuleCut, attribute: str, tensor: Tensor) -> Tensor:
-    """The part of a module's own parameter or buffer that stays, in its memory format."""
+    """Return the part of a module's own parameter or buffer that stays, in its memory format."""
     if tensor.ndim == 0:
         return tensor.detach().clone()
-    if cut.kind in ("norm", "source"):
+    if cut.kind in ("norm", "constant"):
         return take(tensor, 0, cut.outputs)
     if attribute == "weight":
         return _as_before(tensor, _slice_weight(cut, tensor))
@@ -300,7 +300,7 @@ def _slice_weight(cut: ModuleCut, weight: Tensor) -> Tensor:
 
 
 def _as_before(before: Tensor, after: Tensor) -> Tensor:
-    """`after` in the memory format of `before`."""
+    """Return `after` in the memory format of `before`."""
     for rank, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if before.ndim == rank and not before.is_contiguous() and before.is_contiguous(memory_format=memory_format):
             return after.contiguous(memory_format=memory_format)
@@ -308,11 +308,116 @@ def _as_before(before: Tensor, after: Tensor) -> Tensor:
 
 
 def slice_named(plan: PrunePlan, name: str, tensor: Tensor) -> Tensor | None:
-    """The part of the dense model's parameter `name` (or of a tensor of its shape) that stays; None if it goes."""
+    """Return what stays of the dense model's parameter `name`, or of a tensor of its shape; None if it goes."""
     if name in plan.parameters:
         return take(tensor, plan.parameters[name].dim, plan.parameters[name].kept)
     path, _, attribute = name.rpartition(".")
     cut = plan.modules.get(plan.aliases.get(path, path))
     if cut is None:
         return tensor.detach().clone()
-    return None if cut.void else slice_tensor(cut, attribute, tensor)
+    return None if cut.constant else slice_tensor(cut, attribute, tensor)
+
+
+def remap_optimizer(optimizer: Optimizer, dense: nn.Module, compact: nn.Module) -> None:
+    """Let `optimizer` train `compact` instead of `dense`: same groups, momentum cut like the weights. In place.
+
+    State of a parameter's shape (momentum, Adam's moments) is sliced as the parameter was; scalars are kept; a
+    parameter that was cut away leaves its group; one that folding added joins its weight's group. Where some of a
+    parameter's state cannot be cut (Adafactor's factors), all of it is reset, which is logged.
+
+    `dense` is the network that the optimizer trains; several cuts may lie between it and `compact`. A pruner that is
+    attached to the optimizer stays with `dense`: it counts no more steps.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise PlanError(
+            f"`remap_optimizer` takes a torch.optim.Optimizer first. Got {type(optimizer).__name__}; of a wrapper, "
+            "pass the optimizer inside."
+        )
+    if isinstance(optimizer, LBFGS):
+        raise PlanError(
+            "an optimizer must keep its state by parameter for it to be cut with them. Got LBFGS, whose memory "
+            "spans them all; make a new one for the compact network."
+        )
+    history = plans_of(compact)
+    if not history:
+        raise PlanError("`compact` must be a network that softprune cut. Got one without a plan.")
+    plans = _plans_since(dense, history)
+    names = {id(parameter): name for name, parameter in dense.named_parameters(remove_duplicate=False)}
+    successors = dict(compact.named_parameters(remove_duplicate=False))
+    reached = {id(successors[name]) for name in names.values() if name in successors}
+    moves: list[tuple[Tensor, Tensor | None, dict[str, Any]]] = []
+    groups: list[list[Tensor]] = []
+    for group in optimizer.param_groups:
+        kept: list[Tensor] = []
+        for parameter in group["params"]:
+            name = names.get(id(parameter))
+            if name is None:
+                kept.append(parameter)  # not the model's: a loss's own weights, say
+                continue
+            successor = successors.get(name)
+            if successor is None:
+                moves.append((parameter, None, {}))
+                continue
+            kept.append(successor)
+            moves.append((parameter, successor, _sliced_state(plans, name, parameter, optimizer.state.get(parameter))))
+            bias = successors.get(name.removesuffix("weight") + "bias") if name.endswith("weight") else None
+            if bias is not None and id(bias) not in reached:
+                kept.append(bias)
+                reached.add(id(bias))
+        groups.append(kept)
+    if not moves:
+        raise PlanError(
+            "the optimizer must train `dense`. Got one that holds none of its parameters; pass the network that it was "
+            "made for, or make a new optimizer for the compact one."
+        )
+    # Everything that can fail has been done: only now is the optimizer touched.
+    compact_names = {id(parameter): name for name, parameter in successors.items()}
+    for group, kept in zip(optimizer.param_groups, groups, strict=True):
+        if "param_names" in group:
+            known = dict(zip(map(id, group["params"]), group["param_names"], strict=True))
+            group["param_names"] = [compact_names.get(id(p)) or known[id(p)] for p in kept]
+        group["params"] = kept
+    for old, new, state in moves:
+        optimizer.state.pop(old, None)
+        if new is not None and state:
+            optimizer.state[new] = state
+
+
+def _plans_since(dense: nn.Module, history: Sequence[PrunePlan]) -> Sequence[PrunePlan]:
+    """Return the cuts between `dense` and the network that `history` led to; the fewest that fit."""
+    for start in reversed(range(len(history))):
+        try:
+            history[start].check_fits(dense)
+            return history[start:]
+        except PlanError as error:
+            failure = error
+    raise PlanError(
+        "`dense` must be the network that `compact` was cut from, as it was before the cut. Got one that "
+        f"fits none of its {len(history)} plans: {failure} Pass the network that the optimizer trains."
+    ) from failure
+
+
+def _sliced_state(
+    plans: Sequence[PrunePlan], name: str, parameter: Tensor, state: dict[str, Any] | None
+) -> dict[str, Any]:
+    sliced: dict[str, Any] = {}
+    for key, value in (state or {}).items():
+        if isinstance(value, Tensor) and value.ndim > 0:
+            if value.shape != parameter.shape:
+                return _reset(name, key)
+            for plan in plans:
+                value = slice_named(plan, name, value)
+            sliced[key] = value
+        elif isinstance(value, list | tuple | dict):  # tensors inside, whose shapes are unknown
+            return _reset(name, key)
+        else:
+            sliced[key] = value
+    return sliced
+
+
+def _reset(name: str, key: str) -> dict[str, Any]:
+    # No part of it is kept: an optimizer takes a state that is there for a whole one.
+    logger.warning(
+        "softprune: the optimizer state of '%s' is reset, since its '%s' cannot be cut like the weight", name, key
+    )
+    return {}

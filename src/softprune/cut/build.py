@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from softprune.cut.constants import constants
-from softprune.cut.cuts import Indices, ModuleCut, ParameterCut
 from softprune.cut.liveness import Liveness, depthwise
-from softprune.cut.plan import PrunePlan, class_name, model_shapes
+from softprune.cut.plan import Indices, ModuleCut, ParameterCut, PrunePlan, class_name, model_shapes
 from softprune.errors import PlanError
 from softprune.graph import ChannelGraph
 from softprune.graph.channels import IntArray
@@ -51,11 +50,11 @@ def make_plan(
         dense_macs=dense_macs(graph),
         params=_params(model, graph, modules, parameters),
         dense_params=sum(parameter.numel() for parameter in model.parameters()),
-        floored=tuple(dict.fromkeys(live.floored)),
+        kept_for_shape=tuple(dict.fromkeys(live.kept_for_shape)),
         constants={
-            layer.name: values[layer.outputs if modules[layer.name].void else layer.inputs]
+            layer.name: values[layer.outputs if modules[layer.name].constant else layer.inputs]
             for layer in graph.layers
-            if modules[layer.name].void or modules[layer.name].folded
+            if modules[layer.name].constant or modules[layer.name].folded
         },
     )
 
@@ -101,7 +100,7 @@ class _Cuts(ForwardAnalysis):
 
     def constant(self, op: ConstantOp) -> None:
         kept, width = _kept(self.live.is_present(op.outputs)), len(op.outputs)
-        self.modules[op.name] = ModuleCut(kind="source", width_in=width, width_out=width, inputs=kept, outputs=kept)
+        self.modules[op.name] = ModuleCut(kind="constant", width_in=width, width_out=width, inputs=kept, outputs=kept)
 
 
 def dense_macs(graph: ChannelGraph) -> int:
@@ -141,8 +140,8 @@ def _cut_layer(layer: LayerOp, live: Liveness) -> ModuleCut:
     come = np.flatnonzero(live.is_present(layer.inputs))
     outputs = _kept(live.is_present(layer.outputs))
     widths = {"kind": layer.kind, "width_in": len(layer.inputs), "width_out": len(layer.outputs)}
-    if live.is_void(layer):
-        return ModuleCut(**widths, inputs=(), outputs=outputs, void=True)  # type: ignore[arg-type]
+    if live.is_constant(layer):
+        return ModuleCut(**widths, inputs=(), outputs=outputs, constant=True)  # type: ignore[arg-type]
     groups = 1
     if layer.groups == 1:
         kept = come[~live.dispensable(layer)[come]] if live.selects(layer) else come
@@ -201,7 +200,7 @@ def _params(
         sizes.pop(id(submodules[name].bias), None)
     for record, name in records:
         cut, module = modules[record.name], submodules[name]
-        if cut.void:
+        if cut.constant:
             continue
         if isinstance(record, LayerOp):
             sizes[id(module.weight)] = _weights(record, cut)

@@ -2,9 +2,7 @@
 
 import gc
 import math
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,10 +21,6 @@ FAINT = 1e-5
 
 MANY_GROUPS = 8
 """From this number of groups on, all groups of a convolution are computed at once."""
-FEW_POSITIONS = range(2, 9)
-"""Positions with which a convolution of size 1 takes all samples at once."""
-MANY_PRODUCTS = 2**15
-"""Multiplications from which on a depthwise convolution is added up over its kernel, which needs less memory."""
 LARGEST_UNFOLDED = 2**25
 """Elements of an unfolded input (256 MiB in float64) up to which they are computed at once."""
 
@@ -104,37 +98,18 @@ def larger(size: int) -> int:
 # --- settings --------------------------------------------------------------------------------------------------
 
 
-class _Nested(threading.local):
-    """How many times this thread has entered `one_thread`."""
-
-    depth = 0
-
-
-_nested = _Nested()
-_lock = threading.Lock()
-_found: list[int] = []
-"""The numbers of threads to restore, one for each thread inside `one_thread`."""
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Run on one thread. With more, each of many small operations waits for the slowest thread, on a busy machine a
     hundred times longer."""
-    # The number that one thread sets also applies to threads started later, which must not restore 1.
-    if _nested.depth == 0:
-        with _lock:
-            found = max(torch.get_num_threads(), *_found, 1)
-            _found.append(found)
-            torch.set_num_threads(1)
-    _nested.depth += 1
-    try:
-        yield
-    finally:
-        _nested.depth -= 1
-        if _nested.depth == 0:
-            with _lock:
-                _found.remove(found)
-                torch.set_num_threads(found)
+    # One after another: threads that start meanwhile would find 1, and restore it.
+    with PROCESS_WIDE:
+        found = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(found)
 
 
 @contextmanager
@@ -147,15 +122,6 @@ def without_gc() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextmanager
-def without_onednn() -> Iterator[None]:
-    """Switch oneDNN off: it compiles a kernel for every new shape, and a probe uses each new shape once."""
-    with PROCESS_WIDE, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about its own other flags
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield
 
 
 def quick_outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
@@ -172,7 +138,7 @@ def quick_outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
 
 
 class _GroupsAtOnce(TorchFunctionMode):
-    """Computes 2-D convolutions with many groups, or on few positions, in a few operations on a CPU."""
+    """Computes 2-D convolutions with many groups in a few operations on a CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return (_conv2d if func is torch.conv2d else func)(*args, **(kwargs or {}))
@@ -198,41 +164,13 @@ def _conv2d(
     space = [(input.shape[2 + d] + 2 * padded[d] - dilated[d] * (size[d] - 1) - 1) // strided[d] + 1 for d in range(2)]
     positions = math.prod(space) if min(space) > 0 else 0
     unfolded = input.shape[0] * input.shape[1] * math.prod(size) * positions
-    if MANY_GROUPS <= groups == len(weight) == input.shape[1] and unfolded >= MANY_PRODUCTS:
-        output = _depthwise(input, weight, strided, padded, dilated, space)
-    elif groups >= MANY_GROUPS and unfolded <= LARGEST_UNFOLDED:
-        columns = F.unfold(input, size, dilated, padded, strided).view(len(input), groups, -1, positions)
-        kernels = weight.reshape(groups, len(weight) // groups, -1)
-        output = (columns * kernels[:, 0, :, None]).sum(2) if len(weight) == groups else kernels @ columns
-        output = output.reshape(len(input), len(weight), *space)
-    elif groups == math.prod(size) == 1 and tuple(space) == input.shape[2:] and positions in FEW_POSITIONS:
-        # torch multiplies sample by sample, and reads all weights for each.
-        product = weight.flatten(1) @ input.flatten(2).transpose(0, 1).flatten(1)
-        output = product.view(len(weight), len(input), *space).transpose(0, 1).contiguous()
-    else:
+    if groups < MANY_GROUPS or unfolded > LARGEST_UNFOLDED:
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    columns = F.unfold(input, size, dilated, padded, strided).view(len(input), groups, -1, positions)
+    kernels = weight.reshape(groups, len(weight) // groups, -1)
+    output = (columns * kernels[:, 0, :, None]).sum(2) if len(weight) == groups else kernels @ columns
+    output = output.reshape(len(input), len(weight), *space)
     return output if bias is None else output + bias[:, None, None]
-
-
-def _depthwise(
-    input: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    space: Sequence[int],
-) -> Tensor:
-    """Return a depthwise convolution as a sum over the positions of the kernel."""
-    above, left = padding
-    rows = F.pad(input.permute(0, 2, 3, 1).contiguous(), (0, 0, left, left, above, above))
-    sample, down, right, channel = rows.stride()
-    steps = (down * dilation[0], right * dilation[1], sample, down * stride[0], right * stride[1], channel)
-    windows = rows.as_strided((*weight.shape[2:], len(input), *space, len(weight)), steps)
-    output = rows.new_zeros(len(input), *space, len(weight))
-    for at_y, kernels in zip(windows.unbind(0), weight[:, 0].permute(1, 2, 0).contiguous().unbind(0), strict=True):
-        for values, kernel in zip(at_y.unbind(0), kernels.unbind(0), strict=True):
-            output.addcmul_(values, kernel)
-    return output.permute(0, 3, 1, 2).contiguous()
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
@@ -249,6 +187,11 @@ def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
         output = model(*call.args, **call.kwargs)
     # Not the tensors themselves: they may be buffers, which the next call writes to.
     return [leaf.clone() for leaf in leaves_of(output) if isinstance(leaf, Tensor)]
+
+
+def are_finite(outputs: Iterable[Tensor]) -> bool:
+    """Return whether there is a finite number among the outputs: without one, a comparison proves nothing."""
+    return any(bool(output.isfinite().any()) for output in outputs)
 
 
 def by_sample(outputs: Sequence[Tensor], example: Example) -> list[Tensor]:

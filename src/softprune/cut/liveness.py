@@ -31,7 +31,7 @@ class Liveness:
     round_to: int = 1
     gathers: bool = True
     """Whether layers may read a part of their input through a gather."""
-    floored: list[str] = field(default_factory=list)
+    kept_for_shape: list[str] = field(default_factory=list)
     """Modules that keep one channel although nothing reads it."""
     demanded: BoolArray = field(init=False)
     present: BoolArray = field(init=False)
@@ -66,7 +66,7 @@ class Liveness:
             self._dispensable[layer.name] = dispensable
         return self._dispensable[layer.name]
 
-    def is_void(self, layer: LayerOp) -> bool:
+    def is_constant(self, layer: LayerOp) -> bool:
         """Return whether `layer` computes nothing: no output is demanded, or all outputs are constant."""
         if not layer.replaceable:
             return False
@@ -125,10 +125,10 @@ class Liveness:
             self.present[classes[layer.inputs[self.is_present(outputs)]]] = True
             if not self.selects(layer):
                 self.present[classes[outputs[self.is_present(layer.inputs)]]] = True
-            if not self.is_void(layer):
+            if not self.is_constant(layer):
                 self.demanded[classes[layer.inputs[self.is_demanded(outputs) & ~self.dispensable(layer)]]] = True
             return
-        if self.is_void(layer):
+        if self.is_constant(layer):
             return
         needed = ~self.dispensable(layer)
         read = self.is_demanded(layer.outputs).reshape(layer.groups, -1).any(axis=1)
@@ -154,7 +154,7 @@ class Liveness:
         """Give the remaining groups of a grouped convolution equally many inputs, and equally many outputs."""
         changed = False
         for layer in self.graph.layers:
-            if layer.groups == 1 or depthwise(layer) or self.is_void(layer):
+            if layer.groups == 1 or depthwise(layer) or self.is_constant(layer):
                 continue
             inputs, outputs = layer.inputs.reshape(layer.groups, -1), layer.outputs.reshape(layer.groups, -1)
             remaining = self.groups_left(layer)
@@ -186,7 +186,7 @@ class Liveness:
             return False
         changed = False
         for layer in self.graph.layers:
-            if self.is_void(layer) or (layer.groups > 1 and not depthwise(layer)):
+            if self.is_constant(layer) or (layer.groups > 1 and not depthwise(layer)):
                 continue
             changed |= self._add(layer.outputs, -int(self.is_present(layer.outputs).sum()) % self.round_to)
         for norm in self.graph.norms:
@@ -204,13 +204,13 @@ class Liveness:
                 # A channelwise operator keeps one that is present anyway; argmax of booleans is the first True, or 0.
                 choice = 0 if isinstance(layer, LayerOp) else int(self.is_present(layer.inputs).argmax())
                 self.present[self.graph.classes[layer.outputs[choice]]] = True
-                self.floored.append(layer.name)
+                self.kept_for_shape.append(layer.name)
                 self._propagate_to_inputs(layer)
                 changed = True
         for op in self.graph.ops:
             if isinstance(op, ConstantOp) and not self.is_present(op.outputs).any():
                 self.present[self.graph.classes[op.outputs[0]]] = True
-                self.floored.append(op.name)
+                self.kept_for_shape.append(op.name)
                 changed = True
         return changed
 

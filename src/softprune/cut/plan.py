@@ -1,24 +1,78 @@
-"""The plan: which inputs and outputs each module keeps. Versioned JSON, validated when read."""
+"""The plan: which inputs and outputs each module keeps. Versioned JSON with a checksum."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import reprlib
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, get_type_hints
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError, create_model
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from softprune.cut.cuts import Count, Indices, ModuleCut, ParameterCut, Shapes, check_cuts, is_of_kind
 from softprune.errors import PlanError
+from softprune.graph.modules import ConstantOutput, Select
 
 FORMAT = "softprune.plan"
 VERSION = 1
+NAMES_IN_FILES = {"constant": "void", "kept_for_shape": "floored"}
+"""Fields that files of this version call otherwise; their kind "source" is "constant" as well."""
+
+Indices = tuple[int, ...]
+Shapes = dict[str, Indices]
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleCut:
+    """What one module keeps. Indices count the dense module's channels."""
+
+    kind: str
+    width_in: int
+    width_out: int
+    inputs: Indices
+    outputs: Indices
+    groups: int = 1
+    """Groups of the convolution after the cut."""
+    select: Indices | None = None
+    """Positions in the compact input tensor that this module reads; None: all of it, in order."""
+    source_width: int = 0
+    """Width of the compact input tensor, where `select` is given."""
+    constant: bool = False
+    """The module computes nothing any more: it gives a constant."""
+    folded: bool = False
+    """Inputs that were constant moved into the bias (which the module has then)."""
+    zeroed: Indices = ()
+    """Outputs of a masked BatchNorm that stay for the shapes' sake, with scale and shift zero."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether the module is touched at all."""
+        whole = len(self.inputs) == self.width_in and len(self.outputs) == self.width_out
+        return not whole or self.select is not None or self.constant or self.folded or bool(self.zeroed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterCut:
+    """What a parameter outside known modules keeps, along one dimension."""
+
+    dim: int
+    width: int
+    kept: Indices
+
+
+KINDS: dict[str, type[nn.Module]] = {
+    "conv": _ConvNd,
+    "conv_transpose": _ConvTransposeNd,
+    "linear": nn.Linear,
+    "norm": _NormBase,
+    "select": Select,
+    "constant": ConstantOutput,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +89,16 @@ class PrunePlan:
     aliases: dict[str, str] = field(default_factory=dict)
     """Modules that share another module's weight -> that module."""
     parameters: dict[str, ParameterCut] = field(default_factory=dict)
-    macs: Count = 0
-    dense_macs: Count = 0
+    macs: int = 0
+    dense_macs: int = 0
     """Multiply-accumulates of convolutions and linear layers per sample, after and before."""
-    params: Count = 0
-    dense_params: Count = 0
-    floored: tuple[str, ...] = ()
+    params: int = 0
+    dense_params: int = 0
+    kept_for_shape: tuple[str, ...] = ()
     """Modules that keep one channel although nothing reads it, since a module cannot be empty."""
     constants: dict[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
-    """Constant inputs of layers that fold them, constant outputs of void layers, at the weights the plan was made for.
-    Not stored: in the weights of a saved network they are folded already."""
+    """Constant inputs of layers that fold them, outputs of layers that became constants, at the weights the plan was
+    made for. Not stored: in the weights of a saved network they are folded already."""
 
     def masks(self) -> dict[str, Tensor]:
         """Return the hard mask of every masked BatchNorm, True where a channel is kept."""
@@ -56,50 +110,37 @@ class PrunePlan:
 
     def to_json(self) -> str:
         """Return the plan as text; :meth:`from_json` reads it."""
-        body = asdict(replace(self, constants={}))
+        body = _renamed(asdict(replace(self, constants={})), NAMES_IN_FILES)
         del body["constants"]
-        digest = _digest(_compact_json(body))
-        return _compact_json({"format": FORMAT, "version": VERSION, "sha256": digest, "plan": body})
+        for name, cut in body["modules"].items():
+            kind = "source" if cut["kind"] == "constant" else cut["kind"]
+            body["modules"][name] = {**_renamed(cut, NAMES_IN_FILES), "kind": kind}
+        return _compact_json(
+            {"format": FORMAT, "version": VERSION, "sha256": _digest(_compact_json(body)), "plan": body}
+        )
 
     @classmethod
     def from_json(cls, text: str) -> PrunePlan:
-        """Read a plan and check its format, version, checksum, types and ranges."""
-        if not isinstance(text, str):
-            raise PlanError(f"`from_json` takes a string. Got {type(text).__name__}; pass what to_json() returned.")
+        """Read a plan; raise a PlanError for text that :meth:`to_json` did not write, or that was changed since."""
         try:
             document = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise PlanError(
-                f"a plan must be JSON. Got text that breaks at character {error.pos}: {error.msg}."
-            ) from error
-        except (ValueError, RecursionError) as error:
-            # A number of thousands of digits, or thousands of brackets.
-            raise PlanError(f"a plan must be JSON that softprune wrote. Got text that breaks: {error}.") from error
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise PlanError(f'a plan\'s "format" must be "{FORMAT}". Got {_shown(document)}.')
+            body = document["plan"] if document["format"] == FORMAT else None
+        except (TypeError, ValueError, KeyError, RecursionError) as error:
+            raise PlanError(f"a plan must be text that PrunePlan.to_json() returned. Got {error!r:.120}.") from error
         if document.get("version") != VERSION:
             raise PlanError(
                 f"this softprune reads plans of version {VERSION}. Got version {document.get('version')!r}; "
                 "use the softprune that wrote it."
             )
-        body = document.get("plan")
-        try:
-            content = _compact_json(body)
-        except RecursionError:  # writing needs a deeper stack than reading did
-            content = ""
-        if not isinstance(body, dict) or not content or document.get("sha256") != _digest(content):
+        if not isinstance(body, dict) or document.get("sha256") != _digest(_compact_json(body)):
             raise PlanError("the plan's content does not match its checksum: it was changed or damaged. Save it again.")
         try:
-            plan = cls(**dict(_Body.model_validate_json(content, strict=True)))
-            check_cuts(plan.dense, plan.sites, plan.modules, plan.aliases, plan.parameters)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            rule = f"'{'.'.join(map(str, first['loc']))}' {first['msg'].replace('Input should', 'must')}"
-            got = reprlib.repr(first["input"])
-            raise PlanError(f"the plan is malformed ({rule}, got {got}). Save it again.") from error
-        except ValueError as error:
+            modules = {name: _read(ModuleCut, cut) for name, cut in body["modules"].items()}
+            parameters = {name: _read(ParameterCut, cut) for name, cut in body["parameters"].items()}
+            shapes = {key: {name: tuple(row) for name, row in body[key].items()} for key in ("dense", "sites")}
+            return _read(cls, {**body, **shapes, "modules": modules, "parameters": parameters})
+        except (AttributeError, KeyError, TypeError) as error:
             raise PlanError(f"the plan is malformed ({error}). Save it again.") from error
-        return plan
 
     def check_fits(self, model: nn.Module) -> None:
         """Raise a PlanError unless `model` is the dense model that this plan was made for."""
@@ -116,33 +157,16 @@ class PrunePlan:
                     f"this plan is for a {self.model} whose '{key}' is {self.dense.get(key, 'absent')}. "
                     f"Got {shapes.get(key, 'absent')}; build the model with the arguments it was pruned with."
                 )
-        self._check_modules(model)
-
-    def _check_modules(self, model: nn.Module) -> None:
-        """Raise unless each name is a module of the kind that the plan cuts, and no module has two names."""
         found = dict(model.named_modules(remove_duplicate=False))
-        names: dict[int, str] = {}
         for name, target in {**{name: name for name in self.modules}, **self.aliases}.items():
-            module, cut = found.get(name), self.modules.get(target)
-            if module is None or cut is None or not is_of_kind(module, cut):
-                got = "no such module" if module is None else f"a {type(module).__name__}"
-                wanted = f"the module '{target}'" if cut is None else f"a module of kind {cut.kind!r}"
+            kind, module = self.modules[target].kind, found.get(name)
+            # A convolution and its transposed one may have the same shapes.
+            transposed = isinstance(module, _ConvTransposeNd) != (kind == "conv_transpose")
+            if transposed or not isinstance(module, KINDS[kind]):
                 raise PlanError(
-                    f"this plan cuts '{name}' as {wanted}. Got {got} in {class_name(model)}; "
-                    "use the plan of this network."
-                )
-            first = names.setdefault(id(module), name)
-            if first != name:
-                raise PlanError(
-                    f"a plan must cut each module once. Got '{first}' and '{name}', which are one module of "
+                    f"this plan cuts '{name}' as a module of kind {kind!r}. Got a {type(module).__name__} in "
                     f"{class_name(model)}; use the plan of this network."
                 )
-
-
-_FIELDS: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(PrunePlan, include_extras=True).items()}
-del _FIELDS["constants"]
-_Body = create_model("_Body", **_FIELDS)
-"""The fields of a plan in its file."""
 
 
 def class_name(model: nn.Module) -> str:
@@ -163,13 +187,23 @@ def model_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _read(record: type[Record], values: dict[str, Any]) -> Record:
+    """Return a record from the values of a file, whose lists are tuples here."""
+    names = {in_file: name for name, in_file in NAMES_IN_FILES.items()}
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in _renamed(values, names).items()}
+    missing = {each.name for each in fields(record) if each.name != "constants"} - values.keys()  # type: ignore[arg-type]
+    if missing:
+        raise KeyError(*missing)
+    return record(**(values | ({"kind": "constant"} if values.get("kind") == "source" else {})))
+
+
+def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in values.items()}
+
+
 def _compact_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _shown(document: object) -> str:
-    return repr(document.get("format")) if isinstance(document, dict) else type(document).__name__

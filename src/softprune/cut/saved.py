@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import reprlib
 from dataclasses import asdict, dataclass
@@ -26,14 +25,9 @@ DOCUMENT = "softprune"
 """Metadata key: format, version, plans and origin as JSON text."""
 CHECKSUM = "sha256"
 """Metadata key: the digest of the header without this key, and of all tensors."""
-LARGEST_HEADER = 100_000_000
-"""Bytes; the limit of the safetensors library."""
 LARGEST_INPUT = 2**22
-"""Numbers in the example of an origin, such as 3 x 1024 x 1024: a file must not choose how much memory is used."""
-MOST_PLANS = 1000
-"""Cuts of one network: each takes time when the file is read."""
+"""Numbers in an example that a run or a file asks for, such as 3 x 1024 x 1024."""
 _AGAIN = "Save or copy it again; `softprune compact RUN` writes that of a run."
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -52,11 +46,8 @@ class Origin:
 
 def saved_path(path: str | os.PathLike[str]) -> Path:
     """Return the file that `save` writes for `path`: the suffix .safetensors is added where it is missing."""
-    try:
-        file = Path(os.fsdecode(os.fsencode(path)))
-    except (TypeError, UnicodeError):  # no path, or characters that no file name has
-        file = Path()
-    if file.name in ("", "..") or "\0" in file.name:
+    file = Path(path) if isinstance(path, str | os.PathLike) else Path()
+    if file.name in ("", ".."):
         raise FileFormatError(
             f"a saved network needs the path of a file. Got {path!r}; pass one such as 'small{SUFFIX}'."
         )
@@ -90,17 +81,14 @@ def save(compact: nn.Module, path: str | os.PathLike[str], *, origin: Origin | N
             f"after the cut: {changed}. Save it before you change it (a new head, say) and change it again after "
             "`load`, or keep its state_dict beside code that rebuilds it."
         )
-    target = saved_path(path)
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "plans": [json.loads(plan.to_json()) for plan in history],
-    }
+    plans = [json.loads(plan.to_json()) for plan in history]
+    document: dict[str, Any] = {"format": FORMAT, "version": VERSION, "plans": plans}
     if origin is not None:
         document["origin"] = asdict(origin)
     tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in _tensors(compact).items()}
-    write_atomically(target, signed(tensors, document), then="save again", follow_link=True)
-    return target
+    file = saved_path(path)
+    write_atomically(file, signed(tensors, document), then="save again", follow_link=True)
+    return file
 
 
 def signed(tensors: dict[str, Tensor], document: dict[str, Any]) -> bytes:
@@ -134,16 +122,20 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
             )
     file = saved_path(path)
     header, content = _read(file, whole=True)
-    metadata = header["__metadata__"]
     data = memoryview(content)[8 + int.from_bytes(content[:8], "little") :]
-    if metadata.get(CHECKSUM) != _digest(header, data):
+    if header["__metadata__"].get(CHECKSUM) != _digest(header, data):
         raise FileFormatError(f"'{file}' does not match its checksum: it was truncated or changed. {_AGAIN}")
-    plans = _plans(file, header)
-    tensors = _unpack(file, content)
     compact: Model = model
-    for plan in plans:
+    for plan in _plans(file, header):
         compact = apply_plan(plan, compact)  # type: ignore[assignment]
-    _check_tensors(compact, tensors)
+    tensors, expected = safetensors.torch.load(content), _tensors(compact)
+    _check_shapes(expected, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() != expected[name].is_floating_point():
+            raise FileFormatError(
+                f"the weights must have the dtypes of the network. '{name}' is {expected[name].dtype}; got "
+                f"{tensor.dtype}. Save the network again."
+            )
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     compact.load_state_dict({name: tensor.to(device) for name, tensor in tensors.items()}, assign=True)
     _tie_again(compact, model)
@@ -157,26 +149,13 @@ def read_plans(path: str | os.PathLike[str]) -> list[PrunePlan]:
 
 
 def read_origin(path: str | os.PathLike[str]) -> Origin | None:
-    """Return the origin noted in a saved network; None if there is none that makes sense.
-
-    Raise a FileFormatError if its example would need more memory than a file may ask for.
-    """
+    """Return the origin noted in a saved network; None if there is none."""
     file = saved_path(path)
     try:
-        found = _document(file, _read(file)[0]).get("origin")
-    except FileFormatError:
+        found = _document(file, _read(file)[0])["origin"]
+        return Origin(str(found["model"]), str(found["data"]), tuple(map(int, found["input_shape"])))
+    except (FileFormatError, KeyError, TypeError, ValueError):
         return None
-    if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in ("model", "data")):
-        return None
-    shape = found.get("input_shape")
-    if not isinstance(shape, list) or len(shape) > 8 or not all(type(size) is int and size > 0 for size in shape):
-        return None
-    if math.prod(shape) > LARGEST_INPUT:
-        raise FileFormatError(
-            f"the example of a saved network can have at most {LARGEST_INPUT:,} numbers. Got {reprlib.repr(shape)} in "
-            f"'{file}'; save the network again with the shape of one sample in its origin."
-        )
-    return Origin(found["model"], found["data"], tuple(shape))
 
 
 def check_saved_shapes(path: str | os.PathLike[str], model: nn.Module) -> None:
@@ -185,26 +164,23 @@ def check_saved_shapes(path: str | os.PathLike[str], model: nn.Module) -> None:
     It tells whether the dense definition is the right one before memory is allocated for it.
     """
     file = saved_path(path)
-    for plan in read_plans(file):
+    header = _read(file)[0]
+    for plan in _plans(file, header):
         model = apply_plan(plan, model)
-    _check_shapes(model.state_dict(), _unpack(file, _read(file, whole=True)[1]))
+    tensors = {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    _check_shapes(model.state_dict(), tensors)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The state of `model`, which must be tensors with data: a weights file holds nothing else."""
+    """Return the state of `model`, which must be tensors with data: a weights file holds nothing else."""
     state = model.state_dict()
     for name, entry in state.items():
-        if not isinstance(entry, Tensor):
-            path = name.rpartition(".")[0]
-            place = f"'{path}' ({type(model.get_submodule(path)).__name__})" if path else "the model itself"
+        if not isinstance(entry, Tensor) or entry.is_meta:
+            owner = model.get_submodule(name.rpartition(".")[0])
+            got = "a tensor on the meta device" if isinstance(entry, Tensor) else f"a {type(entry).__name__}"
             raise ModelError(
-                f"a saved network holds tensors only. Got a {type(entry).__name__} as '{name}' from {place}, whose "
-                "get_extra_state() (or state_dict hook) cannot be stored; let it return a tensor, or nothing."
-            )
-        if entry.is_meta:
-            raise ModelError(
-                f"a saved network holds its weights. Got '{name}' on the meta device, which has no data; "
-                "load the weights first."
+                f"a saved network holds tensors with values only. Got {got} as '{name}' of a {type(owner).__name__}; "
+                "load the weights first, or let get_extra_state() return a tensor or nothing."
             )
     return state
 
@@ -212,19 +188,17 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
     """Return the header of a safetensors file, and the content of the file if `whole`."""
     try:
-        if file.exists() and not file.is_file():  # opening a fifo would wait for ever
+        if file.exists() and not file.is_file():  # opening a pipe would wait for ever
             raise FileFormatError(f"a saved network must be a file. Got '{file}', which is not a regular file.")
         with open(file, "rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-            if not 2 <= size <= min(LARGEST_HEADER, os.fstat(stream.fileno()).st_size - 8):
-                raise FileFormatError(
-                    f"a saved network is a safetensors file. '{file}' has no complete header. {_AGAIN}"
-                )
-            text = stream.read(size)
+            if size > os.fstat(stream.fileno()).st_size - 8:
+                raise FileFormatError(f"'{file}' has no complete header of a safetensors file. {_AGAIN}")
+            header = json.loads(stream.read(size))
             stream.seek(0)
             content = stream.read() if whole else b""
-    except (OSError, UnicodeError) as error:
-        reason, given = getattr(error, "strerror", None) or error, file.with_suffix("")
+    except OSError as error:
+        reason, given = error.strerror or error, file.with_suffix("")
         hint = ""
         if given.is_dir():
             hint = f" '{given}' is a folder; pass the file in it, 'compact{SUFFIX}' for that of a run."
@@ -233,8 +207,11 @@ def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
         raise FileFormatError(
             f"a saved network must be a file that can be read. Got '{file}': {reason}.{hint}"
         ) from error
-    header = _json(text, file)
-    metadata = header.get("__metadata__")
+    except (FileFormatError, ValueError, RecursionError) as error:
+        if isinstance(error, FileFormatError):
+            raise
+        raise FileFormatError(f"the header of a saved network must be JSON. Got '{file}': {error}. {_AGAIN}") from error
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not isinstance(metadata.get(DOCUMENT), str):
         raise FileFormatError(
             f"a saved network has its plans in its metadata. Got '{file}' without them: it holds plain weights, or "
@@ -243,16 +220,8 @@ def _read(file: Path, *, whole: bool = False) -> tuple[dict[str, Any], bytes]:
     return header, content
 
 
-def _unpack(file: Path, content: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a file. The library would refuse a path that is no UTF-8."""
-    try:
-        return safetensors.torch.load(content)
-    except Exception as error:  # SafetensorError, and KeyError for a dtype that torch does not have
-        raise FileFormatError(f"'{file}' is not a readable safetensors file: {error}. {_AGAIN}") from error
-
-
 def _digest(header: dict[str, Any], data: memoryview) -> str:
-    """The checksum of everything in the file but the checksum itself."""
+    """Return the checksum of everything in the file but the checksum itself."""
     metadata = {key: value for key, value in header["__metadata__"].items() if key != CHECKSUM}
     text = json.dumps({**header, "__metadata__": metadata}, separators=(",", ":"), sort_keys=True)
     digest = hashlib.sha256(text.encode())
@@ -260,57 +229,29 @@ def _digest(header: dict[str, Any], data: memoryview) -> str:
     return digest.hexdigest()
 
 
-def _json(text: str | bytes, file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-        json.dumps([[[found]]])  # writing needs a deeper stack than reading, and a part is written again later
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
-        raise FileFormatError(f"the header of a saved network must be JSON. Got '{file}': {error}. {_AGAIN}") from error
-    if not isinstance(found, dict):
-        raise FileFormatError(f"'{file}' is not a softprune network. {_AGAIN}")
-    return found
-
-
 def _document(file: Path, header: dict[str, Any]) -> dict[str, Any]:
-    document = _json(header["__metadata__"][DOCUMENT], file)
-    if document.get("format") != FORMAT:
-        raise FileFormatError(f'\'{file}\' is not a softprune network. Its "format" must be "{FORMAT}".')
-    if document.get("version") != VERSION:
+    try:
+        document = json.loads(header["__metadata__"][DOCUMENT])
+        found = document["format"], document["version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FileFormatError(f"'{file}' is not a softprune network. {_AGAIN}") from error
+    if found != (FORMAT, VERSION):
         raise FileFormatError(
-            f"this softprune reads networks of version {VERSION}. Got version {document.get('version')!r} in '{file}'; "
-            "use the softprune that wrote it."
+            f"this softprune reads {FORMAT!r} of version {VERSION}. Got {found[0]!r} of version {found[1]!r} in "
+            f"'{file}'; use the softprune that wrote it."
         )
-    return document
+    return document  # type: ignore[no-any-return]
 
 
 def _plans(file: Path, header: dict[str, Any]) -> list[PrunePlan]:
     plans = _document(file, header).get("plans")
     if not isinstance(plans, list) or not plans:
         raise FileFormatError(f"'{file}' has no plans in its metadata. {_AGAIN}")
-    if len(plans) > MOST_PLANS:
-        raise FileFormatError(
-            f"a saved network can have at most {MOST_PLANS:,} plans. Got {len(plans):,} in '{file}'; save it again."
-        )
     return [PrunePlan.from_json(json.dumps(plan)) for plan in plans]
 
 
-def _check_tensors(compact: nn.Module, tensors: dict[str, Tensor]) -> None:
-    state = _tensors(compact)
-    _check_shapes(state, tensors)
-    for name, expected in state.items():
-        got = tensors[name].dtype
-        if got != expected.dtype and not (got in _FLOATS and expected.dtype in _FLOATS):
-            raise FileFormatError(
-                f"the weights must have the dtypes of the network: '{name}' is {expected.dtype}, for which any of "
-                f"float16, bfloat16, float32 and float64 may stand. Got {got}; save the network in one of these."
-                if expected.dtype in _FLOATS
-                else f"the weights must have the dtypes of the network: '{name}' is {expected.dtype}. Got {got}; save "
-                "the network again."
-            )
-
-
-def _check_shapes(state: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    expected, got = ({name: tuple(each.shape) for name, each in found.items()} for found in (state, tensors))
+def _check_shapes(state: dict[str, Tensor], got: dict[str, tuple[int, ...]]) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
     for name in sorted(expected.keys() | got.keys()):
         if expected.get(name) != got.get(name):
             raise FileFormatError(
@@ -320,15 +261,13 @@ def _check_shapes(state: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
 
 
 def _tie_again(compact: nn.Module, model: nn.Module) -> None:
-    """Parameters that the dense definition shares between modules are shared again, unless a cut made them differ."""
+    """Share again the parameters that the dense definition shares between modules, unless a cut made them differ."""
     first: dict[int, str] = {}
+    successors = dict(compact.named_parameters(remove_duplicate=False))
     for name, parameter in model.named_parameters(remove_duplicate=False):
         original = first.setdefault(id(parameter), name)
-        if original != name:
+        if original == name or original not in successors or name not in successors:  # the only one, or cut away
+            continue
+        if torch.equal(successors[original], successors[name]):
             path, _, attribute = name.rpartition(".")
-            try:
-                shared, own = compact.get_parameter(original), compact.get_parameter(name)
-            except AttributeError:
-                continue  # cut away
-            if torch.equal(shared, own):
-                compact.get_submodule(path)._parameters[attribute] = shared
+            compact.get_submodule(path)._parameters[attribute] = successors[original]

@@ -1,19 +1,22 @@
-"""Choose the BatchNorms to prune: those that pass a trial cut and save something, without those the user excludes."""
+"""Choose the BatchNorms to prune, and show them: sites, frozen BatchNorms with reasons, what is left at best."""
 
 import fnmatch
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from softprune.costs import count_exact
-from softprune.cut import dense_macs, floor_masks, make_plan, probe_cuts, without_gc
 from softprune.cut.apply import duplicated
-from softprune.errors import ConfigError, ModelError, check_types, few_of
-from softprune.graph import ChannelGraph, ExampleLike, trace
+from softprune.cut.build import dense_macs, make_plan
+from softprune.cut.comparison import without_gc
+from softprune.cut.coupling import floor_masks, required_sites
+from softprune.cut.trial import trial_cut
+from softprune.errors import ConfigError, ModelError, check_types, few_of, first_few
+from softprune.graph import ChannelGraph, ExampleLike, Frozen, Site, trace
 from softprune.graph.ops import OpaqueOp
-from softprune.graph.sites import KINDS
+from softprune.graph.sites import DEFAULT_KINDS, KINDS
 from softprune.log import get_logger
 from softprune.masks import check_unmasked
 
@@ -21,6 +24,11 @@ logger = get_logger(__name__)
 
 Globs = str | Iterable[str] | None
 """Module names, with * and ? as wildcards."""
+NO_BATCHNORM = (
+    "This network has no BatchNorm, and softprune prunes by BatchNorms: their shift and scale say how likely a channel "
+    "is dead. Put BatchNorms between convolutions and activations, or use a variant of the network that has them."
+)
+KIND_WORDS = {"sum": "of a sum of BatchNorms", "linear": "without an activation", "stream": "of a residual stream"}
 
 
 @without_gc()
@@ -46,7 +54,7 @@ def read_graph(
     def read(**options: bool) -> tuple[ChannelGraph, ChannelGraph]:
         graph = _with_unread(trace(model, example, **options), model).with_kinds(chosen)
         graph = graph.with_every_norm() if every_norm else graph
-        return graph, probe_cuts(graph, model)
+        return graph, trial_cut(graph, model)
 
     graph, probed = read()
     if graph.zeros_may_follow and len(probed.sites) < len(graph.sites):
@@ -155,3 +163,102 @@ def _without_effect(graph: ChannelGraph, model: nn.Module, value: float) -> set[
 
 def _matches(names: Iterable[str], globs: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Every BatchNorm of a network, and how small the network can become. Prints as a table."""
+
+    sites: tuple[Site, ...]
+    frozen: tuple[Frozen, ...]
+    required: frozenset[str]
+    """Sites that keep at least one channel, since every path to an output passes through them."""
+    macs: int
+    params: int
+    floor_macs: int
+    """MACs left if every site went to its floor."""
+    floor_params: int
+    unknown_operators: dict[str, str]
+    """Operators without a rule that freeze channels -> a place where they stand."""
+    unreached: tuple[str, ...]
+    """Parameters that the example does not lead to; what they would read may be cut away."""
+    available: dict[str, int]
+    """Kinds of sites that were not requested -> frozen BatchNorms that they would mask."""
+
+    def __str__(self) -> str:
+        if not self.sites and not self.frozen:
+            return NO_BATCHNORM
+        rows = [
+            (name, str(site.width), _described(site, name, self.required))
+            for site in self.sites
+            for name in site.members
+        ]
+        rows += [(frozen.name, str(frozen.width), f"frozen: {frozen.reason}") for frozen in self.frozen]
+        rows.insert(0, ("BatchNorm", "width", "state"))
+        longest = max(len(name) for name, _, _ in rows)
+        lines = [f"{name:<{longest}}  {width:>5}  {state}" for name, width, state in rows]
+        lines += [f"operator without a rule: {op} in {place}" for op, place in self.unknown_operators.items()]
+        if any(not operator.startswith("aten.") for operator in self.unknown_operators):
+            lines.append("softprune.graph.add_operator gives an operator of your own a rule (docs/sites.md)")
+        if self.unreached:
+            shown = first_few(self.unreached)
+            lines.append(f"not reached by the example, so that what they read may be cut away: {shown}")
+        if self.available:
+            more = ", ".join(f'"{kind}" masks {count}' for kind, count in self.available.items())
+            lines.append(f"of the frozen BatchNorms site_kinds={more} more")
+        channels = sum(site.width for site in self.sites)
+        lines.append(
+            f"{len(self.sites)} sites with {channels:,} channels, {len(self.frozen)} frozen. "
+            f"At best {self.floor_macs:,} of {self.macs:,} MACs ({_percent(self.floor_macs, self.macs)}) and "
+            f"{self.floor_params:,} of {self.params:,} parameters ({_percent(self.floor_params, self.params)}) stay."
+        )
+        return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook shows
+
+
+def _described(site: Site, name: str, required: frozenset[str]) -> str:
+    if name != site.name:
+        return f"shares the mask of '{site.name}'"
+    floor = ", keeps at least 1 channel (only path to the output)" if site.name in required else ""
+    kind = "" if site.kind == "activated" else f", {KIND_WORDS[site.kind]}"
+    return f"site, {site.activation}{kind}{floor}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "-"
+
+
+def inspect(
+    model: nn.Module,
+    example: ExampleLike,
+    *,
+    include: Globs = None,
+    exclude: Globs = None,
+    site_kinds: Iterable[str] = DEFAULT_KINDS,
+) -> Inspection:
+    """Read `model` through one call on `example` and return what softprune could prune of it.
+
+    Args:
+        model: Any network. It is left exactly as it was.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        include: Only these BatchNorms, by name with wildcards.
+        exclude: Not these.
+        site_kinds: Kinds of sites beside BatchNorms that an activation reads: "sum" (BatchNorms that are added and then
+            activated), "linear" (BatchNorms without an activation), "stream" (all BatchNorms that write one residual
+            stream). Pass what you will pass to the pruner.
+    """
+    graph = read_graph(model, example, include=include, exclude=exclude, kinds=site_kinds)
+    floor = make_plan(graph, model, floor_masks(graph))
+    return Inspection(
+        sites=graph.sites,
+        frozen=graph.frozen,
+        required=required_sites(graph),
+        macs=floor.dense_macs,
+        params=floor.dense_params,
+        floor_macs=floor.macs,
+        floor_params=floor.params,
+        unknown_operators=graph.unknown,
+        unreached=graph.unreached,
+        available=graph.further_kinds(),
+    )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from softprune.cut.apply import Change, cut_, duplicated, plain_copy, plans_of
 from softprune.cut.comparison import (
+    are_finite,
     by_sample,
     compare,
     one_thread,
@@ -166,10 +167,6 @@ def _narrow_(compact: nn.Module, network: nn.Module) -> None:
                 module._buffers[name] = own(path, name, buffer)
 
 
-def _are_finite(outputs: Iterable[Tensor]) -> bool:
-    return any(bool(output.isfinite().any()) for output in outputs)
-
-
 class _Proof:
     """What a masked network gives in float64, or in its own dtype where it runs in no other.
 
@@ -213,7 +210,7 @@ class _Proof:
                 except Exception as error:
                     failure = error  # it does not take this size
                     continue
-                if _are_finite(outputs):
+                if are_finite(outputs):
                     return attempt, outputs
                 failure = VerificationError(
                     "a network must give finite outputs for a cut to be verified. Got only infinity and NaN on input "
@@ -312,7 +309,7 @@ class _Proof:
         if not plans_of(compact):
             return "the model's own forward"
         plan = plans_of(compact)[-1]
-        names = [name for name, cut in plan.modules.items() if not cut.void and name not in plan.floored]
+        names = [name for name, cut in plan.modules.items() if not cut.constant and name not in plan.kept_for_shape]
         compact.eval()
         expected, got = (_outputs_by_module(network, names, example) for network in (self._reference(), compact))
         for name, dense in expected.items():

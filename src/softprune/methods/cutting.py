@@ -176,7 +176,7 @@ class CuttableModel(HookOwner):
             dense_macs=plan.dense_macs,
             params=plan.params,
             dense_params=plan.dense_params,
-            filled=plan.floored,
+            filled=plan.kept_for_shape,
         )
 
     def _dead_kept(self, network: nn.Module) -> dict[str, int]:

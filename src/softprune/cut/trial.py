@@ -1,0 +1,256 @@
+"""Cut a copy of the network before training, and freeze what does not come out equal.
+
+``x.view(b, 2, c // 2, h, w)`` and ``x.view(b, 2, 58, h, w)`` look the same to torch.export, and no rule knows every way
+to write a forward(). So one copy in float64 is cut with two sets of masks, a random half of all channels and everything
+at its floor, and compared with the masked copy: before a GPU-hour is spent, not after.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from softprune.cut.apply import cut_, plain_copy
+from softprune.cut.build import make_plan
+from softprune.cut.comparison import (
+    are_finite,
+    by_sample,
+    compare,
+    noise,
+    one_thread,
+    outputs_and_foreign,
+    quick_outputs_of,
+    smallest,
+)
+from softprune.cut.coupling import floor_masks
+from softprune.cut.verify import mask_sites_, masks_on
+from softprune.errors import ModelError, few_of, first_line
+from softprune.graph import ChannelGraph, Example
+from softprune.graph.ops import UnprovenSize
+from softprune.log import get_logger
+from softprune.module_state import attributes_kept
+
+logger = get_logger(__name__)
+
+TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-8}
+"""Relative to the largest output. A wrong cut differs by about the size of the outputs themselves."""
+NONDETERMINISTIC = {"cpu": 1e-6, "cuda": 1e-5}
+"""The tolerance between two calls of one network, by device: a GPU may sum in another order."""
+NEAR_ZERO = 1e-2
+"""Parameters below this everywhere are perturbed: what follows them would reach no output."""
+
+Suspect = str | tuple[UnprovenSize, ...]
+"""A site that may be impossible to cut, or the explicit sizes of one line of the source."""
+
+
+@one_thread()
+def trial_cut(graph: ChannelGraph, model: nn.Module) -> ChannelGraph:
+    """Return `graph` with everything frozen that a trial shows to be impossible to cut."""
+    if not graph.sites or any(parameter.is_meta for parameter in model.parameters()):
+        return graph
+    trial = _Trial(graph, model)
+    graph = graph.only(trial.uncalled)
+    failure = trial.failure(graph)
+    if failure is None:
+        return graph
+    by_line: dict[str, list[UnprovenSize]] = {}
+    for size in graph.unproven_sizes:
+        by_line.setdefault(size.line, []).append(size)
+    lines = [tuple(sizes) for sizes in by_line.values()]
+    # A size counts only where sites do not fail without it; first those that most sites depend on.
+    lines.sort(key=lambda sizes: len(_frozen(graph, {sizes: ""}).sites))
+    suspects: list[Suspect] = [*(site.name for site in graph.sites), *lines]
+    misread = trial.failure(_frozen(graph, dict.fromkeys(suspects, "")))
+    if misread is not None:
+        reason = f"softprune misreads this network: with nothing masked its cut failed ({misread}); please report it"
+        logger.warning("softprune: %s: %s", type(model).__name__, reason)
+        return graph.freeze(np.arange(len(graph.classes)), reason)
+    return _frozen(graph, _causes(trial, graph, suspects, {}))
+
+
+def _causes(
+    trial: _Trial, graph: ChannelGraph, suspects: Sequence[Suspect], frozen: dict[Suspect, str]
+) -> dict[Suspect, str]:
+    """Return which `suspects` cannot be cut together with all that is not `frozen`, by bisection, with the reason.
+
+    With all of them frozen the cut is exact.
+    """
+    failure = trial.failure(_frozen(graph, frozen))
+    if failure is None:
+        return {}
+    if len(suspects) == 1:
+        return {suspects[0]: failure}
+    first, second = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
+    causes = _causes(trial, graph, first, frozen | dict.fromkeys(second, ""))
+    return causes | _causes(trial, graph, second, frozen | causes)
+
+
+def _frozen(graph: ChannelGraph, suspects: dict[Suspect, str]) -> ChannelGraph:
+    """Return `graph` without these sites, and without those whose number of channels these explicit sizes fix."""
+    for suspect in suspects:
+        for size in () if isinstance(suspect, str) else suspect:
+            graph = graph.freeze(size.atoms, f"its channels cannot be cut: {size.reason}")
+    sites = {site.name for site in graph.sites}
+    return graph.only({s: f"a trial cut of it failed ({why})" for s, why in suspects.items() if s in sites})  # type: ignore[misc]
+
+
+class _Trial:
+    """A copy of the network whose BatchNorms and zero parameters are perturbed, so that every channel has an effect.
+
+    It has been called in training mode, for the caches and buffers that a network makes then.
+    """
+
+    def __init__(self, graph: ChannelGraph, model: nn.Module) -> None:
+        generator = torch.Generator().manual_seed(0)
+        # The further back, the more is dropped: a share of the width ends at another channel after the cut.
+        masks = {s.name: torch.rand(s.width, generator=generator) < torch.linspace(1, 0, s.width) for s in graph.sites}
+        self._mask_sets = [masks, floor_masks(graph)]
+        self._copy = plain_copy(model, lambda copy: _perturb_(copy.eval(), generator))
+        masks = graph.member_masks(masks)
+        outputs, foreign = self._accepted(graph.example, masks, model)
+        if foreign:
+            raise ModelError(
+                "a copy of a network must compute with its own parameters. A copy of this "
+                f"{type(model).__name__} reads {few_of('', foreign)} of the original: its forward() calls a function "
+                "that keeps the original's modules, such as `model.forward = lambda x: ...` or a lambda stored on a "
+                "module. Write it as a method of a module instead."
+            )
+        self._check_equal(outputs, masks)
+        called: set[str] = set()
+        hooks = [
+            self._copy.get_submodule(name).register_forward_pre_hook(lambda module, args, name=name: called.add(name))
+            for site in graph.sites
+            for name in site.members
+        ]
+        quick_outputs_of(self._copy, self._input)
+        self._training = self._training_shapes()
+        for hook in hooks:
+            hook.remove()
+        reason = "forward() never calls the module but applies its tensors (F.batch_norm), so that a mask has no effect"
+        self.uncalled = {site.name: reason for site in graph.sites if not called.issuperset(site.members)}
+        """Sites whose module is never called -> the reason to freeze them."""
+
+    def failure(self, graph: ChannelGraph) -> str | None:
+        """Describe why a cut of all sites of `graph` is not exact; None if it is."""
+        for number, masks in enumerate(self._mask_sets):
+            failure = self._failure(graph, {site.name: masks[site.name] for site in graph.sites})
+            if failure is not None:
+                self._mask_sets.insert(0, self._mask_sets.pop(number))  # it probably fails again
+                return failure
+        return None
+
+    def _failure(self, graph: ChannelGraph, masks: dict[str, Tensor]) -> str | None:
+        with masks_on(self._copy, graph.member_masks(masks)):
+            expected = quick_outputs_of(self._copy, self._input)
+        try:
+            plan = make_plan(graph, self._copy, masks)
+            plan.check_fits(self._copy)
+            with attributes_kept(self._copy):  # a copy for every cut would take as long as all the rest
+                cut_(plan, self._copy)
+                got = quick_outputs_of(self._copy, self._input)
+                # Auxiliary heads, and buffers that follow features, show in training mode alone.
+                training = None if self._training is None else self._training_shapes(fails=True)
+        except Exception as error:
+            logger.debug("the trial cut failed", exc_info=True)
+            return f"{type(error).__name__}: {first_line(error)}"
+        if training != self._training:
+            return f"in training mode outputs became {training}, and were {self._training}"
+        difference, scale = compare(by_sample(expected, self._input), by_sample(got, self._input))
+        return None if difference <= self._tolerance * scale else _described(difference, scale)
+
+    def _accepted(self, given: Example, masks: dict[str, Tensor], model: nn.Module) -> tuple[list[Tensor], list[str]]:
+        """Choose float64, or another dtype where forward() takes it only, and a small random input or the example.
+
+        Return the outputs with `masks`, and the names of the parameters of `model` that were read.
+        """
+        own, failures = self._copy, []
+        for self._convert_ in (nn.Module.double, nn.Module.float):
+            self._copy = plain_copy(own, self._convert_)
+            example = given.to_model(self._copy)
+            quick = noise(example if example.batch_size() is None else example.with_batch(2), 0, smallest)
+            for self._input in (quick, example):
+                try:
+                    with masks_on(self._copy, masks):
+                        outputs, foreign = outputs_and_foreign(self._copy, self._input, model)
+                    dtype = next(p.dtype for p in self._copy.parameters() if p.is_floating_point())
+                    self._tolerance = TOLERANCES[dtype]
+                    if not are_finite(outputs):
+                        raise ModelError("all outputs are infinite or NaN")
+                    return outputs, foreign
+                except Exception as error:
+                    failures.append(error)
+        raise ModelError(
+            f"the model must accept `example`. Got {type(failures[-1]).__name__} from {type(model).__name__} in eval "
+            f"mode: {failures[-1]}. Pass an example that model(example) accepts."
+        ) from failures[-1]
+
+    def _check_equal(self, outputs: list[Tensor], masks: dict[str, Tensor]) -> None:
+        """Raise unless a copy of the copy gives the same `outputs`."""
+        name, twin = type(self._copy).__name__, plain_copy(self._copy, self._convert_, share=True)
+        mask_sites_(twin, masks)
+        try:
+            difference, scale = compare(outputs, quick_outputs_of(twin, self._input))
+            shown = _described(difference, scale)
+        except Exception as error:
+            difference, scale, shown = math.inf, 1.0, f"{type(error).__name__}: {first_line(error)}"
+        if difference <= NONDETERMINISTIC.get(outputs[0].device.type, 1e-5) * scale:
+            return
+        with masks_on(self._copy, masks):
+            again, scale = compare(outputs, quick_outputs_of(self._copy, self._input))
+        # Randomness differs by about as much from call to call; rounding differs by far less than two networks.
+        if again > 1e-2 * difference:
+            raise ModelError(
+                "a network must give the same outputs for the same input in eval mode. Two calls of this "
+                f"{name} differed: {_described(again, scale)}. Remove the randomness from forward(), or let it draw in "
+                "training mode only."
+            )
+        raise ModelError(
+            "a copy of a network must give the same outputs as the network. Two copies of this "
+            f"{name} differed: {shown}. Let copy.deepcopy copy all that its forward() depends on."
+        )
+
+    def _training_shapes(self, *, fails: bool = False) -> list[tuple[int, ...]] | None:
+        """Return the shapes of the outputs in training mode, None where the network does not run in it.
+
+        It may need targets, for example. Where it did run, an error of another call is passed on (`fails`).
+        """
+        cuda = [parameter.device for parameter in self._copy.parameters() if parameter.is_cuda][:1]
+        try:
+            with torch.random.fork_rng(devices=cuda):
+                return [tuple(output.shape) for output in quick_outputs_of(self._copy.train(), self._input)]
+        except Exception:
+            if fails:
+                raise
+            return None
+        finally:
+            self._copy.eval()
+
+
+def _perturb_(model: nn.Module, generator: torch.Generator) -> None:
+    """Add noise to every BatchNorm, and to parameters that are zero, such as a layer scale at its start."""
+
+    def perturb_(tensor: Tensor | None) -> None:
+        if tensor is not None:
+            change = 0.3 * torch.randn(tensor.shape, generator=generator)
+            tensor.data = tensor.data + change.to(tensor.device, tensor.dtype)
+
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    for module in norms:
+        for tensor in (module.weight, module.bias, module.running_mean):
+            perturb_(tensor)
+    own = {id(parameter) for module in norms for parameter in module.parameters()}
+    for parameter in model.parameters():
+        is_weight = id(parameter) not in own and parameter.is_floating_point() and parameter.numel()
+        # A few values mostly decide, and large networks have many.
+        parts = (parameter.detach().reshape(-1)[:1024], parameter.detach()) if is_weight else ()
+        if parts and all(float(part.abs().max()) < NEAR_ZERO for part in parts):
+            perturb_(parameter)
+
+
+def _described(difference: float, scale: float) -> str:
+    return f"outputs of scale {scale:.2g} were off by {difference:.2g}"
