@@ -333,7 +333,7 @@ class Trainer:
             history.sites[number] = site.model_copy(update={"kept": sum(keep), **channels})
             if site.name in plan.modules:
                 cut = plan.modules[site.name]
-                history.alive[site.name] = [] if cut.void else [alive[index] for index in cut.outputs]
+                history.alive[site.name] = [] if cut.constant else [alive[index] for index in cut.outputs]
         history.cuts.append(plan.to_json())
         return compact
 
