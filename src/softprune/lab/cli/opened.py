@@ -84,7 +84,7 @@ def open_compact(
         )
     dense = _definition(name, compact, {} if config is None else config.model.options)
     example = torch.randn(1, *(shape or REGISTRY[name].input_shape), generator=torch.Generator().manual_seed(0))
-    return OpenedNetwork(compact.resolve(), dense.eval(), load(compact, dense), example)
+    return OpenedNetwork(compact.resolve(), dense.eval(), load(compact, dense).float(), example)
 
 
 def _shaped_like_record(run: RunFolder, config: RunConfig, shape: tuple[int, ...], round_to: int) -> OpenedNetwork:

@@ -61,7 +61,7 @@ def evaluate_folder(
         found["masked" if stage.pruner is not None else "trained"] = evaluator(stage.network, on_test=True)
     if compact.is_file():
         dense = build_network(config.model.name, images.num_classes, config.model.options).to(world.device)
-        found["compact"] = evaluator(load(compact, dense), on_test=True)
+        found["compact"] = evaluator(load(compact, dense).float(), on_test=True)
     if not found:
         raise ConfigError(f"A run must have a checkpoint to evaluate. Got none in {path}; train it first.")
     return found
