@@ -45,6 +45,25 @@ def test_one_layer(layer: nn.Module, shape: tuple[int, ...], macs: int) -> None:
     assert found.params == sum(p.numel() for p in layer.parameters())
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape", "activations"),
+    [
+        (nn.Conv2d(3, 8, 3, stride=2), (2, 3, 11, 11), 8 * 5 * 5),
+        (nn.Conv2d(6, 6, 3, groups=6), (1, 6, 7, 7), 6 * 5 * 5),
+        (nn.ConvTranspose2d(4, 6, 4, stride=2, padding=1), (1, 4, 5, 5), 6 * 10 * 10),
+        (nn.Linear(7, 5), (2, 3, 4, 7), 3 * 4 * 5),
+        (nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU()), (1, 3, 4, 4), 8 * 16),
+    ],
+)
+def test_activations_are_what_layers_write(layer: nn.Module, shape: tuple[int, ...], activations: int) -> None:
+    assert cost(layer, torch.randn(shape)).activations == activations
+
+
+def test_activations_of_a_known_network() -> None:
+    """11.1 million, as published for ResNet-50 at 224 x 224."""
+    assert round(cost(models.build("resnet50", 1000), torch.zeros(1, 3, 224, 224)).activations / 1e6, 1) == 11.1
+
+
 def test_a_batchnorm_without_parameters_has_channels() -> None:
     found = cost(nn.BatchNorm2d(5, affine=False), torch.randn(2, 5, 3, 3))
     assert (found.channels, found.params) == (5, 0)
@@ -306,9 +325,9 @@ def test_macs_are_those_of_one_sample_however_often_a_convolution_runs(groups: i
 
 def test_printed_as_a_table() -> None:
     lines = str(cost(models.digits_net(), torch.randn(1, 1, 8, 8))).splitlines()
-    assert lines[0].split() == ["module", "kind", "MACs", "params", "channels", "FLOPs"]
-    assert lines[2].split() == ["stages.0.0.conv", "Conv2d", "18,432", "288", "0", "36,864"]
-    assert lines[-1].split() == ["total", "exact", "counting", "2,379,008", "288,170", "448", "4,758,016"]
+    assert lines[0].split() == ["module", "kind", "MACs", "activations", "params", "channels", "FLOPs"]
+    assert lines[2].split() == ["stages.0.0.conv", "Conv2d", "18,432", "2,048", "288", "0", "36,864"]
+    assert lines[-1].split() == ["total", "exact", "counting", "2,379,008", "9,226", "288,170", "448", "4,758,016"]
     assert len({len(line) for line in lines}) == 1
     assert "(root)" in str(cost(nn.Linear(2, 3), torch.randn(1, 2)))
 

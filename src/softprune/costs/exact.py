@@ -1,8 +1,9 @@
-"""MACs and parameters of any model, counted on the operators that its forward really runs."""
+"""MACs, activations and parameters of any model, counted on the operators that its forward really runs."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from softprune.costs.record import Cost, ModuleCost
 from softprune.errors import ModelError, first_line
 from softprune.graph import check_is_module
 from softprune.graph.example import Example, ExampleLike, per_sample
@@ -24,6 +24,75 @@ logger = get_logger(__name__)
 aten = torch.ops.aten
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModuleCost:
+    """The cost of one module, its submodules not included."""
+
+    kind: str
+    """Name of the module's class."""
+    macs: int = 0
+    """Multiply-accumulates of convolutions and linear layers."""
+    activations: int = 0
+    """Elements that convolutions and linear layers write."""
+    params: int = 0
+    """Parameters; a tensor shared by several modules counts at the first of them only."""
+    flops: int = 0
+    """Floating-point operations by the requested rule."""
+    channels: int = 0
+    """Width of a BatchNorm, 0 for other modules."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The cost of a model. The totals are the sums over `by_module`. Printed, it is a table."""
+
+    counting: str
+    """The requested rule: "exact" or "paper"."""
+    macs: int
+    """Multiply-accumulates of convolutions and linear layers."""
+    activations: int
+    """Elements that convolutions and linear layers write: memory traffic, which often limits the speed of a GPU."""
+    params: int
+    """Parameters, shared ones once."""
+    channels: int
+    """Sum of the widths of all BatchNorms; with masks, of the channels that are kept."""
+    flops: int
+    """Twice the MACs (exact), or the authors' FLOPs (paper)."""
+    by_module: Mapping[str, ModuleCost] = field(repr=False)
+    """Every module with parameters or MACs of its own, by name, in the model's order."""
+
+    @classmethod
+    def total(cls, counting: str, by_module: Mapping[str, ModuleCost]) -> "Cost":
+        """Sum up `by_module`."""
+        parts = by_module.values()
+        return cls(
+            counting=counting,
+            macs=sum(part.macs for part in parts),
+            activations=sum(part.activations for part in parts),
+            params=sum(part.params for part in parts),
+            channels=sum(part.channels for part in parts),
+            flops=sum(part.flops for part in parts),
+            by_module=by_module,
+        )
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("module", "kind", "MACs", "activations", "params", "channels", "FLOPs")]
+        rows += [(name or "(root)", part.kind, *_figures(part)) for name, part in self.by_module.items()]
+        rows.append(("total", f"{self.counting} counting", *_figures(self)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        # Names to the left, figures to the right.
+        line = "  ".join(f"{{:{'<' if place < 2 else '>'}{width}}}" for place, width in enumerate(widths))
+        heading, *parts, total = (line.format(*row) for row in rows)
+        rule = "-" * len(heading)
+        return "\n".join([heading, rule, *parts, rule, total])
+
+    __repr__ = __str__  # what a notebook shows
+
+
+def _figures(part: ModuleCost | Cost) -> tuple[str, ...]:
+    return tuple(f"{value:,}" for value in (part.macs, part.activations, part.params, part.channels, part.flops))
+
+
 def count_exact(model: nn.Module, example: ExampleLike) -> Cost:
     """Count `model` per sample of `example`, in eval mode.
 
@@ -32,7 +101,7 @@ def count_exact(model: nn.Module, example: ExampleLike) -> Cost:
     """
     check_is_module(model)
     params = _params_by_module(model)
-    macs = _macs_per_sample(model, Example.of(example).to_model(model))
+    macs, written = _per_sample(model, Example.of(example).to_model(model))
     by_module = {}
     for name, module in model.named_modules():
         channels = module.num_features if isinstance(module, _BatchNorm) else 0
@@ -40,6 +109,7 @@ def count_exact(model: nn.Module, example: ExampleLike) -> Cost:
             by_module[name] = ModuleCost(
                 kind=type(module).__name__,
                 macs=macs[name],
+                activations=written[name],
                 params=params[name],
                 flops=2 * macs[name],
                 channels=channels,
@@ -59,18 +129,18 @@ def _params_by_module(model: nn.Module) -> Counter[str]:
     return counts
 
 
-def _macs_per_sample(model: nn.Module, example: Example) -> Counter[str]:
+def _per_sample(model: nn.Module, example: Example) -> tuple[Counter[str], Counter[str]]:
     """Of one sample; else of a batch from which that of one can be told; else of the example as given."""
     for batch in (1, ANALYSIS_BATCH) if example.batch_size() is not None else ():
         try:
-            return _macs_by_module(model, example, batch)
+            return _by_module(model, example, batch)
         except ModelError:
             logger.debug("the model takes no batch of %d", batch, exc_info=True)
-    return _macs_by_module(model, example)
+    return _by_module(model, example)
 
 
-def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None) -> Counter[str]:
-    """MACs per sample of every call, under the name of the innermost module in whose forward it happened.
+def _by_module(model: nn.Module, example: Example, batch: int | None = None) -> tuple[Counter[str], Counter[str]]:
+    """MACs and activations per sample of every call, by the innermost module in whose forward it happened.
 
     `batch`: the number of samples to count with, instead of the example's own.
     """
@@ -112,17 +182,18 @@ def _macs_by_module(model: nn.Module, example: Example, batch: int | None = None
                 f"Got {type(error).__name__}: {first_line(error)}. Check that the example is what the forward takes, "
                 "and that the forward does not branch on values."
             ) from error
-    return counter.macs
+    return counter.macs, counter.written
 
 
 class _MacCounter(TorchDispatchMode):
-    """Adds up MACs per sample, by the module that is running."""
+    """Adds up MACs and activations per sample, by the module that is running."""
 
     def __init__(self, constants: Constants, batch: int) -> None:
         super().__init__()
         self._constants = constants
         self.batch = batch
         self.macs: Counter[str] = Counter()
+        self.written: Counter[str] = Counter()
         self.running: list[tuple[str, str]] = [("", "")]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -130,7 +201,9 @@ class _MacCounter(TorchDispatchMode):
         formula = _FORMULAS.get(func)
         if formula is not None:
             positions, weights = formula(*args[:9], out=out)
-            self.macs[self.running[-1][1]] += per_sample(positions, self.batch) * weights
+            name = self.running[-1][1]
+            self.macs[name] += per_sample(positions, self.batch) * weights
+            self.written[name] += per_sample((out if isinstance(out, Tensor) else out[0]).numel(), self.batch)
         return out
 
 

@@ -15,8 +15,7 @@ from typing import Literal, TypeVar
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softprune.costs.exact import count_exact
-from softprune.costs.record import Cost, ModuleCost
+from softprune.costs.exact import Cost, ModuleCost, count_exact
 from softprune.errors import ConfigError
 from softprune.graph.example import Example, ExampleLike
 
@@ -146,6 +145,7 @@ class _Tally:
         self.rows[name] = ModuleCost(
             kind="Conv2d",
             macs=positions * kernel * inputs * outputs,
+            activations=positions * outputs,
             params=kernel * inputs * outputs,
             flops=2 * positions * (kernel * inputs + 1) * outputs,
         )

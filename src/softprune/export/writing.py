@@ -22,12 +22,30 @@ from softprune.errors import ConfigError, ModelError, SoftpruneError, first_line
 from softprune.export.checking import compare_outputs, prepared, trials
 from softprune.export.folding import count_batch_norms, fold_batch_norms
 from softprune.graph import Example, ExampleLike
+from softprune.hardware import IMAGE_CHANNELS
 from softprune.io import write_atomically
+from softprune.log import get_logger
+
+logger = get_logger(__name__)
 
 TRACED_BATCH = 2
 """Batch size of the trace. torch.export treats a size of one as a constant."""
 MOST_ON_GPU = 65535
 """Largest batch that BatchNorm in cuDNN accepts. PyTorch checks it while it traces a network on a GPU."""
+WIDTH_MULTIPLE = 8
+"""Convolutions with widths that are no multiples of this are slow on tensor cores, depthwise ones on CPUs, too."""
+
+
+def odd_widths(model: nn.Module) -> tuple[int, int]:
+    """Return how many convolutions have widths that are no multiples, and how many depthwise ones."""
+    found = [0, 0]
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            depthwise = module.groups > 1 and module.groups == module.in_channels
+            # The channels of an image are never cut.
+            widths = [module.out_channels, module.in_channels if module.in_channels > IMAGE_CHANNELS else 0]
+            found[depthwise] += any(width % WIDTH_MULTIPLE for width in widths)
+    return found[0], found[1]
 
 
 # How torch.export reports a dimension that was declared dynamic and is not.
@@ -177,6 +195,12 @@ def write_checked(
             raise export_error(small, error) from error
         attempts = trials(given, other_batch=dynamic_batch)
         comparison = compare_outputs(network, runtime, attempts, what=kind.what, tolerance=tolerance)
+    if slow := odd_widths(network)[1]:
+        logger.warning(
+            "softprune: %d depthwise convolutions have widths that are no multiples of %d, for which %s has no fast "
+            "kernels: cut with round_to=%d",
+            *(slow, WIDTH_MULTIPLE, kind.runtime.partition(" ")[0], WIDTH_MULTIPLE),
+        )
     write_atomically(target, content, then="export again")
     return ExportReport(
         path=target,
