@@ -1,14 +1,12 @@
 """The files of a run's folder, and what is said when one is missing or of another kind."""
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from softprune.errors import CheckpointError, ConfigError, FileFormatError
-from softprune.io import write_atomically
 from softprune.lab.config.settings import DataConfig, ModelConfig, RunConfig
 from softprune.lab.runs.environment import describe_session
 from softprune.lab.runs.folder import RunFolder
@@ -103,42 +101,6 @@ def test_one_process_works_on_a_run(tmp_path: Path) -> None:
         RunFolder.open(folder.path).read_config()
     with folder.lock():
         pass
-
-
-def test_a_lock_ends_with_its_process_also_if_that_has_children(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run", RunConfig())
-    locked, tell = os.pipe()
-    worker_waits, release = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with folder.lock():
-            if os.fork() == 0:  # a loader's worker, which outlives the run
-                os.close(release)
-                os.read(worker_waits, 1)
-                os._exit(0)
-            os.write(tell, b"1")
-            signal.pause()
-    os.read(locked, 1)
-    with pytest.raises(CheckpointError, match=f"process {child} "):
-        folder.lock().__enter__()
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    with folder.lock():
-        pass
-    for descriptor in (locked, tell, worker_waits, release):
-        os.close(descriptor)
-
-
-@pytest.mark.parametrize("name", [".lock", "run.log", "metrics.jsonl", "compact.safetensors", "checkpoints"])
-def test_a_link_in_a_run_leads_to_no_file_elsewhere(tmp_path: Path, name: str) -> None:
-    folder = RunFolder.create(tmp_path / "run", RunConfig())
-    (tmp_path / "mine").write_text("mine")
-    (folder.path / name).symlink_to(tmp_path / "mine")
-    with pytest.raises(CheckpointError, match=f"plain files.*Got {folder.path / name}"), folder.lock():
-        pass
-    write_atomically(folder.path / name, b"theirs", then="")
-    assert (tmp_path / "mine").read_text() == "mine"
-    assert (folder.path / name).read_bytes() == b"theirs"
 
 
 def test_the_lock_removes_what_a_killed_process_left(tmp_path: Path) -> None:

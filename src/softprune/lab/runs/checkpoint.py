@@ -60,8 +60,6 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint file, on the CPU, or raise a CheckpointError that says what is wrong."""
-    if path.exists() and not path.is_file():  # a fifo would block, and a device may have no end
-        raise _DamagedError(f"A checkpoint must be a regular file. Got something else at {path}.")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -85,12 +83,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise _DamagedError(f"A checkpoint must match its checksum. Got a damaged file at {path}.")
     try:
         state = load_tensors(io.BytesIO(content))
+        if not isinstance(state, dict):
+            raise TypeError(f"a {type(state).__name__}")
     except Exception as error:  # what torch.load refuses has no common class
         raise _DamagedError(
             f"A checkpoint must hold tensors and plain values. Got {first_line(error)} at {path}."
         ) from error
-    if not isinstance(state, dict):
-        raise _DamagedError(f"A checkpoint must hold a dictionary. Got {type(state).__name__} at {path}.")
     return state
 
 

@@ -60,31 +60,34 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, config: RunConfig) -> "RunFolder":
-        """Make the folder of a new run and write its configuration.
-
-        Raise a ConfigError for a folder that holds a run already; nothing remains where the folder cannot be
-        made.
-        """
-        folder = cls(check_not_url(path))
-        missing = [each for each in (folder.path, *folder.path.parents) if not os.path.lexists(each)]
+        """Make the folder of a new run and write its configuration."""
+        cls.check_new(path)
+        folder = cls(path)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             create_file(folder.config, dump_config(config).encode())
         except OSError as error:
-            for each in missing:
-                with contextlib.suppress(OSError):
-                    each.rmdir()
-            raise _no_new_run(folder, error) from error
+            raise ConfigError(
+                f"A new run must have a folder that can be made and written to. Got {path}: {error.strerror or error}. "
+                "Name another folder with --out."
+            ) from error
         return folder
 
     @classmethod
     def check_new(cls, path: Path | str) -> None:
-        """Raise the ConfigError that :meth:`create` would raise, as far as it can be told without writing."""
+        """Raise a ConfigError for a URL, and for a folder that holds a run already or lies below a file."""
         folder = cls(check_not_url(path))
-        path = folder.path.absolute()
-        parent = next(each for each in (path, *path.parents) if os.path.lexists(each))
-        if os.path.lexists(folder.config) or not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            raise _no_new_run(folder, PermissionError(f"{parent} is not writable"))
+        if os.path.lexists(folder.config):
+            raise ConfigError(
+                f"A new run must have its own folder. Got {path}, which holds a run already. Resume it "
+                f"(`{folder.resume_command}`), or name another folder with --out."
+            )
+        parent = next(each for each in (folder.path, *folder.path.absolute().parents) if os.path.lexists(each))
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"A new run must have a folder that can be made and written to. Got {path}: {parent} is not a folder "
+                "that can be written to. Name another folder with --out."
+            )
 
     @classmethod
     def open(cls, path: Path | str) -> "RunFolder":
@@ -101,7 +104,6 @@ class RunFolder:
 
         The kernel releases the lock when the process ends, however it ends. Reading needs no lock.
         """
-        self.check_plain_files()
         lock = FileLock(self.lock_file)
         try:
             lock.acquire(blocking=False)
@@ -124,17 +126,6 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Return whether a process writes the run. Changes nothing."""
         return is_locked(self.lock_file)
-
-    def check_plain_files(self) -> None:
-        """Raise a CheckpointError if a part of the run is a link: writing would change files elsewhere."""
-        folders = (self.checkpoints, self.dense, self.tensorboard)
-        files = (self.metrics, self.sessions, self.result, self.compact, self.report, self.log)
-        for path in (*folders, *files, self.lock_file):
-            if path.is_symlink() or path.is_fifo() or path.is_char_device():
-                raise CheckpointError(
-                    "A run is written only if its files are plain files, since a link would lead to a file elsewhere. "
-                    f"Got {path}; remove it, or put a copy of the file there."
-                )
 
     @property
     def _then(self) -> str:
@@ -203,22 +194,6 @@ def own_names(config: RunConfig) -> dict[str, str]:
 def own_code(config: RunConfig) -> list[str]:
     """Return the options that name the user's own code of a run, for commands that import nothing on its word."""
     return [part for key, name in own_names(config).items() for part in (f"--{key}", name)]
-
-
-def _no_new_run(folder: RunFolder, error: OSError) -> ConfigError:
-    """Why no run can start in ``folder``."""
-    if os.path.lexists(folder.config):
-        return ConfigError(
-            f"A new run must have its own folder. Got {folder.path}, which holds a run already. Resume it "
-            f"(`{folder.resume_command}`), or name another folder with --out."
-        )
-    parents = (folder.path, *folder.path.parents)
-    file = next((each for each in parents if os.path.lexists(each) and not os.path.isdir(each)), None)
-    reason = f"{file} is not a folder" if file is not None else error.strerror or str(error)
-    return ConfigError(
-        f"A new run must have a folder that can be made and written to. Got {folder.path}: {reason}. Nothing was "
-        "written; name another folder with --out."
-    )
 
 
 def check_not_url(path: Path | str) -> Path:

@@ -18,7 +18,7 @@ from softprune.lab.runs.folder import RunFolder, own_names
 from softprune.lab.runs.result import Inputs
 from softprune.lab.runs.weights import load_weights, read_weights
 from softprune.log import get_logger
-from softprune.module_state import evaluating, first_uninitialised
+from softprune.module_state import evaluating
 
 logger = get_logger(__name__)
 
@@ -149,11 +149,6 @@ def starting_network(config: ModelConfig, num_classes: int, seed: int) -> tuple[
     """
     torch.manual_seed(seed)
     network = build_network(config.name, num_classes, config.options)
-    if missing := first_uninitialised(network):
-        raise ConfigError(
-            f"The factory of model.name must return a network whose parameters have values. Got '{missing[0]}', a "
-            f"{missing[1]} one, from {config.name!r}; call the network once in the factory, or build it on the CPU."
-        )
     if config.weights not in ("", BASELINE):
         path = Path(config.weights).expanduser()
         return network, load_weights(network, read_weights(path), str(path), num_classes)

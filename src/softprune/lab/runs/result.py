@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from annotated_types import Ge, Lt, MinLen
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 from pydantic_core import ValidationError
 
 from softprune.errors import FileFormatError, show, storable
@@ -156,15 +156,6 @@ class SiteRecord(Record):
     gamma: tuple[Float32, ...] = ()
     keep: tuple[bool, ...] = ()
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for name, values in (("beta", self.beta), ("gamma", self.gamma), ("keep", self.keep)):
-            if values and len(values) != self.width:
-                raise ValueError(f"{name} must have one entry per channel, {self.width}, and has {len(values)}")
-        if self.keep and sum(self.keep) != self.kept:
-            raise ValueError(f"kept must be the number of true entries in keep, {sum(self.keep)}")
-        return self
-
     @property
     def has_channels(self) -> bool:
         return bool(self.beta and self.gamma and self.keep)
@@ -196,12 +187,6 @@ class Inputs(Record):
     """Standard deviation of each channel, for pixels from 0 to 255."""
     classes: tuple[Text, ...]
     """Name of each output."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not len(self.mean) == len(self.std) == self.shape[0]:
-            raise ValueError(f"mean and std must have one number per channel, {self.shape[0]}")
-        return self
 
 
 class Revision(Record):

@@ -35,13 +35,14 @@ def load_weights(network: nn.Module, state: Mapping[str, Tensor], source: str, n
     shared = [name for name in expected if name in state]
     wrong = [name for name in shared if state[name].shape != expected[name].shape]
     missing = [name for name in expected if name not in state]
-    head = [name for name in wrong if name in heads and _other_classes(state[name], expected[name])]
+    # A classifier for other classes differs in its first dimension alone.
+    head = [n for n in wrong if n in heads and state[n].ndim and state[n].shape[1:] == expected[n].shape[1:]]
     head += missing if missing in classifiers[-1:] else []  # as in the file of a backbone
     problems = {
         "missing": missing,
         "unknown": [name for name in state if name not in expected],
         "of another shape": wrong,
-        # Copying would round floating-point numbers, or drop the imaginary part of complex ones.
+        # Copying would round floating-point numbers.
         "of another dtype": [n for n in shared if state[n].is_floating_point() != expected[n].is_floating_point()],
     }
     if any(name not in head for names in problems.values() for name in names):
@@ -88,17 +89,11 @@ def _classifiers(network: nn.Module, num_classes: int) -> list[list[str]]:
     return [list(each) for each in tensors if all(value.shape[:1] == (num_classes,) for value in each.values())]
 
 
-def _other_classes(tensor: Tensor, expected: Tensor) -> bool:
-    """Return whether two tensors of classifiers differ only in the number of classes."""
-    return tensor.ndim == expected.ndim and tensor.shape[1:] == expected.shape[1:]
-
-
 def check_weights_exist(path: Path) -> None:
-    """Raise unless there is a file or the folder of a run at ``path``: opening a fifo would block."""
+    """Raise unless there is a file or the folder of a run at ``path``."""
     if not (path.is_file() or RunFolder(path).config.is_file()):
-        problem = "is neither" if path.exists() else "does not exist; if they were moved, put them or a link there"
-        hint = "; name the file in it that holds the weights" if path.is_dir() else ""
-        raise ConfigError(f"model.weights must be a file or the folder of a run. Got {path}, which {problem}{hint}.")
+        problem = "is neither" if path.exists() else "does not exist"
+        raise ConfigError(f"Weights must be a file or the folder of a run. Got {path}, which {problem}.")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -111,15 +106,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 raise FileFormatError(
                     f"model.weights must be of a dense network. Got the run {path}, whose network was cut in training."
                 )
-            _check_state(state["model"], path)
-            return state["model"]
+            return dict(state["model"])
     try:
         if path.suffix == ".safetensors":
             return dict(sorted(safetensors.torch.load(path.read_bytes()).items()))  # load_file needs UTF-8 paths
-        _check_no_program(path)
         content = load_tensors(path)
-    except FileFormatError:
-        raise
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile) as error:
         raise FileFormatError(
             f"model.weights must be readable. Got {path}: {first_line(error)}. Save or download the file again."
@@ -141,39 +132,16 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if others:  # an average of the weights, for example
             logger.warning("softprune: of %s only %r is used; to use %s, save it alone", path, key, first_few(others))
         content = content[key]
-    _check_state(content, path)
-    return content  # type: ignore[no-any-return]
-
-
-def _check_no_program(path: Path) -> None:
-    """Raise a FileFormatError for an archive of a program or of arrays. torch.load would advise to run its code."""
-    names = set[str]()
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = {name.rpartition("/")[2] for name in archive.namelist()}
-    if "constants.pkl" in names:
-        found = "a TorchScript program; if you trust it, save"
-        weights = f"torch.jit.load({str(path)!r}).state_dict()"
-    elif names and "data.pkl" not in names:
-        found, weights = "an archive of something else; save", "model.state_dict()"
-    else:
-        return
-    raise FileFormatError(
-        "model.weights must be a state_dict that torch.save wrote, or a safetensors file. Got "
-        f"{path}, {found} {weights} instead."
-    )
-
-
-def _is_state(content: Any) -> bool:
-    return isinstance(content, dict) and all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
-    )
-
-
-def _check_state(content: Any, path: Path) -> None:
     if not _is_state(content):
         keys = f"the keys {first_few(sorted(map(str, content)))}" if isinstance(content, dict) else ""
         raise FileFormatError(
             "model.weights must hold one state_dict, alone or in a dictionary, or that of the network under "
             f"'state_dict', 'model_state_dict' or 'model'. Got {keys or type(content).__name__} in {path}."
         )
+    return dict(content)
+
+
+def _is_state(content: Any) -> bool:
+    return isinstance(content, dict) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    )

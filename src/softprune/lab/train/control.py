@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from logging.handlers import BufferingHandler
 from types import FrameType
 from typing import Any
@@ -100,7 +100,7 @@ def run_log(
     if not write:
         yield listener
         return
-    handler = _LogFile(folder.log, encoding="utf-8", errors="backslashreplace")
+    handler = logging.FileHandler(folder.log, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S"))
     for record in tuple(early):
         handler.handle(record)
@@ -115,18 +115,6 @@ def run_log(
     finally:
         package.removeHandler(handler)
         handler.close()
-
-
-class _LogFile(logging.FileHandler):
-    """A file that a run can do without: on a full disk lines are lost, and the error of another file says why."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            super().close()
 
 
 class _LoggedListener(Listener):
