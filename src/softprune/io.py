@@ -1,11 +1,10 @@
-"""Write files whole or not at all, also in a crash, and unpack archives of others safely."""
+"""Write files whole or not at all, also in a crash."""
 
 import contextlib
 import errno
 import os
 import secrets
 import shutil
-import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -32,19 +31,6 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes], *, then: str,
         _sync_folder(path.parent)
     except OSError as error:
         raise unwritable(path, error, then) from error
-
-
-def extract_plain(tar: tarfile.TarFile, into: Path) -> None:
-    """Extract plain files and folders; raise a TarError before the first one for links and paths that lead out."""
-    # Python 3.11.4 has the filter "data" for it. Debian 12 has 3.11.2.
-    for member in tar.getmembers():
-        inside = (into / member.name).resolve().is_relative_to(into.resolve())
-        if not inside or not (member.isfile() or member.isdir()):
-            raise tarfile.TarError(f"'{member.name}', which is no plain file inside the folder")
-    if hasattr(tarfile, "data_filter"):
-        tar.extractall(into, filter="data")
-    else:
-        tar.extractall(into)
 
 
 def create_file(path: Path, content: bytes) -> None:

@@ -11,10 +11,9 @@ import pytest
 import torch
 from export_networks import Dense, compacted
 
-from softprune import SoftPruner
 from softprune.bench import BACKENDS, backends, compare_latency
 from softprune.bench.backends import Setting, _compile
-from softprune.errors import ConfigError, ModelError
+from softprune.errors import ConfigError
 from softprune.export.folding import count_batch_norms
 from softprune.graph import Example
 from softprune.hardware import Call
@@ -89,13 +88,6 @@ def test_a_cuda_graph_keeps_the_input_that_it_reads(monkeypatch: pytest.MonkeyPa
     assert inputs[0]() is not None
 
 
-def test_a_cuda_graph_needs_a_gpu() -> None:
-    dense, compact, example = compacted("residual")
-    (row,) = compare_latency(dense, compact, example, backends=("graph",), repeats=1).rows
-    assert row.speed_up is None
-    assert row.note == "The graph backend needs an NVIDIA GPU. Got cpu; take eager or compile there."
-
-
 def test_the_mode_of_the_compiler_is_used_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     modes = []
 
@@ -120,14 +112,6 @@ def test_the_compiler_keeps_the_memory_order_on_a_gpu(monkeypatch: pytest.Monkey
     first, *others = seen
     assert first["options"] == {"triton.cudagraphs": True, "layout_optimization": False}
     assert others == [{"dynamic": False, "mode": "reduce-overhead"}] * 2
-
-
-def test_fused_networks_are_for_half_precision_on_a_gpu() -> None:
-    dense, compact, example = compacted("residual")
-    (row,) = compare_latency(dense, compact, example, backends=("fused",), repeats=1).rows
-    assert row.speed_up is None
-    assert row.fold_bn
-    assert "half precision" in row.note
 
 
 @pytest.mark.gpu
@@ -173,14 +157,6 @@ def test_what_a_backend_cannot_do_is_a_note() -> None:
     assert json.loads(json.dumps(row.to_dict()))["dense"] is None
 
 
-def test_models_keep_mode_and_dtype() -> None:
-    model = Dense().train()
-    compare_latency(model, model, torch.randn(1, 3, 8, 8), dtype="float64", channels_last=True, repeats=1)
-    assert model.training
-    assert next(model.parameters()).dtype == torch.float32
-    assert next(model.parameters()).is_contiguous()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -198,23 +174,6 @@ def test_mistakes(options: dict[str, object], message: str) -> None:
     model = Dense().eval()
     with pytest.raises(ConfigError, match=message):
         compare_latency(model, model, torch.randn(1, 3, 8, 8), **options)  # type: ignore[arg-type]
-
-
-def test_networks_with_masks_are_not_measured() -> None:
-    model, example = Dense().eval(), torch.randn(1, 3, 8, 8)
-    masked = copy.deepcopy(model)
-    pruner = SoftPruner(masked, example)
-    for pair, name in (((masked, model), "dense"), ((model, masked), "compact")):
-        with pytest.raises(ModelError, match=rf"without masks\. Got `{name}` with.*detach\(\)"):
-            compare_latency(*pair, example)
-    assert compare_latency(pruner.detach(), model, example, repeats=1).rows[0].speed_up is not None
-
-
-@pytest.mark.parametrize("batches", [[0], [2, -1], [1.5]])
-def test_batches_are_whole_numbers(batches: list[int]) -> None:
-    model = Dense().eval()
-    with pytest.raises(ConfigError, match="`batches` must be integers"):
-        compare_latency(model, model, torch.randn(1, 3, 8, 8), batches=batches)
 
 
 class _ForFour(torch.nn.Module):
@@ -239,20 +198,3 @@ def test_a_network_for_one_batch_size_and_precision_alone() -> None:
     assert second.note.startswith("does not run: RuntimeError: shape '[4, 144]' is invalid")
     (half,) = compare_latency(model, model, example, batches=[4], dtype="float64", repeats=1).rows
     assert "does not run: RuntimeError" in half.note
-
-
-def test_a_batch_without_memory_for_it_leaves_the_other_rows() -> None:
-    model = Dense().eval()
-    first, second = compare_latency(model, model, torch.randn(1, 3, 8, 8), batches=[1, 2**60], repeats=1).rows
-    assert first.speed_up is not None
-    assert second.note.startswith("does not run: RuntimeError")
-    assert second.batch == 2**60
-    (alone,) = compare_latency(model, model, torch.randn(1, 3, 8, 8), batches=2**60, fold_bn=True, repeats=1).rows  # type: ignore[arg-type]
-    assert alone.note.startswith("does not run: RuntimeError")
-
-
-def test_volumes_beside_images_in_channels_last() -> None:
-    model = torch.nn.ModuleDict({"image": torch.nn.Conv2d(3, 4, 3), "volume": torch.nn.Conv3d(1, 2, 3)})
-    model.forward = lambda x: model["volume"](model["image"](x)[:, None]).flatten(1)  # type: ignore[method-assign]
-    (row,) = compare_latency(model, model, torch.randn(2, 3, 8, 8), batches=[2], channels_last=True, repeats=1).rows
-    assert row.speed_up is not None, row.note

@@ -70,32 +70,6 @@ def test_a_batchnorm_without_parameters_has_channels() -> None:
     assert found.by_module[""].channels == 5
 
 
-def test_what_does_not_depend_on_the_batch_counts_whole_though_no_single_sample_is_taken() -> None:
-    class Paired(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc, self.table = nn.Linear(3, 4), nn.Parameter(torch.ones(2, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            if len(x) == 1:
-                raise ValueError("no single sample")
-            return self.fc(x) + self.fc(self.table).sum(0)
-
-    assert cost(Paired(), torch.randn(2, 3)).macs == 3 * 4 + 2 * 3 * 4
-
-
-def test_linear_on_a_transposed_input_is_still_a_linear_layer() -> None:
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mix = nn.Linear(6, 4, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.mix(x.transpose(1, 2))
-
-    assert cost(Tokens(), torch.randn(2, 6, 5)).macs == 5 * 6 * 4
-
-
 def test_attention_counts_its_projections_and_not_its_products() -> None:
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
     x = torch.randn(3, 5, 8)
@@ -151,11 +125,6 @@ def test_example_as_arguments_and_keywords() -> None:
     assert cost(TwoInputs(), example).macs == 16 * 12 + 20
 
 
-def test_embedding_with_integer_input() -> None:
-    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3))
-    assert cost(model, torch.zeros(2, 6, dtype=torch.long)).macs == 6 * 12
-
-
 class Remembers(nn.Module):
     """Keeps what a forward saw: in an attribute, in a buffer, in a running statistic."""
 
@@ -199,16 +168,6 @@ def test_the_model_stays_as_it_was() -> None:
     assert forwards
 
 
-def test_a_failed_count_leaves_the_model_as_it_was() -> None:
-    model = Remembers().train()
-    with pytest.raises(ModelError, match=r"Got RuntimeError.*Check that the example"):
-        cost(model, torch.randn(2, 5, 4, 4))
-    assert model.training
-    assert model.norm.training
-    assert model.calls == 0
-    assert model(torch.randn(2, 3, 4, 4)).shape == (2, 4, 4, 4)
-
-
 def test_no_arithmetic_happens() -> None:
     """A network whose activations would need terabytes."""
     model = nn.Conv2d(3, 1024, 3, padding=1, bias=False)
@@ -221,10 +180,6 @@ def test_a_compiled_model_is_counted_without_compiling() -> None:
     model = models.digits_net()
     example = torch.randn(1, 1, 8, 8)
     assert cost(torch.compile(model), example).macs == cost(model, example).macs
-
-
-def test_half_precision_parameters_and_a_float_example() -> None:
-    assert cost(models.digits_net().bfloat16(), torch.randn(1, 1, 8, 8)).macs == 2_379_008
 
 
 def test_lazy_modules_are_refused_by_name() -> None:
@@ -287,42 +242,6 @@ def test_a_convolution_with_weights_of_each_sample_counts_once_per_sample(size: 
     assert inspect(model, example).macs == macs
 
 
-def test_a_blur_of_a_folded_batch_counts_once_per_sample() -> None:
-    class Blur(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm, self.head = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)
-            self.register_buffer("kernel", torch.ones(1, 1, 3, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.relu(self.norm(self.conv(x)))
-            groups = x.shape[0] * x.shape[1]
-            weight = self.kernel.expand(groups, 1, 3, 3)
-            return self.head(F.conv2d(x.reshape(1, -1, 6, 6), weight, padding=1, groups=groups).view(x.shape))
-
-    model, example = Blur(), torch.randn(2, 3, 6, 6)
-    assert cost(model, example).macs == inspect(model, example).macs == 36 * (3 * 4 + 4 * 9 + 4 * 2)
-
-
-@pytest.mark.parametrize(("groups", "per_sample"), [(13, False), (2, True)])
-def test_macs_are_those_of_one_sample_however_often_a_convolution_runs(groups: int, per_sample: bool) -> None:
-    class Grouped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm, self.head = nn.Conv2d(3, 26, 1), nn.BatchNorm2d(26), nn.Conv2d(26, 2, 1)
-            self.weight = nn.Parameter(torch.randn(26, 26 // groups, 3, 3))
-            self.start = nn.Parameter(torch.randn(1, 26, 6, 6))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.relu(self.norm(self.conv(x)))
-            given = x.split(1) if per_sample else [self.start]  # one sample at a time, or nothing of any sample
-            more = [F.conv2d(each, self.weight, padding=1, groups=groups) for each in given]
-            return self.head(x + torch.cat(more))
-
-    model, example = Grouped(), torch.randn(2, 3, 6, 6)
-    assert cost(model, example).macs == inspect(model, example).macs == 36 * (3 * 26 + 26 * 26 // groups * 9 + 26 * 2)
-
-
 def test_printed_as_a_table() -> None:
     lines = str(cost(models.digits_net(), torch.randn(1, 1, 8, 8))).splitlines()
     assert lines[0].split() == ["module", "kind", "MACs", "activations", "params", "channels", "FLOPs"]
@@ -363,27 +282,3 @@ def test_timm_networks_agree_with_torchs_own_counter(name: str) -> None:
         with FlopCounterMode(display=False) as counter:
             model(example)
     assert cost(model, example).flops == counter.get_total_flops()
-
-
-@pytest.mark.usefixtures("onednn")
-@pytest.mark.parametrize("two_ways", [False, True])
-def test_recurrent_layers_cost_the_same_in_every_dtype(two_ways: bool) -> None:
-    for kind, gates in ((nn.LSTM, 4), (nn.GRU, 3)):
-        counts = {
-            cost(kind(16, 64, batch_first=True, bidirectional=two_ways).to(dtype), torch.randn(2, 8, 16)).macs
-            for dtype in (torch.float32, torch.float64)
-        }
-        assert counts == {8 * gates * 64 * (16 + 64) * (1 + two_ways)}
-
-
-def test_a_batchnorm_with_two_names() -> None:
-    convolution, bn = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-    model = nn.Sequential(convolution, bn)
-    model.alias = nn.Identity()
-    model.alias.bn = bn
-    assert cost(model, torch.randn(1, 3, 4, 4)).macs == 16 * 9 * 3 * 8
-
-
-def test_no_network_at_all() -> None:
-    with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module. Got NoneType"):
-        cost(None, torch.randn(1, 3, 4, 4))  # type: ignore[arg-type]

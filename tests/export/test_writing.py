@@ -25,9 +25,3 @@ def test_a_full_disk_is_said_and_leaves_the_earlier_file(suffix: str, tmp_path: 
         write(nn.Linear(200, 200), torch.randn(2, 200), target)
     assert target.read_bytes() == b"an earlier file"
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
-
-
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"must be writable\. Got .*then export again"):
-        to_torch_export(nn.Linear(4, 4), torch.randn(2, 4), tmp_path / "file" / "small.pt2")
