@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import softprune as sp
 from softprune.errors import ConfigError
 from softprune.graph import Activation, Operator, add_operator, builder, pointwise
-from softprune.graph.operators import activations
+from softprune.graph.operators import OPERATORS, activations
 
 IMAGES = torch.randn(2, 3, 8, 8)
 
@@ -78,6 +78,16 @@ def test_names_and_kinds_that_do_not_exist_are_refused() -> None:
         add_operator("act", Operator(pointwise))
     with pytest.raises(ConfigError, match=r"must be a function\. Got 'pointwise'"):
         add_operator("mine::act", Operator("pointwise"))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("same_operators")
+def test_a_fault_in_a_rule_is_raised() -> None:
+    def faulty(builder: object, node: object, entry: object) -> None:
+        raise KeyError("a fault")
+
+    OPERATORS["relu"] = Operator(faulty)
+    with pytest.raises(KeyError, match="a fault"):
+        sp.inspect(network(torch.relu), IMAGES)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def prelu(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     """Multiply negative values with a learned slope."""
     value, slope = builder.tensor(node.args[0]), builder.tensor(node.args[1])
     inputs = value.along(1)
-    if slope.shape[0] == len(inputs):
+    if slope.shape[:1] == (len(inputs),):
         builder.table.union(slope.atoms.ravel(), inputs)
     else:
         builder.table.pin(slope.atoms, f"one of them is the slope of all channels in {builder.place(node)}")
@@ -163,7 +163,7 @@ def reduction(builder: GraphBuilder, node: Node, entry: Operator) -> Any:
     rank, is_norm = len(value.shape), name == "linalg_vector_norm"
     given = argument(node, 2 if is_norm else 1)
     dims = [*range(rank)] if given in (None, []) else list(given) if isinstance(given, (list, tuple)) else [given]
-    if any(not isinstance(dim, int) for dim in dims):
+    if any(type(dim) is not int for dim in dims):  # var(x, unbiased)
         raise Opaque("is used in an unusual way")
     # A norm of negative order is about the smallest values, which zeros are.
     skips_zeros = name == "sum" or (is_norm and argument(node, 1, 2) >= 0)
