@@ -54,10 +54,6 @@ def test_every_kind_of_operator_reaches_its_own_method():
     assert seen == KINDS
 
 
-def test_an_analysis_without_facts_ignores_what_it_does_not_override():
-    ForwardAnalysis().forward(OPS)
-
-
 def test_facts_follow_channels_through_channelwise_operators_and_selections():
     fact = np.zeros(17)
     fact[[7, 8]] = 1.0, 2.0

@@ -44,7 +44,7 @@ def read_graph(
     """Return the channel graph of `model` after a trial cut, with the selected sites whose channels can be removed.
 
     `every_norm` adds BatchNorms that no activation follows, for methods that do not ask about it, and `kinds` adds
-    sites of the kinds "sum", "linear" and "stream"; see :mod:`softprune.graph.groups`.
+    sites of the kinds "sum", "linear" and "stream"; see :mod:`softprune.graph.sites`.
     """
     check_unmasked(model, "a new pruner")
     included = None if include is None else _listed("include", include)
@@ -52,8 +52,7 @@ def read_graph(
     chosen = check_kinds(kinds)
 
     def read(**options: bool) -> tuple[ChannelGraph, ChannelGraph]:
-        graph = _with_unread(trace(model, example, **options), model).with_kinds(chosen)
-        graph = graph.with_every_norm() if every_norm else graph
+        graph = _with_unread(trace(model, example, **options), model).with_kinds(chosen, every_norm=every_norm)
         return graph, trial_cut(graph, model)
 
     graph, probed = read()
@@ -182,6 +181,8 @@ class Inspection:
     """Operators without a rule that freeze channels -> a place where they stand."""
     unreached: tuple[str, ...]
     """Parameters that the example does not lead to; what they would read may be cut away."""
+    size_dependence: str
+    """The first operator that another input size changes; empty where none is known."""
     available: dict[str, int]
     """Kinds of sites that were not requested -> frozen BatchNorms that they would mask."""
 
@@ -203,6 +204,8 @@ class Inspection:
         if self.unreached:
             shown = first_few(self.unreached)
             lines.append(f"not reached by the example, so that what they read may be cut away: {shown}")
+        if self.size_dependence:
+            lines.append(f"forward() depends on the input size ({self.size_dependence}): verify cuts at each size")
         if self.available:
             more = ", ".join(f'"{kind}" masks {count}' for kind, count in self.available.items())
             lines.append(f"of the frozen BatchNorms site_kinds={more} more")
@@ -260,5 +263,6 @@ def inspect(
         floor_params=floor.params,
         unknown_operators=graph.unknown,
         unreached=graph.unreached,
+        size_dependence=graph.size_dependence,
         available=graph.further_kinds(),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -104,10 +104,11 @@ class ChannelGraph:
             self, sites=tuple(site for site in self.sites if site.name not in left_out), frozen=(*self.frozen, *frozen)
         )
 
-    def with_kinds(self, kinds: Collection[str]) -> ChannelGraph:
+    def with_kinds(self, kinds: Collection[str], *, every_norm: bool = False) -> ChannelGraph:
         """Return the graph with sites of these kinds, too: "sum", "linear", "stream".
 
-        A stream takes its BatchNorms from sums and from sites of one BatchNorm.
+        A stream takes its BatchNorms from sums and from sites of one BatchNorm. With `every_norm`, each BatchNorm that
+        only what follows it speaks against is a site of its own (activation "none").
         """
         free = {frozen.name for frozen in self.frozen} | {site.name for site in self.sites}
         more: list[Site] = []
@@ -115,11 +116,14 @@ class ChannelGraph:
             if site.kind in kinds and free.issuperset(site.members):
                 more.append(site)
                 free -= set(site.members)
+        if every_norm:
+            more += [Site(each.name, each.width, "none") for each in self.frozen if each.maskable and each.name in free]
         taken = {name for site in more for name in site.members}
-        sites = [site for site in self.sites if site.name not in taken]
+        order = {norm.name: number for number, norm in enumerate(self.norms)}
+        sites = [*(site for site in self.sites if site.name not in taken), *more]
         return replace(
             self,
-            sites=self._in_order((*sites, *more)) if more else self.sites,
+            sites=tuple(sorted(sites, key=lambda site: order[site.name])) if more else self.sites,
             frozen=tuple(frozen for frozen in self.frozen if frozen.name not in taken),
         )
 
@@ -142,20 +146,6 @@ class ChannelGraph:
     def site_of(self) -> dict[str, str]:
         """BatchNorm that carries a mask -> its site."""
         return {name: site.name for site in self.sites for name in site.members}
-
-    def with_every_norm(self) -> ChannelGraph:
-        """Return the graph with those BatchNorms as sites, too, that no activation follows (activation "none")."""
-        more = [Site(frozen.name, frozen.width, "none") for frozen in self.frozen if frozen.maskable]
-        return replace(
-            self,
-            sites=self._in_order((*self.sites, *more)),
-            frozen=tuple(frozen for frozen in self.frozen if not frozen.maskable),
-        )
-
-    def _in_order(self, sites: Iterable[Site]) -> tuple[Site, ...]:
-        """Return the sites in order of execution."""
-        order = {norm.name: number for number, norm in enumerate(self.norms)}
-        return tuple(sorted(sites, key=lambda site: order[site.name]))
 
     def feeder(self, name: str) -> str | None:
         """Return the convolution or linear layer whose outputs, and nothing else, the BatchNorm `name` reads."""
