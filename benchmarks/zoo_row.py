@@ -17,7 +17,7 @@ from softprune.cut import floor_masks, make_plan, plain_copy, required_sites
 from softprune.errors import ModelError, SoftpruneError
 from softprune.graph import ChannelGraph
 from softprune.graph.sites import DEFAULT_KINDS, KINDS
-from softprune.masks import FixedGate, mask_
+from softprune.masks import mask_sites_
 
 KEEP = 0.5
 """Chance of a channel to be kept."""
@@ -89,9 +89,7 @@ def _cut(model: nn.Module, example: Tensor, graph: ChannelGraph, seed: int, cloc
     compact = softprune.apply_plan(plan, model)
     clock.lap("cut")
     masked = plain_copy(model)
-    for site in graph.sites:
-        for member in site.members:
-            mask_(masked.get_submodule(member), FixedGate(masks[site.name]))  # type: ignore[arg-type]
+    mask_sites_(masked, {member: masks[site.name] for site in graph.sites for member in site.members})
     certificate = softprune.verify(masked, compact, example)
     clock.lap("verify")
     floor = make_plan(graph, model, floor_masks(graph))

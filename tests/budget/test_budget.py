@@ -12,7 +12,7 @@ import softprune as sp
 from softprune.budget.budget import KEPT_STRENGTH
 from softprune.budget.search import Cut
 from softprune.errors import CheckpointError, ConfigError
-from softprune.masks import SoftGate
+from softprune.masks import is_masked
 
 STEPS = 20
 
@@ -307,8 +307,8 @@ def test_sampling_continues_in_kept_channels_and_ends_in_removed_ones():
     model.train()
     model(torch.randn(8, 1, 6, 6))
     assert (out[-1][:, dropped] == 0).all()
-    # Bank and gate draw the same, and kept channels are still random.
-    sample = bn.gate.sample(bn)
+    masks = pruner.site_masks
+    sample = masks.by_site(masks.sample(*masks.parameters()).n)["inner.1"]
     assert (sample[dropped] == 0).all()
     assert 0 < sample[~dropped].min() < 0.999
 
@@ -497,13 +497,13 @@ def test_an_average_of_weights_evaluates_with_the_decision_as_soon_as_it_is_in_f
     train(model, pruner, optimizer)
     assert pruner.budget.is_final
     for site in pruner.graph.sites:
-        module = average.module.get_submodule(site.name)
-        assert torch.equal(module.gate.hard(module), pruner.masks()[site.name])
+        masks = average.module.get_submodule(site.name).masks
+        assert torch.equal(masks.by_site(masks.hard())[site.name], pruner.masks()[site.name])
     name = pruner.graph.sites[0].name
     elsewhere = copy.deepcopy(model).to("meta").get_submodule(name)  # a copy that is moved leaves the decision in place
-    assert elsewhere.gate.hard(elsewhere).is_meta
-    assert elsewhere.gate.allowed is pruner.budget.channels.gate(name).allowed
-    assert bool(pruner.budget.channels.decision.in_force)
+    assert elsewhere.masks.hard().is_meta
+    assert elsewhere.masks.allowed is pruner.site_masks.allowed
+    assert bool(pruner.site_masks.in_force)
 
 
 def test_living_channels_that_are_removed_are_reported(caplog):
@@ -589,8 +589,8 @@ def test_floors_are_those_of_inspect():
 def test_without_a_target_gates_allow_everything():
     model = Net()
     pruner = sp.SoftPruner(model, EXAMPLE)
-    gates = [module.gate for module in model.modules() if hasattr(module, "gate")]
-    assert all(isinstance(gate, SoftGate) and gate.allowed is None for gate in gates)
+    assert any(is_masked(module) for module in model.modules())
+    assert pruner.site_masks.allowed is None
     assert float(pruner.strength) == pytest.approx(1e-4)
 
 

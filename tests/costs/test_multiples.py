@@ -48,7 +48,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert calls == ["cpu"]
         pruner = SoftPruner(models.build("digits_net", 10), torch.randn(2, 1, 8, 8), round_to="auto")
         assert pruner.round_to == 4
-        assert all(bn.gate.round_to == 4 for bn in pruner.norms.values())
+        assert pruner.site_masks.round_to == 4
     finally:
         multiples._fastest.cache_clear()
 
@@ -76,7 +76,7 @@ def test_a_multiple_fits_most_layers_twice(widths: list[int], required: int, exp
 
 
 def test_a_chain_can_still_meet_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("softprune.methods.base.fastest_multiple", lambda *_: 16)
+    monkeypatch.setattr("softprune.methods.pruner.fastest_multiple", lambda *_: 16)
     layers: list[nn.Module] = []
     for inputs, outputs in ((3, 16), (16, 32), (32, 64)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]

@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from softprune.errors import ModelError
-from softprune.masks import Clock, FixedGate, MaskConfig, SoftGate, is_masked, mask_, unmask_
+from softprune.graph import Site
+from softprune.masks import Clock, MaskConfig, SoftMasks, StoredMasks, is_masked, mask_sites_
+from softprune.masks.batchnorm import unmask_
 
 SHAPES = {
     nn.BatchNorm1d: [(12, 6), (4, 6, 5)],
@@ -33,8 +35,20 @@ def make_bn(cls=nn.BatchNorm2d, width=6, seed=0, **arguments):
     return bn
 
 
-def soft(clock=None, **config):
-    return SoftGate(MaskConfig(**config), clock or Clock(1), 0)
+def soft(bn, clock=None, *, round_to=1, **config):
+    """The BatchNorm with a mask of SCP."""
+    SoftMasks(bn, [Site("", bn.num_features, "relu")], clock or Clock(1), MaskConfig(**config), round_to=round_to)
+    return bn
+
+
+def stored(bn, mask, **options):
+    """The BatchNorm with a fixed mask."""
+    StoredMasks(bn, [Site("", bn.num_features, "relu")], **options).keep.copy_(mask)
+    return bn
+
+
+def sample(bn):
+    return bn.masks.sample(*bn.masks.parameters()).n
 
 
 def random_input(shape, seed=7):
@@ -59,17 +73,16 @@ def revised_bn(x, bn, n):
 
 @pytest.mark.parametrize(("cls", "shape"), CASES)
 def test_training_is_the_papers_revised_bn_in_value_and_gradient(cls, shape):
-    bn, gate = make_bn(cls), soft()
-    mask_(bn, gate)
+    bn = soft(make_bn(cls))
     x = random_input(shape).requires_grad_()
     probe = random_input(shape, seed=8)
     results = []
-    for output in (bn(x), revised_bn(x, bn, gate.sample(bn))):
+    for output in (bn(x), revised_bn(x, bn, sample(bn))):
         gradients = torch.autograd.grad((output * probe).sum(), (x, bn.weight, bn.bias))
         results.append((output, *gradients))
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
-    assert gate.sample(bn).min() < 0.9
+    assert sample(bn).min() < 0.9
 
 
 @pytest.mark.parametrize("gate_statistics", ["both", "mean", "none"])
@@ -77,14 +90,13 @@ def test_training_is_the_papers_revised_bn_in_value_and_gradient(cls, shape):
 @pytest.mark.parametrize("cls", [nn.BatchNorm2d, nn.SyncBatchNorm])
 def test_running_statistics_move_where_the_sample_is_on(cls, momentum, gate_statistics):
     bn, clock = make_bn(cls, momentum=momentum), Clock(3)
-    gate = soft(clock, gate_statistics=gate_statistics)
     mean, var = bn.running_mean.clone(), bn.running_var.clone()
-    mask_(bn, gate)
+    soft(bn, clock, gate_statistics=gate_statistics)
     seen = torch.zeros(6)
     for step in range(1, 13):
         clock.begin_forward()
         x = random_input((4, 6, 3, 5), seed=step)
-        on = gate.sample(bn) > 0.5
+        on = sample(bn) > 0.5
         seen += on
         factor, gated = (1 / step, "none") if momentum is None else (momentum, gate_statistics)
         batch_mean, _, batch_var = batch_statistics(x)
@@ -102,9 +114,9 @@ def test_running_statistics_move_where_the_sample_is_on(cls, momentum, gate_stat
 @pytest.mark.parametrize(("cls", "shape"), CASES)
 def test_evaluation_zeroes_the_pruned_channels_and_no_others(cls, shape):
     plain = make_bn(cls).eval()
-    bn = mask_(copy.deepcopy(plain), soft())
+    bn = soft(copy.deepcopy(plain))
     x = random_input(shape)
-    keep = bn.gate.hard(bn)
+    keep = bn.masks.hard()
     assert 0 < keep.sum() < 6
     output = bn(x)
     assert (output[:, ~keep] == 0).all()
@@ -116,14 +128,14 @@ def test_evaluation_is_clean_where_dropped_parameters_are_not():
     bn = make_bn().eval()
     with torch.no_grad():
         bn.weight[0], bn.bias[1] = float("nan"), float("inf")
-    mask_(bn, FixedGate(torch.tensor([False, False, True, True, True, True])))
+    stored(bn, torch.tensor([False, False, True, True, True, True]))
     assert torch.isfinite(bn(random_input((4, 6, 3, 5)))).all()
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_a_gate_without_samples_trains_a_plain_batchnorm(momentum):
     plain = make_bn(momentum=momentum)
-    bn = mask_(copy.deepcopy(plain), FixedGate(torch.tensor([True, False] * 3)))
+    bn = stored(copy.deepcopy(plain), torch.tensor([True, False] * 3))
     for step in range(3):
         x = random_input((4, 6, 3, 5), seed=step)
         assert torch.equal(bn(x), plain(x))
@@ -134,7 +146,7 @@ def test_a_gate_without_samples_trains_a_plain_batchnorm(momentum):
 def test_a_fixed_mask_in_training():
     plain = make_bn()
     mask = torch.tensor([True, False] * 3)
-    bn = mask_(copy.deepcopy(plain), FixedGate(mask, masked_training=True))
+    bn = stored(copy.deepcopy(plain), mask, masked_training=True)
     x = random_input((4, 6, 3, 5))
     torch.testing.assert_close(bn(x), plain(x) * by_channel(mask.double(), x))
     torch.testing.assert_close(bn.running_var, plain.running_var)
@@ -142,15 +154,15 @@ def test_a_fixed_mask_in_training():
 
 def test_without_running_statistics_batches_serve_in_evaluation_too():
     plain = make_bn(track_running_stats=False)
-    bn = mask_(copy.deepcopy(plain), soft())
+    bn = soft(copy.deepcopy(plain))
     x = random_input((4, 6, 3, 5))
-    torch.testing.assert_close(bn(x), revised_bn(x, bn, bn.gate.sample(bn)))
+    torch.testing.assert_close(bn(x), revised_bn(x, bn, sample(bn)))
     bn.eval()
-    torch.testing.assert_close(bn(x), plain.eval()(x) * by_channel(bn.gate.hard(bn).double(), x))
+    torch.testing.assert_close(bn(x), plain.eval()(x) * by_channel(bn.masks.hard().double(), x))
 
 
 def test_tracking_switched_off_leaves_the_buffers_alone():
-    bn = mask_(make_bn(), soft())
+    bn = soft(make_bn())
     bn.track_running_stats = False
     before = copy.deepcopy(bn.state_dict())
     bn(random_input((4, 6, 3, 5)))
@@ -163,7 +175,7 @@ def test_the_module_keeps_its_identity():
     parameters, keys, calls = list(bn.parameters()), list(bn.state_dict()), []
     bn.register_forward_hook(lambda *_: calls.append(1))
     optimizer = torch.optim.SGD(bn.parameters(), lr=0.1)
-    assert mask_(bn, soft()) is bn
+    soft(bn)
     assert isinstance(bn, nn.BatchNorm2d)
     assert all(a is b for a, b in zip(parameters, bn.parameters(), strict=True))
     assert list(bn.state_dict()) == keys
@@ -180,7 +192,7 @@ def test_the_module_keeps_its_identity():
 def test_unmask_gives_the_plain_class_back(cls):
     bn = make_bn(cls)
     before = set(bn.__dict__)
-    mask_(bn, soft())
+    soft(bn)
     assert is_masked(bn)
     assert unmask_(bn) is bn
     assert type(bn) is cls
@@ -189,31 +201,25 @@ def test_unmask_gives_the_plain_class_back(cls):
     assert unmask_(bn) is bn
 
 
-def test_repr_says_what_masks_it():
-    text = repr(mask_(make_bn(), soft()))
-    assert text.startswith("MaskedBatchNorm2d(6, eps=1e-05")
-    assert text.endswith("gate=SoftGate(site=0, activation='relu'))")
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_are_masked_and_independent(duplicate):
     model = nn.Sequential(make_bn(), nn.ReLU(), make_bn(seed=1))
     clock = Clock(2)
-    for i in (0, 2):
-        mask_(model[i], SoftGate(MaskConfig(), clock, i))
+    SoftMasks(model, [Site("0", 6, "relu"), Site("2", 6, "relu")], clock)
     twin = duplicate(model)
     assert type(twin[0]) is type(model[0])
-    assert twin[0].gate.clock is twin[2].gate.clock
+    assert twin[0].masks is twin[2].masks
+    assert twin[0].masks.modules[0] is twin[0]
     x = random_input((4, 6, 3, 5))
     assert torch.equal(twin(x), model(x))
-    twin[0].gate.clock.end_step()
+    twin[0].masks.clock.end_step()
     assert not torch.equal(twin(x), model(x))
     assert clock.step == 0
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_half_precision_parameters(training):
-    bn = mask_(make_bn(), soft()).train(training)
+    bn = soft(make_bn()).train(training)
     x = random_input((4, 6, 3, 5))
     half, single = copy.deepcopy(bn).half(), copy.deepcopy(bn).float()
     output = half(x.half())
@@ -224,13 +230,13 @@ def test_half_precision_parameters(training):
 
 
 def test_autocast_trains_with_a_float32_mask():
-    conv, bn = nn.Conv2d(3, 6, 3), mask_(make_bn().float(), soft())
+    conv, bn = nn.Conv2d(3, 6, 3), soft(make_bn().float())
     reference = copy.deepcopy(bn)
     x = torch.randn(4, 3, 6, 6)
     with torch.autocast("cpu", dtype=torch.float16):
         features = conv(x)
         output = bn(features)
-        assert bn.gate.sample(bn).dtype == torch.float32
+        assert sample(bn).dtype == torch.float32
     assert features.dtype == torch.float16
     torch.testing.assert_close(output.float(), reference(features.float()), rtol=1e-2, atol=1e-2)
     output.float().square().sum().backward()
@@ -238,7 +244,7 @@ def test_autocast_trains_with_a_float32_mask():
 
 
 def test_gradients_stay_finite_in_degenerate_channels():
-    bn = mask_(nn.BatchNorm2d(4), soft())
+    bn = soft(nn.BatchNorm2d(4))
     with torch.no_grad():
         bn.weight.copy_(torch.tensor([0.0, 1e-45, 0.0, 1.0]))
         bn.bias.copy_(torch.tensor([0.0, -1e30, 1e30, -1e30]))
@@ -248,7 +254,7 @@ def test_gradients_stay_finite_in_degenerate_channels():
 
 
 def test_a_cumulative_mean_moves_after_more_batches_than_half_precision_counts():
-    bn = mask_(make_bn(momentum=None), soft()).half()
+    bn = soft(make_bn(momentum=None)).half()
     bn.running_mean.zero_()
     bn.num_batches_tracked.fill_(70_000)
     bn(1000 * random_input((4, 6, 3, 5)).half())
@@ -257,8 +263,8 @@ def test_a_cumulative_mean_moves_after_more_batches_than_half_precision_counts()
 
 def test_two_forwards_before_one_backward():
     """Gated statistics are written in place; autograd must not find its own among them."""
-    bn, clock = mask_(make_bn(), soft(Clock())), Clock()
-    bn.gate.clock = clock
+    clock = Clock()
+    bn = soft(make_bn(), clock)
     total = 0
     for step in range(2):
         clock.begin_forward()
@@ -290,7 +296,7 @@ def synced(monkeypatch):
 
 @pytest.mark.parametrize("gate_statistics", ["both", "mean", "none"])
 def test_synchronised_batches_scale_the_output(monkeypatch, gate_statistics):
-    alone = mask_(make_bn(nn.SyncBatchNorm), soft(gate_statistics=gate_statistics))
+    alone = soft(make_bn(nn.SyncBatchNorm), gate_statistics=gate_statistics)
     together = copy.deepcopy(alone)
     x = random_input((4, 6, 3, 5))
     expected = alone(x)
@@ -310,19 +316,19 @@ def test_one_process_alone_does_not_synchronise(monkeypatch):
     synced(monkeypatch)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 1)
     monkeypatch.setattr("softprune.masks.batchnorm._sync_forward", None)
-    bn, x = mask_(make_bn(nn.SyncBatchNorm), soft()), random_input((4, 6, 3, 5))
-    torch.testing.assert_close(bn(x), revised_bn(x, bn, bn.gate.sample(bn)))
+    bn, x = soft(make_bn(nn.SyncBatchNorm)), random_input((4, 6, 3, 5))
+    torch.testing.assert_close(bn(x), revised_bn(x, bn, sample(bn)))
 
 
 def test_synchronised_batches_without_samples_or_statistics(monkeypatch):
     synced(monkeypatch)
     x = random_input((4, 6, 3, 5))
     bn = make_bn(nn.SyncBatchNorm)
-    fixed = mask_(copy.deepcopy(bn), FixedGate(torch.ones(6, dtype=torch.bool)))
+    fixed = stored(copy.deepcopy(bn), torch.ones(6, dtype=torch.bool))
     expected = F.batch_norm(x, None, None, bn.weight, bn.bias, True)
     torch.testing.assert_close(fixed(x), expected)
-    untracked = mask_(make_bn(nn.SyncBatchNorm, track_running_stats=False), soft())
-    torch.testing.assert_close(untracked(x), revised_bn(x, untracked, untracked.gate.sample(untracked)))
+    untracked = soft(make_bn(nn.SyncBatchNorm, track_running_stats=False))
+    torch.testing.assert_close(untracked(x), revised_bn(x, untracked, sample(untracked)))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -331,8 +337,8 @@ def test_timm_layers_keep_their_activation(training):
     bn = make_bn(layers.BatchNormAct2d, act_layer=nn.SiLU, drop_layer=nn.Hardtanh).train(training)
     inner = make_bn()
     inner.load_state_dict(bn.state_dict())
-    mask_(inner.train(training), soft())
-    mask_(bn, soft())
+    soft(inner.train(training))
+    soft(bn)
     x = random_input((4, 6, 3, 5))
     assert type(bn).__name__ == "MaskedBatchNormAct2d"
     torch.testing.assert_close(bn(x), F.silu(F.hardtanh(inner(x))))
@@ -342,13 +348,14 @@ def test_timm_layers_keep_their_activation(training):
 
 def test_a_mask_of_another_width_is_refused():
     bn = make_bn()
-    with pytest.raises(ModelError, match="Got 4 for 6 channels"):
-        mask_(bn, FixedGate(torch.ones(4, dtype=torch.bool)))
-    assert not is_masked(bn)
+    for mask in (torch.ones(4, dtype=torch.bool), torch.ones(6), torch.ones(2, 3, dtype=torch.bool)):
+        with pytest.raises(ModelError, match="A mask must"):
+            mask_sites_(bn, {"": mask})
+        assert not is_masked(bn)
 
 
 def test_an_input_of_other_dimensions_is_refused_as_by_a_plain_one():
-    for bn in (make_bn(), mask_(make_bn(), soft())):
+    for bn in (make_bn(), soft(make_bn())):
         with pytest.raises(ValueError, match="expected 4D input"):
             bn(random_input((12, 6)))
 
@@ -356,15 +363,15 @@ def test_an_input_of_other_dimensions_is_refused_as_by_a_plain_one():
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("gate_statistics", ["both", "mean"])
 def test_compiled_training_equals_eager(momentum, gate_statistics):
-    eager = mask_(make_bn(momentum=momentum), soft(Clock(), gate_statistics=gate_statistics))
+    eager = soft(make_bn(momentum=momentum), Clock(), gate_statistics=gate_statistics)
     other = copy.deepcopy(eager)
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
     for step in range(3):
         x = random_input((4, 6, 3, 5), seed=step)
         for module, call in ((eager, eager), (other, compiled)):
-            module.gate.clock.begin_forward()
+            module.masks.clock.begin_forward()
             call(x).square().sum().backward()
-            module.gate.clock.end_step()
+            module.masks.clock.end_step()
     for name, value in eager.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], value)
     torch.testing.assert_close(other.weight.grad, eager.weight.grad)
@@ -372,14 +379,6 @@ def test_compiled_training_equals_eager(momentum, gate_statistics):
 
 
 def test_compiled_evaluation_equals_eager():
-    gate = SoftGate(MaskConfig(), Clock(), 0, round_to=4)
-    bn = mask_(make_bn(), gate).eval()
+    bn = soft(make_bn(), round_to=4).eval()
     x = random_input((4, 6, 3, 5))
     torch.testing.assert_close(torch.compile(bn, fullgraph=True, backend="aot_eager")(x), bn(x))
-
-
-def test_export_of_the_masked_module():
-    bn = mask_(make_bn(), soft()).eval()
-    x = random_input((4, 6, 3, 5))
-    exported = torch.export.export(bn, (x,), strict=False)
-    torch.testing.assert_close(exported.module()(x), bn(x))

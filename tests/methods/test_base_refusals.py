@@ -168,7 +168,7 @@ def test_two_pruners_on_one_model() -> None:
 
 def test_optimizers_that_do_not_fit() -> None:
     pruner = pruner_of()
-    with pytest.raises(ConfigError, match=r"must train scale and shift of every site.*one of your optimizers"):
+    with pytest.raises(ConfigError, match=r"must train scale and shift of every site"):
         pruner.attach(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
     pruner.attach(torch.optim.SGD(pruner.parameter_groups(1e-4), lr=0.1))
     with pytest.raises(ConfigError, match="attached to one optimizer"):
@@ -179,7 +179,7 @@ def test_parameters_that_stop_training_after_the_pruner_is_made() -> None:
     pruner = pruner_of()
     pruner.model.requires_grad_(False)
     pruner.model.get_submodule(pruner.sites[0].name).bias.requires_grad_(True)
-    with pytest.raises(ConfigError, match="requires_grad=False before you make the pruner"):
+    with pytest.raises(ConfigError, match="before you make the pruner"):
         pruner.attach(torch.optim.SGD(pruner.parameter_groups(1e-4), lr=0.1))
 
 
@@ -233,7 +233,7 @@ def test_another_network_of_the_same_class() -> None:
     pruner = pruner_of(nn.Sequential(CHAIN.build()))
     for other in (nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Sequential(CHAIN.build()))):
         for call in (pruner.masks, pruner.plan, pruner.compact):
-            with pytest.raises(ModelError, match="a copy of the network that is being pruned, with parameters of the"):
+            with pytest.raises(ModelError, match="a copy of the network that is being pruned"):
                 call(other)
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from softprune.methods import SoftPruner, VariationalPruner
-from softprune.methods.base import Pruner
+from softprune.methods import Pruner, SoftPruner, VariationalPruner
 
 IMAGES = torch.randn(2, 4, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

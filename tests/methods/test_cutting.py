@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import softprune as sp
-from softprune.methods import SlimmingPruner
-from softprune.methods.cutting import SiteSummary, Summary
+from softprune.methods import SiteSummary, SlimmingPruner, Summary
 
 IMAGES = torch.randn(2, 3, 8, 8)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from softprune.errors import ConfigError
 from softprune.masks import is_masked
 from softprune.methods import FpgmPruner
-from softprune.methods.fpgm import summed_distances
+from softprune.methods.zeroing import summed_distances
 
 
 def brute_force(filters: Tensor) -> list[float]:

@@ -40,7 +40,7 @@ def test_a_forgotten_optimizer_is_said_once(attached: bool, caplog: pytest.LogCa
         ("variational", {"sigma": "a"}, "`sigma` must be a number above 0. Got 'a'"),
         ("variational", {"mu_below": None}, "`mu_below` must be a number above 0. Got None"),
         ("fpgm", {"mask_gradients": "no"}, "`mask_gradients` must be True or False. Got 'no'"),
-        ("l1", {"ratio": {5: 0.5}}, "must name sites of the model. Got 5 as a name"),
+        ("l1", {"ratio": {5: 0.5}}, "must name sites of the model. Got 5"),
         ("scratch", {"plan": 5}, "or the folder of a run. Got 5"),
     ],
 )

@@ -7,10 +7,10 @@ import torch
 from method_networks import Chain, batch, sgd, train
 from torch import Tensor, nn
 
-from softprune.methods import LayerwisePruner
+from softprune.methods import RankingPruner
 
 
-class ByActivity(LayerwisePruner):
+class ByActivity(RankingPruner):
     """Keeps the channels with the largest outputs, and counts the gradients it sees."""
 
     name = "activity"
@@ -30,7 +30,7 @@ class ByActivity(LayerwisePruner):
     def note_gradient(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         self.backward += 1
 
-    def _scores(self, network: nn.Module) -> dict[str, Tensor]:
+    def scores(self, network: nn.Module) -> dict[str, Tensor]:
         return {name: self.sums[norm] for name, norm in self.norms.items()}
 
 
@@ -45,14 +45,14 @@ def test_hooks_of_a_method_act_on_its_model_and_leave_with_the_masks() -> None:
     pruner = ByActivity(model, batch()[0], ratio=0.5)
     train(pruner, sgd(pruner), 2)
     assert pruner.backward == 2
-    before = {name: scores.clone() for name, scores in pruner._scores(model).items()}
+    before = {name: scores.clone() for name, scores in pruner.scores(model).items()}
     assert all(scores.any() for scores in before.values())
     copy.deepcopy(model).train()(batch()[0])
     averaged = copy.deepcopy(model)
     assert hooks_of(pruner.compact(averaged)) == 1
     compact = pruner.compact().train()
     compact(batch()[0]).sum().backward()
-    assert {name: scores.tolist() for name, scores in pruner._scores(model).items()} == {
+    assert {name: scores.tolist() for name, scores in pruner.scores(model).items()} == {
         name: scores.tolist() for name, scores in before.items()
     }
     assert pruner.backward == 2

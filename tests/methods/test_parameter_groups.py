@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from softprune.methods.optimizer_hooks import all_decayed, undecayed_biases
+from softprune.methods.pruner import undecayed_biases
 
 
 def test_shifts_and_biases_are_spared_from_weight_decay():
@@ -18,11 +18,3 @@ def test_frozen_parameters_and_empty_groups_are_left_out():
     model = nn.Linear(2, 2, bias=False)
     assert len(undecayed_biases(model, 0.1)) == 1
     assert undecayed_biases(model.requires_grad_(False), 0.1) == []
-
-
-def test_everything_decays_where_the_authors_let_it():
-    model = nn.Linear(2, 2)
-    (group,) = all_decayed(model, 0.1)
-    assert group == {"params": [model.weight, model.bias], "weight_decay": 0.1}
-    model.bias.requires_grad_(False)
-    assert len(all_decayed(model, 0.1)[0]["params"]) == 1

@@ -19,8 +19,10 @@ IMAGE = torch.zeros(2, 3, 32, 32)
 def test_the_norm_is_that_of_the_paper() -> None:
     model = Chain(8)
     pruner = SfpPruner(model, batch()[0], ratio=0.4)
-    spread, pointed = torch.ones(4), torch.tensor([3.0, 0.0, 0.0, 0.0])  # L1 would drop the other one
-    assert pruner._scores(torch.stack([spread, pointed])).tolist() == [2.0, 3.0]
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].weight[0, 0], model[0].weight[1, 0, 0, 0] = 0.5, 2.0  # L1 would drop the other one
+    assert pruner.scores(model)["1"][:2].tolist() == pytest.approx([1.5, 2.0])
 
 
 def test_forty_percent_of_resnet56() -> None:

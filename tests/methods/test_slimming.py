@@ -9,7 +9,7 @@ from torch import nn
 from softprune import models
 from softprune.errors import ConfigError
 from softprune.methods import SlimmingPruner
-from softprune.methods.slimming import dropped_count
+from softprune.methods.ranking import dropped_count
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,7 @@ def test_the_factor_multiplies_the_whole_branch(network: type[nn.Module]) -> Non
     plain.load_state_dict(factored.state_dict())
     pruner = SssPruner(factored, images)
     with torch.no_grad():
-        for number, extra in enumerate(pruner.extras.values()):
-            extra.value.fill_(0.3 + number)
+        pruner.site_masks.value.add_(torch.arange(len(pruner.branches)) - 0.7)
     plain_blocks = plain.get_submodule("blocks")
     for number, block in enumerate(plain_blocks.children()):
         last = block.get_submodule("bn2" if network is Residual else "conv2")
@@ -74,9 +73,10 @@ def test_a_step_descends_on_the_factors_gradient() -> None:
     pruner = SssPruner(Chain(), images, strength=0.5)
     optimizer = torch.optim.SGD(pruner.model.parameters(), lr=0.1, momentum=0.9)
     pruner.attach(optimizer)
-    factor = pruner.extras["1"].value
+    factor = pruner.site_masks.value
     loss = pruner.loss(F.cross_entropy(pruner.model(images), labels))
     (gradient,) = torch.autograd.grad(loss, factor, retain_graph=True)
+    gradient = gradient[pruner.site_masks.slices["1"]]
     loss.backward()
     optimizer.step()
     shrunk = (1 - 0.1 * gradient - 0.05).clamp(min=0)
@@ -92,8 +92,10 @@ def test_zero_factors_are_cut_and_the_others_folded_in(network: type[nn.Module],
     pruner = SssPruner(model, images, strength=1.0)
     train(pruner, sgd(pruner), 4)
     with torch.no_grad():
-        for number, extra in enumerate(pruner.extras.values()):
-            extra.value[: max(1, len(extra.value) // 2)] = 0.7 * (number % 2)
+        for number, factors in enumerate(pruner.factors().values()):
+            here = slice(number, number + 1) if pruner.branches else [*pruner.site_masks.slices.values()][number]
+            factors[: max(1, len(factors) // 2)] = 0.7 * (number % 2)
+            pruner.site_masks.value[here] = factors
     masked = model.eval()(images)
     compact = pruner.compact().eval()
     torch.testing.assert_close(compact(images), masked)

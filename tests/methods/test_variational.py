@@ -1,5 +1,7 @@
 """Variational Pruning: the drawn scale, its divergence, evaluation at the mean, and channels that never return."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,6 @@ from torch import nn
 
 from softprune.masks import Clock, channel_words
 from softprune.methods import VariationalPruner
-from softprune.methods.affine import LearnedVector, rates_of
 from softprune.methods.variational import normal_noise
 
 
@@ -47,7 +48,7 @@ def test_the_divergence_and_its_gradients() -> None:
     task = F.cross_entropy(pruner.model(images), labels).detach()
     extra = pruner.loss(task) - task
     torch.testing.assert_close(extra, torch.tensor(0.1 * 8 * 1.0 / (2 * 0.25)))
-    norm, log_sigma = pruner.model.get_submodule("1"), pruner.extras["1"].value
+    norm, log_sigma = pruner.model.get_submodule("1"), pruner.site_masks.value
     of_mu, of_sigma = torch.autograd.grad(extra, [norm.weight, log_sigma])  # type: ignore[list-item]
     torch.testing.assert_close(of_mu, torch.full((8,), 0.1 * 1.0 / 0.25))
     torch.testing.assert_close(of_sigma, torch.full((8,), -0.1 * 1.0 / 0.25))  # it falls as sigma grows
@@ -59,7 +60,7 @@ def test_standard_deviations_learn_with_the_optimizers_pace() -> None:
     pruner = VariationalPruner(Chain(8), images, strength=0.1)
     optimizer = torch.optim.SGD(pruner.model.parameters(), lr=0.1, momentum=0.9)
     pruner.attach(optimizer)
-    value = pruner.extras["1"].value
+    value = pruner.site_masks.value
     before = value.detach().clone()
     loss = pruner.loss(F.cross_entropy(pruner.model(images), labels))
     (gradient,) = torch.autograd.grad(loss, value, retain_graph=True)
@@ -68,23 +69,30 @@ def test_standard_deviations_learn_with_the_optimizers_pace() -> None:
     torch.testing.assert_close(value.detach(), before - 0.1 * gradient)
 
 
-def test_a_step_has_the_momentum_of_sgd_or_adams_first_beta() -> None:
-    pruner, extra = VariationalPruner(Chain(8), batch()[0]), LearnedVector(torch.zeros(1))
+@pytest.mark.parametrize(
+    ("optimizer", "momentum"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.7), 0.7),
+        (lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.999)), 0.8),
+        (lambda p: torch.optim.Adagrad(p, lr=0.1), 0.0),
+    ],
+)
+def test_a_step_has_the_momentum_of_sgd_or_adams_first_beta(optimizer: Any, momentum: float) -> None:
+    pruner = VariationalPruner(Chain(8), batch()[0])
+    pruner.attach(optimizer(pruner.model.parameters()))
+    value = pruner.site_masks.value
+    before = value.detach().clone()
     for _ in range(2):
-        with torch.no_grad():
-            pruner._step_vector(extra, torch.ones(1), 0.1, 0.9)
-    assert float(extra.value.detach()) == pytest.approx(-0.1 * (1 + 1.9))
-    weight = extra.value
-    assert rates_of(torch.optim.SGD([weight], lr=0.1, momentum=0.7), [weight]) == [(0.1, 0.7)]
-    assert rates_of(torch.optim.Adam([weight], lr=0.1, betas=(0.8, 0.999)), [weight]) == [(0.1, 0.8)]
-    assert rates_of(torch.optim.Adagrad([weight], lr=0.1), [weight]) == [(0.1, 0.0)]
+        value.grad = torch.ones_like(value)
+        pruner.before_step()
+    torch.testing.assert_close(value.detach(), before - 0.1 * (1 + 1 + momentum))
 
 
 def test_a_dropped_channel_has_no_divergence_and_does_not_return_to_fill_a_floor() -> None:
     pruner = VariationalPruner(Chain(8), batch()[0], strength=0.1, sigma=0.005, min_channels=3)
     whole = pruner._extra_loss()
     keep = torch.arange(8) >= 4
-    pruner._store({"1": keep})
+    pruner.site_masks.keep.copy_(keep)
     torch.testing.assert_close(pruner._extra_loss(), whole / 2)
     with torch.no_grad():
         pruner.norms["1"].weight.copy_(torch.tensor([0.9, 0.9, 0.9, 0.9, 0.015, 0.01, 0.005, 0.0]))
@@ -95,7 +103,7 @@ def test_a_dropped_channel_has_no_divergence_and_does_not_return_to_fill_a_floor
 def test_settled_channels_go_for_good() -> None:
     torch.manual_seed(0)
     pruner = VariationalPruner(Chain(8), batch()[0], sigma=0.05)
-    norm, log_sigma = pruner.model.get_submodule("1"), pruner.extras["1"].value
+    norm, log_sigma = pruner.model.get_submodule("1"), pruner.site_masks.value
     with torch.no_grad():
         norm.weight[:4] = 0.01  # type: ignore[index,operator]
         log_sigma[2:6] = -6.0  # sigma 0.0025

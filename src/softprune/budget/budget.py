@@ -19,7 +19,7 @@ from softprune.budget.weighting import CostWeights
 from softprune.distributed import broadcast_from_rank0_
 from softprune.errors import CheckpointError, ConfigError, is_integer, is_number
 from softprune.log import get_logger
-from softprune.masks import SoftGate
+from softprune.masks import MaskedBatchNorm, SoftMasks
 from softprune.target import FINAL_AT, TargetLike
 
 logger = get_logger(__name__)
@@ -135,7 +135,7 @@ class Budget(Limit):
         self.channels.in_force = False  # decided before its time, and training continues
         search = self.search(scores)
         near = torch.tensor(search.rank(self._near, within=1 + len(search.row) // 200, close=CLOSE))
-        broadcast_from_rank0_(near := near.to(self.channels.decision.in_force.device))
+        broadcast_from_rank0_(near := near.to(self.channels.masks.device))
         self._near = int(near)
         keep = search.masks(search.at_rank(self._near))
         self.score = max(
@@ -237,14 +237,14 @@ class Budget(Limit):
             others = ((each, kept) for each, kept in self.smallest_cuts(network) if each.cost <= self.limit)
             cut, masks = next(others, (cut, masks))
         # With several processes, those of rank 0.
-        device = self.channels.decision.in_force.device
+        device = self.channels.masks.device
         masks = {name: mask.to(device) for name, mask in masks.items()}
         broadcast_from_rank0_(*(mask.view(torch.uint8) for mask in masks.values()))
         return cut, {name: mask.cpu() for name, mask in masks.items()}
 
     def _set_weights(self, weights: BySite) -> None:
         self.channels.weights = weights
-        broadcast_from_rank0_(*(present(self.channels.gate(name).weight) for name in weights))
+        broadcast_from_rank0_(present(self.channels.masks.weight))
 
     @contextmanager
     def tentative(self, *, of_a_copy: bool = False) -> Iterator[None]:
@@ -268,11 +268,10 @@ class Budget(Limit):
     @torch.no_grad()
     def copy_to(self, network: nn.Module) -> None:
         """Let a copy of the network, an EMA for example, evaluate with the cut that is in force here."""
-        for name, mask in self.channels.allowed.items():
-            gate = getattr(network.get_submodule(name), "gate", None)
-            if isinstance(gate, SoftGate) and gate.allowed is not None and gate.decision is not None:
-                gate.allowed.copy_(mask)
-                gate.decision.in_force.copy_(self.channels.decision.in_force)
+        masks: Any = next((each.masks for each in network.modules() if isinstance(each, MaskedBatchNorm)), None)
+        if isinstance(masks, SoftMasks) and masks.allowed is not None and masks.in_force is not None:
+            masks.allowed.copy_(present(self.channels.masks.allowed))
+            masks.in_force.copy_(present(self.channels.masks.in_force))
 
     def status(self, masks: Mapping[str, Tensor], strength: float) -> BudgetStatus:
         return replace(

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.graph import ChannelGraph
 from softprune.graph.modules import by_filter
-from softprune.masks import MaskConfig, MaskDecision, MaskedBatchNorm, SoftGate, alive_probability, norms_of
+from softprune.masks import SoftMasks, alive_probability
 from softprune.rng import channel_words
 
 SAFE = 0.35
@@ -25,53 +25,43 @@ BySite = dict[str, Tensor]
 
 
 class ChannelState:
-    """Reads and writes what a budget needs of the channels of a network's sites, which have a :class:`SoftGate`."""
+    """Reads and writes what a budget needs of the channels of a network's sites, which have :class:`SoftMasks`."""
 
     def __init__(self, graph: ChannelGraph, network: nn.Module) -> None:
         self.graph, self.network = graph, network
         self.widths = {site.name: site.width for site in graph.sites}
-        self._scales: dict[tuple[str, MaskConfig], tuple[Tensor, Tensor]] = {}
-        self.decision = MaskDecision(next(network.parameters()).device)
-        for name, width in self.widths.items():
-            gate, device = self.gate(name), self.decision.in_force.device
-            gate.allowed = torch.ones(width, dtype=torch.bool, device=device)
-            gate.weight = torch.ones(width, device=device)
-            gate.decision = self.decision
-
-    def gate(self, name: str) -> SoftGate:
-        bn = self.network.get_submodule(name)
-        assert isinstance(bn, MaskedBatchNorm)
-        assert isinstance(bn.gate, SoftGate)
-        return bn.gate
+        self._scales: dict[str, tuple[Tensor, Tensor]] = {}
+        masks: Any = network.get_submodule(graph.sites[0].name).masks
+        assert isinstance(masks, SoftMasks)
+        self.masks: SoftMasks = masks
+        self.masks.limit()
 
     @property
     def in_force(self) -> bool:
         """Whether the allowed channels are in force (reads the device)."""
-        return bool(self.decision.in_force)
+        return bool(present(self.masks.in_force))
 
     @in_force.setter
     def in_force(self, value: bool) -> None:
-        self.decision.in_force.fill_(value)
+        present(self.masks.in_force).fill_(value)
 
     @property
     def allowed(self) -> BySite:
         """Copies of the channels that are allowed, by site."""
-        return {name: present(self.gate(name).allowed).to("cpu", copy=True) for name in self.widths}
+        return self.masks.by_site(present(self.masks.allowed).to("cpu", copy=True))
 
     @allowed.setter
     def allowed(self, masks: Mapping[str, Tensor]) -> None:
-        for name, mask in masks.items():
-            present(self.gate(name).allowed).copy_(mask)
+        present(self.masks.allowed).copy_(self.masks.row(masks))
 
     @property
     def weights(self) -> BySite:
         """Copies of the factors of the sparsity loss, by site."""
-        return {name: present(self.gate(name).weight).to("cpu", copy=True) for name in self.widths}
+        return self.masks.by_site(present(self.masks.weight).to("cpu", copy=True))
 
     @weights.setter
     def weights(self, weights: Mapping[str, Tensor]) -> None:
-        for name, weight in weights.items():
-            present(self.gate(name).weight).copy_(weight)
+        present(self.masks.weight).copy_(self.masks.row(weights))
 
     @torch.no_grad()
     def scores(self, network: nn.Module | None = None) -> BySite:
@@ -80,26 +70,25 @@ class ChannelState:
         It is the log-odds of being alive above SCP's threshold, in units of an untrained channel's, so that sites
         with different activations can be compared.
         """
-        network = network or self.network
+        alive = self.masks.by_site(self.masks.alive(network).double().cpu())
+        dead = self.masks.by_site(self.masks.dead(network).cpu())
         found = {}
         for site in self.graph.sites:
-            gate, bn = self.gate(site.name), norms_of(network, site.name, site.points, site.entering, site.slopes)
-            threshold, untrained = self._scale(gate)
-            above = _log_odds(gate.alive(bn).double().cpu()) - threshold
-            # The gate's own rule decides, to the last bit.
-            above = torch.where(gate.dead(bn).cpu(), above.clamp(max=0.0), above.clamp(min=1e-9))
+            threshold, untrained = self._scale(site.activation)
+            above = _log_odds(alive[site.name]) - threshold
+            # The method's own rule decides, to the last bit.
+            above = torch.where(dead[site.name], above.clamp(max=0.0), above.clamp(min=1e-9))
             found[site.name] = above / untrained
         return found
 
-    def _scale(self, gate: SoftGate) -> tuple[Tensor, Tensor]:
+    def _scale(self, activation: str) -> tuple[Tensor, Tensor]:
         """Return the log-odds of SCP's threshold, and those of an untrained channel above it."""
-        key = (gate.activation, gate.config)
-        if key not in self._scales:
-            one = torch.ones(1, dtype=torch.float64)
-            threshold = _log_odds((1 - gate.config.c) * one)
-            alive = alive_probability(0 * one, one, gate.config, gate.activation)
-            self._scales[key] = (threshold, _log_odds(alive) - threshold)
-        return self._scales[key]
+        if activation not in self._scales:
+            one, config = torch.ones(1, dtype=torch.float64), self.masks.config
+            threshold = _log_odds((1 - config.c) * one)
+            alive = alive_probability(0 * one, one, config, activation)
+            self._scales[activation] = (threshold, _log_odds(alive) - threshold)
+        return self._scales[activation]
 
     def is_trained(self) -> bool:
         """Return whether channels of one site differ, which they do not when a network is made."""
@@ -139,7 +128,7 @@ class ChannelState:
                 assert isinstance(bn, _BatchNorm)
                 place = chosen.to(bn.weight.device)
                 bn.weight[place], bn.bias[place] = _REGROWN_SCALE, 0.0
-                self._refill_filters(member, place, (self.gate(site.name).clock.seed, step, number))
+                self._refill_filters(member, place, (self.masks.clock.seed, step, number))
             count += int(chosen.sum())
         return count
 

@@ -17,7 +17,7 @@ from softprune.cut.plan import ModuleCut, PrunePlan, model_shapes
 from softprune.errors import ModelError, PlanError
 from softprune.graph.modules import ConstantOutput, Select, select_input
 from softprune.log import get_logger
-from softprune.masks.sampling import unmask_model_
+from softprune.masks import unmask_model_
 
 logger = get_logger(__name__)
 

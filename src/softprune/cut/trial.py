@@ -28,11 +28,12 @@ from softprune.cut.comparison import (
     smallest,
 )
 from softprune.cut.coupling import floor_masks
-from softprune.cut.verify import mask_sites_, masks_on
+from softprune.cut.verify import masks_on
 from softprune.errors import ModelError, few_of, first_line
 from softprune.graph import ChannelGraph, Example
 from softprune.graph.ops import UnprovenSize
 from softprune.log import get_logger
+from softprune.masks import mask_sites_
 from softprune.module_state import attributes_kept
 
 logger = get_logger(__name__)

@@ -24,8 +24,7 @@ from softprune.cut.comparison import (
 from softprune.cut.plan import PrunePlan
 from softprune.errors import ModelError, VerificationError, check_types, few_of
 from softprune.graph import Example, ExampleLike, check_is_module
-from softprune.masks import FixedGate, mask_
-from softprune.masks.sampling import unmask_model_
+from softprune.masks import mask_sites_, unmask_model_
 from softprune.module_state import state_kept
 
 TOLERANCE = 1e-10
@@ -127,12 +126,6 @@ def cut_and_verify(
 def verify_plan(plan: PrunePlan, network: nn.Module, masks: Mapping[str, Tensor], example: ExampleLike) -> Certificate:
     """Verify that `network` with hard `masks` equals `network` cut by `plan`."""
     return cut_and_verify(plan, network, masks, example)[1]
-
-
-def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Mask the BatchNorms of a plain model with fixed masks, in place."""
-    for name, mask in masks.items():
-        mask_(model.get_submodule(name), FixedGate(mask))  # type: ignore[arg-type]
 
 
 @contextmanager

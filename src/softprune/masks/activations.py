@@ -15,7 +15,7 @@ both tails live                  every other known activation, and none: ``|x| <
                                  the activation's steepest slope if that exceeds 1: SELU, and a
                                  LeakyReLU of slope 2 or an ELU of alpha 2, named ``leaky_relu*2`` and
                                  ``elu*2``. The learned slope of a PReLU divides it, too, as it
-                                 is at each step: :func:`softprune.masks.sites.steepness`.
+                                 is at each step: in `masks.py`.
 ===============================  ==============================================================
 """
 

@@ -4,9 +4,9 @@ Parameters, buffers, hooks and every reference to the module stay as they are; t
 keys, and an optimizer made earlier still works.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,91 +15,72 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ModelError
 from softprune.graph.modules import is_timm_batch_norm
-from softprune.masks.gates import AffineGate, FixedGate, Gate, SoftGate
-from softprune.masks.sites import EnteringPoints, Slopes
-from softprune.rng import in_backward
+from softprune.mask_config import GateStatistics
 
 _sync_forward = cast(Callable[[_BatchNorm, Tensor], Tensor], nn.SyncBatchNorm.forward)
 
 
 class Folded(NamedTuple):
-    """A sampled mask, folded into the affine of the BatchNorm it belongs to."""
+    """The affine of a masked BatchNorm in one forward pass."""
 
-    n: Tensor
-    """The sample, one for each channel."""
     weight: Tensor
-    """``n * gamma``."""
+    """``n * gamma`` with a sample, gamma or 0 with a hard mask."""
     bias: Tensor
-    """``n * beta``."""
-    on: Tensor
+    """``n * beta``, or beta or 0."""
+    n: Tensor | None = None
+    """The sample, one for each channel; None where none is drawn."""
+    on: Tensor | None = None
     """``n > 1/2``: channels whose running statistics move."""
+
+    @property
+    def sampled(self) -> bool:
+        return self.n is not None
 
 
 def fold(n: Tensor, gamma: Tensor, beta: Tensor) -> Folded:
     """``(gamma z + beta) n``, equation 9 (eq:modified_bn), as an affine of z: no operation on activations is added."""
-    return Folded(n, (n * gamma).to(gamma.dtype), (n * beta).to(beta.dtype), n.detach() > 0.5)
+    return Folded((n * gamma).to(gamma.dtype), (n * beta).to(beta.dtype), n, n.detach() > 0.5)
+
+
+class Decision(Protocol):
+    """What decides about the channels of masked BatchNorms: :class:`softprune.masks.Masks`."""
+
+    gate_statistics: GateStatistics
+    shared: ClassVar[tuple[str, ...]]
+
+    def fold(self, bn: "MaskedBatchNorm") -> Folded: ...
+
+    def to(self, device: torch.device) -> None: ...
 
 
 class MaskedBatchNorm(_BatchNorm):
     """What all masked BatchNorms have in common; made by :func:`mask_`, never constructed.
 
-    Training normalises by batch statistics and scales by the gate's sample; evaluation scales by its hard
+    Training normalises by batch statistics and scales by the sample of its mask; evaluation scales by the hard
     mask. Off channels come out exactly zero in evaluation.
     """
 
-    gate: Gate
+    masks: Decision
+    """The masks of all sites of the model."""
+    number: int
+    """Its position among their BatchNorms."""
     folded: Folded | None
-    """The sample of the forward in progress, if a :class:`MaskBank` has drawn it for the whole model."""
-    coupled: "tuple[MaskedBatchNorm, ...]"
-    """The BatchNorms coupled to it: only channels that all of them keep are left."""
-    group: "tuple[tuple[MaskedBatchNorm, ...], ...]"
-    """The BatchNorms that share its mask, itself included, by points; empty where it has a mask of its own."""
-    entering: EnteringPoints
-    """BatchNorms of narrower streams that are added to that of `group`, with the channel of their first one there."""
-    slopes: Slopes
-    """Learned slopes of the activation after it."""
+    """Its affine in the forward in progress, where it was computed for the whole model."""
     plain_class: type[_BatchNorm]
     """The class that :func:`unmask_` gives back."""
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        return self._masked_train(input) if self.training else self._masked_eval(input)
-
-    def _masked_train(self, x: Tensor) -> Tensor:
-        if isinstance(self.gate, AffineGate):
-            return self._normalise(x, *self.gate.masked_affine(self), None)
-        folded = self._draw()
-        if folded is None:
-            return self._normalise(x, self.weight, self.bias, None)
-        return self._normalise(x, folded.weight, folded.bias, folded.on)
-
-    def _draw(self) -> Folded | None:
-        if self.folded is not None and not self._recomputes_another():
-            return self.folded
-        with uncounted():
-            n = self.gate.sample(self)
-            return None if n is None else fold(n, self.weight, self.bias)
-
-    def _recomputes_another(self) -> bool:
-        """Whether an activation checkpoint recomputes a forward with another sample, or another graph, than `folded`.
-
-        A reentrant one runs a backward pass of its own, which frees the graph that it goes through: not that of the
-        samples, which all sites share. One that is not reentrant recomputes values alone.
-        """
-        if not in_backward():
-            return False
-        reentrant = torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
-        clock = cast(SoftGate, self.gate).clock
-        return reentrant or clock.now() is not clock.reading
-
-    def _masked_eval(self, x: Tensor) -> Tensor:
-        if isinstance(self.gate, AffineGate):
-            weight, bias = self.gate.masked_affine(self)
-        else:
-            keep = self.gate.hard(self)
-            weight, bias = torch.where(keep, self.weight, 0.0), torch.where(keep, self.bias, 0.0)
+        folded = self.masks.fold(self)
+        if self.training:
+            return self._train(input, folded)
         no_statistics = self.running_mean is None and self.running_var is None
-        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, no_statistics, 0.0, self.eps)
+        return F.batch_norm(
+            input, self.running_mean, self.running_var, folded.weight, folded.bias, no_statistics, 0.0, self.eps
+        )
+
+    def _train(self, x: Tensor, folded: Folded) -> Tensor:
+        return self._normalise(x, folded.weight, folded.bias, folded.on)
 
     def _normalise(self, x: Tensor, weight: Tensor, bias: Tensor, on: Tensor | None) -> Tensor:
         """Batch normalisation in training; running statistics move in the channels that are on."""
@@ -132,15 +113,12 @@ class MaskedBatchNorm(_BatchNorm):
 
         A cumulative average (momentum None) counts every batch, so that every channel must move.
         """
-        gated = "none" if self.momentum is None else self.gate.gate_statistics
+        gated = "none" if self.momentum is None else self.masks.gate_statistics
         return (None if gated == "none" else on), (on if gated == "both" else None)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, gate={self.gate!r}"
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "MaskedBatchNorm":
         super()._apply(fn, recurse)
-        self.gate.to(self.weight.device)
+        self.masks.to(self.weight.device)
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -154,20 +132,19 @@ class _MaskedSync(MaskedBatchNorm):
 
     process_group: Any
 
-    def _masked_train(self, x: Tensor) -> Tensor:
+    def _train(self, x: Tensor, folded: Folded) -> Tensor:
         if not self._synchronises():
-            return super()._masked_train(x)
-        if isinstance(self.gate, AffineGate):
+            return super()._train(x, folded)
+        if folded.n is None and folded.weight is not self.weight:
             raise ModelError(
                 "Methods with a scale of their own cannot train SyncBatchNorms across processes. "
-                f"Got {type(self.gate).__name__}. Keep plain BatchNorms (train.sync_batchnorm = false)."
+                "Keep plain BatchNorms (train.sync_batchnorm = false)."
             )
-        folded = self._draw()
         mean, var = self.running_mean, self.running_var
         mean_before = None if mean is None else mean.clone()
         var_before = None if var is None else var.clone()
         y = _sync_forward(self, x)
-        if folded is None:
+        if folded.n is None:
             return y
         mean_on, var_on = self._statistics_gates(folded.on)
         with torch.no_grad():
@@ -205,42 +182,19 @@ def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def mask_(bn: _BatchNorm, gate: Gate) -> MaskedBatchNorm:
-    """Turn a BatchNorm that can be a site into a masked one, in place, and return it. The gate follows its device."""
-    if isinstance(gate, FixedGate) and gate.mask.numel() != bn.num_features:
-        raise ModelError(
-            f"A mask must have one boolean for each channel. Got {gate.mask.numel()} for {bn.num_features} channels."
-        )
-    plain = type(bn)
-    bn.__class__ = _masked_class(plain)
+def mask_(bn: _BatchNorm, masks: Decision, number: int) -> MaskedBatchNorm:
+    """Turn a BatchNorm into a masked one, in place, and return it."""
+    bn.__class__ = _masked_class(type(bn))
     masked = cast(MaskedBatchNorm, bn)
-    masked.gate = gate
-    masked.folded = None
-    masked.coupled = ()
-    masked.group, masked.entering, masked.slopes = (), (), ()
-    gate.to(bn.weight.device)
+    masked.masks, masked.number, masked.folded = masks, number, None
     return masked
-
-
-def mask_group_(points: Sequence[Sequence[_BatchNorm]], gate: Gate, entering: EnteringPoints = ()) -> MaskedBatchNorm:
-    """Turn BatchNorms that share one mask into masked ones, in place, and return the first of them.
-
-    :mod:`softprune.masks.sites` says what points are, and what enters them.
-    """
-    group = tuple(tuple(mask_(bn, gate) for bn in point) for point in points)
-    for point in group:
-        for bn in point:
-            bn.group, bn.entering = group, entering
-    return group[0][0]
 
 
 def unmask_(bn: _BatchNorm) -> _BatchNorm:
     """Turn a masked BatchNorm back into a plain one, in place; a plain one is left as it is."""
     if isinstance(bn, MaskedBatchNorm):
         plain = bn.plain_class
-        del bn.gate, bn.folded
-        for name in ("coupled", "group", "entering", "slopes"):
-            bn.__dict__.pop(name, None)
+        del bn.masks, bn.number, bn.folded
         cast(Any, bn).__class__ = plain
     return bn
 

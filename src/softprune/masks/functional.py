@@ -9,7 +9,6 @@ finite for every finite parameter, ``gamma = 0`` and overflowing quotients inclu
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,7 +38,7 @@ def alive_probability(
 
     In float32, Phi itself is exactly 1 from 5.4 standard deviations on; this is exact up to 13.
     """
-    beta, scale = _raise(beta), _raise(gamma).abs() + config.eps
+    beta, scale = raised(beta), raised(gamma).abs() + config.eps
     if slope is not None and config.use_relu:  # |x| <= delta / slope where |slope x| <= delta
         beta, scale = beta * slope, scale * slope
     edges = dead_edges(activation, config)
@@ -61,29 +60,30 @@ def drop_probability(dead: Tensor, config: MaskConfig) -> Tensor:
     return torch.sigmoid(config.k * (dead - config.c))
 
 
-def relaxed_sample(dead: Tensor, noise: Tensor, config: MaskConfig) -> Tensor:
+def relaxed_sample(dead: Tensor, noise: Tensor, config: MaskConfig, shift: Tensor | None = None) -> Tensor:
     """n, equation 7: a relaxed Bernoulli sample in (0, 1), near 1 where the channel is on.
 
     The paper's two-way Gumbel-softmax over (1 - q, q). The difference of two Gumbel variables is logistic and
     ``log((1 - q) / q) = -k (Phi - c)``, so no logarithm of a vanishing probability is needed. ``noise`` is
-    logistic: ``log u - log(1 - u)``.
+    logistic: ``log u - log(1 - u)``. ``shift`` is added to the log-odds of being dropped.
     """
-    return torch.sigmoid((noise - config.k * (dead - config.c)) / config.tau)
+    dropped = config.k * (dead - config.c)
+    return torch.sigmoid((noise - (dropped if shift is None else dropped + shift)) / config.tau)
 
 
-def hard_mask(dead: Tensor, config: MaskConfig) -> Tensor:
+def hard_mask(dead: Tensor, config: MaskConfig, shift: Tensor | None = None) -> Tensor:
     """m, equation 3 (eq:mask), as booleans, True where the channel is kept: pruned if Phi > c.
 
     A tie is kept as in the authors' code (the paper prunes it). For ReLU, pruned means
     ``beta + z_c |gamma| < delta`` with ``z_c`` the normal quantile of c. A channel whose parameters are NaN
-    is kept, and seen.
+    is kept, and seen. With ``shift``, pruned if ``k (Phi - c) + shift > 0``.
     """
-    return ~(dead > config.c)
+    return ~(dead > config.c) if shift is None else ~(config.k * (dead - config.c) + shift > 0)
 
 
 def sparsity_terms(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: str = "relu") -> Tensor:
     """The sparsity loss of each channel, for losses that pick their channels."""
-    beta, spread = _raise(beta), config.s * _raise(gamma).abs()
+    beta, spread = raised(beta), config.s * raised(gamma).abs()
     if left_tail_dies(activation, config):
         return beta + spread
     return (beta + spread).abs() + (beta - spread).abs()
@@ -98,20 +98,8 @@ def sparsity_loss(beta: Tensor, gamma: Tensor, config: MaskConfig, activation: s
     return sparsity_terms(beta, gamma, config, activation).sum()
 
 
-def sum_of(betas: Sequence[Tensor], gammas: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Shift and scale of a sum of channels, ``N(sum of beta, sum of gamma^2)``.
-
-    Beyond the paper, for BatchNorms whose outputs are added before the activation. The channels are taken as
-    independent.
-    """
-    if len(betas) == 1:
-        return betas[0], gammas[0]
-    # The gradient of this norm is 0, not NaN, where all scales are 0.
-    scale = torch.linalg.vector_norm(torch.stack([_raise(gamma) for gamma in gammas]), dim=0)
-    return torch.stack([_raise(beta) for beta in betas]).sum(0), scale
-
-
-def _raise(parameter: Tensor) -> Tensor:
+def raised(parameter: Tensor) -> Tensor:
+    """Return a parameter in half precision in float32."""
     return parameter.float() if parameter.dtype in (torch.float16, torch.bfloat16) else parameter
 
 

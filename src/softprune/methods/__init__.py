@@ -1,25 +1,24 @@
 """Pruning methods: each usable in a plain PyTorch loop, and by name through :data:`REGISTRY`.
 
-Read `base.py` (`Pruner`) and its base, `cutting.py`, first; then `scp.py`, or `ranking.py` for methods that rank
-channels.
+Read `pruner.py` first; then `scp.py`, or `ranking.py` for methods that rank channels.
 """
 
-from softprune.methods.base import Pruner as Pruner
-from softprune.methods.cutting import SiteSummary as SiteSummary
-from softprune.methods.cutting import Summary as Summary
-from softprune.methods.fpgm import FpgmPruner as FpgmPruner
-from softprune.methods.layerwise import L1Pruner as L1Pruner
-from softprune.methods.layerwise import LayerwisePruner as LayerwisePruner
-from softprune.methods.layerwise import RandomPruner as RandomPruner
-from softprune.methods.ranking import OneShotPruner as OneShotPruner
+from softprune.methods.pruner import Pruner as Pruner
+from softprune.methods.pruner import SiteSummary as SiteSummary
+from softprune.methods.pruner import Summary as Summary
+from softprune.methods.ranking import FilterPruner as FilterPruner
+from softprune.methods.ranking import L1Pruner as L1Pruner
+from softprune.methods.ranking import RandomPruner as RandomPruner
+from softprune.methods.ranking import RankingPruner as RankingPruner
+from softprune.methods.ranking import SlimmingPruner as SlimmingPruner
 from softprune.methods.scp import SoftPruner as SoftPruner
-from softprune.methods.scp_target import TargetSoftPruner as TargetSoftPruner
+from softprune.methods.scp import TargetSoftPruner as TargetSoftPruner
 from softprune.methods.scratch import ScratchPruner as ScratchPruner
 from softprune.methods.scratch import from_scratch as from_scratch
-from softprune.methods.sfp import SfpPruner as SfpPruner
-from softprune.methods.slimming import SlimmingPruner as SlimmingPruner
 from softprune.methods.sss import SssPruner as SssPruner
 from softprune.methods.variational import VariationalPruner as VariationalPruner
+from softprune.methods.zeroing import FpgmPruner as FpgmPruner
+from softprune.methods.zeroing import SfpPruner as SfpPruner
 
 REGISTRY: dict[str, type[Pruner]] = {
     pruner.name: pruner

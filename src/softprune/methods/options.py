@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from softprune.budget import TableLike
 from softprune.cut.selection import Globs
-from softprune.errors import CheckpointError, ConfigError, ModelError, is_bool, is_number, nearest
+from softprune.errors import CheckpointError, ConfigError, ModelError, is_integer, is_number, nearest
 from softprune.graph import ChannelGraph, check_is_module
-from softprune.masks.gates import check_rounding
 from softprune.module_state import first_uninitialised, non_finite
 from softprune.target import TargetLike
 
@@ -53,7 +52,7 @@ class PrunerOptions(SiteOptions, total=False):
     channel stays in any case. Sites with a depthwise convolution between them keep this many in common. Default: 0."""
 
 
-class RankingOptions(PrunerOptions, total=False):
+class TargetOptions(PrunerOptions, total=False):
     """The options of methods that rank channels: a target in place of their ratio."""
 
     target: TargetLike | None
@@ -111,15 +110,6 @@ def is_positive(value: object) -> bool:
     return is_number(value) and 0 < value < math.inf
 
 
-def check_loss(task: object) -> None:
-    """Raise unless something can be added to it and differentiated."""
-    if not isinstance(task, Tensor):
-        raise ConfigError(
-            f"`task` must be the loss as a tensor, to be added to and differentiated. Got {type(task).__name__}; leave "
-            "out .item()."
-        )
-
-
 def check_state(state: object, keys: set[str]) -> None:
     """Raise unless it is a pruner's state, whole."""
     if not isinstance(state, dict) or not keys <= state.keys():
@@ -149,12 +139,12 @@ def _differences(name: str, here: Any, there: Any) -> Iterator[tuple[str, Any, A
         yield name, here, there
 
 
-def check_cut(round_to: int | None, gathers: bool) -> None:
-    """Raise unless a network can be cut with these."""
-    if round_to is not None:
-        check_rounding(round_to, 0)
-    if not is_bool(gathers):
-        raise ConfigError(f"`gathers` must be True or False. Got {gathers!r}.")
+def check_rounding(round_to: int, min_channels: int) -> None:
+    """Raise unless both are numbers of channels."""
+    if not is_integer(round_to) or round_to < 1:
+        raise ConfigError(f"round_to must be an integer of at least 1. Got {round_to!r}.")
+    if not is_integer(min_channels) or min_channels < 0:
+        raise ConfigError(f"min_channels must be an integer of at least 0. Got {min_channels!r}.")
 
 
 def check_values(model: nn.Module) -> None:

@@ -1,44 +1,25 @@
-"""Methods that rank channels by a score, decide at certain moments and keep the decision until the next."""
+"""Methods that rank the channels by a score and remove the lowest: L1, random, Slimming, and one of your own."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
 from softprune.budget import Limit, TableLike
-from softprune.errors import ConfigError, few_of, is_number
-from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.errors import ConfigError, check_choice, few_of, is_number
+from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.modules import by_filter
-from softprune.masks import FixedGate, Gate, fill_to_multiple
-from softprune.masks.gates import keep_common
-from softprune.methods.base import GraphReader, Pruner
-from softprune.methods.optimizer_hooks import all_decayed
-from softprune.methods.options import PrunerOptions, RankingOptions, check_has_target
+from softprune.masks import StoredMasks, channel_words, keep_common
+from softprune.methods.options import PrunerOptions, TargetOptions, check_has_target, is_positive
+from softprune.methods.pruner import GraphReader, Pruner
 from softprune.target import TargetLike
 
 Ratio = float | Mapping[str, float]
 """The share of channels to remove: one for all sites, or by glob on their names (sites without one stay whole)."""
-
-
-def drop_lowest(scores: Tensor, count: int) -> Tensor:
-    """Return booleans, False at the `count` lowest scores; among equals the later ones are dropped first."""
-    order = torch.argsort(scores, descending=True, stable=True)
-    keep = torch.ones_like(scores, dtype=torch.bool)
-    keep[order[len(scores) - min(max(count, 0), len(scores)) :]] = False
-    return keep
-
-
-def fill_up(keep: Tensor, scores: Tensor, round_to: int, floor: int) -> Tensor:
-    """Add the best dropped channels to `keep` until `floor` and a multiple of `round_to` are reached."""
-    if round_to == 1 and floor == 0:
-        return keep
-    scores = scores.double()
-    span = scores.max() - scores.min()
-    # fill_to_multiple expects scores of at most 1.
-    scaled = torch.where(span > 0, (scores - scores.min()) / span, torch.zeros_like(scores))
-    return fill_to_multiple(keep, scaled, round_to, floor)
+CountRule = Literal["scp", "pytorch", "torch"]
+"""How a ratio becomes a number of channels; see :func:`dropped_count`."""
 
 
 def check_ratio(value: object, name: str = "ratio") -> float:
@@ -48,188 +29,152 @@ def check_ratio(value: object, name: str = "ratio") -> float:
     return float(value)
 
 
-def ratio_or_target(name: str, ratio: Ratio | None, default: float, options: RankingOptions) -> Ratio:
-    """Return the ratio that is given, or the default; raise a ConfigError if there is a target beside it."""
-    target = options.get("target")
-    if ratio is not None and target is not None:
-        raise ConfigError(
-            f"`{name}` and `target` exclude each other: a target decides how much is removed. "
-            f"Got {name} = {ratio!r} and target = {target!r}; give one of them."
-        )
-    return default if ratio is None else ratio
-
-
 def ratio_per_site(ratio: Ratio, names: Sequence[str], name: str = "ratio") -> dict[str, float]:
     """Return the share of every site. Of several matching globs the last one counts."""
     if not isinstance(ratio, Mapping):
         return dict.fromkeys(names, check_ratio(ratio, name))
     shares = dict.fromkeys(names, 0.0)
     for glob, share in ratio.items():
-        if not isinstance(glob, str):
-            raise ConfigError(f"`{name}` by site must name sites of the model. Got {glob!r} as a name.")
-        matching = fnmatch.filter(names, glob)
+        matching = fnmatch.filter(names, glob) if isinstance(glob, str) else []
         if not matching:
             raise ConfigError(
                 f"`{name}` by site must name sites of the model. Got {glob!r}, which matches none; there are "
-                f"{few_of(glob, names)}."
+                f"{few_of(str(glob), names)}."
             )
         shares.update(dict.fromkeys(matching, check_ratio(share, name)))
     return shares
 
 
-def within_site(scores: Tensor) -> Tensor:
-    """Return scores by rank within the site, from 1 down: a cut over all sites then removes the same share of each."""
+def lowest(scores: Tensor, count: int) -> Tensor:
+    """Return the positions of the `count` lowest scores; among equals the later ones come first."""
     order = torch.argsort(scores, descending=True, stable=True)
-    ranks = torch.empty(len(scores), dtype=torch.float64)
-    ranks[order.cpu()] = 1 - torch.arange(len(scores), dtype=torch.float64) / len(scores)
-    return ranks
+    return order[len(scores) - min(max(count, 0), len(scores)) :]
 
 
-class StoredPruner(Pruner):
-    """A pruner whose gates hold their masks; they change in place, so that a captured CUDA graph sees the change."""
+def filled(pruner: Pruner, keep: Mapping[str, Tensor], scores: Mapping[str, Tensor]) -> Tensor:
+    """Return `keep`, filled up to floors and multiples by `scores`; coupled sites keep enough in common.
+
+    Of coupled sites, channels that most of them keep come first, then those with the largest scale.
+    """
+    masks, layout = pruner.site_masks, pruner.site_masks.layout
+    floors = torch.tensor([pruner.floor(site) for site in layout.sites], device=masks.device)
+    row = layout.fill_up(masks.row(keep), masks.row(scores), pruner.round_to, floors)
+    if not pruner.coupled:
+        return row
+    scale = masks.row({name: bn.weight.detach().abs() for name, bn in pruner.norms.items()})
+    for group in pruner.coupled:
+        parts = [masks.slices[name] for name in group]
+        votes = torch.stack([row[part] for part in parts]).sum(0)
+        chances = [votes + scale[part] / (1 + scale[part].max()) for part in parts]
+        common = keep_common(chances, pruner.floors[group[0]])
+        for part in parts:
+            row[part] |= common
+    return layout.fill_up(row, scale, pruner.round_to, floors)
+
+
+class RankingPruner(Pruner):
+    """A method that removes the channels of lowest score, a share `ratio` of every site or what a target asks for.
+
+    The network trains whole. Until :meth:`decide`, `masks()`, `plan()`, `summary()` and `compact()` show what a
+    decision now would be; from then on, the model trains and evaluates with the final masks. A subclass defines
+    :meth:`scores`.
+
+    Args:
+        model: Any network with BatchNorms that an activation follows; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        ratio: The share of channels to remove, or shares by glob on the BatchNorms' names.
+        target: Instead of a ratio, a budget that the cut meets: ``{"macs": 0.5}`` keeps at most half of the MACs.
+        latency_batch: Samples per call at which a latency target is measured; the example's by default.
+        latency_table: For a latency target of another machine, a table of :func:`softprune.budget.latency_table`.
+        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
+    """
+
+    once: ClassVar[bool] = True
+    """Whether the decision is taken once, in :meth:`decide`. Other methods take it themselves, by :meth:`store`."""
+    default_ratio: ClassVar[float] = 0.5
+    first_strength: float = 0.0
+    """The weight of what the method adds to the loss, where it adds something."""
+    site_masks: StoredMasks
+    _final = False
 
     def __init__(
         self,
         model: nn.Module,
         example: ExampleLike,
         *,
-        strength: float = 0.0,
+        ratio: Ratio | None = None,
         target: TargetLike | None = None,
         latency_batch: int | None = None,
         latency_table: TableLike | None = None,
         **options: Unpack[PrunerOptions],
     ) -> None:
         check_has_target(target, latency_batch=latency_batch, latency_table=latency_table)
-        super().__init__(model, example, strength=strength, **options)
-        if target is None:
-            return
-        try:
-            self._limit = Limit(target, self._prunable(), batch=latency_batch, table=latency_table)
-        except BaseException:
-            self.detach()
-            raise
+        if ratio is not None and target is not None:
+            raise ConfigError(
+                "a ratio and a `target` exclude each other: a target decides how much is removed. "
+                f"Got ratio = {ratio!r} and target = {target!r}; give one of them."
+            )
+        self._ratio = self.default_ratio if ratio is None else ratio
+        super().__init__(model, example, strength=self.first_strength, **options)
+        if target is not None:
+            try:
+                self._limit = Limit(target, self._prunable(), batch=latency_batch, table=latency_table)
+            except BaseException:
+                self.detach()
+                raise
 
-    @torch.no_grad()
-    def _meet_target(self, network: nn.Module, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the masks of the highest scores that meet the target."""
-        assert self._limit is not None
-        masks = self._limit.masks(self._fold_gates(network), scores)
-        return {name: mask.to(self._stored(name).device) for name, mask in masks.items()}
+    def scores(self, network: nn.Module) -> dict[str, Tensor]:
+        """Return a score for every channel, by site. For a ratio they are compared within a site."""
+        raise NotImplementedError
 
-    def _gate(self, number: int, site: Site) -> Gate:
-        return FixedGate(torch.ones(site.width, dtype=torch.bool), masked_training=True)
+    def comparable(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return scores that a target compares over all sites.
 
-    def _stored(self, name: str) -> Tensor:
-        gate = self.norms[name].gate
-        assert isinstance(gate, FixedGate)
-        return gate.mask
-
-    @torch.no_grad()
-    def _keep_coupled(self, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return masks in which every group of coupled sites keeps enough channels in common.
-
-        Channels that most sites of the group keep come first, then those with the largest scale.
+        By default the rank within the site, from 1 down: a target then removes the same share of every site.
         """
-        made, sites = dict(masks), {site.name: site for site in self.sites}
-        for group in self.coupled:
-            scales = {name: self.norms[name].weight.abs() for name in group}
-            votes = torch.stack([made[name] for name in group]).sum(0)
-            chances = [votes + scale / (1 + scale.max()) for scale in scales.values()]
-            common = keep_common(chances, self.floor(sites[group[0]]))
-            made |= {name: self._filled(sites[name], made[name] | common, scales[name]) for name in group}
-        return made
+        ranks = self.site_masks.layout.rank(self.site_masks.row(scores))
+        return {name: 1 - rank.double() / len(rank) for name, rank in self.site_masks.by_site(ranks).items()}
+
+    def drop_count(self, name: str, width: int) -> int:
+        """Return how many channels a ratio removes from a site."""
+        return int(width * self.ratios[name])
+
+    def choose(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the masks for a ratio; floors and multiples are added to them."""
+        keep = {name: torch.ones_like(score, dtype=torch.bool) for name, score in scores.items()}
+        for name, score in scores.items():
+            keep[name][lowest(score, self.drop_count(name, len(score)))] = False
+        return keep
 
     @torch.no_grad()
-    def _store(self, masks: Mapping[str, Tensor]) -> None:
-        for name, mask in masks.items():
-            self._stored(name).copy_(mask)
+    def decision(self, network: nn.Module) -> Tensor:
+        """Return the decision that the weights of `network` lead to, a row of all channels."""
+        scores = self.scores(network)
+        if self._limit is not None:
+            return self.site_masks.row(self._limit.masks(self._fold_gates(network), self.comparable(scores)))
+        return filled(self, self.choose(scores), scores)
 
-    def _hard(self, name: str, network: nn.Module) -> Tensor:
-        return self._stored(name).to(self._norms_in(name, network).weight.device)
+    def _check_sites(self, names: Sequence[str]) -> None:
+        self.ratios = ratio_per_site(self._ratio, names)
 
-    def _without_lowest(self, site: Site, scores: Tensor, count: int) -> Tensor:
-        """Return the channels of `site` that are kept when the `count` of lowest score are dropped."""
-        return self._filled(site, drop_lowest(scores, count), scores)
-
-    def _filled(self, site: Site, keep: Tensor, scores: Tensor) -> Tensor:
-        """Return `keep`, filled up to the site's floor and to a multiple of `round_to`."""
-        return fill_up(keep, scores, self.round_to, self.floor(site))
-
-    def state_dict(self) -> dict[str, Any]:
-        stored = {site.name: self._stored(site.name).clone() for site in self.sites}
-        return {**super().state_dict(), "stored": stored}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._store(state["stored"])
-
-
-class FilterPruner(StoredPruner):
-    """A method of SFP's, FPGM's or L1's kind: its sites are fed by filters, and all parameters decay."""
-
-    every_norm: ClassVar[bool] = True
-    """Whether BatchNorms that no activation follows, such as the last of a residual branch, are sites too."""
-    feeders: dict[str, str]
-    """The layer whose filters feed each site."""
-
-    def _read(self, read: GraphReader) -> ChannelGraph:
-        graph = read(every_norm=self.every_norm)
-        feeders = {site.name: graph.feeder(site.name) for site in graph.sites}
-        self.feeders = {name: feeder for name, feeder in feeders.items() if feeder is not None}
-        without = "it does not read the filters of one layer alone, channel by channel"
-        return graph.only({name: without for name, feeder in feeders.items() if feeder is None})
-
-    def _layers(self, network: nn.Module) -> dict[str, Any]:
-        """Return the layer that feeds each site."""
-        return {site.name: network.get_submodule(self.feeders[site.name]) for site in self.sites}
-
-    def _filters(self, network: nn.Module) -> dict[str, Tensor]:
-        """Return the filters of every site, one row each."""
-        layers = self._layers(network).items()
-        return {name: by_filter(layer, layer.weight.detach()).flatten(2).flatten(0, 1) for name, layer in layers}
-
-    def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        return all_decayed(self.model, weight_decay)
-
-
-class OneShotPruner(StoredPruner):
-    """A method that trains the whole network and decides once, afterwards.
-
-    A target replaces the ratio: the channels with the lowest scores are removed until it is met.
-
-    Until :meth:`decide`, the model trains and evaluates whole, while `masks()`, `plan()`, `summary()` and `compact()`
-    show what a decision now would be. From :meth:`decide` on, the model trains and evaluates with the final masks.
-    """
-
-    _final = False
-
-    def _choose(self, network: nn.Module) -> dict[str, Tensor]:
-        """Return the decision, from the weights of `network`."""
-        raise NotImplementedError
-
-    def _ranking(self, network: nn.Module) -> dict[str, Tensor]:
-        """Return scores that can be compared over all sites, for a decision that meets a target."""
-        raise NotImplementedError
+    def _make_masks(self) -> StoredMasks:
+        return StoredMasks(self.model, self.sites, self.clock, masked_training=True)
 
     @property
     def decided(self) -> bool:
-        return self._final
+        return self._final or not self.once
 
     def decide(self) -> dict[str, Tensor]:
-        if not self._final:
-            self._store(self.masks())
+        if not self.decided:
+            self.site_masks.keep.copy_(self.site_masks.row(self.masks()))
             self._final = True
         return self.masks()
 
     def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
-        if self._final:
+        if self.decided:
             return super().masks(model)
-        self._masked_model.check_in_place()
-        with torch.no_grad():
-            network = self._network_of(model)
-            if self._limit is not None:
-                return self._meet_target(network, self._ranking(network))
-            return self._keep_coupled(self._choose(network))
+        self._check_in_place()
+        return self.site_masks.by_site(self.decision(self._network_of(model)))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "decided": self._final}
@@ -237,3 +182,168 @@ class OneShotPruner(StoredPruner):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._final = bool(state["decided"])
+
+
+class FilterPruner(RankingPruner):
+    """A method that ranks the filters of the layer in front of each site. All parameters decay, as in its code."""
+
+    every_norm: ClassVar[bool] = True
+    """Whether BatchNorms that no activation follows, such as the last of a residual branch, are sites too."""
+
+    def _read(self, read: GraphReader) -> ChannelGraph:
+        graph = read(every_norm=self.every_norm)
+        feeders = {site.name: graph.feeder(site.name) for site in graph.sites}
+        self.feeders = {name: feeder for name, feeder in feeders.items() if feeder is not None}
+        """The layer whose filters feed each site."""
+        without = "it does not read the filters of one layer alone, channel by channel"
+        return graph.only({name: without for name, feeder in feeders.items() if feeder is None})
+
+    def layers(self, network: nn.Module) -> dict[str, Any]:
+        """Return the layer that feeds each site."""
+        return {site.name: network.get_submodule(self.feeders[site.name]) for site in self.sites}
+
+    def filters(self, network: nn.Module) -> dict[str, Tensor]:
+        """Return the filters of every site, one row each."""
+        layers = self.layers(network).items()
+        return {name: by_filter(layer, layer.weight.detach()).flatten(2).flatten(0, 1) for name, layer in layers}
+
+    def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        return [{"params": parameters, "weight_decay": weight_decay}]
+
+
+class L1Pruner(FilterPruner):
+    """L1-norm filter pruning (Li et al., ICLR 2017) of a model.
+
+    The network trains as it is, or comes trained; :meth:`decide` then drops, layer by layer, the filters whose
+    weights have the smallest L1 norm. Meant to be fine-tuned.
+
+    Args:
+        model: Any network in which layers feed BatchNorms that an activation follows; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        ratio: The share of filters to remove from every layer, or shares by glob on the BatchNorms' names;
+            0.5 by default.
+        options: `target` and those of every method; see :class:`RankingPruner`.
+    """
+
+    name = "l1"
+    description = "removes the filters of smallest L1 norm from a trained network, once; to be fine-tuned"
+    settings = ("ratios",)
+    every_norm = False
+
+    def scores(self, network: nn.Module) -> dict[str, Tensor]:
+        return {name: filters.abs().sum(1) for name, filters in self.filters(network).items()}
+
+    def drop_count(self, name: str, width: int) -> int:
+        # The authors keep int(width (1 - ratio)).
+        return width - int(width * (1 - self.ratios[name]))
+
+
+class RandomPruner(RankingPruner):
+    """Random channels: the network trains as it is, then :meth:`decide` drops random channels of every site.
+
+    The control: a method's criterion must do better.
+
+    Args:
+        model: Any network with BatchNorms that an activation follows; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        ratio: The share of channels to remove at every site, or shares by glob on their names; 0.5 by default.
+        options: `target` and those of every method; see :class:`RankingPruner`.
+    """
+
+    name = "random"
+    description = "random channels: the control for a method's criterion"
+    settings = ("ratios",)
+
+    def scores(self, network: nn.Module) -> dict[str, Tensor]:
+        device, seed = self.clock.step.device, self.clock.seed
+        return {site.name: channel_words(seed, i, site.width, device) for i, site in enumerate(self.sites)}
+
+
+def dropped_count(ratio: float, total: int, count: CountRule = "scp") -> int:
+    """Return how many of `total` channels go.
+
+    "scp": all but int((1 - ratio) total), as in the SCP authors' port, whose numbers are in the paper's tables.
+    "pytorch": int(ratio total) + 1, as in the authors' PyTorch code, whose threshold is itself dropped.
+    "torch": int(ratio total), as in their first release.
+    """
+    if count == "scp":
+        return total - int((1 - ratio) * total)
+    return int(ratio * total) + (count == "pytorch")
+
+
+class SlimmingPruner(RankingPruner):
+    """Network Slimming (Liu et al., ICCV 2017) of a model.
+
+    Training adds ``strength * sum |gamma|`` to the loss, which is the authors' ``strength * sign(gamma)`` on the
+    gradient. :meth:`decide` then drops the share ``ratio`` of all channels, those with the smallest |gamma| over the
+    whole network, and the penalty ends. The dropped channels' shifts go with them, uncompensated: expect to
+    fine-tune. A layer that would lose everything is no error: where the network allows it, it goes, and where every
+    path passes through it, its best channel stays.
+
+    Args:
+        model: Any network with BatchNorms that an activation follows; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        strength: Weight of the penalty (1e-4 for VGG, 1e-5 for ResNet-164 and DenseNet-40).
+        ratio: The share of channels to remove; 0.7 by default.
+        count: How the ratio becomes a number: "scp", "pytorch" or "torch"; see :func:`dropped_count`.
+        initial_scale: Set the scales to this when training begins (the authors' networks start at 0.5). None leaves
+            them, as is right for a network that is trained already.
+        options: `target` and those of every method; see :class:`RankingPruner`.
+    """
+
+    name = "slimming"
+    description = "L1 penalty on BatchNorm scales, then one threshold over all of them; to be fine-tuned"
+    settings = ("ratio", "count")
+    penalised = True
+    default_ratio = 0.7
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        strength: float = 1e-4,
+        ratio: float | None = None,
+        count: CountRule = "scp",
+        initial_scale: float | None = None,
+        **options: Unpack[TargetOptions],
+    ) -> None:
+        check_choice("`count`", count, get_args(CountRule))
+        if initial_scale is not None and not is_positive(initial_scale):
+            raise ConfigError(
+                f"`initial_scale` must be a number above 0, or None. Got {initial_scale!r}; the authors' is 0.5."
+            )
+        self.first_strength, self.count, self._initial_scale = strength, count, initial_scale
+        super().__init__(model, example, ratio=ratio, **options)
+
+    def _check_sites(self, names: Sequence[str]) -> None:
+        self.ratio = check_ratio(self._ratio)  # of all channels together
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        if self._initial_scale is not None:
+            for bn in self.norms.values():
+                bn.weight.fill_(self._initial_scale)
+
+    def _extra_loss(self) -> Tensor:
+        # abs() has the derivative 0 at 0, as the authors' sign(gamma) does.
+        penalty = torch.cat([bn.weight for bn in self.norms.values()]).abs().sum()
+        return self.strength * penalty
+
+    def decide(self) -> dict[str, Tensor]:
+        self.strength = 0.0
+        return super().decide()
+
+    def scores(self, network: nn.Module) -> dict[str, Tensor]:
+        return {site.name: network.get_parameter(f"{site.name}.weight").detach().abs() for site in self.sites}
+
+    def comparable(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(scores)
+
+    def choose(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        row = torch.cat([scores[site.name] for site in self.sites])
+        keep = torch.ones_like(row, dtype=torch.bool)
+        keep[lowest(row, dropped_count(self.ratio, len(row), self.count))] = False
+        parts = keep.split([site.width for site in self.sites])
+        return {site.name: part for site, part in zip(self.sites, parts, strict=True)}

@@ -8,18 +8,17 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from softprune.budget import Budget, CostWeights, Macs, TableLike
-from softprune.budget.channels import present
 from softprune.cut.selection import check_kinds
 from softprune.errors import CheckpointError, ConfigError
-from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.sites import DEFAULT_KINDS
 from softprune.log import get_logger
-from softprune.masks import Gate, MaskConfig, SoftGate
-from softprune.methods.base import GraphReader, Pruner
-from softprune.methods.options import PrunerOptions, check_cut, check_has_target, check_state, check_values
+from softprune.masks import MaskConfig, SoftMasks
+from softprune.methods.options import PrunerOptions, check_has_target, check_state, check_values
+from softprune.methods.pruner import GraphReader, Pruner
+from softprune.methods.ranking import check_ratio
 from softprune.target import FINAL_AT, TargetLike
 
 logger = get_logger(__name__)
@@ -59,6 +58,7 @@ class SoftPruner(Pruner):
     penalised = True
     shifts_decide = True
     settings: ClassVar[tuple[str, ...]] = ("cost_weighting",)
+    site_masks: SoftMasks
 
     def __init__(
         self,
@@ -117,15 +117,14 @@ class SoftPruner(Pruner):
         self._cost_weights = CostWeights(
             exponent, Macs(self._prunable()), {site.name: site.width for site in self.sites}
         )
-        for site in self.sites:
-            self._soft_gate(site.name).weight = torch.ones(site.width, device=self.clock.step.device)
+        self.site_masks.weight = torch.ones(self.site_masks.layout.channels, device=self.site_masks.device)
         self._refresh_cost_weights()
 
     def _refresh_cost_weights(self) -> None:
-        if self._cost_weights is not None:
+        if self._cost_weights is not None and self.site_masks.weight is not None:
             self._cost_weights.refresh(self.model, {name: mask.cpu() for name, mask in self.masks().items()})
             for name, factor in self._cost_weights.factors.items():
-                present(self._soft_gate(name).weight).fill_(factor)
+                self.site_masks.weight[self.site_masks.slices[name]] = factor
 
     def end_epoch(self, epoch: int) -> None:
         self._refresh_cost_weights()
@@ -133,43 +132,33 @@ class SoftPruner(Pruner):
     def _read(self, read: GraphReader) -> ChannelGraph:
         return read(kinds=self.site_kinds)
 
-    def _gate(self, number: int, site: Site) -> Gate:
-        return SoftGate(
-            self.mask_config,
+    def _make_masks(self) -> SoftMasks:
+        return SoftMasks(
+            self.model,
+            self.sites,
             self.clock,
-            number,
-            activation=site.activation,
+            self.mask_config,
+            floors=self.floors,
             round_to=self.round_to,
-            min_channels=self.floor(site),
+            coupled=self.coupled,
         )
-
-    def _hard(self, name: str, network: nn.Module) -> Tensor:
-        # A copy may be without masks, and does not know then what is coupled.
-        coupled = [(self._soft_gate(other), self._norms_in(other, network)) for other in self.coupled_to(name)]
-        return self._soft_gate(name).hard(self._norms_in(name, network), coupled)
-
-    def _soft_gate(self, name: str) -> SoftGate:
-        gate = self.norms[name].gate
-        assert isinstance(gate, SoftGate)
-        return gate
 
     def _extra_loss(self) -> Tensor:
         """Return lambda L_sparse, equation 16 of the paper; `masks.functional.sparsity_loss` has the formula."""
-        return self.strength * self._masked_model.hooks.bank.loss()
+        return self.strength * self.site_masks.loss()
 
     # --- a target ------------------------------------------------------------------------------------------------
 
     def update_strength(self, step: int) -> None:
         if self.budget is not None and step > 0 and self.budget.next_update(step - 1) == step:
-            self._masked_model.check_unchanged()
+            self._check_unchanged()
             strength = self.budget.update(step)
             if not math.isfinite(strength):
                 check_values(self.model)  # raises: training has diverged
             self._set_strength(strength)
 
-    def _after_optimizer_step(self, optimizer: Optimizer) -> None:
-        super()._after_optimizer_step(optimizer)
-        if self.budget is None or not self.updates_on_step:
+    def _step_done(self) -> None:
+        if self.budget is None:
             return
         self._steps_until_update -= 1
         if self._steps_until_update > 0:
@@ -189,7 +178,7 @@ class SoftPruner(Pruner):
         self._steps_until_update = (self.budget.next_update(step) or last + 1) - step
 
     def decide(self) -> dict[str, Tensor]:
-        self._masked_model.check_in_place()
+        self._check_in_place()
         if self.budget is not None:
             if self.budget.finalised_step is None and not self.budget.is_final:
                 logger.warning(
@@ -205,8 +194,7 @@ class SoftPruner(Pruner):
     def compact(
         self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
     ) -> nn.Module:
-        check_cut(round_to, gathers)
-        self._masked_model.check_in_place()
+        self._check_in_place()
         if self.budget is not None:
             if not gathers or round_to not in (None, self.round_to):
                 raise ConfigError(
@@ -268,3 +256,82 @@ class SoftPruner(Pruner):
         if self._cost_weights is not None:
             self._cost_weights.load_state_dict(state["cost_weights"])
             self._refresh_cost_weights()
+
+
+class TargetSoftPruner(SoftPruner):
+    """SCP's target-ratio training (section "Target channel pruning ratio" of the paper).
+
+    The sparsity loss acts on the share ``ratio`` of all channels alone, those most likely dead at the moment. When
+    it has risen since the step before, over the chosen channels that are still alive, a step descends on it alone;
+    otherwise on the joint loss. The task's loss is multiplied by 0 or 1 on the device, so that every parameter has a
+    gradient in every step.
+
+    Args:
+        model: Any network with BatchNorms that an activation follows; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        ratio: The share of channels, over all sites, that is to be dropped.
+        strength: Weight of the sparsity loss: how hard the chosen channels are pushed, no longer how many go. Too
+            small, and they do not die within the training.
+        masks: The constants of the masks; the defaults are the authors'.
+        site_kinds: Kinds of sites beside BatchNorms that an activation reads, as :class:`SoftPruner` takes them.
+        options: Those of every method; see :class:`softprune.methods.options.PrunerOptions`.
+    """
+
+    name = "scp-target"
+    description = "SCP that ends at a given share of channels, without a search for the strength"
+    continues = False
+    settings = (*SoftPruner.settings, "ratio")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: ExampleLike,
+        *,
+        ratio: float = 0.4,
+        strength: float = 1e-3,
+        masks: MaskConfig | None = None,
+        site_kinds: Iterable[str] = DEFAULT_KINDS,
+        **options: Unpack[PrunerOptions],
+    ) -> None:
+        self.ratio = check_ratio(ratio)
+        super().__init__(model, example, strength=strength, masks=masks, site_kinds=site_kinds, **options)
+        self._shuffle = torch.argsort(self.site_masks.words, stable=True)
+        self.count = round(self.ratio * len(self._shuffle))
+        # The terms of the step before and of this one; nothing rises above infinity.
+        self._before = torch.full((len(self._shuffle),), torch.inf, device=self._shuffle.device)
+        self._now = self._before.clone()
+
+    def _terms(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the sparsity loss of every channel, which channels are chosen, and which of those are still alive."""
+        masks = self.site_masks
+        if self._before.device != masks.device:
+            self._before, self._now = self._before.to(masks.device), self._now.to(masks.device)
+            self._shuffle = self._shuffle.to(masks.device)
+        # Untrained channels are all alike. In the order of the layers the first layers would be chosen whole.
+        order = self._shuffle[torch.argsort(masks.alive().detach()[self._shuffle], stable=True)]
+        chosen = torch.zeros_like(order, dtype=torch.bool)
+        chosen.index_fill_(0, order[: self.count], True)  # an assignment would copy a scalar from the host
+        return masks.channel_terms(), chosen, chosen & ~masks.dead()
+
+    def _extra_loss(self) -> Tensor:
+        terms, chosen, _ = self._terms()
+        return self.strength * torch.where(chosen, terms, 0.0).sum()
+
+    def _total_loss(self, task: Tensor) -> Tensor:
+        terms, chosen, pending = self._terms()
+        self._now.copy_(terms.detach())
+        # The shift of a dead channel falls in every step: counted too, it would hide that the others rise.
+        rise = torch.where(pending, terms.detach() - self._before, 0.0).sum()
+        joint = (rise <= 0).to(task.dtype)
+        sparse = self.strength * torch.where(chosen, terms, 0.0).sum()
+        return task * joint.to(task.device) + sparse.to(task.device)
+
+    def after_step(self) -> None:
+        self._before.copy_(self._now)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "sparsity": self._before.to("cpu", copy=True)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._before.copy_(state["sparsity"])

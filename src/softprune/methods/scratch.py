@@ -17,18 +17,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.cut import PrunePlan, apply_plan, plans_of, read_plans, saved_path
 from softprune.errors import CheckpointError, ConfigError, PlanError
-from softprune.graph import ChannelGraph, ExampleLike, Site
-from softprune.masks import FixedGate, Gate
-from softprune.methods.base import GraphReader
+from softprune.graph import ChannelGraph, ExampleLike
+from softprune.masks import StoredMasks
 from softprune.methods.options import SiteOptions
-from softprune.methods.ranking import StoredPruner
+from softprune.methods.pruner import GraphReader, Pruner
 
 PlanLike = PrunePlan | Sequence[PrunePlan] | str | os.PathLike[str]
 """A plan, the plans of a network that was cut several times, a compact network's folder, or the folder of a run."""
 
 
 def from_scratch(plan: PlanLike | nn.Module, fresh: nn.Module) -> nn.Module:
-    """A compact network of the shape that `plan` (or a compact network) has, with the new weights of `fresh`.
+    """Return a compact network of the shape that `plan` (or a compact network) has, with the new weights of `fresh`.
 
     `fresh` is a newly built dense network of the same definition; it stays as it is. The kept rows and columns of
     its weights are scaled to the smaller fan-in, so that they are spread as if drawn at that size. Everything then
@@ -55,7 +54,7 @@ def from_scratch(plan: PlanLike | nn.Module, fresh: nn.Module) -> nn.Module:
     return compact
 
 
-class ScratchPruner(StoredPruner):
+class ScratchPruner(Pruner):
     """Trains a network under the masks of a finished plan, from its own new weights.
 
     The dropped channels are off in training and evaluation from the first step, so that this is the compact
@@ -101,8 +100,10 @@ class ScratchPruner(StoredPruner):
                 self._initial[site.name] = torch.isin(here, torch.tensor(kept[site.name], dtype=torch.long))
         return graph.only({s.name: "the plan does not mask it" for s in graph.sites if s.name not in self._initial})
 
-    def _gate(self, number: int, site: Site) -> Gate:
-        return FixedGate(self._initial[site.name], masked_training=True)
+    def _make_masks(self) -> StoredMasks:
+        masks = StoredMasks(self.model, self.sites, self.clock, masked_training=True)
+        masks.keep.copy_(masks.row(self._initial))
+        return masks
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         before = self.masks()
@@ -136,7 +137,7 @@ def _plans(plan: PlanLike) -> tuple[PrunePlan, ...]:
 
 
 def _dense_channels(plans: Sequence[PrunePlan]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """The channels of the dense BatchNorms that the masks of `plans` keep, and those that are physically there."""
+    """Return the channels of the dense BatchNorms that the masks of `plans` keep, and those that are still there."""
     present: dict[str, tuple[int, ...]] = {}
     kept: dict[str, tuple[int, ...]] = {}
     for plan in plans:

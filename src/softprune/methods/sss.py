@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import check_choice
-from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.graph import ChannelGraph, ExampleLike
 from softprune.graph.channels import IntArray
 from softprune.graph.ops import BinaryOp, ConstantOp, ForwardAnalysis, LayerOp, NormOp, Use, per_group
-from softprune.masks import AffineGate, FixedGate, Gate
-from softprune.methods.affine import AffinePruner, LearnedVector
-from softprune.methods.base import GraphReader
+from softprune.masks import Folded, MaskedBatchNorm
+from softprune.methods.learned import LearnedMasks, LearnedPruner
 from softprune.methods.options import PrunerOptions
-from softprune.methods.ranking import fill_up
+from softprune.methods.pruner import GraphReader
 
 Structure = Literal["auto", "block", "channel"]
 _DATA = 1
@@ -109,45 +108,47 @@ def proximal_step_(
     factor.copy_(torch.clamp(shrunk + momentum * velocity, min=0.0))
 
 
-class _FactorGate(AffineGate):
-    """Multiplies a BatchNorm's output by factors: one per channel, or one for all of them."""
+class FactorMasks(LearnedMasks):
+    """Multiply the outputs of BatchNorms by factors: one per channel or, with `branches`, one per residual branch.
 
-    def __init__(self, extra: LearnedVector, width: int, round_to: int, floor: int) -> None:
-        super().__init__(torch.ones(width, dtype=torch.bool))
-        self.extra, self.round_to, self.floor = extra, round_to, floor
+    The factor of a branch stands at its last BatchNorm; the others live as long as it is not zero.
+    """
 
-    def affine(self, bn: _BatchNorm) -> tuple[Tensor, Tensor]:
-        factors = self.extra.value.to(bn.weight.device)
+    def __init__(self, pruner: "SssPruner") -> None:
+        super().__init__(pruner.model, pruner.sites, pruner.clock)
+        self.round_to = 1 if pruner.branches else pruner.round_to
+        self.floors = torch.tensor([0 if pruner.branches else pruner.floor(site) for site in self.layout.sites])
+        number = {name: i for i, norms in enumerate(pruner.branches.values()) for name in norms}
+        self.places = [slice(number[n], number[n] + 1) for n in self.layout.members] if number else self.columns
+        """The factors of each BatchNorm."""
+        self.scaled = [not number or name in pruner.branches for name in self.layout.members]
+        self.learn(torch.ones(len(pruner.branches) or self.layout.channels))
+
+    def affine(self, bn: _BatchNorm, number: int) -> tuple[Tensor, Tensor]:
+        if not self.scaled[number]:
+            return bn.weight, bn.bias
+        factors = self.value[self.places[number]].to(bn.weight.device)
         return factors * bn.weight, factors * bn.bias
 
-    def masked_affine(self, bn: _BatchNorm) -> tuple[Tensor, Tensor]:
-        # A factor of zero makes the channel zero already, and must keep its gradient: it may come back.
-        weight, bias = self.affine(bn)
-        return weight.to(bn.weight.dtype), bias.to(bn.weight.dtype)
+    def fold(self, bn: MaskedBatchNorm) -> Folded:
+        weight, bias = self.affine(bn, bn.number)
+        if self.scaled[bn.number]:
+            # A factor of zero makes the channel zero already, and must keep its gradient: it may come back.
+            return Folded(weight.to(bn.weight.dtype), bias.to(bn.weight.dtype))
+        if bn.training:
+            return Folded(weight, bias)
+        keep = self.value[self.places[bn.number]].to(bn.weight.device) > 0
+        return Folded(torch.where(keep, weight, 0.0), torch.where(keep, bias, 0.0))
 
     @torch.no_grad()
-    def hard(self, bn: _BatchNorm) -> Tensor:
-        factors = self.extra.value.to(bn.weight.device).expand(bn.num_features)
-        return fill_up(factors > 0, factors, self.round_to, self.floor)
-
-    def to(self, device: torch.device) -> None:
-        super().to(device)
-        self.extra.to(device)
+    def hard(self, network: nn.Module | None = None) -> Tensor:
+        value = self.value.to(self.device)
+        factors = [value[place].expand(width) for place, width in zip(self.places, self.layout.widths, strict=True)]
+        row = torch.cat(factors)
+        return self.layout.fill_up(row > 0, row, self.round_to, self.floors.to(self.device))
 
 
-class _InnerGate(FixedGate):
-    """A BatchNorm inside a residual branch, which lives as long as the branch's factor is not zero."""
-
-    def __init__(self, extra: LearnedVector, width: int) -> None:
-        super().__init__(torch.ones(width, dtype=torch.bool))
-        self.extra = extra
-
-    @torch.no_grad()
-    def hard(self, bn: _BatchNorm) -> Tensor:
-        return (self.extra.value.to(bn.weight.device) > 0).expand(bn.num_features)
-
-
-class SssPruner(AffinePruner):
+class SssPruner(LearnedPruner):
     """Sparse Structure Selection (Huang and Wang, ECCV 2018) of a model.
 
     Every structure has a factor of at least zero that multiplies its output. Around each optimizer step the factors
@@ -169,7 +170,7 @@ class SssPruner(AffinePruner):
     name = "sss"
     description = "a factor on every residual block (or channel), pushed to zero by proximal steps"
     settings = ("structure",)
-    penalised = True
+    site_masks: FactorMasks
 
     def __init__(
         self,
@@ -182,7 +183,6 @@ class SssPruner(AffinePruner):
     ) -> None:
         check_choice("`structure`", structure, get_args(Structure))
         self.structure: Structure = structure
-        self.extras: dict[str, LearnedVector] = {}
         super().__init__(model, example, strength=strength, **options)
 
     def _read(self, read: GraphReader) -> ChannelGraph:
@@ -200,19 +200,16 @@ class SssPruner(AffinePruner):
         self.structure = "channel"
         return read()
 
-    def _gate(self, number: int, site: Site) -> Gate:
-        if self.structure == "channel":
-            extra = self.extras.setdefault(site.name, LearnedVector(torch.ones(site.width)))
-            return _FactorGate(extra, site.width, self.round_to, self.floor(site))
-        last = next(last for last, norms in self.branches.items() if site.name in norms)
-        extra = self.extras.setdefault(last, LearnedVector(torch.ones(1)))
-        if site.name == last:
-            return _FactorGate(extra, site.width, 1, 0)
-        return _InnerGate(extra, site.width)
+    def _make_masks(self) -> FactorMasks:
+        return FactorMasks(self)
 
     def factors(self) -> dict[str, Tensor]:
-        """The factor of every structure: by the block's last BatchNorm, or per channel by site."""
-        return {name: extra.value.detach().clone() for name, extra in self.extras.items()}
+        """Return the factor of every structure: by the block's last BatchNorm, or per channel by site."""
+        value = self.site_masks.value.detach().clone()
+        if self.branches:
+            return dict(zip(self.branches, value.split(1), strict=True))
+        return self.site_masks.by_site(value)
 
-    def _step_vector(self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
-        proximal_step_(extra.value, extra.velocity, gradient, rate, momentum, self.strength)
+    def _step_vector(self, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
+        masks = self.site_masks
+        proximal_step_(masks.value, masks.velocity, gradient, rate, momentum, self.strength)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softprune.errors import ConfigError
-from softprune.graph import ExampleLike, Site
-from softprune.masks import AffineGate, Clock, Gate, channel_words, uniform_noise
-from softprune.methods.affine import AffinePruner, LearnedVector
+from softprune.graph import ExampleLike
+from softprune.masks import Clock, uniform_noise
+from softprune.methods.learned import LearnedMasks, LearnedPruner
 from softprune.methods.options import PrunerOptions, is_positive
-from softprune.methods.ranking import StoredPruner
+from softprune.methods.ranking import filled
 
 
 def normal_noise(clock: Clock, words: Tensor) -> Tensor:
@@ -23,30 +23,21 @@ def normal_noise(clock: Clock, words: Tensor) -> Tensor:
     return math.sqrt(2.0) * torch.erfinv(2.0 * uniform_noise(clock, words) - 1.0)
 
 
-class _PosteriorGate(AffineGate):
+class PosteriorMasks(LearnedMasks):
     """y = scale * (x_hat + shift), with the scale drawn from N(mu, sigma^2) in training and mu in evaluation.
 
-    mu is the BatchNorm's own weight, and the shift its bias.
+    mu is the BatchNorm's own weight, the shift its bias, and the learned vector log sigma.
     """
 
-    def __init__(self, width: int, log_sigma: LearnedVector, clock: Clock, site: int) -> None:
-        super().__init__(torch.ones(width, dtype=torch.bool))
-        self.log_sigma, self.clock, self.site = log_sigma, clock, site
-
-    def affine(self, bn: _BatchNorm) -> tuple[Tensor, Tensor]:
+    def affine(self, bn: _BatchNorm, number: int) -> tuple[Tensor, Tensor]:
         scale: Tensor = bn.weight
         if bn.training:
-            words = channel_words(self.clock.seed, self.site, bn.num_features, bn.weight.device)
-            scale = scale + self.log_sigma.value.to(bn.weight.device).exp() * normal_noise(self.clock, words)
+            here, device = self.columns[number], bn.weight.device
+            scale = scale + self.value[here].to(device).exp() * normal_noise(self.clock, self.words[here].to(device))
         return scale, scale * bn.bias
 
-    def to(self, device: torch.device) -> None:
-        super().to(device)
-        self.clock.to(device)
-        self.log_sigma.to(device)
 
-
-class VariationalPruner(AffinePruner, StoredPruner):
+class VariationalPruner(LearnedPruner):
     """Variational Pruning (Zhao et al., CVPR 2019) of a model, a reconstruction.
 
     Each scale has the posterior N(mu, sigma^2) and is drawn once per channel and training forward; evaluation uses
@@ -69,7 +60,7 @@ class VariationalPruner(AffinePruner, StoredPruner):
     name = "variational"
     description = "BatchNorm scales with a posterior; those that end at zero are removed (a reconstruction)"
     settings = ("mu_below", "sigma_below")
-    penalised = True
+    site_masks: PosteriorMasks
 
     def __init__(
         self,
@@ -86,37 +77,33 @@ class VariationalPruner(AffinePruner, StoredPruner):
             if not is_positive(value):
                 raise ConfigError(f"`{key}` must be a number above 0. Got {value!r}.")
         self.mu_below, self.sigma_below, self._sigma = float(mu_below), float(sigma_below), float(sigma)
-        self.extras: dict[str, LearnedVector] = {}
         super().__init__(model, example, strength=strength, **options)
 
-    def _gate(self, number: int, site: Site) -> Gate:
-        extra = self.extras[site.name] = LearnedVector(torch.full((site.width,), math.log(self._sigma)))
-        return _PosteriorGate(site.width, extra, self.clock, number)
+    def _make_masks(self) -> PosteriorMasks:
+        masks = PosteriorMasks(self.model, self.sites, self.clock)
+        masks.learn(torch.full((masks.layout.channels,), math.log(self._sigma)))
+        return masks
 
     def sigmas(self) -> dict[str, Tensor]:
-        """The standard deviation of every channel's scale."""
-        return {name: extra.value.detach().exp() for name, extra in self.extras.items()}
+        """Return the standard deviation of every channel's scale."""
+        return self.site_masks.by_site(self.site_masks.value.detach().exp())
 
     def _extra_loss(self) -> Tensor:
         # A dropped channel plays no part any more; its divergence would only grow.
-        terms = [
-            torch.where(self._stored(name), (bn.weight / self.extras[name].value.exp()) ** 2, 0.0).sum()
-            for name, bn in self.norms.items()
-        ]
-        return self.strength * 0.5 * torch.stack(terms).sum()
+        masks = self.site_masks
+        ratio = masks.row({name: bn.weight for name, bn in self.norms.items()}) / masks.value.exp()
+        return self.strength * 0.5 * torch.where(masks.keep, ratio**2, 0.0).sum()
 
-    def _step_vector(self, extra: LearnedVector, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
-        extra.velocity.mul_(momentum).add_(gradient)
-        extra.value.sub_(rate * extra.velocity)
+    def _step_vector(self, gradient: Tensor, rate: float | Tensor, momentum: float) -> None:
+        masks = self.site_masks
+        masks.velocity.mul_(momentum).add_(gradient)
+        masks.value.sub_(rate * masks.velocity)
 
     @torch.no_grad()
     def end_epoch(self, epoch: int) -> None:
-        self._masked_model.check_in_place()
-        sigmas, chosen = self.sigmas(), {}
-        for site in self.sites:
-            mu = self.norms[site.name].weight.abs()
-            at_zero = (mu < self.mu_below) & (sigmas[site.name] < self.sigma_below)
-            keep = self._stored(site.name) & ~at_zero
-            # What was dropped before does not come back to fill a floor.
-            chosen[site.name] = self._filled(site, keep, torch.where(self._stored(site.name), mu, -1.0))
-        self._store(self._keep_coupled(chosen))
+        masks = self.site_masks
+        mu = masks.row({name: bn.weight.abs() for name, bn in self.norms.items()})
+        keep = masks.keep & ~((mu < self.mu_below) & (masks.value.exp() < self.sigma_below))
+        # What was dropped before does not come back to fill a floor.
+        scores = torch.where(masks.keep, mu, -1.0)
+        masks.keep.copy_(filled(self, masks.by_site(keep), masks.by_site(scores)))

@@ -15,7 +15,7 @@ from softprune import models
 from softprune.cut import Origin, read_origin, read_plans, save
 from softprune.lab.config.recipes import load_recipe
 from softprune.lab.runs.folder import RunFolder
-from softprune.methods.base import Pruner
+from softprune.methods import Pruner
 
 OWN = ("--model", "tiny_networks:tiny")
 """The network of the tiny run, whose folder alone may not name code."""

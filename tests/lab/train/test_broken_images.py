@@ -18,7 +18,7 @@ from softprune.lab.runs.checkpoint import read_newest
 from softprune.lab.runs.result import Epoch, Totals
 from softprune.lab.train.control import Listener
 from softprune.lab.train.run import resume, start
-from softprune.methods.sfp import SfpPruner
+from softprune.methods import SfpPruner
 
 Image = pytest.importorskip("PIL.Image", reason='the "vision" extra is not installed')
 

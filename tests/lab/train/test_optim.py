@@ -11,7 +11,7 @@ from softprune.errors import ConfigError
 from softprune.lab.config.settings import FinetuneConfig, RunConfig, TrainConfig
 from softprune.lab.train import optim as module
 from softprune.lab.train.optim import Schedule, learning_rate, make_sgd, match_gradients
-from softprune.methods.optimizer_hooks import undecayed_biases
+from softprune.methods.pruner import undecayed_biases
 
 
 def network() -> nn.Sequential:

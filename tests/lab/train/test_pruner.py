@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from softprune.errors import ConfigError
 from softprune.lab.config.method import MethodConfig
 from softprune.lab.train.pruner import RECIPE_KEYS, check_method, options_of
-from softprune.methods import REGISTRY, LayerwisePruner
+from softprune.methods import REGISTRY, RankingPruner
 from softprune.methods.options import keywords_of
 
 
@@ -21,13 +21,13 @@ def test_what_has_a_key_of_its_own_is_no_option(option: str) -> None:
 
 
 def test_a_pruner_of_ones_own_has_the_keywords_of_its_base() -> None:
-    class Typed(LayerwisePruner):
+    class Typed(RankingPruner):
         def __init__(self, model: nn.Module, example: Tensor, decay: float = 0.9, **options: Any) -> None: ...
 
     class Closed(Typed):
         def __init__(self, model: nn.Module, example: Tensor, *, share: float) -> None: ...
 
-    base = keywords_of(LayerwisePruner)
+    base = keywords_of(RankingPruner)
     assert {"ratio", "target", "include", "seed"} <= set(base)
     assert keywords_of(Typed) == ("decay", *base)
     assert options_of(Typed) == ("decay", "ratio")
@@ -41,7 +41,7 @@ def test_a_pruner_of_ones_own_has_the_keywords_of_its_base() -> None:
         (MethodConfig(name="l2"), "must be one of scp"),
         (MethodConfig(name="softprune.methods:keywords_of"), "has no 'keywords_of'"),
         (MethodConfig(name="softprune.methods:from_scratch"), "must name a subclass"),
-        (MethodConfig(name="softprune.methods:LayerwisePruner"), "that has a `name`"),
+        (MethodConfig(name="softprune.methods:RankingPruner"), "that has a `name`"),
         (MethodConfig(name="sss", target={"macs": 0.5}), "a method that can meet one"),
     ],
 )

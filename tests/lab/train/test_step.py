@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from softprune.errors import NonFiniteLoss
+from softprune.graph import Site
 from softprune.lab.data import ArrayDataset, Augmentation, DataBundle, Mixing, mixed
 from softprune.lab.data.batches import EpochSampler, make_batches
 from softprune.lab.train import step as step_module
 from softprune.lab.train.optim import Schedule, make_sgd
 from softprune.lab.train.step import StepOptions, TrainStep
-from softprune.masks import Clock, MaskConfig, SoftGate, mask_, sparsity_loss
-from softprune.masks.sampling import hook_root_
-from softprune.methods.optimizer_hooks import undecayed_biases
+from softprune.masks import Clock, SoftMasks, hook_root_, sparsity_loss
+from softprune.methods.pruner import undecayed_biases
 
 CPU = torch.device("cpu")
 BATCH, SIZE = 8, 28
@@ -29,16 +29,18 @@ class _Masks:
         device = next(model.parameters()).device
         self.clock = Clock(seed=5, device=device)
         self.strength = torch.tensor(strength, device=device)
-        self.sites = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-        for number, site in enumerate(self.sites):
-            mask_(site, SoftGate(MaskConfig(), self.clock, number))
-        self.draw_ahead = hook_root_(model, self.clock, self.sites).draw_ahead
+        norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+        self.masks = SoftMasks(model, [Site(name, bn.num_features, "relu") for name, bn in norms.items()], self.clock)
+        hook_root_(model, self.masks)
+        self.draw_ahead = self.masks.draw_ahead
 
     def attach(self, optimizer):
         optimizer.register_step_post_hook(lambda *_: self.clock.end_step())
 
     def loss(self, task):
-        return task + self.strength * sum(sparsity_loss(s.bias, s.weight, s.gate.config) for s in self.sites)
+        return task + self.strength * sum(
+            sparsity_loss(bn.bias, bn.weight, self.masks.config) for bn in self.masks.modules
+        )
 
     def state_dict(self):
         return {"clock": self.clock.state_dict()}

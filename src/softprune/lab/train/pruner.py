@@ -12,7 +12,7 @@ from softprune.factories import check_name, import_factory
 from softprune.lab.config.method import MethodConfig
 from softprune.lab.config.settings import RunConfig
 from softprune.mask_config import MaskConfig
-from softprune.methods import REGISTRY, OneShotPruner, Pruner
+from softprune.methods import REGISTRY, Pruner, RankingPruner
 from softprune.methods.options import keywords_of
 
 RECIPE_KEYS = {
@@ -70,12 +70,16 @@ def check_method(config: MethodConfig, *, compact_at: int = 0) -> None:
             )
 
 
+def _ranks_once(method: type[Pruner]) -> bool:
+    return issubclass(method, RankingPruner) and method.once
+
+
 def check_one_shot(config: RunConfig) -> None:
     """Raise a ConfigError if a run without training epochs has nothing trained, nothing to tune, or another method."""
     if config.train.epochs:
         return
-    if config.method.name == "dense" or not issubclass(find_method(config.method.name), OneShotPruner):
-        able = _able(lambda each: issubclass(each, OneShotPruner))
+    if config.method.name == "dense" or not _ranks_once(find_method(config.method.name)):
+        able = _able(_ranks_once)
         found = f"method.name = {config.method.name}; it must rank the channels of a trained network, as {able} do"
     elif not (config.model.weights or config.model.pretrained):
         found = "random weights; set model.weights to a file or the folder of a run, or model.pretrained = true"

@@ -18,7 +18,7 @@ from softprune.lab.train.pruner import make_pruner
 from softprune.lab.train.step import StepOptions, TrainStep
 from softprune.lab.train.teacher import Teacher
 from softprune.methods import Pruner
-from softprune.methods.optimizer_hooks import undecayed_biases
+from softprune.methods.pruner import undecayed_biases
 
 
 class Stage:

@@ -1,0 +1,486 @@
+"""All masks of a model at once: who decides about the channels, and the hooks that count and prepare forwards.
+
+A mask is some seventy operations on a few hundred numbers. Launched site by site from Python they cost more
+than the BatchNorms themselves; over the channels of all sites in one row they are one short chain.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from softprune.errors import ModelError
+from softprune.graph import check_is_module
+from softprune.graph.ops import Site
+from softprune.mask_config import GateStatistics, MaskConfig
+from softprune.masks.activations import dead_edges
+from softprune.masks.batchnorm import Folded, MaskedBatchNorm, fold, is_masked, mask_, uncounted, unmask_
+from softprune.masks.functional import alive_probability, dead_probability, hard_mask, relaxed_sample, sparsity_terms
+from softprune.masks.layout import Layout, keep_common, padded
+from softprune.rng import Clock, channel_words, in_backward, logistic_noise
+
+
+class HookOwner:
+    """What has bound methods as hooks of a masked model: they are removed with the masks."""
+
+
+class Masks(HookOwner):
+    """The masks of all sites of a model, whose BatchNorms are masked in place.
+
+    The channels of all sites stand in one row; `slices` says where. Tensors change in place only, so that compiled
+    steps and captured CUDA graphs see it.
+    """
+
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Tensors that hold the decision. A deep copy of the model (an EMA, say) shares them: they follow the model to
+    another device, and stay there where a copy is moved."""
+    gate_statistics: GateStatistics = "none"
+    """Which running statistics are not updated in channels whose sample is at most 1/2."""
+
+    def __init__(self, network: nn.Module, sites: Iterable[Site], clock: Clock | None = None) -> None:
+        self.sites = tuple(sites)
+        self.layout = Layout(self.sites, network)
+        self.slices = self.layout.slices
+        self.modules: tuple[Any, ...] = self.layout.modules(network)
+        names = {name: site.name for site in self.sites for name in site.members}
+        self.columns = [self.slices[names[name]] for name in self.layout.members]
+        """The channels of each masked BatchNorm."""
+        for name, width, here in zip(self.layout.members, self.layout.widths, self.columns, strict=True):
+            if width != here.stop - here.start:
+                raise ModelError(f"A mask must have one value for each channel. Got another number for '{name}'.")
+        self._activations = {slope: _owner(network, slope) for site in self.sites for slope in site.slopes}
+        self.device: torch.device = self.modules[0].weight.device
+        self.clock = Clock(device=self.device) if clock is None else clock
+        self._is_copy = False
+        self._words: tuple[int, Tensor] | None = None
+        for number in range(len(self.columns)):
+            mask_(self.modules[number], self, number)
+        self.layout.to(self.device)
+
+    @property
+    def members(self) -> dict[str, MaskedBatchNorm]:
+        """The masked BatchNorms by name."""
+        return dict(zip(self.layout.members, self.modules, strict=False))
+
+    def fold(self, bn: MaskedBatchNorm) -> Folded:
+        """Return the affine of a masked BatchNorm in the forward that calls it."""
+        raise NotImplementedError
+
+    def hard(self, network: nn.Module | None = None) -> Tensor:
+        """Return the decision, True where a channel is kept. `network`: an EMA or other copy, masked or not."""
+        raise NotImplementedError
+
+    def dead(self, network: nn.Module | None = None) -> Tensor:
+        """Return True where a channel is dead; a multiple or a floor may keep it nevertheless."""
+        return ~self.hard(network)
+
+    def by_site(self, row: Tensor) -> dict[str, Tensor]:
+        """Return the part of a row of channels that each site has."""
+        return {site.name: row[self.slices[site.name]] for site in self.sites}
+
+    def row(self, by_site: Mapping[str, Tensor]) -> Tensor:
+        """Return the row of channels from its parts."""
+        return torch.cat([by_site[site.name].to(self.device) for site in self.layout.sites])
+
+    @property
+    def words(self) -> Tensor:
+        """The part of the noise's hash that belongs to each channel."""
+        if self._words is None or self._words[0] != self.clock.seed:
+            numbers = {site.name: number for number, site in enumerate(self.sites)}
+            words = [channel_words(self.clock.seed, numbers[site.name], site.width) for site in self.layout.sites]
+            self._words = self.clock.seed, torch.cat(words).to(self.device)
+        return self._words[1]
+
+    def prepare(self, training: bool) -> None:
+        """Compute what the forward pass that follows needs of all sites."""
+
+    def finish(self) -> None:
+        """End a forward pass."""
+
+    def begin_forward(self, module: nn.Module, args: Any) -> None:
+        """Begin a forward pass of the model: the hook before it."""
+        if in_backward():
+            return
+        if module.training:
+            if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+                # What is drawn is kept for later forwards, and pruner.loss reads the network's own parameters.
+                raise ModelError(
+                    "a masked network trains by autograd. Got a training forward in a transform of torch.func; use "
+                    "loss.backward() or torch.autograd.grad, or call the network in eval mode."
+                )
+            self.count_forward()
+        self.prepare(module.training)
+
+    def count_forward(self) -> None:
+        self.clock.begin_forward()
+
+    def end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        """End a forward pass of the model: the hook after it."""
+        if not in_backward():
+            if module.training:
+                self.clock.end_forward()
+            self.finish()
+
+    def to(self, device: torch.device) -> None:
+        """Follow the model to another device."""
+        if device == self.device:
+            return
+        self.device = device
+        self.layout.to(device)
+        self.clock.to(device)
+        self._words = None
+        for name in () if self._is_copy else self.shared:
+            value: Tensor | None = getattr(self, name)
+            setattr(self, name, None if value is None else value.to(device))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what is stored of the decision, to resume from."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore :meth:`state_dict`, in place."""
+        for name, value in state.items():
+            getattr(self, name).data.copy_(value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = copy.copy(self)
+        memo[id(self)] = made
+        for name, value in vars(self).items():
+            if name not in self.shared:
+                setattr(made, name, copy.deepcopy(value, memo))
+        made._is_copy = True
+        return made
+
+
+class StoredMasks(Masks):
+    """Stored masks, for methods that decide elsewhere, or have decided.
+
+    Args:
+        network: The network; masked in place.
+        sites: Its sites.
+        clock: Counts the forward passes, for methods that draw noise.
+        masked_training: Whether the masks act in training, too. Otherwise the BatchNorms train as plain ones.
+        masked_evaluation: Whether they act in evaluation.
+    """
+
+    shared: ClassVar[tuple[str, ...]] = ("keep",)
+
+    def __init__(
+        self,
+        network: nn.Module,
+        sites: Iterable[Site],
+        clock: Clock | None = None,
+        *,
+        masked_training: bool = False,
+        masked_evaluation: bool = True,
+    ) -> None:
+        super().__init__(network, sites, clock)
+        self.masked_training, self.masked_evaluation = masked_training, masked_evaluation
+        self.keep = torch.ones(self.layout.channels, dtype=torch.bool, device=self.device)
+
+    def kept(self, bn: MaskedBatchNorm) -> Tensor:
+        """Return the mask of a masked BatchNorm."""
+        return self.keep[self.columns[bn.number]].to(bn.weight.device)
+
+    def fold(self, bn: MaskedBatchNorm) -> Folded:
+        if not (self.masked_training if bn.training else self.masked_evaluation):
+            return Folded(bn.weight, bn.bias)
+        keep = self.kept(bn)
+        if bn.training:
+            return fold(keep.to(bn.weight), bn.weight, bn.bias)
+        return Folded(torch.where(keep, bn.weight, 0.0), torch.where(keep, bn.bias, 0.0))
+
+    def hard(self, network: nn.Module | None = None) -> Tensor:
+        return self.keep
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"keep": self.keep.clone()}
+
+
+class SoftMasks(Masks):
+    """SCP's masks: each BatchNorm's own shift and scale say how likely a channel is dead.
+
+    The clock drives the noise. A mask is drawn for every channel and training forward; in evaluation the hard mask is
+    in force, filled up to the floor of each site and to a multiple of `round_to`. Of the sites in a group of
+    `coupled`, which have the same floor, only channels that all of them keep are left.
+    """
+
+    shared = ("allowed", "in_force", "weight", "logit_shift")
+    allowed: Tensor | None
+    """Channels that a budget allows while its decision is in force; all others are off, in training too."""
+    in_force: Tensor | None
+    """Whether `allowed` is in force; a scalar."""
+    weight: Tensor | None
+    """Factor of each channel's sparsity loss; None for 1. A negative one pushes a channel back."""
+    logit_shift: Tensor | None
+    """Added to the log-odds that each channel is dropped; None for 0."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        sites: Iterable[Site],
+        clock: Clock,
+        config: MaskConfig | None = None,
+        *,
+        floors: Mapping[str, int] | None = None,
+        round_to: int = 1,
+        coupled: Iterable[Sequence[str]] = (),
+    ) -> None:
+        sites, config = tuple(sites), config or MaskConfig()
+        for site in sites:
+            dead_edges(site.activation, config)  # refuses an unknown name now, and solves before anything is compiled
+        super().__init__(network, sites, clock)
+        self.config, self.round_to = config, round_to
+        self.gate_statistics = config.gate_statistics
+        floors = floors or {}
+        self.floors = torch.tensor([floors.get(site.name, 0) for site in self.layout.sites], device=self.device)
+        self._fills = round_to > 1 or any(floors.values())
+        self._common = [(tuple(group), floors.get(group[0], 0)) for group in coupled if floors.get(group[0], 0)]
+        self.allowed = self.in_force = self.weight = self.logit_shift = None
+        self._rows: tuple[Tensor, Tensor] | None = None
+        self._in_graph = self._drawn_ahead = False
+
+    def limit(self) -> None:
+        """Make `allowed`, `in_force` and `weight`, with which a budget decides: all channels are allowed."""
+        self.allowed = torch.ones(self.layout.channels, dtype=torch.bool, device=self.device)
+        self.in_force = torch.zeros((), dtype=torch.bool, device=self.device)
+        self.weight = torch.ones(self.layout.channels, device=self.device)
+
+    def to(self, device: torch.device) -> None:
+        super().to(device)
+        self.floors = self.floors.to(device)
+
+    # --- what is known of the channels -------------------------------------------------------------------------
+
+    def parameters(self, network: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+        """Return beta and gamma of all BatchNorms in one row."""
+        norms: Any = self.modules if network is None else self.layout.modules(network)
+        return (
+            torch.cat([bn.bias.to(self.device) for bn in norms]),
+            torch.cat([bn.weight.to(self.device) for bn in norms]),
+        )
+
+    def _by_segment(
+        self, function: Callable[..., Tensor], beta: Tensor, gamma: Tensor, network: nn.Module | None = None
+    ) -> Tensor:
+        """Return a function of shift and scale of every point, with the activation and its learned slope."""
+        beta, gamma = self.layout.at_points(beta, gamma)
+        parts = []
+        for activation, here, slopes in self.layout.segments:
+            slope = self._slope(slopes, network) if slopes else None
+            whole = len(self.layout.segments) == 1
+            part = (beta, gamma) if whole else (beta[here], gamma[here])
+            parts.append(function(*part, self.config, activation, slope))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _slope(self, slopes: Any, network: nn.Module | None) -> Tensor:
+        """Return the steepest learned slope of the activation after each point, at least 1."""
+        each = []
+        for names, count in slopes:
+            owners = [self._activations[name] if network is None else _owner(network, name) for name in names]
+            found = [getattr(owner, name.rpartition(".")[2]) for owner, name in zip(owners, names, strict=True)]
+            steepest = torch.stack([slope.detach().abs().amax() for slope in found]).amax()
+            each.append(steepest.clamp(min=1.0).to(self.device).expand(count))
+        return torch.cat(each)
+
+    def dead_probability(self, beta: Tensor, gamma: Tensor, network: nn.Module | None = None) -> Tensor:
+        """Return how likely each channel is dead: at the point of its site where that is least likely."""
+        dead = self._by_segment(dead_probability, beta, gamma, network)
+        return self.layout.over_points(dead, 2.0, lambda each: each.amin(0))
+
+    def alive(self, network: nn.Module | None = None) -> Tensor:
+        """Return how likely each channel is alive."""
+        alive = self._by_segment(alive_probability, *self.parameters(network), network)
+        return self.layout.over_points(alive, -1.0, lambda each: each.amax(0))
+
+    @torch.no_grad()
+    def dead(self, network: nn.Module | None = None) -> Tensor:
+        return ~hard_mask(self.dead_probability(*self.parameters(network), network), self.config, self._shift())
+
+    @torch.no_grad()
+    def hard(self, network: nn.Module | None = None) -> Tensor:
+        keep = self._among_allowed(~self.dead(network), False)
+        if not self._fills:
+            return keep
+        chances = self._among_allowed(self.alive(network), -1.0)  # what is not allowed comes last
+        for group, floor in self._common:
+            common = keep_common([chances[self.slices[name]] for name in group], floor)
+            for name in group:
+                keep[self.slices[name]] |= common
+        return self.layout.fill_up(keep, chances, self.round_to, self.floors)
+
+    def _shift(self) -> Tensor | None:
+        return None if self.logit_shift is None else self.logit_shift.to(self.device)
+
+    def _among_allowed(self, value: Tensor, otherwise: float) -> Tensor:
+        """Return `value`, with `otherwise` in channels that a decision in force does not allow."""
+        if self.allowed is None or self.in_force is None:
+            return value
+        off = (self.in_force & ~self.allowed).to(self.device)
+        return torch.where(off, otherwise, value).to(value.dtype)
+
+    # --- training ----------------------------------------------------------------------------------------------
+
+    def sample(self, beta: Tensor, gamma: Tensor) -> Folded:
+        """Draw a mask of every channel, folded into the affines of all BatchNorms."""
+        dead = self.dead_probability(beta, gamma)
+        noise = logistic_noise(self.clock, self.words, dead.dtype)
+        n = self._among_allowed(relaxed_sample(dead, noise, self.config, self._shift()), 0.0)
+        if self.layout.expand is not None:
+            n = n[self.layout.expand[0]]
+        return fold(n, gamma[: len(n)], beta[: len(n)])
+
+    def terms(self, beta: Tensor, gamma: Tensor) -> Tensor:
+        """Return the sparsity loss of every point, times the weight of its channel."""
+        terms = self._by_segment(lambda *each: sparsity_terms(*each[:4]), beta, gamma)
+        if self.weight is None and self.layout.owner is None:
+            return terms
+        weight = terms.new_ones(self.layout.channels) if self.weight is None else self.weight.to(self.device)
+        # A stream that enters a site has masks of its own, whose loss is counted there.
+        return terms * (weight if self.layout.owner is None else padded(weight)[self.layout.owner[0]])
+
+    def channel_terms(self) -> Tensor:
+        """Return the sparsity loss of every channel, for losses that pick their channels."""
+        terms = self._by_segment(lambda *each: sparsity_terms(*each[:4]), *self.parameters())
+        return self.layout.over_points(terms, 0.0, lambda each: each.sum(0))
+
+    def loss(self) -> Tensor:
+        """Return L_sparse of all sites, equation 15 (eq:sparsity_loss)."""
+        return self.terms(*(self.parameters() if self._rows is None else self._rows)).sum()
+
+    def draw_ahead(self, chain: Chain) -> None:
+        """Draw the masks of the next training forward now, and let :meth:`loss` read the same row of parameters.
+
+        For a forward that is compiled: its samples are then inputs. Were they drawn inside, the compiler would
+        write a kernel of its own for every site, because each finds its channels at another place in the row.
+        """
+        self.count_forward()
+        self._in_graph = False
+        self._rows = self.parameters()
+        self._hand_out(chain(self, *self._rows))
+        self._drawn_ahead = True
+
+    # --- forward passes ----------------------------------------------------------------------------------------
+
+    def begin_forward(self, module: nn.Module, args: Any) -> None:
+        if module.training and self._drawn_ahead and not in_backward():
+            self._drawn_ahead = False
+            return
+        super().begin_forward(module, args)
+
+    def prepare(self, training: bool) -> None:
+        self._in_graph = False
+        with uncounted():
+            self._hand_out(self._folded(training))
+
+    def _folded(self, training: bool) -> Folded:
+        if training:
+            return self.sample(*self.parameters())
+        keep = self.hard()
+        if self.layout.expand is not None:
+            keep = keep[self.layout.expand[0]]
+        beta, gamma = (row[: len(keep)] for row in self.parameters())
+        return Folded(torch.where(keep, gamma, 0.0), torch.where(keep, beta, 0.0))
+
+    def _hand_out(self, drawn: Folded) -> None:
+        for module, folded in zip(self.modules, self._split(drawn), strict=False):
+            module.folded = folded
+        if drawn.sampled and drawn.weight.requires_grad and not torch.compiler.is_compiling():
+            # Activation checkpointing runs the forward again inside backward and must meet the same samples;
+            # this gradient is complete once every site is through.
+            drawn.weight.register_hook(lambda gradient: self._clear())
+            self._in_graph = True
+
+    def _split(self, drawn: Folded) -> list[Folded]:
+        count = len(self.layout.widths)
+        columns = [[None] * count if part is None else part.split(self.layout.widths) for part in drawn]
+        found = zip(self.modules, *columns, strict=False)
+        return [Folded(weight.to(bn.weight), bias.to(bn.weight), *drawn) for bn, weight, bias, *drawn in found]
+
+    def finish(self) -> None:
+        # Samples are forgotten now, or when backward has passed through them.
+        if not self._in_graph:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._rows = None
+        for module in self.modules[: len(self.columns)]:
+            module.folded = None
+
+    def fold(self, bn: MaskedBatchNorm) -> Folded:
+        folded: Folded | None = bn.folded
+        if folded is not None and folded.sampled == bn.training and not (bn.training and self._recomputes_another()):
+            return folded
+        with uncounted():
+            return self._split(self._folded(bn.training))[bn.number]
+
+    def _recomputes_another(self) -> bool:
+        """Whether an activation checkpoint recomputes a forward with another sample, or another graph.
+
+        A reentrant one runs a backward pass of its own, which frees the graph that it goes through: not that of the
+        samples, which all sites share. One that is not reentrant recomputes values alone.
+        """
+        if not in_backward():
+            return False
+        reentrant = torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+        return reentrant or self.clock.now() is not self.clock.reading
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What a forward in progress has drawn belongs to its graph alone.
+        return {**self.__dict__, "_rows": None}
+
+
+Chain = Callable[[SoftMasks, Tensor, Tensor], Folded]
+"""What draws the masks: :meth:`SoftMasks.sample`, or that function compiled."""
+draw_chain: Chain = SoftMasks.sample
+
+
+def _owner(network: nn.Module, parameter: str) -> nn.Module:
+    return network.get_submodule(parameter.rpartition(".")[0])
+
+
+def hook_root_(model: nn.Module, masks: Masks) -> None:
+    """Let `model` count its forward passes, and prepare their masks, in place."""
+    model.register_forward_pre_hook(masks.begin_forward)
+    model.register_forward_hook(masks.end_forward)
+
+
+def mask_sites_(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Mask BatchNorms of a plain model with fixed masks, by name, in place."""
+    for name, mask in masks.items():
+        if mask.dtype != torch.bool or mask.dim() != 1:
+            raise ModelError(
+                "A mask must be a one-dimensional tensor of booleans, True where the channel is kept. "
+                f"Got {mask.dtype} of shape {tuple(mask.shape)} for '{name}'."
+            )
+    if masks:
+        stored = StoredMasks(model, [Site(name, len(mask), "relu") for name, mask in masks.items()])
+        stored.keep.copy_(stored.row(masks))
+
+
+def unmask_model_(model: nn.Module) -> None:
+    """Remove all masks and hooks of softprune from `model`, in place."""
+    for module in model.modules():
+        if is_masked(module):
+            unmask_(module)  # type: ignore[arg-type]
+        kinds = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+        for hooks in kinds:
+            ours = [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), HookOwner)]
+            for key in ours:
+                del hooks[key]
+
+
+def check_unmasked(model: nn.Module, purpose: str, *, name: str = "model") -> None:
+    """Raise a ModelError unless `model`, which the caller calls `name`, is a network without masks, for `purpose`."""
+    check_is_module(model, name)
+    masked = [path for path, module in model.named_modules() if is_masked(module)]
+    if masked:
+        raise ModelError(
+            f"{purpose} needs a network without masks. Got `{name}` with masks on {len(masked)} of its BatchNorms "
+            f"('{masked[0]}' is the first), from a pruner that still works on it. Call pruner.detach() first, or "
+            "pass what pruner.compact() returned, or a newly built network."
+        )

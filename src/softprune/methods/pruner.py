@@ -1,0 +1,649 @@
+"""The pruner: a model whose BatchNorms are masked, the training loop's side, the decision, the cut and the state.
+
+A method is a subclass that says who decides about the channels (:meth:`Pruner._make_masks`), what the loss gains and
+what runs around a step.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from softprune.budget import Budget, BudgetStatus, Limit, PrunableNetwork
+from softprune.costs import fastest_multiple, fitting_multiple
+from softprune.cut import Certificate, PrunePlan, coupled_sites, cut_and_verify, make_plan, required_sites, without_gc
+from softprune.cut.selection import read_graph
+from softprune.distributed import computed_by_rank0
+from softprune.errors import ConfigError, ModelError, first_few, is_bool
+from softprune.graph import ChannelGraph, ExampleLike, Site
+from softprune.log import get_logger
+from softprune.masks import Chain, Clock, HookOwner, Masks, SoftMasks, draw_chain, hook_root_, is_masked, unmask_model_
+from softprune.methods.options import (
+    PrunerOptions,
+    check_keywords,
+    check_made_alike,
+    check_rounding,
+    check_state,
+    check_strength,
+    check_values,
+    nothing_to_prune,
+)
+from softprune.target import Target
+
+logger = get_logger(__name__)
+
+GraphReader = Callable[..., ChannelGraph]
+"""`softprune.cut.selection.read_graph` for the model, its example and the user's choice of sites."""
+
+
+@dataclass(frozen=True)
+class SiteSummary:
+    """One masked BatchNorm."""
+
+    name: str
+    activation: str
+    width: int
+    kept: int
+    floor: int
+    rounded: int = 0
+    """Dead kept channels: those that a multiple or a floor keeps."""
+    left: int = 0
+    """Channels in a cut network: fewer than are kept where they are not read, or a coupled site drops them."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All sites, and what a cut would leave. Prints as a table."""
+
+    sites: tuple[SiteSummary, ...]
+    channels: int
+    dense_channels: int
+    macs: int
+    dense_macs: int
+    params: int
+    dense_params: int
+    filled: tuple[str, ...]
+    """Modules that keep one channel that is not read, because a shape needs it."""
+
+    def __str__(self) -> str:
+        name = max(4, *(len(site.name) for site in self.sites))
+        lines = [f"{'site':<{name}}  width  kept"]
+        for site in self.sites:
+            remark = "  at its floor" if 0 < site.floor == site.kept < site.width else ""
+            remark += f"  {site.rounded} dead, kept by rounding or a floor" if site.rounded else ""
+            remark += f"  {site.left} left in the cut network" if site.left < site.kept else ""
+            lines.append(f"{site.name:<{name}}  {site.width:>5}  {site.kept:>4}{remark}")
+        for label, after, before in (
+            ("channels", self.channels, self.dense_channels),
+            ("MACs", self.macs, self.dense_macs),
+            ("parameters", self.params, self.dense_params),
+        ):
+            lines.append(f"{label}: {after:,} of {before:,} ({100 * (1 - after / max(before, 1)):.1f}% cut)")
+        if self.filled:
+            lines.append(f"kept one channel that a shape needs: {', '.join(self.filled)}")
+        return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook shows
+
+
+class Pruner(HookOwner):
+    """A pruning method applied to a model.
+
+    The model's BatchNorms are masked in place: same parameters, same state_dict keys. Your loop, optimizer,
+    scheduler and wrappers stay as they are.
+
+    Args:
+        model: The network; masked in place.
+        example: What the model is called with: a tensor, a tuple of arguments, or (args, kwargs).
+        strength: Weight of what the method adds to the loss.
+        options: See :class:`softprune.methods.options.PrunerOptions`.
+    """
+
+    name: ClassVar[str]
+    """`method.name` in a recipe; a state to resume from must have the same."""
+    description: ClassVar[str]
+    """What it does, in a line."""
+    continues: ClassVar[bool] = False
+    """Whether training may continue after a physical cut: each channel is decided on its own."""
+    capturable: ClassVar[bool] = True
+    """Whether the work around a step consists of in-place tensor operations, which a CUDA graph can record."""
+    penalised: ClassVar[bool] = False
+    """Whether the method adds ``strength`` times a penalty to the loss."""
+    shifts_decide: ClassVar[bool] = False
+    """Whether the decision depends on BatchNorm shifts, on which weight decay would then act."""
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Attributes with what the method was given, which a state to resume from must agree with."""
+    updates_on_step: bool = True
+    """Whether :meth:`update_strength` runs after every optimizer step."""
+    certificate: Certificate | None = None
+    """How close masked and compact network were at the last :meth:`compact`."""
+    site_masks: Masks
+    """Who decides about the channels of all sites."""
+    norms: dict[str, Any]
+    """The masked BatchNorm of every site; the first one where there are several."""
+    _limit: Limit | None = None
+    """The target's, where there is one."""
+
+    def __init__(
+        self, model: nn.Module, example: ExampleLike, *, strength: float = 0.0, **options: Unpack[PrunerOptions]
+    ) -> None:
+        check_keywords(type(self), options)
+        round_to, min_channels = options.get("round_to", 1), options.get("min_channels", 0)
+        check_strength(strength)
+        check_rounding(1 if round_to == "auto" else round_to, min_channels)
+        check_values(model)
+        self.model = model
+        include, exclude = options.get("include"), options.get("exclude")
+        self.graph = self._read(functools.partial(read_graph, model, example, include=include, exclude=exclude))
+        if not self.graph.sites:
+            raise nothing_to_prune(model, self.graph, chosen=include is not None or exclude is not None)
+        self._check_sites([site.name for site in self.graph.sites])
+        if self.graph.unreached:
+            logger.warning(
+                "softprune: the example does not lead to %s: what only they read may be cut away. "
+                "Pass an example that does",
+                first_few(self.graph.unreached),
+            )
+        self.example = self.graph.example
+        device = next(model.parameters()).device
+        self.required = required_sites(self.graph)
+        """Sites that must not become empty: every path to an output passes through them."""
+        self.coupled = coupled_sites(self.graph)
+        """Groups of sites of which only the channels that all of them keep remain."""
+        if round_to == "auto":
+            widths = [site.width for site in self.graph.sites]
+            multiple = computed_by_rank0(lambda: fastest_multiple(device), device)
+            round_to = fitting_multiple(multiple, widths, len(self.required))
+        self.round_to, self.min_channels = int(round_to), int(min_channels)
+        self.clock = Clock(options.get("seed", 0), device)
+        self._given_strength = float(strength)
+        self._strength = torch.tensor(self._given_strength, device=device)
+        self._optimizer: Optimizer | None = None
+        self._handles: list[Any] = []
+        self._begun = self._loss_called = self._detached = False
+        self._said: set[str] = set()
+        self.site_masks = self._make_masks()
+        hook_root_(model, self.site_masks)
+        members = self.site_masks.members
+        self.norms = {site.name: members[site.name] for site in self.sites}
+        self._members = {tuple(name.split(".") if name else ()): bn for name, bn in members.items()}
+        self._shapes = _shapes(model)
+
+    # --- what a method defines -----------------------------------------------------------------------------------
+
+    def _read(self, read: GraphReader) -> ChannelGraph:
+        """Return the channel graph with the sites that the method masks."""
+        return read()
+
+    def _check_sites(self, names: Sequence[str]) -> None:
+        """Read the options that are given by site, before any site is masked."""
+
+    def _make_masks(self) -> Masks:
+        """Mask the sites of `self.model` in place, and return who decides about their channels."""
+        raise NotImplementedError
+
+    def _extra_loss(self) -> Tensor | None:
+        """Return what the method adds to the task loss; None for nothing."""
+        return None
+
+    def _begin(self) -> None:
+        """Run once, when a pruner that has not trained yet is attached."""
+
+    def before_step(self) -> None:
+        """Run before every optimizer step."""
+
+    def after_step(self) -> None:
+        """Run after every optimizer step."""
+
+    def update_strength(self, step: int) -> None:
+        """Run on the host between two steps, after `step` steps in all; methods with a target use it.
+
+        In your own loop it runs after each optimizer step. A loop whose steps run without the host sets
+        `updates_on_step` to False and calls this method after every step.
+        """
+
+    def end_epoch(self, epoch: int) -> None:
+        """Call after every epoch; most methods do nothing there."""
+
+    @property
+    def decided(self) -> bool:
+        """Whether evaluation uses the masks. Methods that decide once, after training, do so in :meth:`decide`."""
+        return True
+
+    def decide(self) -> dict[str, Tensor]:
+        """Finalise the decision, where the method takes it once after training, and return the masks in force."""
+        return self.masks()
+
+    def _fold_gates(self, network: nn.Module) -> nn.Module:
+        """Return `network`, or a copy, whose plain BatchNorms compute what the masked ones do on kept channels."""
+        return network
+
+    # --- the sites -------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        channels = sum(site.width for site in self.sites)
+        return f"{type(self).__name__}({type(self.model).__name__}, {len(self.sites)} sites, {channels:,} channels)"
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The masked BatchNorms."""
+        return self.graph.sites
+
+    def floor(self, site: Site) -> int:
+        """Return the fewest channels that `site` keeps; all sites of a coupled group have the same floor."""
+        group = next((group for group in self.coupled if site.name in group), (site.name,))
+        return min(max(self.min_channels, int(any(name in self.required for name in group))), site.width)
+
+    @property
+    def floors(self) -> dict[str, int]:
+        """The floor of every site."""
+        return {site.name: self.floor(site) for site in self.sites}
+
+    def _prunable(self) -> PrunableNetwork:
+        """Return the network with the rules of its cuts, for a budget."""
+        return PrunableNetwork(self.graph, self.model, self.example, self.floors, self.coupled, self.round_to)
+
+    def masks(self, model: nn.Module | None = None) -> dict[str, Tensor]:
+        """Return the hard mask of every site now, True where a channel is kept. `model`: an EMA or other copy."""
+        self._check_in_place()
+        network = None if model is None else self._network_of(model)
+        return {name: mask.clone() for name, mask in self.site_masks.by_site(self.site_masks.hard(network)).items()}
+
+    # --- the training loop -----------------------------------------------------------------------------------------
+
+    @property
+    def strength(self) -> Tensor:
+        """The weight of what the method adds to the loss: a scalar on the device that may change during training."""
+        device = self.clock.step.device
+        if self._strength.device != device:
+            self._strength = self._strength.to(device)
+        return self._strength
+
+    @strength.setter
+    def strength(self, value: float | Tensor) -> None:
+        check_strength(value)
+        if isinstance(self._limit, Budget):
+            raise ConfigError(
+                "a target adjusts the strength itself. "
+                f"Got strength = {float(value):g}; set it for a pruner without a target only."
+            )
+        self._set_strength(value)
+
+    def _set_strength(self, value: float | Tensor) -> None:
+        # In place, so that a captured CUDA graph sees the new value.
+        self.strength.copy_(torch.as_tensor(value))
+
+    @property
+    def target(self) -> Target | None:
+        """What the cut must meet; None without a target. It is set when the pruner is made."""
+        return None if self._limit is None else self._limit.target
+
+    @property
+    def status(self) -> BudgetStatus | None:
+        """Where the budget is; None without a target. Counts the cost of a cut now, so call it once per epoch."""
+        return None if self._limit is None else self._limit.status(self.masks(), float(self.strength))
+
+    def metrics(self) -> dict[str, float]:
+        """Return what to log once per epoch: the strength, what share of the channels stays, and of the target."""
+        kept, status = sum(int(mask.sum()) for mask in self.masks().values()), self.status
+        found = {"channels_kept": kept / sum(site.width for site in self.sites), "strength": float(self.strength)}
+        if status is not None:
+            found |= {f"{status.target}_kept": status.cost / status.dense, "margin": status.margin}
+        return found
+
+    @property
+    def penalty(self) -> Tensor:
+        """What the method adds to the task loss at the current weights, without a gradient: for logging."""
+        with torch.no_grad():
+            extra = self._extra_loss()
+        return torch.zeros((), device=self.clock.step.device) if extra is None else extra.detach()
+
+    def draw_ahead(self, chain: Chain = draw_chain) -> None:
+        """Draw the masks of the next training forward now instead of at its beginning.
+
+        For loops that compile the whole forward: it compiles and runs faster when the masks are inputs. `chain` is
+        :func:`softprune.masks.draw_chain` or its compiled form. The masks are the same.
+        """
+        if isinstance(self.site_masks, SoftMasks):
+            self.site_masks.draw_ahead(chain)
+
+    def loss(self, task: Tensor) -> Tensor:
+        """Return the task loss plus what the method adds. Under eval() or no_grad the task loss is unchanged."""
+        if not isinstance(task, Tensor):
+            raise ConfigError(f"`task` must be the loss as a tensor. Got {type(task).__name__}; leave out .item().")
+        if not self.model.training or not torch.is_grad_enabled():
+            return task
+        if not torch.compiler.is_compiling():
+            self._check_in_place()
+        if self._loss_called and self._optimizer is None and self.updates_on_step:
+            self._warn_once(
+                "no optimizer is attached, so no step is counted: call pruner.attach(optimizer) before the first step"
+            )
+        self._loss_called = True
+        return self._total_loss(task)
+
+    def _total_loss(self, task: Tensor) -> Tensor:
+        """Return the task loss together with the method's own."""
+        extra = self._extra_loss()
+        return task if extra is None else task + extra.to(task.device)
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Count the optimizer's steps, and run the method's work around each of them, through its hooks."""
+        if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_post_hooks"):
+            raise ConfigError(
+                f"a pruner is attached to a torch.optim.Optimizer. Got {type(optimizer).__name__}; attach the one that "
+                "steps the weights (of a wrapper, the optimizer inside)."
+            )
+        self._check_in_place()
+        if self._optimizer is optimizer:
+            return  # a cell of a notebook that is run again
+        if self._optimizer is not None:
+            raise ConfigError(
+                "a pruner is attached to one optimizer. Got a second one; attach the optimizer that steps the "
+                "BatchNorms, once, or release() the first one before."
+            )
+        owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        missing = [name for name, bn in self.norms.items() if not {id(bn.bias), id(bn.weight)} <= owned]
+        if missing:
+            raise ConfigError(
+                "the attached optimizer must train scale and shift of every site. Got one without those of "
+                f"{first_few([*map(repr, missing)])}; make it from pruner.parameter_groups(), and set "
+                "requires_grad=False on what should not train before you make the pruner."
+            )
+        if self.shifts_decide:
+            self._warn_of_decay(optimizer)
+        self._optimizer = optimizer
+        self._handles = [
+            optimizer.register_step_pre_hook(self._on_step(self._before_step)),
+            optimizer.register_step_post_hook(self._on_step(self._after_step)),
+        ]
+        if not self._begun:
+            self._begin()
+            self._begun = True
+
+    def _warn_of_decay(self, optimizer: Optimizer) -> None:
+        """Warn if weight decay acts on the shifts of some sites."""
+        groups = [group for group in optimizer.param_groups if float(group.get("weight_decay", 0) or 0) != 0]
+        decayed = {id(parameter) for group in groups for parameter in group["params"]}
+        names = [name for name, bn in self.norms.items() if id(bn.bias) in decayed]
+        if names:
+            logger.warning(
+                "softprune: weight decay acts on the shifts of %d masked BatchNorms (%s): it holds dead channels back "
+                "and changes the method; use pruner.parameter_groups(weight_decay=...)",
+                len(names),
+                first_few(names),
+            )
+
+    def _on_step(self, work: Callable[..., Any]) -> Callable[[Optimizer, Any, Any], Any]:
+        @torch.compiler.disable  # in a compiled step, Dynamo would trace what runs on the host, for minutes
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+            # softprune.remap_optimizer moves an optimizer to another network.
+            trained = next(iter(self.norms.values())).bias
+            if any(each is trained for group in optimizer.param_groups for each in group["params"]):
+                return work(optimizer, args, kwargs)
+
+        return hook
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Run the work before a step or, if a closure computes the gradients, after each of its calls."""
+
+        def wrapped(given: Any) -> Any:
+            return functools.partial(call, given) if callable(given) else given
+
+        def call(closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = closure(*args, **kwargs)
+            self.before_step()
+            return result
+
+        _, *others = args
+        if any(map(callable, (*others, *kwargs.values()))):
+            return (optimizer, *map(wrapped, others)), {name: wrapped(value) for name, value in kwargs.items()}
+        self.before_step()
+        return None
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.penalised and self.updates_on_step and not self._loss_called:
+            self._warn_once(
+                "an optimizer step ran without pruner.loss(...), so nothing was added to the task loss: call "
+                "loss = pruner.loss(task_loss) before loss.backward(), with the model in training mode"
+            )
+        self._loss_called = False
+        # GradScaler calls a fused optimizer even when it skips the step; the flag is then on the optimizer.
+        skipped = getattr(optimizer, "found_inf", None)
+        self.after_step()
+        if skipped is None:
+            self.clock.end_step()
+        else:
+            self.clock.end_step_unless(skipped)
+        if self.updates_on_step:
+            self._step_done()
+
+    def _step_done(self) -> None:
+        """Run after every optimizer step of a loop on the host."""
+
+    @property
+    def attached(self) -> bool:
+        """Whether an optimizer is attached."""
+        return self._optimizer is not None
+
+    def release(self) -> None:
+        """Remove the hooks from the attached optimizer; the masks stay."""
+        for handle in self._handles:
+            handle.remove()
+        self._optimizer, self._handles = None, []
+
+    def parameter_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """Return optimizer groups: weights and BatchNorm scales decay (2e-4 in the paper), shifts and biases do not."""
+        return undecayed_biases(self.model, weight_decay)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            logger.warning("softprune: %s", message)
+
+    # --- the cut ---------------------------------------------------------------------------------------------------
+
+    def plan(self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True) -> PrunePlan:
+        """Return what every module would keep if the network were cut now. Arguments as in :meth:`compact`."""
+        return self._plan_cut(model, round_to, gathers)[0]
+
+    def _plan_cut(
+        self, model: nn.Module | None, round_to: int | None, gathers: bool
+    ) -> tuple[PrunePlan, nn.Module, dict[str, Tensor]]:
+        """Return the plan of a cut, the network that it starts from, and the masks."""
+        self._check_unchanged()
+        network = self._network_of(model)
+        check_values(network)
+        if round_to is not None:
+            check_rounding(round_to, 0)
+        if not is_bool(gathers):
+            raise ConfigError(f"`gathers` must be True or False. Got {gathers!r}.")
+        network, masks = self._fold_gates(network), self.masks(model)
+        multiple = self.round_to if round_to is None else int(round_to)
+        return make_plan(self.graph, network, masks, round_to=multiple, gathers=gathers), network, masks
+
+    def summary(self) -> Summary:
+        """Return width and kept channels per site, and the totals before and after. Prints as a table."""
+        plan, floors, masks = self.plan(), self.floors, self.masks()
+        dead = self.site_masks.by_site(self.site_masks.dead())
+        kept = {name: int(mask.sum()) for name, mask in masks.items()}
+        return Summary(
+            sites=tuple(
+                SiteSummary(
+                    name=site.name,
+                    activation=site.activation,
+                    width=site.width,
+                    kept=kept[site.name],
+                    floor=floors[site.name],
+                    rounded=int((masks[site.name] & dead[site.name]).sum()),
+                    left=len(plan.modules[site.name].outputs) if site.name in plan.modules else site.width,
+                )
+                for site in self.sites
+            ),
+            channels=sum(kept.values()),
+            dense_channels=sum(site.width for site in self.sites),
+            macs=plan.macs,
+            dense_macs=plan.dense_macs,
+            params=plan.params,
+            dense_params=plan.dense_params,
+            filled=plan.kept_for_shape,
+        )
+
+    @torch.inference_mode(False)
+    @without_gc()
+    def compact(
+        self, model: nn.Module | None = None, *, round_to: int | None = None, gathers: bool = True
+    ) -> nn.Module:
+        """Return a new module of the same class without the dead channels, verified equal to the masked model.
+
+        The model itself is not changed. A VerificationError is raised, and there is no result, if the cut would not
+        be exact. The arguments change how much is removed, never what is computed.
+
+        Args:
+            model: A copy of the trained network, an EMA for example, whose weights are cut instead.
+            round_to: Fill convolution outputs, and what BatchNorms read of a stream, up to this multiple with zero
+                channels; None: the pruner's own. Parts of a split and dead branches are not filled.
+            gathers: Whether layers may read a part of a shared stream (a residual sum, a concatenation) through an
+                index. False reads the whole stream: fewer, larger operations, which small batches may prefer.
+        """
+        if not any(is_masked(module) for module in self._network_of(model).modules()):
+            logger.warning(
+                "softprune: `model` is a copy without masks, so evaluating it has not shown what is cut: evaluate the "
+                "compact network, or copy the network (for an EMA) after the pruner is made"
+            )
+        plan, network, masks = self._plan_cut(model, round_to, gathers)
+        compact, self.certificate = cut_and_verify(plan, network, masks, self.example)
+        logger.info("%s", self.certificate)
+        if plan.macs == 0:
+            logger.warning(
+                "softprune: every path to an output is dead and the network is a constant; %s",
+                "lower the strength" if self.penalised else "prune less",
+            )
+        if plan.macs == plan.dense_macs and plan.params >= plan.dense_params:
+            logger.warning(
+                "softprune: %s: the compact network is as large as the dense one", self._why_whole(network, masks)
+            )
+        return compact
+
+    def _why_whole(self, network: nn.Module, masks: dict[str, Tensor]) -> str:
+        if not all(mask.all() for mask in masks.values()):
+            return "multiples, or streams that are read whole, keep every dead channel"
+        if self.site_masks.dead(network).any():
+            return f"round_to={self.round_to} and min_channels={self.min_channels} keep every dead channel"
+        if self.penalised:
+            return "no channel is dead (train longer, or with a larger strength or learning rate)"
+        return "no channel is dropped"
+
+    def _check_in_place(self) -> None:
+        """Raise a ModelError unless the masked BatchNorms are still part of the model."""
+        if self._detached:
+            raise ModelError("a pruner cannot be used after detach(). Got a call after it; make a new pruner.")
+        for path, bn in self._members.items():
+            # Runs in every step for every site: get_submodule would take a millisecond for a hundred sites.
+            here: nn.Module | None = self.model
+            for part in path:
+                here = None if here is None else here._modules.get(part)
+            if here is not bn:
+                raise ModelError(
+                    f"the sites of a pruner must stay in place. '{'.'.join(path)}' is no longer the BatchNorm that was "
+                    "masked; convert modules (convert_sync_batchnorm, fusing, wrapping) before making the pruner, "
+                    "or detach() first."
+                )
+
+    def _network_of(self, model: nn.Module | None) -> nn.Module:
+        """Return the network inside DDP, EMA or compile wrappers, which must be a copy of this one."""
+        if model is None:
+            return self.model
+        while type(model) is not type(self.model):
+            inner = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
+            if not isinstance(inner, nn.Module):
+                raise ModelError(
+                    f"`model` must be a copy of the network that is being pruned, a {type(self.model).__name__}. "
+                    f"Got a {type(model).__name__}."
+                )
+            model = inner
+        self._check_shapes(_shapes(model), "`model` must be a copy of the network that is being pruned")
+        return model
+
+    def _check_unchanged(self) -> None:
+        """Raise a ModelError if the network's layers are no longer those that the pruner was made for."""
+        rule = "replace layers, a classifier for example, before the pruner is made"
+        self._check_shapes(_shapes(self.model), rule)
+
+    def _check_shapes(self, theirs: Mapping[str, object], rule: str) -> None:
+        for name in (*self._shapes, *theirs):
+            here, there = self._shapes.get(name), theirs.get(name)
+            if here != there:
+                raise ModelError(f"{rule}. The parameter '{name}' was {here}; got {there}.")
+
+    # --- the end of the pruner, and its state ---------------------------------------------------------------------
+
+    def detach(self) -> nn.Module:
+        """Return the plain model with its weights as they are now. The pruner can no longer be used."""
+        self.release()
+        unmask_model_(self.model)
+        self._detached = True
+        return self.model
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Pruner":
+        # A copy of what holds the pruner, an EMA of a LightningModule or a module with a hook of it, keeps this pruner.
+        if not memo:
+            self.__reduce__()
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a pruner cannot be pickled or copied: it belongs to one model and one optimizer. Save "
+            "pruner.state_dict() and load it into a new pruner, or save pruner.compact()."
+        )
+
+    def _made_with(self) -> dict[str, Any]:
+        """Return the part of the state that must be the same in the pruner that resumes from it."""
+        settings = {"strength": self._given_strength, "target": None if self.target is None else str(self.target)}
+        return {
+            "method": self.name,
+            "sites": [site.name for site in self.sites],
+            "round_to": self.round_to,
+            "min_channels": self.min_channels,
+            "settings": settings | {name: getattr(self, name) for name in self.settings},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to resume exactly, beside the model's and the optimizer's own state."""
+        return {
+            **self._made_with(),
+            "clock": self.clock.state_dict(),
+            "strength": float(self.strength),
+            "begun": self._begun,
+            "decision": self.site_masks.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from :meth:`state_dict`."""
+        check_state(state, {"clock", "strength", "begun", "decision"})
+        check_state(state["clock"], set())
+        check_strength(state["strength"])
+        check_made_alike(self._made_with(), state)
+        self.clock.load_state_dict(state["clock"])
+        self._set_strength(float(state["strength"]))
+        self._begun = bool(state["begun"])
+        self.site_masks.load_state_dict(state["decision"])
+
+
+def undecayed_biases(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the groups of SCP's authors: weights and BatchNorm scales decay, shifts and biases do not."""
+    decayed: list[nn.Parameter] = []
+    spared: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (spared if name.rpartition(".")[2] == "bias" else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
