@@ -5,10 +5,11 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from softprune.errors import CheckpointError
+from softprune.errors import CheckpointError, FileFormatError
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -31,6 +32,25 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes], *, then: str,
         _sync_folder(path.parent)
     except OSError as error:
         raise unwritable(path, error, then) from error
+
+
+def read_bytes(path: Path, limit: int = 2**28) -> bytes:
+    """Return the content of a regular file of at most ``limit`` bytes, or raise a FileFormatError that names it.
+
+    A folder of others may hold a named pipe, which would wait for a writer, or a link to an endless device.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise FileFormatError(f"{path} must be a regular file. Got another kind of file; remove it.")
+            if facts.st_size > limit:
+                raise FileFormatError(
+                    f"{path} must have at most {limit:,} bytes. Got {facts.st_size:,}; it is not what softprune wrote."
+                )
+            return file.read(limit)
+    except OSError as error:
+        raise FileFormatError(f"{path} must be readable. Got {error.strerror}; change its permissions.") from error
 
 
 def create_file(path: Path, content: bytes) -> None:

@@ -35,7 +35,7 @@ assert "torch" not in sys.modules
     assert _alone(code)
 
 
-@pytest.mark.parametrize("module", ["report", "config.settings", "config.recipes"])
+@pytest.mark.parametrize("module", ["lab.report", "lab.config.settings", "lab.config.recipes"])
 def test_reports_and_recipes_need_no_torch(module: str) -> None:
     assert _alone(f"import sys, softprune.{module}; print('torch' in sys.modules)").split() == ["False"]
 
@@ -50,7 +50,7 @@ print(json.dumps([listed, kinds, softprune.methods.L1Pruner.__name__]))
 """
     listed, kinds, method = json.loads(_alone(code))
     assert set(softprune.__all__) <= set(listed)
-    assert [name for name, kind in kinds.items() if kind == "module"] == ["bench", "data", "export", "models"]
+    assert [name for name, kind in kinds.items() if kind == "module"] == ["bench", "export", "models"]
     assert method == "L1Pruner"  # rooms that the documents name without importing them
 
 

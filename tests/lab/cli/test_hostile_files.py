@@ -4,13 +4,11 @@ import json
 import os
 import shutil
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
 
 from softprune.lab.cli.output import error_line, print_table
-from softprune.lab.runs.checkpoint import read_newest, save_checkpoint
 
 OWN = ("--model", "tiny_networks:tiny")
 
@@ -46,61 +44,6 @@ def test_an_edited_result_is_refused_at_resume(softprune, run: Path, change: dic
     result = softprune("resume", str(run))
     assert result.exit_code == 2, result.output
     assert "result.json" in result.stderr
-
-
-def test_a_finished_run_on_a_read_only_disk_is_resumed(softprune, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As root no permission stops a write: the disk is one that refuses every file."""
-    opened = os.open
-
-    def read_only(path: object, flags: int, *args: object, **kwargs: object) -> int:
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and str(path).startswith(str(run)):
-            raise OSError(30, "Read-only file system", path)
-        return opened(path, flags, *args, **kwargs)  # type: ignore[arg-type]
-
-    import builtins
-    import io
-
-    text = io.open
-
-    def reading(file: object, mode: str = "r", *args: object, **kwargs: object) -> object:
-        if set(mode) & set("wax+") and str(file).startswith(str(run)):
-            raise OSError(30, "Read-only file system", file)
-        return text(file, mode, *args, **kwargs)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(os, "open", read_only)
-    monkeypatch.setattr(builtins, "open", reading)
-    monkeypatch.setattr(io, "open", reading)
-    result = softprune("resume", str(run))
-    assert result.exit_code == 0, result.output
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_checkpoint_with_other_content_and_a_right_checksum(softprune, run: Path, seed: int) -> None:
-    """The state is changed in one place and signed again: it is restored or refused."""
-    from fuzzing.network_files import mutate_state
-
-    folder = run / "checkpoints"
-    path, state = read_newest(folder)
-    (run / "result.json").unlink()
-    for each in folder.iterdir():
-        each.unlink()
-    save_checkpoint(folder, int(path.stem.removeprefix("step-")), mutate_state(Random(seed), state))
-    result = softprune("resume", str(run), *OWN)
-    assert result.exit_code in (0, 2), result.output
-
-
-@pytest.mark.parametrize("epoch", [None, {}, "text", 1.5])
-def test_a_checkpoint_whose_place_is_no_number(softprune, run: Path, epoch: object) -> None:
-    folder = run / "checkpoints"
-    path, state = read_newest(folder)
-    (run / "result.json").unlink()
-    changed = {key: value for key, value in state.items() if key != "epoch"}
-    save_checkpoint(
-        folder, int(path.stem.removeprefix("step-")), changed if epoch is None else {**changed, "epoch": epoch}
-    )
-    result = softprune("resume", str(run), *OWN)
-    assert result.exit_code == 2, result.output
-    assert "A checkpoint must hold what softprune saved" in " ".join(result.stderr.split())
 
 
 def test_weights_of_another_kind(softprune, tmp_path: Path) -> None:

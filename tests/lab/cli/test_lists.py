@@ -1,10 +1,6 @@
-"""`runs`, `recipes`, `methods`, `models`, and the help."""
+"""`recipes`, `methods`, `models`, and the help."""
 
-import contextlib
 import json
-import os
-import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -13,7 +9,6 @@ import pytest
 from softprune import __version__, models
 from softprune.lab.cli import main
 from softprune.lab.config.recipes import load_recipe, recipe_files, sweep_files
-from softprune.lab.runs.folder import RunFolder
 from softprune.methods import REGISTRY
 
 
@@ -40,7 +35,7 @@ def test_the_help_names_every_command(softprune) -> None:
 
     output = softprune("--help").output
     names = [each.callback.__name__ for each in app.registered_commands]
-    assert {"train", "resume", "runs", "recipes", "predict", "sweep", "compare"} <= set(names)
+    assert {"train", "resume", "recipes", "predict", "sweep", "compare"} <= set(names)
     for name in names:
         assert f"\n  {name} " in output
         shown = softprune(name, "--help")
@@ -66,45 +61,6 @@ def test_a_recipe_is_printed_and_copied(softprune, tmp_path: Path) -> None:
     assert unknown.exit_code == 2
     assert "Did you mean" in unknown.stderr
     assert softprune("recipes", "--copy", "other.toml").exit_code == 2
-
-
-def test_runs_are_listed_with_their_state(softprune, finished: Path, tmp_path: Path) -> None:
-    missing = softprune("runs")
-    assert missing.exit_code == 2
-    assert "runs" in missing.stderr
-    (tmp_path / "runs").mkdir()
-    assert softprune("runs").output == "No runs in runs.\n"
-    shutil.copytree(finished, tmp_path / "runs" / "a")
-    RunFolder.create("runs/sweep/b", load_recipe("tiny.toml"))
-    for name in ("c", "dense"):
-        more = ("--set", "train.dense_baseline=true") if name == "dense" else ()
-        assert softprune("train", "tiny.toml", "--out", f"runs/{name}", "--time-limit", "0", *more).exit_code == 75
-    rows = {row["run"]: row for row in json.loads(softprune("runs", "--json").output)}
-    states = {name: row["state"] for name, row in rows.items()}
-    assert states == {
-        "runs/a": "finished",  # without its baseline, runs/a/dense
-        "runs/sweep/b": "not started",
-        "runs/c": "stopped",
-        "runs/dense": "stopped",  # in its baseline
-    }
-    assert rows["runs/a"]["epoch"] == "3"
-    with RunFolder("runs/c").lock():
-        assert "running" in softprune("runs").output
-
-
-def test_runs_are_found_in_deep_folders_and_not_through_links(softprune, tmp_path: Path) -> None:
-    top = tmp_path / "top"
-    top.mkdir()
-    with contextlib.chdir(top):
-        for _ in range(1200):  # deeper than Python's stack
-            os.mkdir("d")
-            os.chdir("d")
-    (top / "loop").symlink_to(tmp_path)
-    (top / "config.toml").touch()
-    result = softprune("runs", "top")
-    subprocess.run(["rm", "-rf", str(top)], check=True)  # too deep for pytest
-    assert result.exit_code == 0, result.output
-    assert len(result.output.splitlines()) == 2
 
 
 def test_ctrl_c_while_commands_are_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

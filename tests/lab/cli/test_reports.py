@@ -33,7 +33,7 @@ def test_compare_prints_a_row_per_method_and_writes_a_page(softprune, finished: 
     assert (tmp_path / "page.html").stat().st_size > 5_000
     title, header, *rows = result.output.splitlines()[:4]
     assert title == "tiny_networks:tiny on digits"
-    assert "drop" in header
+    assert "change" in header
     assert "paper" not in header
     assert [row.split()[0] for row in rows] == ["Dense", "SCP"]
 
@@ -68,7 +68,7 @@ def test_compare_takes_a_whole_sweep_and_writes_its_table(softprune, finished: P
     assert result.exit_code == 0, result.output
     assert f"`softprune resume '{sweep / 'just begun'}'` finishes it" in result.output.replace("\n", " ")
     lines = (tmp_path / "tables" / "table.md").read_text().splitlines()
-    assert lines[2].split(" | ")[5] == "2"
+    assert lines[2].split(" | ")[4] == "2"
     assert "±" in lines[2]
 
 
@@ -123,19 +123,7 @@ def test_a_run_done_twice_counts_once_and_a_line_says_so(softprune, finished: Pa
     result = softprune("compare", "runs", "--out", "table.md")
     assert result.exit_code == 0, result.output
     assert "runs/two has the configuration and seed of runs/one" in result.stderr
-    assert (tmp_path / "table.md").read_text().splitlines()[2].split(" | ")[5] == "1"
-
-
-def test_compare_writes_csv_and_the_papers_tables(softprune, finished: Path, tmp_path: Path) -> None:
-    result = softprune("compare", str(finished), "--csv", "table.csv")
-    assert result.exit_code == 0, result.output
-    head, line = (tmp_path / "table.csv").read_text().splitlines()
-    assert head.startswith("data,model,method,fine-tuned,run,n,baseline mean")
-    assert line.count(",") == head.count(",")
-    result = softprune("compare", str(finished), "--paper-tables", "--out", "tables.md")
-    assert result.exit_code == 0, result.output
-    assert "Table 1 of the paper" in result.output
-    assert "## Table 8 of the paper" in (tmp_path / "tables.md").read_text()
+    assert (tmp_path / "table.md").read_text().splitlines()[2].split(" | ")[4] == "1"
 
 
 def test_watch_writes_the_page_again_until_the_run_ends(

@@ -57,13 +57,14 @@ def test_lines_of_different_length_are_read_out_over_all_epochs() -> None:
     assert drawn([long, hidden])["data"]["series"][0]["y"] == [1.0, None, 3.0]
 
 
-def test_a_single_epoch_and_a_gap_are_drawn() -> None:
+def test_a_single_epoch_is_drawn_and_a_gap_is_bridged() -> None:
     one = Series("one", "s-test", ACCURACY, [(0, 50.0)])
     gap = Series("gap", "s-train", ACCURACY, [(0, 50.0), (1, None), (2, 51.0)])
     for drawing in drawn([one])["drawings"]:
         assert "nan" not in str(drawing)
     for drawing in drawn([gap])["drawings"]:
-        assert drawing["panels"][0]["paths"][0][1].count("h0") == 2  # a dot on either side of the gap
+        path = drawing["panels"][0]["paths"][0][1]
+        assert (path.count("M"), path.count("L")) == (1, 1)
 
 
 def test_every_value_lies_inside_its_panel() -> None:

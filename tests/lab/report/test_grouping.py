@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from softprune.lab.report import load_run
 from softprune.lab.report.grouping import distinct, group_runs, spread, with_baselines
-from softprune.lab.report.pareto import Spot, front
-from softprune.lab.runs.reading import Run
+from softprune.lab.report.table import Spot, front
+from softprune.lab.runs.reading import Run, load_run
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
 

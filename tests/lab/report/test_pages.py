@@ -1,8 +1,9 @@
 """What stands on the pages equals what stands in the records, whatever the records are called."""
 
+import contextlib
 import json
+import os
 import re
-import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from softprune.errors import ConfigError
-from softprune.lab.report import load_run, paper_rows, render_comparison, render_run, table_cells
+from softprune.errors import ConfigError, SoftpruneError
+from softprune.lab.report import render_comparison, render_run
+from softprune.lab.report.table import cells_of, experiments, markdown, rows_of
+from softprune.lab.runs.reading import load_run
 from softprune.target import QUANTITIES, Quantity
 
 Make = Callable[..., tuple[Path, dict[str, Any]]]
@@ -30,7 +33,8 @@ class Outline(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
     def values(self) -> set[float]:
-        return {float(value) for _, attributes in self.tags if (value := attributes.get("data-value")) is not None}
+        found = (attributes.get("data-value") for _, attributes in self.tags)
+        return {float(value) for value in found if value not in (None, "-", "yes", "no")}
 
 
 def plain(page: str) -> str:
@@ -125,24 +129,6 @@ def test_epochs_count_from_one_as_on_the_console(make_run: Make) -> None:
     assert json.loads((folder / "result.json").read_text())["epochs"][0]["epoch"] == 0
 
 
-def test_the_channels_on_the_page_are_the_records(make_run: Make) -> None:
-    folder, record = make_run()
-    page = render_run(folder).read_text()
-    found = re.search(r'id="gaussians".*?<script type="application/json">(.*?)</script>', page, re.DOTALL)
-    assert found
-    data = json.loads(found[1])
-    for site, shown in zip(record["sites"], data["sites"], strict=True):
-        assert shown["beta"] == [round(1e4 * value) for value in site["beta"]]
-        assert shown["gamma"] == [round(1e4 * abs(value)) for value in site["gamma"]]
-        assert shown["keep"] == "".join("01"[keep] for keep in site["keep"])
-        assert [letter in "23" for letter in shown["quadrant"]] == [not keep for keep in site["keep"]]
-    kinds = "".join(site["quadrant"] for site in data["sites"])
-    tallies = re.findall(r'class="tally" data-value="(\d+)"', page)
-    # The cards stand in the order both keep, only SCP, only Slimming, both drop.
-    assert tallies == [str(kinds.count(kind)) for kind in "0213"]
-    assert kinds.count("1") == kinds.count("2")
-
-
 @pytest.mark.parametrize(("network", "limit"), [("vgg16", 500_000), ("resnet164", 1_000_000)])
 def test_pages_of_large_networks_stay_small(make_run: Make, network: str, limit: int) -> None:
     folder, _ = make_run("run", network, epochs=160)
@@ -195,12 +181,6 @@ def test_the_title_says_the_method(make_run: Make) -> None:
         assert f'<span class="by">{title}</span>' in render_run(make_run(method, method=method)[0]).read_text()
 
 
-def test_another_methods_run_shows_what_scp_would_have_done(make_run: Make) -> None:
-    page = render_run(make_run("run", method="slimming")[0]).read_text()
-    assert "rule would drop" in page
-    assert "by another rule than SCP" in page
-
-
 def test_variants_of_the_method_are_told(make_run: Make) -> None:
     folder, record = make_run()
     assert "then fine-tuned" not in render_run(folder).read_text()
@@ -208,7 +188,7 @@ def test_variants_of_the_method_are_told(make_run: Make) -> None:
     record["epochs"][-1]["phase"] = "finetune"
     (folder / "result.json").write_text(json.dumps(record))
     page = render_run(folder).read_text()
-    assert "judged without the ReLU" in page
+    assert "SCP without ReLU" in page
     assert "then fine-tuned" in page
     assert ">fine-tuning<" in page
 
@@ -223,7 +203,7 @@ def test_the_comparison_gives_mean_and_spread(make_run: Make) -> None:
     values = Outline(page).values()
     tops = [record["table"][2]["top1"] for _, record in made[:3]]
     mean = sum(tops) / 3
-    assert any(abs(value - mean) < 1e-9 for value in values)
+    assert any(abs(value - mean) < 0.005 for value in values)
     deviation = (sum((top - mean) ** 2 for top in tops) / 2) ** 0.5
     assert f"\N{PLUS-MINUS SIGN} {deviation:.2f}" in page
     assert 'href="../run0/report.html"' in page  # only the run that has a report is linked
@@ -231,33 +211,6 @@ def test_the_comparison_gives_mean_and_spread(make_run: Make) -> None:
     for position, (name, kept) in enumerate((site["name"], site["kept"]) for site in made[3][1]["sites"]):
         assert name in page, position
         assert kept in values
-
-
-def test_the_comparison_has_the_papers_figures_beside_ours(make_run: Make, tmp_path: Path) -> None:
-    def named(name: str, **options: Any) -> Path:
-        folder, record = make_run(f"{name}-{options['seed']}", "vgg16", **options)
-        (folder / "result.json").write_text(json.dumps({**record, "name": name}))
-        return folder
-
-    folders = [named("cifar10-vgg16-scp", seed=seed) for seed in (0, 1)]
-    folders += [named("my-own", seed=0, level=0.5), named("cifar10-vgg16-slimming", seed=0, method="slimming")]
-    page = plain(render_comparison(folders, tmp_path / "c.html").read_text())
-    found = re.search(r'id="beside-paper">.*?</figure>', page, re.DOTALL)
-    assert found
-    rows = [
-        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
-        for row in re.findall(r"<tr>(.*?)</tr>", re.sub(r"<small>(.*?)</small>", r" \1", found[0]), re.DOTALL)
-    ]
-    heads, cells = table_cells(paper_rows([load_run(folder) for folder in folders]))
-    assert rows == [heads, *([text if text != "-" else "\N{EM DASH}" for text in line] for line in cells)]
-    best = heads.index("best, paper")
-    assert [(row[2], row[4], row[best]) for row in rows[1:]] == [
-        ("SCP", "cifar10-vgg16-scp", "93.79"),
-        ("SCP", "my-own", "\N{EM DASH}"),
-        ("Slimming", "cifar10-vgg16-slimming", "10.00"),
-    ]
-    # A table of runs that the paper knows nothing of would only say again what the first one says.
-    assert "beside-paper" not in render_comparison(folders[2:3], tmp_path / "c.html").read_text()
 
 
 def test_runs_on_different_networks_and_data_compare_with_a_warning(make_run: Make, tmp_path: Path) -> None:
@@ -366,7 +319,56 @@ def test_the_warnings_of_the_run_are_on_its_page(make_run: Make) -> None:
     assert "problem 18<" in page
     assert "problem 19<" not in page
     assert ">11 more in run.log<" in page
-    (folder / "run.log").write_text("\n".join(f"a b ERROR {number}" for number in range(50_000)))
-    began = time.process_time()
-    assert ">49,980 more in run.log<" in render_run(folder).read_text().replace("49980", "49,980")
-    assert time.process_time() - began < 5, "each warning was compared with every other"
+
+
+def test_warnings_of_a_record_are_on_both_pages_and_in_the_table(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = load_run(make_run()[0]).model_copy(update={"warnings": ("few images",)})
+    for module in ("run_page", "comparison_page"):
+        monkeypatch.setattr(f"softprune.lab.report.{module}.load_run", lambda _: run)
+    assert ">few images<" in render_run(run.path).read_text()
+    assert "few images" in render_comparison([run.path], tmp_path / "c.html").read_text()
+    (row,) = rows_of(experiments([run])[0])
+    assert "few images" in markdown([row])
+    assert row.facts()["warnings"] == ["few images"]
+
+
+def test_the_table_has_mean_deviation_and_the_front(make_run: Make) -> None:
+    made = [make_run(f"run{seed}", "vgg16", seed=seed) for seed in range(2)]
+    made.append(make_run("other", "vgg16", level=0.2))
+    rows = rows_of(experiments([load_run(folder) for folder, _ in made])[0])
+    heads, cells = cells_of(rows)
+    tops = [record["table"][2]["top1"] for _, record in made[:2]]
+    assert rows[0].n == 2
+    assert rows[0].numbers["compact"].mean == pytest.approx(sum(tops) / 2)
+    assert cells[0][heads.index("compact")] == f"{sum(tops) / 2:.2f} ± {abs(tops[0] - tops[1]) / 2**0.5:.2f}"
+    cut = 100 * (1 - made[2][1]["compact"]["macs"] / made[2][1]["dense"]["macs"])
+    assert rows[1].numbers["MACs cut"].mean == pytest.approx(cut)
+    assert any(row.on_front for row in rows)
+
+
+def test_marks_of_direction_and_control_characters_are_shown_as_escapes(make_run: Make, tmp_path: Path) -> None:
+    folder, record = make_run()
+    (folder / "result.json").write_text(json.dumps(record).replace(record["name"], "a\\u202eb"))
+    for path in (render_run(folder), render_comparison([folder], tmp_path / "c.html")):
+        page = path.read_text()
+        assert "\u202e" not in page
+        assert "a\\u202eb" in page
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "config.toml", "run.log", "bench.json"])
+def test_a_part_of_a_run_that_is_no_regular_file_neither_hangs_nor_fills_memory(make_run: Make, name: str) -> None:
+    folder, _ = make_run()
+    if name in ("metrics.jsonl", "config.toml"):
+        (folder / "result.json").unlink()
+    for make in (lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero"), sparse):
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+        with contextlib.suppress(SoftpruneError):  # or the part counts as missing
+            render_run(folder)
+
+
+def sparse(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(50 * 2**30)

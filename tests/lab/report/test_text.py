@@ -52,7 +52,6 @@ def test_ticks_are_few_and_inside(low: float, span: float, wanted: int) -> None:
 
 def test_scales_and_limits() -> None:
     assert Scale(0, 10, 100, 0)(2.5) == 75
-    assert Scale(0, 4, 0, 100, "sqrt")(1) == 50
     assert Scale(0, 100, 0, 100, "error")(75) == 50
     assert Scale(1, 100, 0, 100, "log")(10) == 50
     assert Scale(0, 10, 0, 100).clamp(99) == 100

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import io
 import math
 import re
 import sys
@@ -13,14 +14,14 @@ import typer
 
 from softprune import __version__
 from softprune.errors import ConfigError, SoftpruneError
-from softprune.lab.cli.output import begin_output, error_line, lost_output, say, show_log
+from softprune.lab.cli.output import error_line, say, show_log
 
 EXIT_ERROR = 2
 """The user can correct the error; the message says how."""
 EXIT_INTERRUPTED = 130
 """Ctrl-C ended a command that has nothing to save, as a shell reports it."""
 
-COMMANDS = ("train", "sweep", "lists", "networks", "deploy", "reports")
+COMMANDS = ("train", "sweep", "list", "networks", "deploy", "reports")
 """Modules that register commands when they are imported, in the order of the help."""
 
 app = typer.Typer(
@@ -61,28 +62,28 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
-        begin_output()
         try:
             function(*args, **kwargs)
-            message = lost_output()
         except (SoftpruneError, OSError) as error:
+            if _Settings.debug or isinstance(error, BrokenPipeError):
+                raise  # a closed pipe, as of `head`, ends a command quietly
             message = str(error)
-            if _Settings.debug or (isinstance(error, OSError) and error.filename is None):
-                raise
             if isinstance(error, OSError):
                 message = (
-                    f"A path must be one that can be opened. Got {error.strerror}: {str(error.filename)[:200]}. "
-                    "Give another path, or change its permissions."
+                    f"A path must be one that can be opened. Got {error.strerror or error}: "
+                    f"{str(error.filename or 'standard output')[:200]}. Give another path, or change its permissions."
                 )
-        if message is not None:
             error_line(message)
-            raise typer.Exit(EXIT_ERROR)
+            raise typer.Exit(EXIT_ERROR) from error
 
     return app.command()(guarded)
 
 
 def main() -> NoReturn:
     """Run the command line of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters of a name
+            stream.reconfigure(errors="backslashreplace")
     try:
         for module in COMMANDS:
             importlib.import_module(f"softprune.lab.cli.{module}")

@@ -1,14 +1,19 @@
 """The progress of a run: a live display in a terminal, lines in a pipe."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from softprune.lab.cli.output import console, format_cut, format_percent, live_output, may_lose_output, say
+from softprune.lab.cli.output import console, format_cut, format_percent, say
 from softprune.lab.runs.result import Epoch, Totals
 from softprune.lab.train.control import Listener
 from softprune.log import is_rank_0
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # a run outlives its terminal, and a full disk of its output
+        say(text)
 
 
 class _EpochLines(Listener):
@@ -16,7 +21,7 @@ class _EpochLines(Listener):
         self._epochs = 0
 
     def on_phase(self, text: str) -> None:
-        say(text)
+        _tell(text)
 
     def on_epoch_start(self, epoch: int, epochs: int, steps: int) -> None:
         self._epochs = epochs
@@ -27,7 +32,7 @@ class _EpochLines(Listener):
             parts.append(f"top-1 {format_percent(row.test_top1)}%")
         if row.macs != dense.macs:
             parts.append(f"MACs cut {format_cut(dense.macs, row.macs)}%")
-        say("  ".join([*parts, f"{row.images_per_second:,.0f} img/s"]))
+        _tell("  ".join([*parts, f"{row.images_per_second:,.0f} img/s"]))
 
 
 class _EpochBar(_EpochLines):
@@ -77,7 +82,6 @@ class _EpochBar(_EpochLines):
 @contextmanager
 def run_progress() -> Iterator[Listener]:
     """Yield the listener for this output. Of several processes only rank 0 prints."""
-    may_lose_output()
     if not is_rank_0():
         yield Listener()
         return
@@ -90,5 +94,5 @@ def run_progress() -> Iterator[Listener]:
         TextColumn("{task.fields[facts]}"),
         TimeRemainingColumn(compact=True),
     )
-    with live_output() as out, Progress(*columns, console=out, transient=True) as progress:
+    with Progress(*columns, console=console(), transient=True) as progress:
         yield _EpochBar(progress)

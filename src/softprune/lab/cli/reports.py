@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softprune.errors import ConfigError, printable
+from softprune.errors import ConfigError
 from softprune.io import write_atomically
 from softprune.lab.cli.app import Json, Run, command
 from softprune.lab.cli.output import format_count, format_cut, format_percent, print_json, print_table, remark, say
@@ -17,12 +16,12 @@ from softprune.lab.runs.reading import read_metrics
 from softprune.lab.runs.result import Result
 
 if TYPE_CHECKING:
-    from softprune.lab.report import PaperRow
+    from softprune.lab.report.table import Row
 
 _IMPLAUSIBLE = 1.5
 """Above this multiple of the MAC reduction a speed-up is reported with a remark, as it is below 1."""
-Columns = dict[str, tuple[str, ...]]
-"""The cells of a table by the head of their column."""
+_OPTIONAL = ("minutes", "front", "channels cut", "params cut", "best", "method", "n", "dense", "data")
+"""Columns that a narrow terminal can do without, the least important ones first."""
 
 
 def print_result(result: Result) -> None:
@@ -123,103 +122,63 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also write a page (comparison.html) or a table (comparison.md).")
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Also write the table as CSV in full precision.")] = None,
-    paper: Annotated[
-        bool, typer.Option("--paper-tables", help="Print tables 1 to 8 of the paper with our figures.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Compare finished runs in a table.
 
-    The table has the accuracy of the last and the best epoch, the drop from the dense network, the reduction of
-    channels, parameters and MACs, and the figures of the paper where it has them. Runs that differ only in their seed
-    are averaged. The dense network is that of the run itself (train.dense_baseline), or the mean of the dense runs of
-    the same training (network, data, epochs, optimizer, schedule) among those compared. Unfinished runs, and runs
-    with the configuration and seed of a newer one, are left out and named.
+    The table has the accuracy of the dense and the compact network, and the reduction of channels, parameters, MACs and
+    latency. Runs that differ only in their seed are averaged. The dense network is that of the run itself
+    (train.dense_baseline), or the mean of the dense runs of the same training (network, data, epochs, optimizer,
+    schedule) among those compared. Unfinished runs, and runs with the configuration and seed of a newer one, are left
+    out and named.
     """
-    from softprune.lab.report import csv_text, markdown, paper_tables, paper_tables_markdown, render_comparison
+    from softprune.lab.report import render_comparison
+    from softprune.lab.report.table import markdown
 
     folders = _finished(runs)
     rows = comparison_rows(folders)
-    if paper:
-        tables = paper_tables(rows)
-        if as_json:
-            records = [[dict(zip(heads, row, strict=True)) for row in cells] for _, heads, cells in tables]
-            print_json([{"table": table[0], "rows": rows} for table, rows in zip(tables, records, strict=True)])
-        else:
-            for table in tables:
-                print_table(*table)
-        text = paper_tables_markdown(rows)
+    if as_json:
+        print_json([row.facts() for row in rows])
     else:
-        if as_json:
-            print_json([asdict(row) for row in rows])
-        else:
-            print_rows(rows)
-        text = markdown(rows)
-    if csv is not None:
-        _write(csv, csv_text(rows), quiet=as_json)
-    if out is not None and (out.suffix == ".md" or paper):
-        _write(out, text, quiet=as_json)
-    elif out is not None:
-        page = render_comparison(folders, out)
-        if not as_json:
-            say(f"Comparison: {page}")
+        print_rows(rows)
+    if out is None:
+        return
+    if out.suffix == ".md":
+        write_atomically(out, markdown(rows).encode(errors="replace"), then="compare again")
+    else:
+        render_comparison(folders, out)
+    if not as_json:
+        say(f"Comparison: {out}")
 
 
-def comparison_rows(folders: Sequence[Path]) -> "list[PaperRow]":
+def comparison_rows(folders: Sequence[Path]) -> "list[Row]":
     """Read finished runs and return the rows of their table; a line names each run that is left out."""
-    from softprune.lab.report import distinct, load_run, paper_rows
+    from softprune.lab.report.table import experiments, rows_of
+    from softprune.lab.runs.reading import load_run
 
-    runs, repeats = distinct([load_run(folder) for folder in folders])
+    groups, repeats = experiments([load_run(folder) for folder in folders])
     for repeat in repeats:
-        remark(printable(f"Left out: {repeat}"))
-    return paper_rows(runs)
+        remark(f"Left out: {repeat}")
+    return rows_of(groups)
 
 
-def print_rows(rows: "Sequence[PaperRow]") -> None:
-    """Print the table without columns that are the same everywhere."""
-    from softprune.lab.report import table_cells
+def print_rows(rows: "Sequence[Row]") -> None:
+    """Print the table without columns that are the same everywhere, and the warnings of the runs."""
+    from softprune.lab.report.table import cells_of
 
-    heads, cells = table_cells(rows)
-    where = {(row.data, row.model) for row in rows}
-    title = printable("{1} on {0}".format(*where.pop())) if len(where) == 1 else ""
+    heads, cells = cells_of(rows)
     columns = dict(zip(heads, zip(*cells, strict=True), strict=True))
-    unneeded = _unneeded(columns)
-    columns = {"FT" if head == "fine-tuned" else head: columns[head] for head in heads if head not in unneeded}
-    left_out = print_table(title, list(columns), list(zip(*columns.values(), strict=True)), _optional(columns))
+    one_network = len({(row.data, row.model) for row in rows}) == 1
+    same = {head for head in ("n", "front") if len(set(columns[head])) == 1}
+    same |= {"data", "model"} if one_network else set()
+    columns = {head: column for head, column in columns.items() if head not in same}
+    title = f"{rows[0].model} on {rows[0].data}" if one_network else ""
+    left_out = print_table(title, list(columns), list(zip(*columns.values(), strict=True)), _OPTIONAL)
     if left_out:
-        shown = {head.partition(", ")[0] for head in columns if head not in left_out}
-        bases = dict.fromkeys(head.partition(", ")[0] for head in left_out)
-        names = ", ".join(f"{base} of the paper" if base in shown else base for base in bases)
-        say(f"Not shown at this width: {names}. --csv FILE and --json have all columns.", wrap=True)
-
-
-def _write(path: Path, text: str, *, quiet: bool) -> None:
-    write_atomically(path, text.encode(errors="replace"), then="compare again")
-    if not quiet:
-        say(f"Table: {path}")
-
-
-def _unneeded(columns: Columns) -> set[str]:
-    """Columns that are the same everywhere, or the same as another one."""
-    same = {head for head in ("data", "model", "n", "fine-tuned", "front") if len(set(columns[head])) == 1}
-    if not {"data", "model"} <= same:
-        same -= {"data", "model"}
-    empty = {head for head, cells in columns.items() if set(cells) == {"-"}}
-    pairs = zip(columns["compact"], columns["last"], strict=True)
-    repeated = {"compact"} if all(compact in (last, "-") for compact, last in pairs) else set()
-    return same | empty | repeated
-
-
-def _optional(columns: Columns) -> list[str]:
-    """Columns that a narrow terminal can do without, the least important ones first."""
-    order = ["minutes", "front", "channels cut", "FLOPs cut", "compact", "n", "baseline", "best"]
-    found = [head for name in order for head in reversed(columns) if head.partition(", ")[0] == name]
-    found += [head for head in columns if head.endswith(", paper") and head not in found]
-    names = [columns[head] for head in ("data", "model", "method", "FT") if head in columns]
-    distinct = len(set(zip(*names, strict=True))) == len(columns["method"])
-    found.append("run" if distinct else "method")  # one of the two says which row is which
-    return [*found, "data"] if len(set(columns.get("data", ()))) == 1 else found
+        say(f"Not shown at this width: {', '.join(left_out)}. --json has all columns.", wrap=True)
+    for row in rows:
+        for text in row.warnings:
+            remark(f"{row.run}: {text}")
 
 
 def _finished(given: Sequence[Path]) -> list[Path]:

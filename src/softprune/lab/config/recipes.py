@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 import tomli_w
 
-from softprune.errors import ConfigError, first_few, nearest, show
+from softprune.errors import ConfigError, FileFormatError, first_few, nearest, show
+from softprune.io import read_bytes
 from softprune.lab.config.method import MethodConfig
 from softprune.lab.config.schema import keys_of, unknown_key
 from softprune.lab.config.settings import BASELINE, PRUNING_SETTINGS, RunConfig
@@ -20,6 +21,8 @@ from softprune.lab.config.settings import BASELINE, PRUNING_SETTINGS, RunConfig
 DEFAULT_RECIPE = "digits"
 _DEEPEST = 8
 """Levels of tables and lists in a TOML file; no recipe and no sweep needs more."""
+_MOST_BYTES = 2**20
+"""Of a recipe or a sweep."""
 _TOO_DEEP = f"tables and lists must not be nested more than {_DEEPEST} levels deep."
 _LAST_SECTION = "records"
 """Of the settings of a run as :func:`dump_config` writes them."""
@@ -129,11 +132,11 @@ def _leave_out_threads(values: Mapping[str, Any], given: Mapping[str, Any]) -> N
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file, or raise a ConfigError that names the line at fault."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, _MOST_BYTES).decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} must be a TOML file in UTF-8. Got other bytes: {error}.") from error
-    except OSError as error:
-        raise ConfigError(f"{path} must be a readable file. Got {error.strerror}.") from error
+    except FileFormatError as error:
+        raise ConfigError(str(error)) from error
     try:
         return _parse(text)
     except ConfigError as error:

@@ -10,14 +10,13 @@ from urllib.parse import quote
 
 from softprune.errors import ConfigError
 from softprune.lab.report.curves import ACCURACY, REMOVED, Series, curves, events_of
-from softprune.lab.report.grouping import Experiment, Spread, distinct, group_runs, shared, spread, with_baselines
+from softprune.lab.report.grouping import Experiment, spread
 from softprune.lab.report.layers import ROWS_SHOWN, profile
 from softprune.lab.report.page import Column, style_of, write_page
-from softprune.lab.report.paper_table import PaperRow, paper_rows
-from softprune.lab.report.pareto import pareto_views
 from softprune.lab.report.scales import CANVASES
-from softprune.lab.report.tables import EXPLANATION, table_cells
-from softprune.lab.report.text import PLUS_MINUS, accuracy, change, cut, duration, fixed, known_as, percent
+from softprune.lab.report.scatter import scatters
+from softprune.lab.report.table import EXPLANATION, cells_of, experiments, rows_of
+from softprune.lab.report.text import accuracy, cut, duration, known_as, percent
 from softprune.lab.report.training import precision_of
 from softprune.lab.runs.reading import Run, load_run
 
@@ -35,8 +34,8 @@ def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
     if not run_dirs:
         raise ConfigError("A comparison needs at least one run folder. Got none. Name the folders to compare.")
     target = Path(out)
-    runs, repeats = distinct([load_run(folder) for folder in run_dirs])
-    groups = group_runs(with_baselines(runs))
+    groups, repeats = experiments([load_run(folder) for folder in run_dirs])
+    runs = [run for group in groups for run in group.runs]
     heading = _heading(runs, groups)
     return write_page(
         target,
@@ -54,8 +53,7 @@ def render_comparison(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
         notes=_notes(runs, repeats),
         groups=groups,
         summary=_summary(groups, target),
-        paper=_beside_paper(paper_rows([run for run in runs if not run.in_progress])),
-        pareto=pareto_views(groups),
+        scatters=scatters(groups),
         overlay=_overlay(groups),
         profiles=list(_profiles(groups)),
         commands=[run.command for run in runs if run.command],
@@ -70,7 +68,7 @@ def _heading(runs: Sequence[Run], groups: Sequence[Experiment]) -> str:
 
 
 def _notes(runs: Sequence[Run], repeats: Sequence[str]) -> list[str]:
-    notes = [*(f"{run.name}: {note}" for run in runs for note in run.notes), *repeats]
+    notes = [*(f"{run.name}: {note}" for run in runs for note in (*run.warnings, *run.notes)), *repeats]
     if len({precision_of(run) for run in runs}) > 1:
         notes.append("These runs were trained in different precisions; the table of all runs has them.")
     if len({run.data for run in runs}) > 1:
@@ -78,31 +76,14 @@ def _notes(runs: Sequence[Run], repeats: Sequence[str]) -> list[str]:
     return notes
 
 
-def _against_dense(run: Run) -> float | None:
-    compact, dense = run.compact_top1, run.dense_top1
-    return None if compact is None or dense is None or run.method == "dense" else compact - dense
-
-
 def _cut(run: Run, key: str) -> float | None:
     return None if run.method == "dense" else cut(getattr(run.dense, key), getattr(run.compact, key))
 
 
-one_decimal = partial(fixed, digits=1)
-COLUMNS = (
-    Column("Dense top-1", lambda run: run.dense_top1, fixed),
-    Column("Best top-1", lambda run: run.best and run.best.top1, fixed, "n spare"),
-    Column("Compact top-1", lambda run: run.compact_top1, fixed),
-    Column("Against dense", _against_dense, fixed),
-    Column("MACs cut %", partial(_cut, key="macs"), one_decimal),
-    Column("Params cut %", partial(_cut, key="params"), one_decimal, "n spare"),
-    Column("Channels cut %", partial(_cut, key="channels"), one_decimal, "n spare"),
-    Column("Paper FLOPs cut %", partial(_cut, key="paper_flops"), one_decimal, "n spare"),
-)
 RUN_COLUMNS = (
     Column("Seed", lambda run: run.seed, str),
     Column("Best top-1", lambda run: run.best and run.best.top1, accuracy, "n spare"),
     Column("Compact top-1", lambda run: run.compact_top1, accuracy),
-    Column("Against dense", _against_dense, change),
     Column("MACs cut", partial(_cut, key="macs"), percent),
     Column("Params cut", partial(_cut, key="params"), percent, "n spare"),
     Column("Precision", precision_of, str, "spare"),
@@ -112,25 +93,21 @@ RUN_COLUMNS = (
 
 def _summary(groups: Sequence[Experiment], out: Path) -> dict[str, Any]:
     runs = [(index, run) for index, group in enumerate(groups) for run in group.runs]
-    columns = [column for column in COLUMNS if any(column.value(run) is not None for _, run in runs)]
+    order = {group.label: index for index, group in enumerate(groups)}
+    rows = rows_of(groups)
+    heads, cells = cells_of(rows)
     used = " or ".join(sorted({run.evaluated_on for _, run in runs}, reverse=True))
     lead = f"The best epoch is chosen by {used} accuracy; compact is the network that was written."
     if any(run.baseline_top1 is not None for _, run in runs):
         lead += " Runs without a dense baseline are compared with the dense runs of the same training among these."
-    if len(runs) > len(groups):
-        lead += f" Mean {PLUS_MINUS} sample standard deviation over seeds."
     return {
         "lead": lead,
-        "columns": columns,
-        "rows": [[_over(group, column) for column in columns] for group in groups],
+        "heads": [("Experiment", ""), *((head, "n") for head in heads[4:])],
+        "rows": [(order[row.run], row.run, line[4:]) for row, line in zip(rows, cells, strict=True)],
+        "explanation": EXPLANATION,
         "run_columns": RUN_COLUMNS,
         "runs": [(index, run, _link(run, out)) for index, run in runs],
     }
-
-
-def _over(group: Experiment, column: Column) -> Spread:
-    found = spread(map(column.value, group.runs))
-    return shared(found) if column.label == "Dense top-1" else found
 
 
 def _link(run: Run, out: Path) -> str:
@@ -138,16 +115,6 @@ def _link(run: Run, out: Path) -> str:
     report = run.path / "report.html"
     # quote() also keeps a folder called "javascript:..." from being a scheme.
     return quote(os.fsencode(os.path.relpath(report, out.parent))) if report.is_file() else ""
-
-
-def _beside_paper(rows: Sequence[PaperRow]) -> dict[str, Any] | None:
-    """The table that `softprune compare` prints, where a run repeats a row of the paper."""
-    if all(row.paper is None for row in rows):
-        return None
-    heads, cells = table_cells(rows)
-    first = heads.index("n")
-    kinds = [(head, "n" if position >= first else "") for position, head in enumerate(heads)]
-    return {"head": kinds, "rows": cells, "explanation": EXPLANATION}
 
 
 def _overlay(groups: Sequence[Experiment]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _drawing(
         scale = _scale(panel, members, bottom, top)
         ends = apart([scale.clamp(line.known[-1]) for line in members], 17, scale.end + 2, scale.start)
         labels = list(zip(members, ends, strict=True)) if labelled else []
-        pixels = [[None if y is None else (scale_x(x), scale(y)) for x, y in line.points] for line in members]
+        pixels = [[(scale_x(x), scale(y)) for x, y in line.points if y is not None] for line in members]
         paths = list(zip(members, map(line_path, pixels), strict=True))
         drawn.append({"panel": panel, "scale": scale, "paths": paths, "labels": labels})
     first_lines = [line for line in lines if line.panel == lines[0].panel]

@@ -108,7 +108,7 @@ def settings(run: Run) -> dict[str, Any]:
     targeted = any(key.startswith("method.target.") for key in values)
     dropped = [*INCIDENTAL, *(["method.strength."] if targeted else [])]  # a target chooses its strength
     dropped += ["method."] if run.method == "dense" else []
-    return {key: _of_any_seed(value, run.seed) for key, value in values.items() if not _among(key, dropped)}
+    return {key: _of_any_seed(value) for key, value in values.items() if not _among(key, dropped)}
 
 
 def _among(key: str, names: Sequence[str]) -> bool:
@@ -116,11 +116,11 @@ def _among(key: str, names: Sequence[str]) -> bool:
     return f"{key}.".startswith(tuple(names))
 
 
-def _of_any_seed(value: Any, seed: int) -> Any:
-    """A run that uses another one (a plan, weights) names the one of its own seed: .../scp-seed0."""
-    if not isinstance(value, str):
+def _of_any_seed(value: Any) -> Any:
+    """A run that uses another one (a plan, weights) names a folder, such as .../scp-seed0: its place is incidental."""
+    if not isinstance(value, str) or "/" not in value:
         return value
-    return re.sub(rf"(?<![a-zA-Z])(seed|s)([-_=]?){seed}(?!\d)", r"\1\2*", value)
+    return re.sub(r"(?<![a-zA-Z])(seed|s)([-_=]?)\d+$", r"\1\2*", value.rpartition("/")[2])
 
 
 def experiment_key(run: Run) -> str:

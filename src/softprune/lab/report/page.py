@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from softprune.errors import printable
 from softprune.io import write_atomically
 from softprune.lab.config.recipes import flat_settings
 from softprune.lab.report import text
-from softprune.lab.report.channels import BELL
 from softprune.lab.report.scales import num
 
 HUES = 7
+KEPT = f"\n\t{text.THIN}"
+"""What is no printable character to Python and stands in pages."""
 
 
 class Column(NamedTuple):
@@ -63,6 +65,7 @@ def _environment() -> Environment:
         loader=PackageLoader("softprune.lab.report"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -73,8 +76,13 @@ def _environment() -> Environment:
     }
     environment.filters |= dict(inspect.getmembers(text, inspect.isfunction)) | own
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.globals |= {"cut": text.cut, "style_of": style_of, "BELL": BELL}
+    environment.globals |= {"cut": text.cut, "style_of": style_of}
     return environment
+
+
+def _shown(value: Any) -> Any:
+    """Return text without control characters, such as those that change the direction of writing."""
+    return printable(value, KEPT) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _asset(name: str) -> str:

@@ -5,11 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from softprune.lab.config.method import TITLES
-from softprune.lab.report.channels import DropRule, decide, distributions, plane
 from softprune.lab.report.layers import ROWS_SHOWN, flow, segments, skyline
 from softprune.lab.report.page import Column, write_page
 from softprune.lab.report.scales import CANVASES
+from softprune.lab.report.table import method_of
 from softprune.lab.report.text import MINUS, accuracy, count, file_size, milliseconds, percent, short, significant
 from softprune.lab.report.training import epochs_section, precision_of, target_section, training_section, warnings_of
 from softprune.lab.runs.reading import Run, load_run
@@ -51,7 +50,6 @@ def render_run(run_dir: Path | str, out: Path | str | None = None, refresh: int 
         FileFormatError: the folder holds no run, or its records are not what softprune writes.
     """
     run = load_run(run_dir)
-    decisions = decide(run.sites, DropRule(run.config.masks.delta, run.config.masks.c), recorded=run.method == "scp")
     return write_page(
         Path(run_dir) / "report.html" if out is None else Path(out),
         "run.html",
@@ -60,7 +58,7 @@ def render_run(run_dir: Path | str, out: Path | str | None = None, refresh: int 
         version=run.environment and run.environment.softprune,
         refresh=refresh,
         run=run,
-        method=TITLES.get(run.method, run.method),
+        method=method_of(run),
         precision=precision_of(run),
         headline=_views(run),
         variants=_variants(run),
@@ -74,9 +72,6 @@ def render_run(run_dir: Path | str, out: Path | str | None = None, refresh: int 
         training=training_section(run),
         skylines=[skyline(canvas, run.sites) for canvas in CANVASES] if len(run.sites) > ROWS_SHOWN else [],
         macs=_macs(run),
-        decisions=decisions,
-        distributions=distributions(run, decisions) if decisions else None,
-        plane=plane(run, decisions) if decisions else None,
     )
 
 

@@ -13,7 +13,6 @@ from softprune.lab.report.text import MINUS, scientific
 
 WARPS: dict[str, Callable[[float], float]] = {
     "linear": lambda value: value,
-    "sqrt": lambda value: math.sqrt(max(value, 0.0)),
     # Accuracies from 10 to 95 on one axis: the square root of the error gives the upper ones room.
     "error": lambda value: -math.sqrt(max(100.0 - value, 0.0)),
     "log": lambda value: math.log10(max(value, 1e-30)),
@@ -113,12 +112,7 @@ def num(value: float, digits: int = 1) -> str:
     return f"{round(value, digits) + 0.0:.12g}"
 
 
-def line_path(points: Iterable[tuple[float, float] | None]) -> str:
-    """The path of a polyline that breaks at None. A point alone between two breaks is a dot."""
-    path, drawing = "", False
-    for point in points:
-        if point is not None:
-            x, y = map(num, point)
-            path += f"L{x} {y}" if drawing else f"M{x} {y}h0"
-        drawing = point is not None
-    return path
+def line_path(points: Iterable[tuple[float, float]]) -> str:
+    """Return the path of a polyline. A single point is a dot."""
+    texts = [f"{num(x)} {num(y)}" for x, y in points]
+    return f"M{texts[0]}h0{''.join(f'L{each}' for each in texts[1:])}" if texts else ""

@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 from softprune.errors import SoftpruneError
+from softprune.io import read_bytes
 from softprune.lab.report.curves import ACCURACY, REMOVED, Panel, Series, curves, events_of, line_of
 from softprune.lab.report.text import accuracy, count, cut, percent, significant
 from softprune.lab.runs.reading import Run, load_run
@@ -35,12 +36,10 @@ def baseline_of(run: Run) -> Run | None:
 
 
 def warnings_of(run: Run) -> list[str]:
-    """The warnings and errors in run.log, each once, at most twenty of them."""
+    """The warnings of the record, and those and errors in run.log, each once, at most twenty of them."""
     log = run.path / "run.log"
-    if not log.is_file():
-        return []
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = [match[1] for line in lines if (match := _WARNING.match(line))]
+    lines = read_bytes(log).decode(errors="replace").splitlines() if log.is_file() else []
+    found = [*run.warnings, *(match[1] for line in lines if (match := _WARNING.match(line)))]
     times = Counter(found)
     texts = [message if n == 1 else f"{message} ({n} times)" for message, n in times.items()]
     more = len(texts) - MOST_WARNINGS

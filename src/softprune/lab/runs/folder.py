@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from softprune.errors import CheckpointError, ConfigError, FileFormatError, SoftpruneError
 from softprune.factories import is_factory_name
-from softprune.io import create_file, is_locked, remove_leftovers, unwritable, write_atomically
+from softprune.io import create_file, is_locked, read_bytes, remove_leftovers, unwritable, write_atomically
 from softprune.lab.config.recipes import dump_config, read_config
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.runs.result import Epoch, Result, Session, numbered_lines, parse, parse_result, to_line
@@ -148,7 +148,7 @@ class RunFolder:
 
     def add_session(self, session: Session) -> None:
         """Record a process that trains the run, before it does anything."""
-        before = self.sessions.read_bytes() if self.sessions.is_file() else b""
+        before = read_bytes(self.sessions) if self.sessions.is_file() else b""
         if before and not before.endswith(b"\n"):
             before += b"\n"  # an incomplete line stays alone
         write_atomically(self.sessions, before + to_line(session).encode(), then=self._then)
@@ -175,12 +175,7 @@ class RunFolder:
                 f"A finished run must have a result.json. Got none at {self.result}. If the run was stopped, "
                 f"`{self.resume_command}` finishes it."
             )
-        try:
-            content = self.result.read_bytes()
-        except OSError as error:
-            raise FileFormatError(
-                f"{self.result} must be readable. Got {error.strerror}; change its permissions."
-            ) from error
+        content = read_bytes(self.result)
         remedy = f"Delete it, and `{self.resume_command}` writes it again from the last checkpoint."
         return parse_result(content, str(self.result), remedy)
 

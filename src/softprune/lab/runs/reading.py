@@ -7,6 +7,7 @@ from typing import Annotated
 from annotated_types import Gt
 
 from softprune.errors import FileFormatError
+from softprune.io import read_bytes
 from softprune.lab.config.settings import RunConfig
 from softprune.lab.runs.folder import RunFolder
 from softprune.lab.runs.result import (
@@ -54,6 +55,8 @@ class Run(Result):
     last: Moment | None = None  # type: ignore[assignment]
     environment: Environment | None = None  # type: ignore[assignment]
     in_progress: bool = False
+    warnings: tuple[str, ...] = ()
+    """What the training warned of, if the record has it."""
     notes: tuple[str, ...] = ()
     baseline_top1: float | None = None
     """Accuracy of dense runs compared with this one, for a run that trained no dense network itself."""
@@ -112,7 +115,7 @@ def best_latencies(run: Run) -> tuple[float, float] | None:
     file = RunFolder(run.path).bench
     if not file.is_file():
         return run.latencies
-    bench = parse(BenchFile, file.read_bytes(), str(file), "Run `softprune bench` again, or remove the file.")
+    bench = parse(BenchFile, read_bytes(file), str(file), "Run `softprune bench` again, or remove the file.")
     rows = [row for row in bench.rows if row.batch == run.latency_batch and row.round_to in (0, run.round_to)]
     times = [(row.dense.median_ms, row.compact.median_ms) for row in rows if row.dense and row.compact]
     return min(times, key=lambda pair: pair[1], default=run.latencies)
@@ -168,7 +171,7 @@ def read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
             row = parse(Epoch, line, f"{path}, line {number}", "Resume the run, which writes the file again.")
             rows[row.epoch] = row
         except FileFormatError:
-            if number < lines[-1][0] or path.read_bytes().endswith(b"\n"):
+            if number < lines[-1][0] or read_bytes(path).endswith(b"\n"):
                 raise
             cut_off = True
     return tuple(rows[key] for key in sorted(rows)), cut_off

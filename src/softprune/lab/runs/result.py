@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Pla
 from pydantic_core import ValidationError
 
 from softprune.errors import FileFormatError, show, storable
+from softprune.io import read_bytes
 from softprune.lab.config.settings import RunConfig
 
 RESULT_FORMAT: Literal[2] = 2
@@ -325,6 +326,6 @@ def parse(kind: type[RecordType], content: bytes, place: str, remedy: str) -> Re
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file that are not empty, with their numbers from one."""
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
         if line.strip():
             yield number, line

@@ -1,68 +1,15 @@
-"""Lists: `runs`, `recipes`, `methods`, `models`."""
+"""Lists: `recipes`, `methods`, `models`."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from softprune.errors import ConfigError, SoftpruneError, nearest
+from softprune.errors import ConfigError, nearest
 from softprune.io import write_atomically
 from softprune.lab.cli.app import Json, command
-from softprune.lab.cli.output import format_cut, format_percent, print_facts, print_json, print_table, say
+from softprune.lab.cli.output import print_facts, print_json, print_table, say
 from softprune.lab.config import recipes as library
-from softprune.lab.runs.folder import RunFolder
-from softprune.lab.runs.reading import load_run
-
-
-@command
-def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder to look in.")] = Path("runs"), as_json: Json = False
-) -> None:
-    """List the runs in a folder and its subfolders, with their state."""
-    if not folder.is_dir():
-        raise ConfigError(
-            f"The folder to look for runs in must exist. Got {folder}. `softprune train` makes runs in ./runs; "
-            "name another folder as the argument."
-        )
-    rows = [_run_cells(run) for run in sorted(_run_folders(folder), key=lambda run: run.path)]
-    columns = ["run", "state", "epoch", "top-1 %", "MACs cut %"]
-    if not rows and not as_json:
-        say(f"No runs in {folder}.")
-        return
-    print_facts(columns, rows, as_json=as_json)
-
-
-def _run_folders(root: Path) -> Iterator[RunFolder]:
-    """Yield the folders below ``root`` with a config.toml, without dense baselines. Links are not followed."""
-    folders = [str(root)]  # not rglob, which fails in deep folders
-    while folders:
-        folder = folders.pop()
-        try:
-            with os.scandir(folder) as entries:
-                inside = list(entries)
-        except OSError:  # a folder that cannot be read has no runs to show
-            continue
-        folders += [entry.path for entry in inside if entry.is_dir(follow_symlinks=False)]
-        run = RunFolder(folder)
-        if run.whole is run and any(entry.name == "config.toml" for entry in inside):
-            yield run
-
-
-def _run_cells(folder: RunFolder) -> list[str]:
-    try:
-        run = load_run(folder.path)
-    except SoftpruneError:  # damaged, or no epoch has ended
-        begun = any(path.exists() for path in (folder.checkpoints, folder.metrics, folder.dense))
-        state = "running" if folder.is_locked() else "stopped" if begun else "not started"
-        return [str(folder.path), state, "-", "-", "-"]
-    state = "finished" if not run.in_progress else "running" if folder.is_locked() else "stopped"
-    last = run.epochs[-1]
-    cut = "-" if run.in_progress else format_cut(run.dense.macs, last.macs)
-    # Of a finished run the accuracy of its network on the test images, which epochs may not have used.
-    top1 = last.test_top1 if run.in_progress or run.compact_top1 is None else run.compact_top1
-    return [str(folder.path), state, str(last.number), format_percent(top1), cut]
 
 
 @command
