@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         "--backends",
         nargs="+",
         default=None,
-        help="[cpu: eager compile onnxruntime; cuda: eager compile compile+graphs, and fused+graphs in bfloat16]",
+        help="[cpu: eager compile onnxruntime; cuda: eager compile compile+graphs]",
     )
     parser.add_argument("--batches", nargs="+", type=int, default=None, help="[cpu: 1 64; cuda: 1 64 256]")
     parser.add_argument("--dtypes", nargs="+", default=None, help="[cpu: float32; cuda: float32 bfloat16]")
@@ -140,15 +140,13 @@ def _wanted(
     """Yield the keys of the rows of one network and cut."""
     cuda = options.device.startswith("cuda")
     backends = options.backends or ["eager", "compile", "compile+graphs" if cuda else "onnxruntime"]
-    if cuda and dtype != "float32" and not options.backends:
-        backends.append("fused+graphs")
     batches = options.batches or ([1, 64, 256] if cuda else [1, 64])
     for backend, batch in itertools.product(backends, batches):
         yield {
             "model": name,
             "round_to": rounding,
             "gathers": gathers == "yes",
-            "fold_bn": fold == "yes" or backend.startswith("fused"),
+            "fold_bn": fold == "yes",
             "backend": backend,
             "dtype": dtype,
             "batch": batch,

@@ -33,8 +33,8 @@ from softprune.lab.train.step import StepOptions, TrainStep
 from softprune.methods import SoftPruner
 
 MODELS = ("vgg16", "resnet56")
-FORMS = ("scp fused", "scp", "reduce-overhead", "max-autotune", "eager")
-"""SCP compiled in a CUDA graph, with fused kernels and without; a plain dense loop in modes of torch.compile, eager."""
+FORMS = ("scp", "reduce-overhead", "max-autotune", "eager")
+"""SCP compiled in a CUDA graph; a plain dense loop in modes of torch.compile, and eager."""
 SEED, BATCH, IMAGES = 0, 128, 50_000
 MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 BLOCKS, STEPS = 5, 60
@@ -48,7 +48,7 @@ def synthetic() -> tuple[Tensor, Tensor]:
     return pixels, torch.randint(0, 10, (IMAGES,), generator=chance)
 
 
-def scp_steps(network: torch.nn.Module, fused: bool) -> Iterator[int]:
+def scp_steps(network: torch.nn.Module) -> Iterator[int]:
     """Yield after each step of softprune's own training."""
     device = torch.device(DEVICE)
     data = ArrayDataset.from_arrays(*synthetic(), mean=MEAN, std=STD, device=device)
@@ -59,7 +59,7 @@ def scp_steps(network: torch.nn.Module, fused: bool) -> Iterator[int]:
     optimizer = make_sgd(pruner.parameter_groups(weight_decay=2e-4), lr=0.1)
     pruner.attach(optimizer)
     batches = make_batches(bundle, EpochSampler(size=IMAGES, batch_size=BATCH), device=device)
-    options = StepOptions(bf16=True, channels_last=True, fit_convolutions=fused)
+    options = StepOptions(bf16=True, channels_last=True)
     step = TrainStep(network, optimizer, batches, schedule=Schedule(base=0.1), pruner=pruner, options=options)
     for epoch in range(1000):
         yield from step.epoch(epoch)
@@ -96,7 +96,7 @@ def measure(model: str, form: str, folder: Path) -> None:
     torch.manual_seed(SEED)
     torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
     network = models.build(model, 10).to(DEVICE, memory_format=torch.channels_last).train()
-    steps = scp_steps(network, form == "scp fused") if form.startswith("scp") else plain_steps(network, form)
+    steps = scp_steps(network) if form == "scp" else plain_steps(network, form)
 
     def seconds(number: int) -> float:
         began = time.perf_counter()

@@ -114,19 +114,6 @@ def test_the_compiler_keeps_the_memory_order_on_a_gpu(monkeypatch: pytest.Monkey
     assert others == [{"dynamic": False, "mode": "reduce-overhead"}] * 2
 
 
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch's own, to begin with
-def test_gpu_fused_networks_are_measured() -> None:
-    dense, compact, example = compacted("residual")
-    options = {"device": "cuda", "dtype": "bfloat16", "channels_last": True, "repeats": 1}
-    (row,) = compare_latency(
-        dense, compact, example, backends=("fused",), compile_mode="reduce-overhead", **options
-    ).rows
-    assert row.note == ""
-    assert row.speed_up is not None
-    assert row.compile_mode == "reduce-overhead"
-
-
 def test_both_networks_are_folded_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     dense, compact, example = compacted("residual")
     timed = []
@@ -160,7 +147,7 @@ def test_what_a_backend_cannot_do_is_a_note() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backends": ("tensorrt",)}, "A backend must be one of eager, graph, compile, fused, onnxruntime"),
+        ({"backends": ("tensorrt",)}, "A backend must be one of eager, graph, compile, onnxruntime"),
         ({"dtype": "int8"}, "`dtype` must be one of"),
         ({"compile_mode": "fast"}, "`compile_mode` must be one of"),
         ({"repeats": 0}, "an integer of at least 1. Got 0"),

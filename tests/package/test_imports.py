@@ -23,7 +23,6 @@ ORDER = [
     {"methods"},
     {"models"},
     {"export"},
-    {"fused"},
     {"integrations"},
     {"bench"},
     {"lab"},

@@ -13,8 +13,6 @@ from softprune.cut.apply import duplicated
 from softprune.errors import ConfigError
 from softprune.export import to_onnx
 from softprune.export.formats import onnx_calls
-from softprune.fused.inference import fuse
-from softprune.fused.inference.convolutions import has_kernel
 from softprune.graph import Example
 from softprune.hardware import Call, capture_graph
 
@@ -70,16 +68,6 @@ def graph(model: nn.Module, example: Example, setting: Setting) -> Ready:
     return ready
 
 
-def fused(model: nn.Module, example: Example, setting: Setting) -> Ready:
-    """torch.compile of the network with fused convolutions (`softprune.fused.inference.fuse`)."""
-    if not has_kernel(setting.device, setting.dtype):
-        raise ConfigError(
-            f"The fused backend needs an NVIDIA GPU and half precision. Got {setting.device.type} and {setting.dtype}."
-        )
-    # From full precision, so that the weights are rounded once.
-    return _ready(fuse(placed(model, setting), example, dtype=setting.dtype), setting, compiling=True)
-
-
 def onnxruntime(model: nn.Module, example: Example, setting: Setting) -> Ready:
     """ONNX Runtime on the CPU, from one file with a dynamic batch size."""
     if setting.device.type != "cpu" or setting.dtype != torch.float32:
@@ -96,12 +84,9 @@ BACKENDS: dict[str, Callable[[nn.Module, Example, Setting], Ready]] = {
     "eager": eager,
     "graph": graph,
     "compile": compiled,
-    "fused": fused,
     "onnxruntime": onnxruntime,
 }
 """Backends by their name on the command line."""
-COMPILED = ("compile", "fused")
-"""Backends that compile at the first call."""
 
 
 def placed(model: nn.Module, setting: Setting, dtype: torch.dtype | None = None) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from softprune.bench.backends import BACKENDS, COMPILED, Ready, Setting, cpu_threads
+from softprune.bench.backends import BACKENDS, Ready, Setting, cpu_threads
 from softprune.costs import Cost, cost
 from softprune.errors import ConfigError, SoftpruneError, check_choice, check_types, first_line
 from softprune.export import fold_batch_norms
@@ -236,8 +236,7 @@ def compare_latency(
         dense: The network before pruning. Its weights do not matter.
         compact: The network after pruning.
         example: An input of both: a tensor, a tuple of arguments, or (args, kwargs).
-        backends: "eager", "graph" (eager as a CUDA graph), "compile", "fused" (compiled with fused convolutions, half
-            precision on NVIDIA GPUs) or "onnxruntime".
+        backends: "eager", "graph" (eager as a CUDA graph), "compile" or "onnxruntime".
         batches: Batch sizes. The example is repeated to fill them.
         device: The device to measure on.
         dtype: Precision of weights and inputs: "float32", "bfloat16", "float16" or "float64".
@@ -337,8 +336,8 @@ def _row(
         batch=batch,
         threads=setting.threads,
         channels_last=setting.channels_last,
-        compile_mode=setting.compile_mode if backend in COMPILED else "",
-        fold_bn=setting.fold_bn or backend == "fused",
+        compile_mode=setting.compile_mode if backend == "compile" else "",
+        fold_bn=setting.fold_bn,
         dense=timings.get("dense"),
         compact=timings.get("compact"),
         speed_up=speed_up and speed_up[0],
@@ -356,7 +355,7 @@ def _timed(backend: str, ready: tuple[Ready, Ready], example: Example, setting: 
     with torch.compiler.set_stance("force_eager"):
         for call in calls.values():
             call()
-    if backend in COMPILED:
+    if backend == "compile":
         for call in calls.values():
             call()
     return alternate(calls, repeats=setting.repeats, finish=synchronizer(setting.device))

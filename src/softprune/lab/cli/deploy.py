@@ -66,7 +66,7 @@ def export(
 def bench(
     path: NetworkPath,
     backend: Annotated[
-        str, typer.Option("--backend", "-b", help="eager, graph, compile, fused, onnxruntime, or a list of them.")
+        str, typer.Option("--backend", "-b", help="eager, graph, compile, onnxruntime, or a list of them.")
     ] = "eager",
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,64",
     threads: Annotated[int, typer.Option(help="CPU threads; 0: PyTorch's default.")] = 0,

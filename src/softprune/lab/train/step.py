@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from softprune.errors import NonFiniteLoss
-from softprune.fused.training import rewrite_graph
 from softprune.hardware import capture_graph
 from softprune.lab.config.settings import Mode
 from softprune.lab.data import BatchSource, Mixing, mixed
@@ -50,8 +49,6 @@ class StepOptions:
     """Mixup and CutMix."""
     backend: str = "inductor"
     """The backend of torch.compile."""
-    fit_convolutions: bool | None = None
-    """Rewrite compiled convolutions for tensor cores; None means in bfloat16 on CUDA."""
 
 
 @dataclass(frozen=True)
@@ -309,8 +306,6 @@ class Compiler:
         combined = options.backend == "inductor" and device.type == "cuda"
         self._patches: dict[str, Any] = {"config_patches": {"combo_kernels": True}} if combined else {}
         self._backend = lookup_backend(options.backend)
-        fit = options.fit_convolutions
-        self._fit = options.bf16 and device.type == "cuda" if fit is None else fit
         self._compiled: list[Any] = []
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -318,7 +313,6 @@ class Compiler:
         return torch.compile(function, backend=self._compile, dynamic=False)
 
     def _compile(self, graph: Any, inputs: Any) -> Any:
-        graph = (rewrite_graph(graph) if self._fit else None) or graph
         self._compiled.append(self._backend(graph, inputs, **self._patches))
         return self._compiled[-1]
 
