@@ -118,7 +118,8 @@ def import_optional(
     package = package or module
     try:
         return importlib.import_module(module)
-    except ImportError as problem:
+    # Compiled packages that were built for another version of torch raise the others.
+    except (ImportError, RuntimeError, OSError) as problem:
         raise error(
             f"{purpose} needs the package {package}. Got {first_line(problem)!r}; install it with "
             f"`pip install {package}`{otherwise}."

@@ -25,3 +25,12 @@ def test_a_full_disk_is_said_and_leaves_the_earlier_file(suffix: str, tmp_path: 
         write(nn.Linear(200, 200), torch.randn(2, 200), target)
     assert target.read_bytes() == b"an earlier file"
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize(("width", "says"), [(9, True), (16, False)])
+def test_depthwise_widths_without_a_fast_kernel_are_said(
+    width: int, says: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = nn.Sequential(nn.Conv2d(3, width, 1), nn.Conv2d(width, width, 3, groups=width))
+    to_torch_export(network, torch.randn(2, 3, 8, 8), tmp_path / "network.pt2")
+    assert ("1 depthwise convolutions have widths that are no multiples of 8" in caplog.text) is says

@@ -120,8 +120,7 @@ def test_inputs_are_those_of_the_evaluation(tmp_path: Path, settings: list[str])
     if isinstance(data.test, ArrayDataset):
         expected = data.test.batch(torch.tensor([0]))[0]
     else:
-        mean, std = data.test.constants(torch.device("cpu"))
-        expected = (data.test[0, 0][0].float() - mean) / std
+        expected = (data.test[0, 0][0].float() - data.test.mean) / data.test.std
     torch.testing.assert_close(open_images([tmp_path / "val/ant/0.png"], inputs), expected.view(1, 3, 16, 16))
 
 

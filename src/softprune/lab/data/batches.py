@@ -128,7 +128,7 @@ class LoaderBatches:
         images = torch.zeros(count, *self.image_shape, dtype=loader.dataset.dtype, device=self.device)
         labels = torch.zeros(count, dtype=torch.int64, device=self.device)
         self._buffers = images, labels
-        self._mean, self._std = loader.dataset.constants(self.device)
+        self._mean, self._std = loader.dataset.mean.to(self.device), loader.dataset.std.to(self.device)
         self._order = torch.empty(0, 0, dtype=torch.int64)
         self._coming: Iterator[tuple[Tensor, Tensor]] = iter(())
 

@@ -1,8 +1,10 @@
 """Images that are loaded when their batch is due: items of torch data sets, and folders of images by torchvision."""
 
+import copy
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,10 +56,11 @@ class LoadedDataset(Dataset[Any]):
             self.kind = tuple(image.shape), image.dtype
         assert self.kind is not None
         self.shape, self.dtype = self.kind
-        channels = self.shape[0]
-        self.mean, self.std = (_MEAN, _STD) if channels == 3 else ((127.5,) * channels, (127.5,) * channels)
+        # In units of the loaded values.
+        mean, std = (_MEAN, _STD) if self.shape[0] == 3 else (127.5, 127.5)
         if self.dtype != torch.uint8:
-            self.mean, self.std = (0.0,) * channels, (1.0,) * channels
+            mean, std = 0.0, 1.0
+        self.mean, self.std = (torch.tensor(value).expand(self.shape[0]).view(-1, 1, 1) for value in (mean, std))
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -104,11 +107,6 @@ class LoadedDataset(Dataset[Any]):
         samples = getattr(data, "samples", None)  # of torchvision's folders
         return str(samples[index][0]) if isinstance(samples, list) else f"item {index} of {type(data).__name__}"
 
-    def constants(self, device: torch.device | str) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation, in units of the loaded values, as tensors of shape (C, 1, 1)."""
-        mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (self.mean, self.std))
-        return mean, std
-
     def subset(self, indices: Tensor, *, augment: bool = True) -> "LoadedDataset":
         """Return the images with these indices."""
         chosen: list[int] = indices.tolist()
@@ -137,10 +135,11 @@ class _Rows(Sampler[list[tuple[int, int]]]):
     """The batches of the next pass; changed in place, since the workers persist from pass to pass."""
 
     def __init__(self) -> None:
-        self.rows: list[list[tuple[int, int]]] = []
+        self.rows: list[tuple[Tensor, Tensor]] = []
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return iter(self.rows)
+        for indices, draws in self.rows:
+            yield list(zip(indices.tolist(), draws.tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -158,6 +157,8 @@ def _remove_worker_handler() -> None:
 
     The loader itself notices a dead worker when it waits for the next batch, where the error belongs.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return  # which alone may set handlers
     handler = signal.getsignal(signal.SIGCHLD)
     if getattr(handler, "__module__", "") == "torch.utils.data._utils.signal_handling":
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -183,9 +184,7 @@ class BatchLoader:
 
     def batches(self, indices: Iterable[Tensor], draws: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images, as loaded, and labels on the device for each row of `indices`."""
-        self._rows.rows = [
-            list(zip(row.tolist(), numbers.tolist(), strict=True)) for row, numbers in zip(indices, draws, strict=True)
-        ]
+        self._rows.rows = list(zip(indices, draws, strict=True))
         try:
             batches = iter(self._loader)
             _remove_worker_handler()
@@ -220,25 +219,26 @@ def load_folder(
     steps.append(v2.PILToTensor())
     if erasing:
         steps.append(v2.RandomErasing(erasing, value=[round(value) for value in _MEAN]))
-    training = v2.PILToTensor() if whole else v2.Compose(steps)
-
-    def part(split: str, transform: Any) -> Any:
-        try:
-            return ImageFolder(str(root / split), transform, loader=read_image, is_valid_file=is_image)
-        except OSError as error:
-            raise DataError(
-                f"Images in folders need {root}/train and {root}/val, each with a folder of images for each class "
-                f"({', '.join(SUFFIXES)}). Got {str(error).strip()}"
-            ) from error
-
-    plain, test = part("train", centre), part("val", centre)
+    try:
+        plain, test = (
+            ImageFolder(str(root / split), centre, loader=read_image, is_valid_file=is_image)
+            for split in ("train", "val")
+        )
+    except OSError as error:
+        raise DataError(
+            f"Images in folders need {root}/train and {root}/val, each with a folder of images for each class "
+            f"({', '.join(SUFFIXES)}). Got {str(error).strip()}"
+        ) from error
     if plain.classes != test.classes:
         differing = sorted(set(plain.classes) ^ set(test.classes))
         raise DataError(
             f"{root}/train and {root}/val must have the same class folders. Got {first_few(differing)} only in one of "
             "them; give each class images in both, or remove it."
         )
-    train = part("train", training) if augment else plain
+    train = plain
+    if augment:
+        train = copy.copy(plain)  # the list of its files is long
+        train.transform = v2.PILToTensor() if whole else v2.Compose(steps)
     count, kind = len(plain.classes), ((3, size, size), torch.uint8)
     return (
         LoadedDataset(train, num_classes=count, seed=seed, plain=plain, kind=None if whole and augment else kind),
@@ -278,4 +278,4 @@ def keep_on_device(data: LoadedDataset, device: torch.device | str, workers: int
     for row, (pixels, numbers) in zip(rows, BatchLoader(data, workers=workers).batches(rows, rows), strict=True):
         images[row[0] : row[-1] + 1] = pixels
         labels.append(numbers)
-    return ArrayDataset(images, torch.cat(labels).to(device), *data.constants(device))
+    return ArrayDataset(images, torch.cat(labels).to(device), data.mean.to(device), data.std.to(device))

@@ -58,7 +58,7 @@ class DataBundle:
     """Training images that are left out of training and evaluated after each epoch; None for the test images."""
 
     def __post_init__(self) -> None:
-        for key, part in self._parts().items():
+        for key, part in self.parts().items():
             if not isinstance(part, ArrayDataset | LoadedDataset) or not len(part):
                 raise DataError(
                     f"`{key}` of a DataBundle must be a softprune.lab.data.ArrayDataset or LoadedDataset with images. "
@@ -80,20 +80,15 @@ class DataBundle:
                         "`classes` or `num_classes` of the training set."
                     )
 
-    def _parts(self) -> dict[str, ArrayDataset | LoadedDataset]:
+    def parts(self) -> dict[str, ArrayDataset | LoadedDataset]:
+        """Return the sets of images that there are, by name."""
         parts = {"train": self.train, "test": self.test, "holdout": self.holdout}
         return {key: part for key, part in parts.items() if part is not None}
 
     def to(self, device: torch.device | str) -> "DataBundle":
         """Return the data set with its images in memory, if it has any, on a device."""
-        moved: Any = {key: part.to(device) for key, part in self._parts().items() if isinstance(part, ArrayDataset)}
+        moved: Any = {key: part.to(device) for key, part in self.parts().items() if isinstance(part, ArrayDataset)}
         return replace(self, **moved)
-
-    def on_device(self, device: torch.device | str, workers: int) -> "DataBundle":
-        """Return the data set with all its images in memory on a device; ``workers`` processes decode them."""
-        parts = {key: part for key, part in self._parts().items() if isinstance(part, LoadedDataset)}
-        moved: Any = {key: keep_on_device(part, device, workers) for key, part in parts.items()}
-        return replace(self, **moved).to(device)
 
     def with_holdout(self, count: int, seed: int) -> "DataBundle":
         """Hold ``count`` training images out. Which ones depends only on ``seed`` and the number of images."""
@@ -179,7 +174,11 @@ def load_data(
         bundle = replace(bundle, augmentation=Augmentation())
     if holdout:
         bundle = bundle.with_holdout(holdout, seed)
-    return bundle.on_device(device, workers) if in_memory else bundle.to(device)
+    if in_memory:
+        loaded = {key: part for key, part in bundle.parts().items() if isinstance(part, LoadedDataset)}
+        kept: Any = {key: keep_on_device(part, device, workers) for key, part in loaded.items()}
+        bundle = replace(bundle, **kept)
+    return bundle.to(device)
 
 
 def _bundle(

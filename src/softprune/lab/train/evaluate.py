@@ -77,7 +77,7 @@ class Evaluator:
         loader = self._loaders.get(id(data))  # its worker processes persist
         if loader is None:
             loader = self._loaders[id(data)] = BatchLoader(data, workers=self._workers, device=self._world.device)
-        mean, std = data.constants(self._world.device)
+        mean, std = data.mean.to(self._world.device), data.std.to(self._world.device)
         for pixels, labels in loader.batches(rows, torch.zeros_like(rows)):
             yield normalised(pixels, mean, std), labels
 
