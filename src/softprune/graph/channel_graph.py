@@ -144,7 +144,7 @@ class ChannelGraph:
 
     @property
     def site_of(self) -> dict[str, str]:
-        """BatchNorm that carries a mask -> its site."""
+        """Return BatchNorm that carries a mask -> its site."""
         return {name: site.name for site in self.sites for name in site.members}
 
     def feeder(self, name: str) -> str | None:

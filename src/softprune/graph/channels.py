@@ -29,19 +29,19 @@ class ChannelSets:
         return self._size
 
     def fresh(self, count: int) -> IntArray:
-        """`count` new atoms, each a class of its own."""
+        """Return `count` new atoms, each a class of its own."""
         atoms = self._grow(count)
         self._parent[atoms] = atoms
         return atoms
 
     def follow(self, atoms: IntArray) -> IntArray:
-        """New atoms in an array of the same shape, each in the class of its counterpart in `atoms`."""
+        """Return new atoms in an array of the same shape, each in the class of its counterpart in `atoms`."""
         new = self._grow(atoms.size)
         self._parent[new] = self.find(atoms.ravel())
         return new.reshape(atoms.shape)
 
     def find(self, atoms: IntArray) -> IntArray:
-        """The classes of `atoms`."""
+        """Return the classes of `atoms`."""
         roots = self._parent[atoms]
         while not np.array_equal(above := self._parent[roots], roots):
             self._parent[atoms] = roots = above
@@ -68,20 +68,20 @@ class ChannelSets:
             self._reasons.setdefault(root, reason)
 
     def pinned_because(self, atoms: IntArray) -> str | None:
-        """Why all classes of `atoms` are pinned, by the first of them; None where one is not."""
+        """Return why all classes of `atoms` are pinned, by the first of them; None where one is not."""
         roots = self.find(atoms).tolist()
         return self._reasons[roots[0]] if all(root in self._reasons for root in roots) else None
 
     def reasons(self, atoms: IntArray) -> set[str]:
-        """Why classes of `atoms` are pinned, of those that are."""
+        """Return why classes of `atoms` are pinned, of those that are."""
         return {self._reasons[root] for root in np.unique(self.find(atoms)).tolist() if root in self._reasons}
 
     def pinned(self) -> IntArray:
-        """The classes that are always kept."""
+        """Return the classes that are always kept."""
         return np.array(sorted(self._reasons), dtype=np.int64)
 
     def classes(self) -> IntArray:
-        """The class of every atom."""
+        """Return the class of every atom."""
         return self.find(np.arange(self._size, dtype=np.int64))
 
     def _grow(self, count: int) -> IntArray:
@@ -94,7 +94,7 @@ class ChannelSets:
 
 
 def collapse(array: NDArray[Any]) -> NDArray[Any]:
-    """`array` with every dimension along which it does not vary reduced to size 1."""
+    """Return `array` with every dimension along which it does not vary reduced to size 1."""
     # Repeated memory first: a tensor that was expanded is small.
     array = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
     for dim in range(array.ndim):

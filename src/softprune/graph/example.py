@@ -18,18 +18,18 @@ ExampleLike = Any
 
 
 def per_sample(count: int, batch: int) -> int:
-    """A count over a whole batch, per sample; what does not depend on the batch counts as it is."""
+    """Return a count over a whole batch per sample; what does not depend on the batch counts unchanged."""
     return count // batch if count % batch == 0 else count
 
 
 def first_floating(model: torch.nn.Module) -> Tensor | None:
-    """The first floating parameter or buffer, which says where a network is and in which precision."""
+    """Return the first floating parameter or buffer, which says where a network is and in which precision."""
     values = itertools.chain(model.parameters(), model.buffers())
     return next((tensor for tensor in values if tensor.is_floating_point()), None)
 
 
 def leaves_of(output: Any) -> Iterator[Any]:
-    """What a network returns, without the containers around it: dict-likes of any class and dataclasses included."""
+    """Yield what a network returns, without the containers around it, dict-likes and dataclasses included."""
     for leaf in pytree.tree_leaves(output):
         if hasattr(leaf, "keys"):  # the outputs of Hugging Face's models are both
             yield from leaves_of(dict(leaf))
@@ -66,16 +66,16 @@ class Example:
         return cls(example, {})
 
     def tensors(self) -> list[Tensor]:
-        """All tensors among the arguments, nested ones too."""
+        """Return all tensors among the arguments, nested ones too."""
         return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
 
     def map(self, function: Any) -> Example:
-        """The same call with `function` applied to every tensor."""
+        """Return the same call with `function` applied to every tensor."""
         args, kwargs = pytree.tree_map_only(Tensor, function, (self.args, self.kwargs))
         return Example(args, kwargs)
 
     def to_model(self, model: torch.nn.Module) -> Example:
-        """The same call on the device and in the floating dtype of `model`'s parameters (or buffers)."""
+        """Return the same call on the device and in the floating dtype of `model`'s parameters (or buffers)."""
         like = first_floating(model)
         if like is None:
             return self
@@ -87,18 +87,18 @@ class Example:
         return self.map(move)
 
     def batch_size(self) -> int | None:
-        """The common first dimension of all tensors, or None where they differ or no tensor has a second one."""
+        """Return the common first dimension of all tensors; None where they differ or no tensor has a second one."""
         tensors = self.tensors()
         sizes = {tensor.shape[0] if tensor.ndim else None for tensor in tensors}
         return sizes.pop() if len(sizes) == 1 and any(tensor.ndim > 1 for tensor in tensors) else None
 
     def first(self, count: int) -> Example:
-        """The same call on at most `count` samples, where all tensors share their first dimension."""
+        """Return the same call on at most `count` samples, where all tensors share their first dimension."""
         batch = self.batch_size()
         return self if batch is None or batch <= count else self.with_batch(count)
 
     def with_batch(self, size: int) -> Example:
-        """The same call with every tensor's first dimension repeated (or cut) to `size`."""
+        """Return the same call with every tensor's first dimension repeated (or cut) to `size`."""
 
         def resize(tensor: Tensor) -> Tensor:
             repeats = -(-size // max(tensor.shape[0], 1))

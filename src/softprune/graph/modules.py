@@ -13,17 +13,17 @@ TIMM_BATCH_NORMS = ("BatchNormAct2d", "SyncBatchNormAct")
 
 
 def is_known_batch_norm(cls: type) -> bool:
-    """Whether `cls` is a plain BatchNorm of a known class; subclasses may compute something else."""
+    """Return whether `cls` is a plain BatchNorm of a known class; subclasses may compute something else."""
     return cls in TORCH_BATCH_NORMS or is_timm_batch_norm(cls)
 
 
 def is_known_norm(cls: type) -> bool:
-    """Whether `cls` normalises each channel by itself, as a plain BatchNorm or InstanceNorm does."""
+    """Return whether `cls` normalises each channel by itself, as a plain BatchNorm or InstanceNorm does."""
     return cls in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d) or is_known_batch_norm(cls)
 
 
 def is_timm_batch_norm(cls: type) -> bool:
-    """Whether `cls` is one of timm's BatchNorms with an activation."""
+    """Return whether `cls` is one of timm's BatchNorms with an activation."""
     return cls.__name__ in TIMM_BATCH_NORMS and cls.__module__.split(".")[0] == "timm"
 
 
@@ -74,7 +74,7 @@ class Select(nn.Module):
 def select_input(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A forward pre-hook: `module` reads its input through its child `select`."""
+    """Let `module` read its input through its child `select`: a forward pre-hook."""
     select: Any = module.select
     if args:
         return (select(args[0]), *args[1:]), kwargs
@@ -103,13 +103,13 @@ class ConstantOutput(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A weight that reads no input channel, and so has no elements."""
+        """Return a weight that reads no input channel, and so has no elements."""
         channels = (0, len(self.value)) if self.transposed else (len(self.value), 0)
         return self.value.new_zeros(*channels, *getattr(self, "kernel_size", ()))
 
     @property
     def bias(self) -> Tensor:
-        """The constant of each channel."""
+        """Return the constant of each channel."""
         return self.value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -138,7 +138,7 @@ class ConstantOutput(nn.Module):
 
 
 def _axis(layer: nn.modules.conv._ConvNd, axis: int) -> tuple[int, int, int, int]:
-    """(reach of the kernel, stride, padding on both sides, output padding) along one axis."""
+    """Return (reach of the kernel, stride, padding on both sides, output padding) along one axis."""
     reach = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
     if isinstance(layer.padding, str):
         pads = reach if layer.padding == "same" else 0

@@ -18,7 +18,7 @@ Evaluate = Callable[..., Tensor]
 
 
 def identity(constants: Tensor) -> Tensor:
-    """What only moves, copies or averages over space leaves constants as they are."""
+    """Return constants unchanged, as what only moves, copies or averages them over space does."""
     return constants
 
 
@@ -69,7 +69,7 @@ class LayerOp(_Called):
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Other modules with the very same weight."""
+        """Return the other modules with the very same weight."""
         return tuple(dict.fromkeys(use.module for use in self.uses if use.module != self.name))
 
     @property
@@ -213,7 +213,7 @@ class Site:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The BatchNorms that carry the mask."""
+        """Return the BatchNorms that carry the mask."""
         return tuple(name for point in self.points for name in point) or (self.name,)
 
 

@@ -71,19 +71,18 @@ def find_sites(builder: GraphBuilder) -> tuple[tuple[Site, ...], tuple[Frozen, .
             continue
         width = int(getattr(module, "num_features", 0))
         unusable = _unusable_because(builder, name, module, known)
-        reason = unusable or _ineffective_because(builder, name)
-        if reason is None:
-            activation = activation_after(builder.norm_nodes[name][0])[0]
-            assert activation is not None
+        uncuttable = None if unusable else builder.table.pinned_because(builder.norms[name].outputs)
+        activation, reason = (None, unusable) if unusable else _activation_after_each(builder.norm_nodes[name])
+        if activation is not None and uncuttable is None:
             sites.append(Site(name, width, activation, slopes=_slopes(builder, activation, [name])))
         else:
-            maskable = unusable is None and _uncuttable_because(builder, name) is None
-            frozen.append(Frozen(name, width, reason, maskable))
+            maskable = unusable is None and uncuttable is None
+            frozen.append(Frozen(name, width, reason or f"its channels cannot be cut: {uncuttable}", maskable))
     return tuple(sites), tuple(frozen)
 
 
 def _named_batch_norm(module: nn.Module) -> bool:
-    """Whether an unknown class calls itself BatchNorm and has tensors of its own: a module around one has none."""
+    """Return whether an unknown class calls itself BatchNorm and has tensors, which a module around one has not."""
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     return "BatchNorm" in type(module).__name__ and (bool(own) or next(module.children(), None) is None)
 
@@ -98,7 +97,7 @@ def _slopes(builder: GraphBuilder, activation: str, names: Sequence[str]) -> tup
 
 
 def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known: bool) -> str | None:
-    """Why the module cannot carry a mask at all."""
+    """Return why the module cannot carry a mask at all."""
     if not known:
         return (
             f"{type(module).__name__} is not among the BatchNorm classes that softprune knows; those of torch.nn "
@@ -117,24 +116,16 @@ def _unusable_because(builder: GraphBuilder, name: str, module: nn.Module, known
     return None
 
 
-def _ineffective_because(builder: GraphBuilder, name: str) -> str | None:
-    """Why masking this BatchNorm would have no effect, by what follows or because nothing can be cut."""
-    names = {activation_after(node) for node in builder.norm_nodes[name]}
-    for activation, reason in sorted(names, key=str):
-        if activation is None:
-            return reason
-    if len(names) > 1:
-        return "different activations read it in its different uses"
-    return _uncuttable_because(builder, name)
+def _activation_after_each(nodes: Sequence[Node]) -> tuple[str | None, str]:
+    """Return (activation, "") if the same activation reads all calls of a BatchNorm, otherwise (None, the reason)."""
+    found = {_activation_after(node) for node in nodes}
+    refused = sorted(reason for activation, reason in found if activation is None)
+    if refused or len(found) > 1:
+        return None, refused[0] if refused else "different activations read it in its different uses"
+    return found.pop()
 
 
-def _uncuttable_because(builder: GraphBuilder, name: str) -> str | None:
-    """Why none of its channels can be cut."""
-    reason = builder.table.pinned_because(builder.norms[name].outputs)
-    return None if reason is None else f"its channels cannot be cut: {reason}"
-
-
-def activation_after(node: Node) -> tuple[str | None, str]:
+def _activation_after(node: Node) -> tuple[str | None, str]:
     """Return (activation, "") if every reader of `node` is the same activation, otherwise (None, the reason)."""
     found: set[str] = set()
     queue: list[tuple[Node, Node]] = [(node, reader) for reader in node.users]
@@ -410,7 +401,7 @@ class _Sums(ForwardAnalysis):
         return self._ids[point]
 
     def _note(self, atoms: IntArray, activation: str) -> None:
-        """An activation, or a layer without one, reads these atoms."""
+        """Record that an activation, or a layer without one, reads these atoms."""
         atoms = atoms.ravel()
         for number in np.unique(self.point[atoms[self.writer[atoms] >= 0]]).tolist():
             if number:
